@@ -1,0 +1,78 @@
+# Every target starts from a bare clone with Python 3.11 or newer, make and git, and may be
+# repeated: what is installed is remembered in stamp files inside .venv, which pyproject.toml makes
+# stale. Where packages come from is pip's own settings' business.
+
+PYTHON ?= python3
+# Test processes at a time.
+WORKERS ?= 2
+# The campaign's length in minutes.
+MINUTES ?= 10
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+VENV := .venv/.stamp-venv
+CORE := .venv/.stamp-core
+TESTS := .venv/.stamp-test
+SOURCES := $(wildcard src tests bench examples)
+FAST := $(wildcard tests/unit tests/property tests/test_house.py)
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-test demo test check check-style check-types check-fast bench campaign clean
+
+help: ## print this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
+		while IFS='|' read -r target text; do printf '%-20s %s\n' "$$target" "$$text"; done
+
+install: $(CORE) ## make .venv with redline in it, editable
+
+install-test: $(TESTS) ## add what the tests, checks and benchmarks need
+
+demo: $(CORE) ## run the main job on examples/, kill it half-way, resume, verify
+	@$(BIN)/python examples/demo.py
+
+test: $(TESTS) ## run every suite in its small form
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests
+
+check: $(TESTS) ## format, lint, types, house rules and fast tests
+	@$(MAKE) --no-print-directory --keep-going -j 2 check-types check-fast check-style
+
+check-style: $(TESTS)
+	@$(BIN)/ruff format --check $(SOURCES)
+	@$(BIN)/ruff check $(SOURCES)
+
+check-types: $(TESTS)
+	@$(BIN)/mypy --strict src
+
+check-fast: $(TESTS)
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup $(FAST)
+
+bench: $(TESTS) ## measure: the usual script against redline, and the articles' comparison
+	@$(BIN)/python bench/run.py
+	@$(BIN)/python bench/article.py
+
+campaign: $(TESTS) ## run one long test: make campaign NAME=... MINUTES=10
+	@test -n "$(NAME)" || { echo "error: which campaign? make campaign NAME=... MINUTES=10" >&2; exit 2; }
+	@$(BIN)/python bench/campaign.py "$(NAME)" --minutes "$(MINUTES)"
+
+clean: ## remove caches and what demo and builds left; .venv stays
+	@rm -rf build dist demo-out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An interrupted install leaves no stamp, so the next make repeats it.
+$(VENV):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "error: redline needs Python 3.11 or newer; try: make PYTHON=python3.11 ..." >&2; exit 2; }
+	@echo "making .venv"
+	@$(PYTHON) -m venv .venv
+	@touch $@
+
+$(CORE): pyproject.toml | $(VENV)
+	@echo "installing redline and its core dependencies into .venv"
+	@$(PIP) install --upgrade 'pip>=25.1'
+	@$(PIP) install --editable .
+	@touch $@
+
+$(TESTS): pyproject.toml $(CORE)
+	@echo "installing the extras and tools the tests need"
+	@$(PIP) install --editable '.[parquet,zst,hf]' --group dev
+	@touch $@

@@ -1,0 +1,68 @@
+"""redline runs very many LLM calls as fast as their limits allow, and loses none of them."""
+
+from redline._version import __version__
+from redline.calls import (
+    Call,
+    Chunk,
+    Client,
+    Endpoint,
+    Outcome,
+    Reply,
+    Request,
+    RetryPolicy,
+    Timeouts,
+)
+from redline.errors import (
+    BadReply,
+    CallError,
+    ConfigError,
+    Disconnected,
+    Final,
+    JournalError,
+    NoEndpoint,
+    OverBudget,
+    RateLimited,
+    RedlineError,
+    Refused,
+    Rejected,
+    Retryable,
+    ServerFailed,
+    TimedOut,
+    Unpaid,
+)
+from redline.limits import Limits, Rate
+from redline.run import Report, run, stream
+
+__all__ = [
+    "BadReply",
+    "Call",
+    "CallError",
+    "Chunk",
+    "Client",
+    "ConfigError",
+    "Disconnected",
+    "Endpoint",
+    "Final",
+    "JournalError",
+    "Limits",
+    "NoEndpoint",
+    "Outcome",
+    "OverBudget",
+    "Rate",
+    "RateLimited",
+    "RedlineError",
+    "Refused",
+    "Rejected",
+    "Reply",
+    "Report",
+    "Request",
+    "RetryPolicy",
+    "Retryable",
+    "ServerFailed",
+    "TimedOut",
+    "Timeouts",
+    "Unpaid",
+    "__version__",
+    "run",
+    "stream",
+]

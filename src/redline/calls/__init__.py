@@ -1,0 +1,30 @@
+"""Requests, outcomes, and the backends that turn one into the other."""
+
+from redline.calls.backend import Backend, Call, Chunk, Cost, Request, Sink
+from redline.calls.client import Client
+from redline.calls.endpoint import Endpoint, Timeouts
+from redline.calls.function import FunctionBackend
+from redline.calls.http import HttpBackend
+from redline.calls.outcome import Outcome, Reply, failed
+from redline.calls.retry import Retry, RetryPolicy
+from redline.calls.tokens import TokenEstimator
+
+__all__ = [
+    "Backend",
+    "Call",
+    "Chunk",
+    "Client",
+    "Cost",
+    "Endpoint",
+    "FunctionBackend",
+    "HttpBackend",
+    "Outcome",
+    "Reply",
+    "Request",
+    "Retry",
+    "RetryPolicy",
+    "Sink",
+    "Timeouts",
+    "TokenEstimator",
+    "failed",
+]

@@ -1,0 +1,88 @@
+"""The waist of redline: a call goes in, an outcome comes out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from redline.calls.outcome import Outcome
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """What a call is expected to use: one request and these tokens, each 0 or more."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One call in the endpoint's own terms.
+
+    url: a path such as `/v1/chat/completions`, joined to the endpoint's base URL.
+    body: any value that can be encoded as JSON, None for no body; what a user's own coroutine is
+    called with.
+    output_path: keys and indices that pick the answer from a plain JSON reply, outermost first.
+    """
+
+    body: Any = None
+    method: str = "POST"
+    url: str = "/v1/chat/completions"
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    output_path: tuple[str | int, ...] = ()
+
+
+class Call(msgspec.Struct, kw_only=True):
+    """What belongs to one call on its way through the backends, and what became of it so far.
+
+    deadline_s: monotonic time after which no attempt starts or goes on.
+    priority: lower goes first. tenant: whose budget pays. avoid: endpoints not to use.
+    committed: the first chunk of the answer has been handed on, so nothing may be tried again.
+    attempts: attempts started. sent_s: when the one in flight was written, None between attempts.
+    """
+
+    deadline_s: float = math.inf
+    priority: int = 0
+    tenant: str = ""
+    avoid: frozenset[str] = frozenset()
+    committed: bool = False
+    attempts: int = 0
+    sent_s: float | None = None
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """One piece of a streamed answer: its new text, and the event as the endpoint sent it."""
+
+    text: str
+    data: Any
+
+
+class Sink(Protocol):
+    """Takes streamed chunks in order. Awaited, so a slow reader slows the connection down."""
+
+    async def put(self, chunk: Chunk) -> None: ...
+
+
+class Backend(Protocol):
+    """One HTTP endpoint, a retry around one, a user's own coroutine: all are backends."""
+
+    def room(self, cost: Cost, now_s: float) -> float:
+        """Seconds until a call of this cost could start; 0 now, inf when down.
+
+        Never waits and books nothing.
+        """
+        ...
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        """Exactly one outcome. Raises nothing but CancelledError."""
+        ...
+
+    async def aclose(self) -> None:
+        """Ends connections and tasks. The backend cannot be used afterwards."""
+        ...

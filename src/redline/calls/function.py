@@ -1,0 +1,130 @@
+"""A user's own coroutine as a backend."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from redline.calls.backend import Call, Cost, Request, Sink
+from redline.calls.outcome import Outcome, Reply, failed
+from redline.clock import SYSTEM, Clock
+from redline.errors import CallError, ConfigError, Disconnected, Rejected, TimedOut
+from redline.events import SILENCE, AttemptEnded, AttemptStarted, Listener
+from redline.limits import Grant, Limiter, Limits, Slots
+
+T = TypeVar("T")
+
+
+class FunctionBackend:
+    """Calls `function(row)` within limits; what it returns is the output.
+
+    A CallError it raises decides whether the row is tried again; a TimeoutError or ConnectionError
+    is tried again; any other exception rejects the row and is named in its outcome.
+    timeout_s: of one call, above 0.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any], Awaitable[Any]],
+        *,
+        limits: Limits | None = None,
+        timeout_s: float = 600.0,
+        clock: Clock = SYSTEM,
+        listener: Listener = SILENCE,
+    ) -> None:
+        if not 0 < timeout_s <= 86_400:
+            raise ConfigError(f"timeout_s must be above 0 and at most 86,400 s, not {timeout_s:g}")
+        self.label = getattr(function, "__name__", type(function).__name__)
+        limits = limits if limits is not None else Limits()
+        if limits.token_rates():
+            raise ConfigError(
+                "a token limit cannot be kept for a function of your own",
+                hint="limit its requests, or give an endpoint instead of a function",
+            )
+        self.slots = Slots(limits.slots())
+        self._function = function
+        self._limiter = Limiter(limits, clock)
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._listener = listener
+
+    def room(self, cost: Cost, now_s: float) -> float:
+        wait_s = self._limiter.room_s(cost.tokens, now_s)
+        return wait_s if self.slots.is_free else max(wait_s, math.ulp(0.0))
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        try:
+            return await self._in_slot(request, call)
+        except CallError as error:
+            return failed(error, endpoint=self.label)
+
+    async def aclose(self) -> None:
+        """Does nothing: the function is the user's."""
+
+    async def _in_slot(self, request: Request, call: Call) -> Outcome:
+        if self._clock.now_s() >= call.deadline_s:
+            raise TimedOut("row")
+        await self._by_deadline(self.slots.acquire(call.priority), call)
+        try:
+            grant = await self._by_deadline(self._limiter.acquire(0, call.priority), call)
+            return await self._granted(request, call, grant)
+        finally:
+            self.slots.release()
+
+    async def _by_deadline(self, waiting: Coroutine[Any, Any, T], call: Call) -> T:
+        wait_s = call.deadline_s - self._clock.now_s()
+        try:
+            async with asyncio.timeout(None if wait_s == math.inf else wait_s):
+                return await waiting
+        except TimeoutError:
+            raise TimedOut("row") from None
+
+    async def _granted(self, request: Request, call: Call, grant: Grant) -> Outcome:
+        sent_s = call.sent_s = self._clock.now_s()
+        grant.sent(sent_s)
+        self._listener.on_event(AttemptStarted(sent_s, self.label, grant.waited_s))
+        outcome: Outcome | None = None
+        try:
+            outcome = await self._call(request, call)
+        except CallError as error:
+            outcome = failed(error, endpoint=self.label)
+        finally:
+            call.sent_s = None
+            self._tell_end(sent_s, outcome)
+        return outcome
+
+    async def _call(self, request: Request, call: Call) -> Outcome:
+        until_s = min(self._timeout_s, call.deadline_s - self._clock.now_s())
+        try:
+            async with asyncio.timeout(until_s) as timer:
+                result = self._function(request.body)
+                if not inspect.isawaitable(result):
+                    raise Rejected(
+                        f"{self.label} is not a coroutine function",
+                        hint="write `async def`, and await what blocks with asyncio.to_thread",
+                    )
+                output = await result
+        except CallError:
+            raise
+        except TimeoutError as error:
+            is_row = timer.expired() and until_s < self._timeout_s
+            # A clock of the function's own ran out where this one has not.
+            after_s = until_s if timer.expired() and not is_row else None
+            raise TimedOut("row" if is_row else "attempt", after_s) from error
+        except ConnectionError as error:
+            raise Disconnected(f"{type(error).__name__}: {error}") from error
+        except Exception as error:
+            # The row boundary: a defect in the user's function fails its row and not the run.
+            raise Rejected(f"{self.label} raised {type(error).__name__}: {error}") from error
+        return Outcome(status="succeeded", reply=Reply(output=output), endpoint=self.label)
+
+    def _tell_end(self, sent_s: float, outcome: Outcome | None) -> None:
+        now_s = self._clock.now_s()
+        kind: str | None = "cancelled"
+        if outcome is not None:
+            outcome.latency_s = now_s - sent_s
+            kind = outcome.error.kind if outcome.error is not None else None
+        self._listener.on_event(AttemptEnded(now_s, self.label, kind, now_s - sent_s, 0, 0))

@@ -1,0 +1,198 @@
+"""One HTTP endpoint as a backend: slot, connection, rate grant, write, read, settle."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import msgspec
+
+from redline.calls import apis
+from redline.calls.backend import Call, Cost, Request, Sink
+from redline.calls.endpoint import Endpoint
+from redline.calls.outage import Outage, is_unreachable
+from redline.calls.outcome import Outcome, Reply, failed
+from redline.calls.stream import StreamReader, streaming
+from redline.calls.tokens import TokenEstimator
+from redline.calls.transport import Answer, Exchange, Transport, Wire
+from redline.calls.verdict import judge
+from redline.clock import SYSTEM, Clock
+from redline.errors import (
+    CallError,
+    ConfigError,
+    NoEndpoint,
+    Rejected,
+    Retryable,
+    TimedOut,
+)
+from redline.events import SILENCE, AttemptEnded, AttemptStarted, EndpointParked, Listener
+from redline.limits import Grant, Limiter, Slots
+
+# Statuses whose Retry-After speaks for the whole endpoint and not for one row.
+_PARKING = frozenset({429, 503, 529})
+# A shorter key is a placeholder such as `EMPTY`, and may be part of any word.
+_SECRET_LEAST = 8
+_ENCODE = msgspec.json.Encoder().encode
+
+
+class HttpBackend:
+    """Sends to one endpoint within its limits; each `send` is one attempt."""
+
+    def __init__(
+        self, endpoint: Endpoint, *, clock: Clock = SYSTEM, listener: Listener = SILENCE
+    ) -> None:
+        self.endpoint = endpoint
+        self.label = endpoint.label
+        self.slots = Slots(endpoint.limits.slots())
+        self.limiter = Limiter(endpoint.limits, clock)
+        self.estimator = TokenEstimator()
+        self._clock = clock
+        self._listener = listener
+        self._transport = Transport(endpoint)
+        self._outage = Outage()
+        self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if endpoint.api_key:
+            self._headers["Authorization"] = f"Bearer {endpoint.api_key}"
+        self._headers.update(endpoint.headers)
+
+    def room(self, cost: Cost, now_s: float) -> float:
+        wait_s = max(self._outage.wait_s(now_s), self.limiter.room_s(cost.tokens, now_s))
+        return wait_s if self.slots.is_free else max(wait_s, math.ulp(0.0))
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        outcome: Outcome | None = None
+        exchange = self._exchange_for(request, call)
+        try:
+            await self._take_slot(call)
+            try:
+                reply = await self._attempt(request, call, exchange, sink)
+                outcome = Outcome(status="succeeded", reply=reply, endpoint=self.label)
+            finally:
+                self.slots.release()
+        except CallError as error:
+            outcome = failed(self._located(error), endpoint=self.label)
+        finally:
+            if exchange.grant is not None:
+                exchange.grant.release()
+            call.sent_s = None
+            self._conclude(request, exchange, outcome)
+        return outcome
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+
+    async def _take_slot(self, call: Call) -> None:
+        wait_s = call.deadline_s - self._clock.now_s()
+        try:
+            async with asyncio.timeout(None if wait_s == math.inf else wait_s):
+                await self.slots.acquire(call.priority)
+        except TimeoutError:
+            raise TimedOut("row") from None
+
+    def _exchange_for(self, request: Request, call: Call) -> Exchange:
+        async def acquire() -> Grant:
+            return await self.limiter.acquire(self._tokens(request), call.priority)
+
+        written_s: float | None = None
+
+        def on_sent(sent_s: float, waited_s: float) -> None:
+            nonlocal written_s
+            if written_s is not None:
+                # The first write of a repeated request ends here, so that starts and ends match.
+                lasted_s = sent_s - written_s
+                self._listener.on_event(
+                    AttemptEnded(sent_s, self.label, "disconnected", lasted_s, 0, 0)
+                )
+            call.sent_s = written_s = sent_s
+            self._listener.on_event(AttemptStarted(sent_s, self.label, waited_s))
+
+        return Exchange(self.endpoint.timeouts, self._clock, acquire, on_sent)
+
+    def _tokens(self, request: Request) -> int:
+        return self.estimator.estimate(request).tokens if self.limiter.counts_tokens else 0
+
+    async def _attempt(
+        self, request: Request, call: Call, exchange: Exchange, sink: Sink | None
+    ) -> Reply:
+        # Refused before a connection is made for a call that no limit could ever grant.
+        self.limiter.check(self._tokens(request))
+        if sink is None:
+            answer = await self._transport.exchange(self._wire(request, call), exchange)
+            return self._read(request, answer, None)
+        reader = StreamReader(sink, call)
+        wire = self._wire(streaming(request), call)
+        answer = await self._transport.stream(wire, exchange, reader.take)
+        return self._read(request, answer, reader)
+
+    def _wire(self, request: Request, call: Call) -> Wire:
+        try:
+            body = None if request.body is None else _ENCODE(request.body)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise Rejected(f"the request is not JSON: {error}") from error
+        try:
+            self.endpoint.url_of(request.url)
+        except ConfigError as error:
+            raise Rejected(error.what, hint=error.hint) from error
+        headers = self._headers
+        if request.headers:
+            headers = {**headers, **request.headers}
+        return Wire(request.method, request.url, headers, body, call.deadline_s)
+
+    def _read(self, request: Request, answer: Answer, reader: StreamReader | None) -> Reply:
+        if not 200 <= answer.status < 300:
+            raise judge(answer.status, answer.headers, answer.body, self._clock.wall_s())
+        if reader is not None and reader.has_begun:
+            reply = reader.finish()
+        else:
+            reply = apis.read(request.url, answer.body, request.output_path)
+        reply.status = answer.status
+        reply.request_id = answer.headers.get("x-request-id", reply.request_id)
+        return reply
+
+    def _located(self, error: CallError) -> CallError | NoEndpoint:
+        """The error with its endpoint named; NoEndpoint when there has been none for too long."""
+        now_s = self._clock.now_s()
+        error.where = error.where or f"endpoint {self.label}"
+        key = self.endpoint.api_key
+        if key is not None and len(key) >= _SECRET_LEAST and key in error.what:
+            # Some servers quote the key they refuse; messages go to files.
+            error.what = error.what.replace(key, "<key>")
+        if not is_unreachable(error):
+            return error
+        self._outage.refused(now_s)
+        if self._outage.is_over(now_s):
+            return NoEndpoint(
+                f"the endpoint cannot be reached since {self._outage.lasted_s(now_s):.0f} s: "
+                f"{error.what}",
+                where=error.where,
+                hint=error.hint or "check --base-url and the network, then run the command again",
+            )
+        return error
+
+    def _conclude(self, request: Request, exchange: Exchange, outcome: Outcome | None) -> None:
+        """Settles the tokens, parks the endpoint where it asked for that, tells the listener.
+
+        outcome: None for an attempt that was cancelled.
+        """
+        if exchange.sent_s is None:
+            return
+        now_s = self._clock.now_s()
+        latency_s = now_s - exchange.sent_s
+        if outcome is None:
+            self._listener.on_event(AttemptEnded(now_s, self.label, "cancelled", latency_s, 0, 0))
+            return
+        outcome.latency_s = latency_s
+        self._outage.answered()
+        used = (0, 0)
+        if outcome.reply is not None:
+            self.estimator.learn(request, outcome.reply)
+            used = (outcome.reply.input_tokens or 0, outcome.reply.output_tokens or 0)
+            if exchange.grant is not None and sum(used) > 0:
+                exchange.grant.settle(sum(used))
+        error = outcome.error
+        if isinstance(error, Retryable) and error.retry_after_s and error.status in _PARKING:
+            is_news = self.limiter.park(now_s + error.retry_after_s)
+            if is_news:
+                self._listener.on_event(EndpointParked(now_s, self.label, error.retry_after_s))
+        kind = None if error is None else error.kind
+        self._listener.on_event(AttemptEnded(now_s, self.label, kind, latency_s, *used))

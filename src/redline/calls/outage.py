@@ -1,0 +1,65 @@
+"""An endpoint that cannot be reached at all: the rows wait, and after a while the run ends.
+
+  up       -> down       a connection could not be made
+  down     -> up         anything came back
+  down     -> over       it lasted longer than is worth waiting for
+
+A row is not blamed for an endpoint that is down: connection failures spend none of its retries.
+"""
+
+from __future__ import annotations
+
+import math
+
+from redline.errors import Disconnected, TimedOut
+
+# A wrong address is noticed soon; a server that has answered before is given time to restart.
+_NEVER_ANSWERED_S = 5.0
+_ANSWERED_BEFORE_S = 300.0
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 15.0
+
+
+class Outage:
+    """The endpoint's reachability, from the results of its connection attempts."""
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+        self._again_s = -math.inf
+        self._pause_s = _FIRST_PAUSE_S
+        self._has_answered = False
+
+    def answered(self) -> None:
+        """Anything came back: a success, an error, a reset after the connection stood."""
+        self._has_answered = True
+        self._since_s = None
+        self._pause_s = _FIRST_PAUSE_S
+        self._again_s = -math.inf
+
+    def refused(self, now_s: float) -> None:
+        """No connection came about. Failures within one pause count as one."""
+        if self._since_s is None:
+            self._since_s = now_s
+        if now_s >= self._again_s:
+            self._again_s = now_s + self._pause_s
+            self._pause_s = min(_LONGEST_PAUSE_S, self._pause_s * 2)
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until the next connection is worth trying; 0 while it is up."""
+        return max(0.0, self._again_s - now_s)
+
+    def lasted_s(self, now_s: float) -> float:
+        """Seconds since the outage began; 0 while it is up."""
+        return 0.0 if self._since_s is None else now_s - self._since_s
+
+    def is_over(self, now_s: float) -> bool:
+        """It has lasted longer than is worth waiting for."""
+        patience_s = _ANSWERED_BEFORE_S if self._has_answered else _NEVER_ANSWERED_S
+        return self.lasted_s(now_s) >= patience_s
+
+
+def is_unreachable(error: object) -> bool:
+    """No connection came about, so the row is not to blame."""
+    return (isinstance(error, Disconnected) and not error.was_sent) or (
+        isinstance(error, TimedOut) and error.phase == "connect"
+    )

@@ -1,0 +1,69 @@
+"""What became of a call: a value, never an exception."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from redline.errors import CallError, NoEndpoint, Retryable
+
+Status = Literal["succeeded", "rejected", "exhausted"]
+
+
+class Reply(msgspec.Struct, kw_only=True):
+    """A readable answer.
+
+    output: text; a list for n > 1; a vector, or a list of them, for embeddings; the JSON itself
+    from a plain endpoint.
+    finish_reason: as the endpoint says (`stop`, `length`, `content_filter`, `tool_calls`, ...),
+    but `refusal` where the model refused and `empty` where it stopped without any content.
+    usage: as the endpoint sent it. input_tokens, output_tokens: read from it, None where unknown.
+    body: the reply's bytes; status: its HTTP status.
+    """
+
+    output: Any = None
+    tool_calls: Any = None
+    finish_reason: str | None = None
+    usage: dict[str, Any] | None = None
+    model: str | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    body: bytes = b""
+    status: int = 200
+    request_id: str | None = None
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """Exactly one per call.
+
+    status: `succeeded`; `rejected`, which will never succeed; `exhausted`, whose retries, deadline
+    or budget are spent.
+    latency_s: from the write of the last attempt to the end of its answer.
+    custom_id, row and input name the row where the call came from one.
+    """
+
+    status: Status
+    reply: Reply | None = None
+    error: CallError | NoEndpoint | None = None
+    endpoint: str = ""
+    attempts: int = 1
+    latency_s: float = 0.0
+    custom_id: str | None = None
+    row: int | None = None
+    input: Any = None
+
+    @property
+    def is_success(self) -> bool:
+        return self.status == "succeeded"
+
+    @property
+    def output(self) -> Any:
+        """The reply's output, None for a failure."""
+        return self.reply.output if self.reply is not None else None
+
+
+def failed(error: CallError | NoEndpoint, *, endpoint: str = "", latency_s: float = 0.0) -> Outcome:
+    """The outcome of a failed attempt: `exhausted` if it might be tried again."""
+    status: Status = "exhausted" if isinstance(error, Retryable) else "rejected"
+    return Outcome(status=status, error=error, endpoint=endpoint, latency_s=latency_s)

@@ -1,0 +1,181 @@
+"""The error tree, grouped by what its reader does next.
+
+RedlineError
+  ConfigError            fix the settings, then run again
+  CallError              one attempt of one call failed
+    Retryable            the same call may succeed later
+      RateLimited        429: wait `retry_after_s`, or back off
+      TimedOut           `phase` says which clock ran out
+      ServerFailed       408, 409, 425, 5xx, 529
+      Disconnected       the connection was refused, reset or closed early
+      BadReply           a 200 that is not what it should be; final after two retries
+    Final                the same call will never succeed
+      Rejected           400, 403, 404, 413, 422, or the row itself is bad
+      OverBudget         larger than a limit could ever grant
+      Refused            401: the key is not accepted; stops the run
+      Unpaid             402 or insufficient_quota; stops the run
+  NoEndpoint             every endpoint is down
+  JournalError           the results file cannot be trusted or written
+
+Every error says what happened, where, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import ClassVar
+
+
+class RedlineError(Exception):
+    """What happened; `where` it happened; `hint`, what to do next.
+
+    stops_run: no other row can succeed either, so the run ends and this row stays unfinished.
+    """
+
+    stops_run: ClassVar[bool] = False
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.hint = hint
+
+    @property
+    def kind(self) -> str:
+        """The name written to result files: `rate_limited`, `timed_out`, ..."""
+        name = type(self).__name__
+        return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
+
+    def __str__(self) -> str:
+        """The message on one line: what, then where in parentheses, then the hint."""
+        text = f"{self.what} ({self.where})" if self.where else self.what
+        return f"{text}: {self.hint}" if self.hint else text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(
+    kind: type[RedlineError], args: tuple[object, ...], state: dict[str, object]
+) -> RedlineError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class ConfigError(RedlineError):
+    """The settings cannot work; nothing was sent."""
+
+
+class JournalError(RedlineError):
+    """The results file cannot be trusted or written."""
+
+
+class NoEndpoint(RedlineError):
+    """Every endpoint is down."""
+
+    stops_run = True
+
+
+class CallError(RedlineError):
+    """One attempt failed. `status` is the HTTP status, or None where none came."""
+
+    def __init__(
+        self, what: str, *, where: str = "", hint: str = "", status: int | None = None
+    ) -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.status = status
+
+
+class Retryable(CallError):
+    """The same call may succeed later. `retry_after_s` is the server's own wish, or None."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        hint: str = "",
+        status: int | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(what, where=where, hint=hint, status=status)
+        self.retry_after_s = retry_after_s
+
+
+class RateLimited(Retryable):
+    """HTTP 429: the endpoint's limit was passed."""
+
+
+class ServerFailed(Retryable):
+    """The server answered with a status that may pass."""
+
+
+class Disconnected(Retryable):
+    """The connection was refused, reset, or closed before the answer was whole.
+
+    was_sent: False where no connection came about, so that the server saw nothing of the call.
+    """
+
+    was_sent = True
+
+
+class BadReply(Retryable):
+    """A success that cannot be read: not JSON, or not the shape the API promises."""
+
+
+class TimedOut(Retryable):
+    """A clock ran out.
+
+    phase: connect, first_byte, attempt, row or run. after_s: what the clock was set to, None
+    where only the moment is known.
+    """
+
+    def __init__(
+        self, phase: str, after_s: float | None = None, *, where: str = "", hint: str = ""
+    ) -> None:
+        bound = "in time" if after_s is None else f"within {after_s:g} s"
+        super().__init__(f"no {_AWAITED[phase]} {bound} ({phase} timeout)", where=where, hint=hint)
+        self.phase = phase
+        self.after_s = after_s
+
+
+_AWAITED = {
+    "connect": "connection",
+    "first_byte": "first byte",
+    "attempt": "whole answer",
+    "row": "success",
+    "run": "end of the run",
+}
+
+
+class Final(CallError):
+    """The same call will never succeed."""
+
+
+class Rejected(Final):
+    """The endpoint, or redline itself, refused this row for good."""
+
+
+class OverBudget(Final):
+    """The call is larger than a limit could ever grant."""
+
+
+class Refused(Final):
+    """The endpoint does not accept the key. No row can succeed until that is mended."""
+
+    stops_run = True
+
+
+class Unpaid(Final):
+    """The account has no credit left. No row can succeed until that is mended."""
+
+    stops_run = True
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`did you mean X?` for the closest known name, or an empty string."""
+    close = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else ""

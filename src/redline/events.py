@@ -1,0 +1,78 @@
+"""What happened, as frozen records, and the protocol of whoever wants to hear of it.
+
+Events are facts about the past: a listener cannot change what follows. A listener is called on
+the event loop and must return at once.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, tag=True, tag_field="event"):
+    """Base of all events. `at_s` is monotonic time."""
+
+    at_s: float
+
+
+class AttemptStarted(Event, frozen=True):
+    """A request was written to the wire. `wait_s`: how long the limits held it."""
+
+    endpoint: str
+    wait_s: float
+
+
+class AttemptEnded(Event, frozen=True):
+    """An attempt that was started has its answer, or its error.
+
+    `error`: the error's kind (`rate_limited`, ...), or None for a success.
+    """
+
+    endpoint: str
+    error: str | None
+    latency_s: float
+    input_tokens: int
+    output_tokens: int
+
+
+class RetryScheduled(Event, frozen=True):
+    """A row waits `wait_s` and is then tried again."""
+
+    error: str
+    wait_s: float
+
+
+class RetryStarted(Event, frozen=True):
+    """A waiting row is tried again."""
+
+
+class EndpointParked(Event, frozen=True):
+    """The endpoint asked for silence until `at_s + for_s`."""
+
+    endpoint: str
+    for_s: float
+
+
+class RowsSaved(Event, frozen=True):
+    """Rows are on disk. Counts since the last such event."""
+
+    succeeded: int
+    failed: int
+
+
+class Listener(Protocol):
+    """Hears every event; must not block and must not raise."""
+
+    def on_event(self, event: Event) -> None: ...
+
+
+class Silence:
+    """The listener that ignores everything."""
+
+    def on_event(self, event: Event) -> None:
+        pass
+
+
+SILENCE = Silence()

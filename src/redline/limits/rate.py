@@ -1,0 +1,82 @@
+"""A rate limit in words and in numbers: `2/1s`, `500/60s`, `200k/60s`."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+import msgspec
+
+from redline.errors import ConfigError
+
+_RATE = re.compile(r"\s*(\S+?)\s*/\s*(\d+(?:\.\d+)?|\.\d+)?\s*(ms|s|sec|m|min|h|hour|d|day)\s*")
+_COUNT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)([kKmM]?)")
+_SECONDS = {
+    "ms": 1e-3,
+    "s": 1.0,
+    "sec": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "hour": 3600.0,
+    "d": 86400.0,
+    "day": 86400.0,
+}
+_FACTOR = {"": 1, "k": 1_000, "m": 1_000_000}
+MAX_COUNT = 10**12
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """At most `count` requests or tokens in any `window_s` seconds."""
+
+    count: int
+    window_s: float
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= MAX_COUNT:
+            raise ConfigError(
+                f"a rate must allow at least 1 per window, not {self.count}",
+                hint="write it like 2/1s or 500/60s",
+            )
+        if not 0 < self.window_s <= 31 * 86400:
+            raise ConfigError(
+                f"a rate's window must be longer than 0 s and at most 31 days, "
+                f"not {self.window_s:g} s",
+                hint="write it like 2/1s or 500/60s",
+            )
+
+    def __str__(self) -> str:
+        return f"{self.count}/{self.window_s:g}s"
+
+
+def parse_count(text: str, what: str = "count") -> int:
+    """A positive whole number from `500`, `200k` or `1.5m`.
+
+    Raises ConfigError for anything else, zero included.
+    """
+    match = _COUNT.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"{what} is not a number: {text}", hint="write it like 500, 200k or 1.5m")
+    # Decimal, because 8.2m and 1.001k are whole numbers and their float products are not.
+    value = Decimal(match[1]) * _FACTOR[match[2].lower()]
+    if not 1 <= value <= MAX_COUNT or value != int(value):
+        raise ConfigError(
+            f"{what} must be a whole number of at least 1, not {text}",
+            hint="leave it out for no limit",
+        )
+    return int(value)
+
+
+def parse_rate(text: str, what: str = "rate") -> Rate:
+    """A Rate from `2/1s`, `500/60s`, `200k/min` or `5/s`.
+
+    Raises ConfigError that shows the right form.
+    """
+    match = _RATE.fullmatch(text)
+    if match is None:
+        raise ConfigError(
+            f"{what} is not a rate: {text}",
+            hint="write a count and a window, like 2/1s, 500/60s or 200k/60s",
+        )
+    count = parse_count(match[1], what)
+    return Rate(count, float(match[2] or 1) * _SECONDS[match[3]])

@@ -1,0 +1,46 @@
+"""A bound on calls in flight, taken in order of priority and arrival."""
+
+from __future__ import annotations
+
+import asyncio
+
+from redline.limits.queue import WaitQueue
+
+
+class Slots:
+    """`count` slots. Not a semaphore: a released slot goes to the first waiter, never past it."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.in_use = 0
+        self._queue: WaitQueue[None, None] = WaitQueue()
+
+    @property
+    def is_free(self) -> bool:
+        """A caller would get a slot without waiting."""
+        # By the head and not by the length: a cancelled waiter still counts until its task runs,
+        # and a caller that queued behind it would wait for a release that has already been.
+        return self.in_use < self.count and self._queue.head() is None
+
+    async def acquire(self, priority: int = 0) -> None:
+        """Holds one slot on return; give it back with `release`."""
+        if self.is_free:
+            self.in_use += 1
+            return
+        waiter = self._queue.add(None, priority)
+        try:
+            await waiter.future
+        except asyncio.CancelledError:
+            if waiter.future.cancelled():
+                self._queue.forget()
+            else:
+                # The slot was handed over in the same tick as the cancellation.
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Hands the slot to the first waiter, or frees it."""
+        if self._queue.head() is None:
+            self.in_use -= 1
+        else:
+            self._queue.wake_head(None)

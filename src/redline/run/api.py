@@ -1,0 +1,179 @@
+"""The Python door: `run` to the end, or `stream` outcomes as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, contextmanager
+from typing import Any, TypeVar, Unpack
+
+import msgspec
+
+from redline.calls import Outcome
+from redline.run.execute import Display, execute
+from redline.run.options import Options, make_job
+from redline.run.progress import TerminalProgress
+from redline.run.report import Report
+from redline.run.runner import Runner
+from redline.run.settings import Job
+from redline.sim import Sim, SimSettings
+
+T = TypeVar("T")
+
+_STREAM_AHEAD = 256
+
+
+def run(rows: object, **options: Unpack[Options]) -> Report:
+    """Sends every row through and reports; failures are data and raise nothing.
+
+    rows: a path, an iterable or an async iterable of dicts or strings. options: see Options.
+    Without `output` the report brings the outcomes in input order, and all are kept in memory.
+    Works in a script and inside a notebook's running loop. Ctrl-C once drains, twice stops.
+    Raises ConfigError or JournalError where the run cannot begin.
+    """
+    job = make_job(rows, options, os.environ)
+    display = TerminalProgress(sys.stderr) if _shows(options) else None
+    return run_job(job, display=display)
+
+
+def run_job(job: Job, *, display: Display | None = None) -> Report:
+    """As `run`, for a job that is made already."""
+    return _in_own_loop(lambda: _run_with_signals(job, display))
+
+
+async def stream(rows: object, **options: Unpack[Options]) -> AsyncIterator[Outcome]:
+    """Each row's outcome as it comes, in the order of completion.
+
+    rows and options: as for `run`. A slow consumer slows the run down. With `output`, outcomes are
+    on disk as well. Leaving the loop early ends the run; rows without an outcome stay unfinished.
+    Raises ConfigError or JournalError, also in the middle when the run is stopped by an error that
+    no row can get around.
+    """
+    job = make_job(rows, options, os.environ)
+    outcomes: asyncio.Queue[Outcome | None] = asyncio.Queue(_STREAM_AHEAD)
+    runners: list[Runner] = []
+    async with AsyncExitStack() as stack:
+        job = await embed(job, stack)
+
+        async def work() -> Report:
+            try:
+                return await execute(job, on_start=runners.append, on_outcome=outcomes.put)
+            finally:
+                ending = asyncio.create_task(outcomes.put(None))
+                stack.callback(ending.cancel)
+
+        task = asyncio.create_task(work(), name="redline stream")
+        try:
+            while (outcome := await outcomes.get()) is not None:
+                yield outcome
+            report = await task
+            if report.stopped is not None:
+                raise report.stopped
+        finally:
+            await _end(task, runners, outcomes)
+
+
+async def _end(
+    task: asyncio.Task[Report], runners: list[Runner], outcomes: asyncio.Queue[Outcome | None]
+) -> None:
+    """Gives up what is left of a stream's run."""
+    for runner in runners:
+        runner.on_outcome = None
+        runner.abort()
+    while not task.done():
+        # Workers that wait to hand an outcome over must get rid of it to end.
+        while not outcomes.empty():
+            outcomes.get_nowait()
+        await asyncio.wait([task], timeout=0.05)
+
+
+async def embed(job: Job, stack: AsyncExitStack) -> Job:
+    """The job, with an embedded server started for it where it asks for one."""
+    if not job.is_simulated or job.endpoint is None:
+        return job
+    sim = await stack.enter_async_context(Sim(SimSettings()))
+    endpoint = msgspec.structs.replace(job.endpoint, base_url=sim.base_url)
+    return msgspec.structs.replace(job, endpoint=endpoint)
+
+
+async def _run_with_signals(job: Job, display: Display | None) -> Report:
+    outcomes: list[Outcome] = []
+
+    async def keep(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+
+    async with AsyncExitStack() as stack:
+        job = await embed(job, stack)
+        runners: list[Runner] = []
+        stack.enter_context(_interrupts(runners))
+        report = await execute(
+            job,
+            display=display,
+            on_start=runners.append,
+            on_outcome=keep if job.output is None else None,
+        )
+    if job.output is None:
+        report.outcomes = sorted(outcomes, key=lambda outcome: outcome.row or 0)
+    return report
+
+
+@contextmanager
+def _interrupts(runners: list[Runner]) -> Generator[None]:
+    """SIGINT and SIGTERM drain the runner, a second one aborts it. Main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def interrupt() -> None:
+        for runner in runners:
+            if runner.is_draining:
+                runner.abort()
+            else:
+                runner.drain()
+        if not runners:
+            raise KeyboardInterrupt
+
+    for number in before:
+        loop.add_signal_handler(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+
+
+def _in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """The result of `work` in a fresh event loop; in a thread where this one has a loop already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _run_loop(work)
+    with ThreadPoolExecutor(1, thread_name_prefix="redline") as thread:
+        return thread.submit(_run_loop, work).result()
+
+
+def _run_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(work())
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where it is installed, which is everywhere but Windows."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _shows(options: Options) -> bool:
+    """Progress is shown on a terminal, unless the caller says otherwise."""
+    return options.get("progress", sys.stderr.isatty())

@@ -1,0 +1,179 @@
+"""A job from its settings to its report: everything is opened, run, and closed again in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Protocol
+
+from redline.calls import Backend, FunctionBackend, HttpBackend, Retry
+from redline.clock import SYSTEM
+from redline.errors import JournalError
+from redline.events import Listener, RowsSaved
+from redline.run import manifest as manifests
+from redline.run.descriptors import raise_limit
+from redline.run.feed import Feed
+from redline.run.journal import Journal
+from redline.run.lock import OutputLock
+from redline.run.manifest import Manifest
+from redline.run.record import Result
+from redline.run.report import Report
+from redline.run.resume import open_journal
+from redline.run.rewrite import put_in_order
+from redline.run.runner import OnOutcome, Runner
+from redline.run.settings import Job, Output
+from redline.run.source import open_source
+from redline.run.tally import Tally
+
+
+class View(Protocol):
+    """What a display may look at while a run goes on."""
+
+    tally: Tally
+    feed: Feed
+    runner: Runner
+    source_name: str
+
+
+class Display(Protocol):
+    """Shows a run; `show` is a task that is cancelled at the run's end."""
+
+    async def show(self, view: View) -> None: ...
+
+
+class _Run:
+    """The parts of one run in progress; a View."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.tally = Tally()
+        self.journal: Journal | None = None
+        self.manifest: Manifest | None = None
+        source = open_source(job.rows)
+        self.source_name = source.name
+        self.feed = Feed(source, self._is_wanted, job.limit)
+        self.backend, self.slots = _backend(job, self.tally)
+        self.runner = Runner(
+            job,
+            backend=self.backend,
+            slots=self.slots,
+            feed=self.feed,
+            source_name=source.name,
+            listener=self.tally,
+        )
+
+    def _is_wanted(self, key: int) -> bool:
+        """A row of this key is to be done by this run."""
+        journal = self.journal
+        if journal is None:
+            return True
+        if key in journal.succeeded:
+            return False
+        return (key in journal.failed) == self.job.retry_failed
+
+    def acknowledge(self, results: list[Result]) -> None:
+        succeeded = sum(1 for result in results if result.outcome.is_success)
+        self.tally.on_event(RowsSaved(SYSTEM.now_s(), succeeded, len(results) - succeeded))
+
+    def report(self, elapsed_s: float) -> Report:
+        tally, runner = self.tally, self.runner
+        kinds = {kind: count for kind, count in tally.errors.most_common() if kind != "cancelled"}
+        return Report(
+            offered=runner.offered,
+            succeeded=tally.succeeded,
+            failed=tally.failed,
+            skipped=self.feed.rows_skipped,
+            retries=tally.retries,
+            rate_limited=tally.rate_limited,
+            attempts=tally.attempts,
+            most_in_flight=tally.most_in_flight,
+            input_tokens=tally.input_tokens,
+            output_tokens=tally.output_tokens,
+            elapsed_s=elapsed_s,
+            is_input_done=self.feed.is_input_done,
+            interrupted=runner.is_draining and runner.stopped is None,
+            stopped=runner.stopped,
+            errors_by_kind=kinds,
+            output=self.job.output,
+        )
+
+
+async def execute(
+    job: Job,
+    *,
+    display: Display | None = None,
+    on_start: Callable[[Runner], None] | None = None,
+    on_outcome: OnOutcome | None = None,
+) -> Report:
+    """Runs `job` to its end and reports.
+
+    on_start: gets the runner, to drain or abort it. on_outcome: awaited with each outcome; it
+    slows the run down to its own pace.
+    Raises ConfigError or JournalError where the run cannot begin; what ends it later stands in
+    the report's `stopped`.
+    """
+    begun_s = SYSTEM.now_s()
+    run = _Run(job)
+    run.runner.on_outcome = on_outcome
+    try:
+        async with _opened(run):
+            if on_start is not None:
+                on_start(run.runner)
+            shown = asyncio.create_task(display.show(run)) if display is not None else None
+            try:
+                await run.runner.run()
+            finally:
+                if shown is not None:
+                    shown.cancel()
+                    await asyncio.wait([shown])
+    except JournalError as error:
+        # Raised while closing, by the last group: what was acknowledged before is on disk.
+        if run.runner.offered == 0:
+            raise
+        run.runner.stop(error)
+    return run.report(SYSTEM.now_s() - begun_s)
+
+
+@asynccontextmanager
+async def _opened(run: _Run) -> AsyncIterator[None]:
+    """Backend, feed and journal; closed in the order in which work flows through them."""
+    job = run.job
+    raise_limit(run.slots)
+    async with AsyncExitStack() as stack:
+        if job.output is not None:
+            output = job.output
+            stack.enter_context(OutputLock(output))
+            stack.push_async_callback(_finish, run, output)
+            journal, run.manifest = await asyncio.to_thread(
+                open_journal, job, output, run.acknowledge
+            )
+            run.journal = run.runner.journal = journal
+            stack.push_async_callback(journal.close)
+            journal.start()
+        stack.push_async_callback(run.backend.aclose)
+        stack.push_async_callback(run.feed.aclose)
+        yield
+
+
+async def _finish(run: _Run, output: Output) -> None:
+    """What only a finished run can say or do: the number of rows, and their order."""
+    if run.manifest is None or not run.report(0.0).is_complete:
+        return
+    if output.ordered:
+        await asyncio.to_thread(put_in_order, output.path)
+    run.manifest.rows = run.feed.rows_read
+    manifests.save(output, run.manifest)
+
+
+def _backend(job: Job, listener: Listener) -> tuple[Backend, int]:
+    """The backend of a job and the number of its slots."""
+    inner: HttpBackend | FunctionBackend
+    if job.endpoint is not None:
+        inner = HttpBackend(job.endpoint, listener=listener)
+    else:
+        assert job.call is not None
+        inner = FunctionBackend(
+            job.call, limits=job.limits, timeout_s=job.timeout_s, listener=listener
+        )
+    return Retry(inner, job.retry, listener=listener), inner.slots.count

@@ -1,0 +1,158 @@
+"""Rows for the workers: read ahead by one batch in a thread, those already done left out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from redline.run.identity import Identifier
+from redline.run.source import AsyncRows, Row, Source
+
+# A thread reading past rows that are done comes back this often, so that progress is seen.
+_MOST_SKIPPED = 20_000
+_LOW_ROWS = 128
+
+
+class Picked(msgspec.Struct):
+    """A row to do. `is_duplicate`: its custom_id is an earlier row's."""
+
+    row: Row
+    key: int
+    is_duplicate: bool
+
+
+class _Batch(msgspec.Struct):
+    picked: list[Picked]
+    read: int
+    is_end: bool
+
+
+class Feed:
+    """Hands out each row that is to be done, once.
+
+    is_wanted: whether a row of this key is to be done. limit: rows after the first N are not read.
+    """
+
+    def __init__(
+        self, source: Source | AsyncRows, is_wanted: Callable[[int], bool], limit: int | None
+    ) -> None:
+        self._source = source
+        self._is_wanted = is_wanted
+        self.limit = limit
+        self._identifier = Identifier()
+        self._ready: deque[Picked] = deque()
+        self._refill: asyncio.Task[None] | None = None
+        self._is_end = False
+        self._is_closed = False
+        self._iterator: Iterator[list[Row]] | None = None
+        self._aiterator: AsyncIterator[list[Row]] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="redline-source")
+        self.rows_read = 0
+        self.rows_skipped = 0
+
+    @property
+    def is_input_done(self) -> bool:
+        """The input was read to its end or its limit, and every row handed out."""
+        return self._is_end and not self._ready and not self._is_closed
+
+    @property
+    def is_read(self) -> bool:
+        """The input was read to its end or its limit; rows may still be waiting here."""
+        return self._is_end and not self._is_closed
+
+    def read_fraction(self) -> float | None:
+        """How much of the input is read, 0 to 1; None when unknown."""
+        if isinstance(self._source, AsyncRows):
+            return None
+        return self._source.read_fraction()
+
+    @property
+    def total_rows(self) -> int | None:
+        total = self._source.total_rows
+        return total if total is None or self.limit is None else min(total, self.limit)
+
+    async def next(self) -> Picked | None:
+        """The next row to do; None when there is no more, or after `close`.
+
+        Raises ConfigError where the input cannot be read on.
+        """
+        while not self._is_closed:
+            if self._refill is None and not self._is_end and len(self._ready) < _LOW_ROWS:
+                self._refill = asyncio.create_task(self._fill())
+            if self._ready:
+                return self._ready.popleft()
+            if self._refill is None:
+                return None
+            # Shielded: one worker's cancellation must not end the reading for all.
+            await asyncio.shield(self._refill)
+        return None
+
+    def close(self) -> None:
+        """No more rows; what was read and not handed out is left for the next run."""
+        if self._is_closed:
+            return
+        if not self.is_input_done:
+            self._is_closed = True
+        self._source.close()
+        if isinstance(self._source, AsyncRows) and self._refill is not None:
+            # It may wait for a row that never comes.
+            self._refill.cancel()
+
+    async def aclose(self) -> None:
+        """Waits until the reading has ended."""
+        self.close()
+        if self._refill is not None:
+            self._refill.cancel()
+            await asyncio.wait([self._refill])
+        self._thread.shutdown(wait=False)
+
+    async def _fill(self) -> None:
+        try:
+            if isinstance(self._source, AsyncRows):
+                batch = await self._read_async(self._source)
+            else:
+                loop = asyncio.get_running_loop()
+                batch = await loop.run_in_executor(self._thread, self._read, self._source)
+        except BaseException:
+            self._is_end = True
+            self._is_closed = True
+            raise
+        self._ready.extend(batch.picked)
+        self.rows_read += batch.read
+        self.rows_skipped += batch.read - len(batch.picked)
+        self._is_end = batch.is_end
+        self._refill = None
+
+    def _read(self, source: Source) -> _Batch:
+        """The next rows to do, in the source's thread."""
+        if self._iterator is None:
+            self._iterator = source.batches()
+        batch = _Batch([], 0, False)
+        while not batch.picked and not batch.is_end and batch.read < _MOST_SKIPPED:
+            self._pick(next(self._iterator, None), batch)
+        return batch
+
+    async def _read_async(self, source: AsyncRows) -> _Batch:
+        if self._aiterator is None:
+            self._aiterator = source.batches()
+        batch = _Batch([], 0, False)
+        while not batch.picked and not batch.is_end:
+            self._pick(await anext(self._aiterator, None), batch)
+        return batch
+
+    def _pick(self, rows: list[Row] | None, batch: _Batch) -> None:
+        if rows is None:
+            batch.is_end = True
+            return
+        for row in rows:
+            if self.limit is not None and row.number > self.limit:
+                batch.is_end = True
+                return
+            batch.read += 1
+            key, is_duplicate = self._identifier.key(row)
+            if self._is_wanted(key):
+                batch.picked.append(Picked(row, key, is_duplicate))

@@ -1,0 +1,56 @@
+"""One process per output."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from datetime import datetime
+from types import TracebackType
+
+from redline.errors import ConfigError
+from redline.run.settings import Output
+
+
+class OutputLock:
+    """Holds an output from its making until `release`, or death.
+
+    An flock on `labels.redline/lock`: the system lets go of it when the process ends, however it
+    ends. Raises ConfigError where another process holds it, or where nothing can be written.
+    """
+
+    def __init__(self, output: Output) -> None:
+        try:
+            output.state_path.mkdir(exist_ok=True)
+            self._fd = os.open(
+                output.state_path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write beside {output.path}: {error.strerror}",
+                hint="choose a folder that exists and can be written with -o",
+            ) from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(self._fd, 100, 0).decode("ascii", "replace").strip()
+            os.close(self._fd)
+            raise ConfigError(
+                f"{output.path} is being written by another redline{holder and f' ({holder})'}",
+                hint="wait for it, stop it, or choose another -o",
+            ) from error
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"process {os.getpid()} since {datetime.now():%H:%M:%S}".encode(), 0)
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+    def __enter__(self) -> OutputLock:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()

@@ -1,0 +1,168 @@
+"""The options of `run` and `stream`, by name, and the job they make."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, TypedDict
+
+from redline.calls import Endpoint, RetryPolicy, Timeouts
+from redline.errors import ConfigError, nearest
+from redline.limits import Limits, Rate, as_rates, parse_rate
+from redline.run.settings import Hooks, Job, Output, Prompting
+
+SIM = "sim"
+OPENAI = "https://api.openai.com/v1"
+
+
+class Options(TypedDict, total=False):
+    """Every option is optional; times are in seconds.
+
+    How a row becomes a request: prompt, system, body, url (Jinja templates), method, model,
+    params, output_path. Who answers: call (a coroutine function of one row), or endpoint (an
+    Endpoint, a URL, or "sim" for the embedded simulated one), api_key, headers, proxy. How fast:
+    limits, or its short forms rps, rpm, tpm, concurrency. Where to: output, format, ordered,
+    keep_input, raw. When to give up: timeout_s, max_retries, row_deadline_s, deadline_s, limit,
+    fail_on, strict. On an output that is there: retry_failed, restart, force. Functions before and
+    after each call: before, after, executor (None: threads). progress: shown on a terminal.
+    """
+
+    prompt: str
+    system: str
+    body: str
+    url: str
+    method: str
+    model: str
+    params: Mapping[str, Any]
+    output_path: str
+    call: Callable[[Any], Awaitable[Any]]
+    endpoint: Endpoint | str
+    api_key: str
+    headers: Mapping[str, str]
+    proxy: str
+    limits: Limits
+    rps: float
+    rpm: float
+    tpm: float
+    concurrency: int
+    output: str | os.PathLike[str]
+    format: str
+    ordered: bool
+    keep_input: bool
+    raw: bool
+    timeout_s: float
+    max_retries: int
+    row_deadline_s: float
+    deadline_s: float
+    limit: int
+    fail_on: Sequence[str]
+    strict: bool
+    retry_failed: bool
+    restart: bool
+    force: bool
+    before: Callable[[dict[str, Any]], dict[str, Any]]
+    after: Callable[[Any], Any]
+    executor: Executor
+    progress: bool
+
+
+_PROMPTING = ("prompt", "system", "body", "url", "method", "model", "output_path")
+_OUTPUT = ("format", "ordered", "keep_input", "raw")
+_JOB = ("row_deadline_s", "deadline_s", "limit", "strict", "retry_failed", "restart", "force")
+_HOOKS = ("before", "after", "executor")
+_OF_ENDPOINT = (
+    *("limits", "rps", "rpm", "tpm", "concurrency"),
+    *("api_key", "headers", "proxy", "timeout_s"),
+)
+_SHORT_WINDOWS_S = {"rps": 1.0, "rpm": 60.0}
+
+
+def make_job(rows: object, options: Options, environ: Mapping[str, str]) -> Job:
+    """The job of these options.
+
+    environ: OPENAI_API_KEY and OPENAI_BASE_URL stand in for a missing endpoint and key.
+    Raises ConfigError for an unknown option, with the nearest known one, or an unusable value.
+    """
+    for name in options:
+        if name not in Options.__annotations__:
+            raise ConfigError(
+                f"unknown option: {name}", hint=nearest(name, Options.__annotations__)
+            )
+    given = {name: value for name, value in options.items() if value is not None}
+    limits = _limits(given)
+    output = given.get("output")
+    return Job(
+        rows=rows,
+        call=given.get("call"),  # type: ignore[arg-type]
+        endpoint=None if "call" in given else _endpoint(given, limits, environ),
+        is_simulated=given.get("endpoint") == SIM,
+        limits=limits,
+        prompting=Prompting(
+            params=dict(given.get("params", {})),  # type: ignore[call-overload]
+            **_some(given, _PROMPTING),
+        ),
+        output=Output(path=Path(output), **_some(given, _OUTPUT)) if output is not None else None,  # type: ignore[arg-type]
+        hooks=Hooks(**_some(given, _HOOKS)),
+        retry=RetryPolicy(**_some(given, ("max_retries",))),
+        fail_on=tuple(given.get("fail_on", ())),  # type: ignore[arg-type]
+        **_some(given, ("timeout_s", *_JOB)),
+    )
+
+
+def _some(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: given[name] for name in names if name in given}
+
+
+def _limits(given: Mapping[str, Any]) -> Limits:
+    """`limits`, with the short forms added to it."""
+    limits: Limits = given.get("limits", Limits())
+    requests = list(as_rates(limits.requests, "limits.requests"))
+    tokens = list(as_rates(limits.tokens, "limits.tokens"))
+    for name, window_s in _SHORT_WINDOWS_S.items():
+        if name in given:
+            requests.append(_short(name, given[name], window_s))
+    if "tpm" in given:
+        tokens.append(_short("tpm", given["tpm"], 60.0))
+    return Limits(
+        requests=tuple(requests),
+        tokens=tuple(tokens),
+        concurrency=given.get("concurrency", limits.concurrency),
+        profile=limits.profile,
+        headroom=limits.headroom,
+        guard_s=limits.guard_s,
+    )
+
+
+def _short(name: str, value: object, window_s: float) -> Rate:
+    """A rate from a short form such as rpm=500; a fraction becomes a longer window."""
+    if isinstance(value, str):
+        return parse_rate(f"{value}/{window_s:g}s", name)
+    if not isinstance(value, (int, float)) or not value > 0:
+        raise ConfigError(f"{name} must be above 0, not {value}")
+    return Rate(int(value), window_s) if value >= 1 else Rate(1, window_s / value)
+
+
+def _endpoint(given: Mapping[str, Any], limits: Limits, environ: Mapping[str, str]) -> Endpoint:
+    endpoint = given.get("endpoint")
+    if endpoint == SIM:
+        # The embedded server's own address takes this one's place when it has started.
+        endpoint = "http://127.0.0.1/v1"
+    if isinstance(endpoint, Endpoint):
+        for name in _OF_ENDPOINT:
+            if name in given:
+                raise ConfigError(
+                    f"{name} and an Endpoint exclude each other",
+                    hint=f"state it in the Endpoint: Endpoint(base_url=..., {name}=...)",
+                )
+        return endpoint
+    timeout_s = given.get("timeout_s", Timeouts().attempt_s)
+    return Endpoint(
+        base_url=endpoint or environ.get("OPENAI_BASE_URL") or OPENAI,
+        api_key=given.get("api_key") or environ.get("OPENAI_API_KEY") or None,
+        name=SIM if given.get("endpoint") == SIM else "",
+        limits=limits,
+        timeouts=Timeouts(first_byte_s=timeout_s, attempt_s=timeout_s),
+        **_some(given, ("headers", "proxy")),
+    )

@@ -1,0 +1,205 @@
+"""Progress of a run: a live line on a terminal, plain lines elsewhere, or JSON lines.
+
+What it shows: rows done, failed, retrying, left; calls in flight; rows and tokens a second; 429s;
+the time until the end. All of it is read from counters twice a second; a run that nobody watches
+pays nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TextIO
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from redline.clock import SYSTEM, Clock
+from redline.run.execute import View
+
+_REFRESH_S = 0.5
+PLAIN_EVERY_S = 10.0
+# Rates are averaged over about this long.
+_SMOOTHING_S = 10.0
+
+
+class Snapshot(msgspec.Struct, kw_only=True):
+    """The state of a run at one moment. `eta_s` and `left` are None while they are unknown."""
+
+    elapsed_s: float
+    done: int
+    failed: int
+    skipped: int
+    in_flight: int
+    retrying: int
+    left: int | None
+    rows_per_s: float
+    tokens_per_s: float
+    rate_limited: int
+    parked_s: float
+    eta_s: float | None
+    fraction: float | None
+    is_draining: bool
+
+
+class Meter:
+    """Takes snapshots of a run and keeps the smoothed rates between them."""
+
+    def __init__(self, view: View, clock: Clock = SYSTEM) -> None:
+        self._view = view
+        self._clock = clock
+        self._begun_s = clock.now_s()
+        self._last: tuple[float, int, int] = (self._begun_s, 0, 0)
+        self._rows_per_s = 0.0
+        self._tokens_per_s = 0.0
+
+    def read(self) -> Snapshot:
+        """The run as it stands now."""
+        view, now_s = self._view, self._clock.now_s()
+        tally, feed, runner = view.tally, view.feed, view.runner
+        self._measure(now_s, tally.saved, tally.tokens)
+        total = self._total()
+        finished = tally.saved + feed.rows_skipped
+        left = None if total is None else max(0, total - finished)
+        eta_s = left / self._rows_per_s if left is not None and self._rows_per_s > 0 else None
+        return Snapshot(
+            elapsed_s=now_s - self._begun_s,
+            done=tally.succeeded,
+            failed=tally.failed,
+            skipped=feed.rows_skipped,
+            in_flight=tally.in_flight,
+            retrying=tally.retrying,
+            left=left,
+            rows_per_s=self._rows_per_s,
+            tokens_per_s=self._tokens_per_s,
+            rate_limited=tally.rate_limited,
+            parked_s=max(0.0, tally.parked_until_s - now_s),
+            eta_s=eta_s,
+            fraction=min(1.0, finished / total) if total else None,
+            is_draining=runner.is_draining,
+        )
+
+    def _measure(self, now_s: float, rows: int, tokens: int) -> None:
+        then_s, then_rows, then_tokens = self._last
+        passed_s = now_s - then_s
+        if passed_s <= 0:
+            return
+        weight = passed_s / min(max(now_s - self._begun_s, passed_s), _SMOOTHING_S + passed_s)
+        self._rows_per_s += weight * ((rows - then_rows) / passed_s - self._rows_per_s)
+        self._tokens_per_s += weight * ((tokens - then_tokens) / passed_s - self._tokens_per_s)
+        self._last = (now_s, rows, tokens)
+
+    def _total(self) -> int | None:
+        """Rows of the whole input: known, or estimated from how much of the file is read."""
+        feed = self._view.feed
+        if feed.is_read:
+            return feed.rows_read
+        if feed.total_rows is not None:
+            return feed.total_rows
+        fraction = feed.read_fraction()
+        if not fraction or not feed.rows_read:
+            return None
+        total = round(feed.rows_read / fraction)
+        return total if feed.limit is None else min(total, feed.limit)
+
+
+def line_of(snapshot: Snapshot) -> str:
+    """The snapshot as one plain line."""
+    left = "?" if snapshot.left is None else f"{snapshot.left:,}"
+    parts = [
+        f"{snapshot.done:,} done",
+        f"{snapshot.failed:,} failed",
+        f"{snapshot.retrying:,} retrying",
+        f"{left} left",
+        f"{snapshot.in_flight:,} in flight",
+        f"{_rate(snapshot.rows_per_s)} rows/s",
+        f"{_rate(snapshot.tokens_per_s)} tokens/s",
+        f"{snapshot.rate_limited:,} x 429",
+    ]
+    if snapshot.skipped:
+        parts.insert(0, f"{snapshot.skipped:,} done before")
+    if snapshot.parked_s > 0:
+        parts.append(f"told to wait {duration(snapshot.parked_s)}")
+    if snapshot.is_draining:
+        parts.append("finishing what is in flight")
+    elif snapshot.eta_s is not None:
+        parts.append(f"ETA {duration(snapshot.eta_s)}")
+    return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3 m 05 s`, `2 h 07 m` or `3 d 04 h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} m {whole % 60:02} s"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} m"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600:02} h"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+class TerminalProgress:
+    """A bar and a line of counts that redraw themselves, for a terminal."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._console = Console(file=stream if stream is not None else sys.stderr)
+
+    async def show(self, view: View) -> None:
+        meter = Meter(view)
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TaskProgressColumn(),
+            console=self._console,
+        )
+        task = bar.add_task(view.source_name, total=None)
+        with Live(console=self._console, refresh_per_second=4, transient=True) as live:
+            while True:
+                snapshot = meter.read()
+                if snapshot.fraction is not None:
+                    bar.update(task, total=1.0, completed=snapshot.fraction)
+                grid = Table.grid(expand=True)
+                grid.add_row(bar)
+                grid.add_row(Text(line_of(snapshot), overflow="ellipsis", no_wrap=False))
+                live.update(grid)
+                await asyncio.sleep(_REFRESH_S)
+
+
+class PlainProgress:
+    """One line every 10 s, for logs and pipes."""
+
+    def __init__(self, stream: TextIO, every_s: float = PLAIN_EVERY_S) -> None:
+        self._stream = stream
+        self._every_s = every_s
+
+    async def show(self, view: View) -> None:
+        meter = Meter(view)
+        while True:
+            await asyncio.sleep(self._every_s)
+            self._stream.write(line_of(meter.read()) + "\n")
+            self._stream.flush()
+
+
+class JsonProgress:
+    """One JSON object every 10 s, for programs."""
+
+    def __init__(self, stream: TextIO, every_s: float = PLAIN_EVERY_S) -> None:
+        self._stream = stream
+        self._every_s = every_s
+
+    async def show(self, view: View) -> None:
+        meter = Meter(view)
+        while True:
+            await asyncio.sleep(self._every_s)
+            fields = {"event": "progress", **msgspec.to_builtins(meter.read())}
+            self._stream.write(msgspec.json.encode(fields).decode() + "\n")
+            self._stream.flush()

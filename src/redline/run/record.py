@@ -1,0 +1,160 @@
+"""The lines of a results file: written with a checksum, read back only when it holds.
+
+A line is one JSON object whose last field is `crc`: the CRC-32 (ISO 3309, as in zlib) of the
+line up to its comma, in eight hex digits. So a torn, cut or edited line is known from itself.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import msgspec
+
+from redline.calls import Outcome
+from redline.errors import CallError
+from redline.run.settings import Output
+from redline.run.source import Row
+
+VERSION = 1
+_CRC_TAIL = len(b',"crc":"00000000"}')
+_encode = msgspec.json.Encoder().encode
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """One finished row, ready to be written. `key`: which row it is, see `identity`."""
+
+    row: Row
+    key: int
+    custom_id: str | None
+    outcome: Outcome
+
+
+def result_line(result: Result, output: Output) -> bytes:
+    """The line of a success, newline included."""
+    if output.format == "batch":
+        return _sealed(_batch_fields(result, output))
+    outcome = result.outcome
+    reply = outcome.reply
+    fields: dict[str, Any] = {
+        "v": VERSION,
+        "hash": f"{result.key:016x}",
+        "custom_id": result.custom_id,
+        "row": result.row.number,
+        "output": reply.output if reply else None,
+        "tool_calls": reply.tool_calls if reply else None,
+        "finish_reason": reply.finish_reason if reply else None,
+        "usage": reply.usage if reply else None,
+        "model": reply.model if reply else None,
+        "endpoint": outcome.endpoint,
+        "attempts": outcome.attempts,
+        "latency_s": round(outcome.latency_s, 4),
+    }
+    if output.keep_input:
+        fields["input"] = result.row.data
+    if output.raw:
+        fields["response"] = _whole_reply(outcome)
+    return _sealed(fields)
+
+
+def failure_line(result: Result) -> bytes:
+    """The line of a failure, newline included: the input and the typed error."""
+    outcome, row = result.outcome, result.row
+    return _sealed(
+        {
+            "v": VERSION,
+            "hash": f"{result.key:016x}",
+            "custom_id": result.custom_id,
+            "row": row.number,
+            "line": row.line,
+            "status": outcome.status,
+            "error": _error_fields(outcome),
+            "output": outcome.output,
+            "endpoint": outcome.endpoint,
+            "attempts": outcome.attempts,
+            "latency_s": round(outcome.latency_s, 4),
+            "input": row.data if row.data is not None else _beginning(row.content),
+        }
+    )
+
+
+def _batch_fields(result: Result, output: Output) -> dict[str, Any]:
+    """An output line of the OpenAI Batch API, with redline's own fields in one object."""
+    outcome = result.outcome
+    reply = outcome.reply
+    fields: dict[str, Any] = {
+        "id": f"redline_{result.key:016x}",
+        "custom_id": result.custom_id or f"row-{result.row.number}",
+        "response": {
+            "status_code": reply.status if reply else 200,
+            "request_id": reply.request_id if reply else None,
+            "body": _whole_reply(outcome),
+        },
+        "error": None,
+        "hash": f"{result.key:016x}",
+        "row": result.row.number,
+        "attempts": outcome.attempts,
+        "latency_s": round(outcome.latency_s, 4),
+    }
+    if output.keep_input:
+        fields["input"] = result.row.data
+    return fields
+
+
+def _whole_reply(outcome: Outcome) -> Any:
+    """The reply's JSON as it came; the output alone where no HTTP reply stands behind it."""
+    if outcome.reply is None or not outcome.reply.body:
+        return outcome.output
+    return msgspec.Raw(outcome.reply.body.strip())
+
+
+def _error_fields(outcome: Outcome) -> dict[str, Any] | None:
+    error = outcome.error
+    if error is None:
+        return None
+    return {
+        "kind": error.kind,
+        "message": error.what,
+        "status": error.status if isinstance(error, CallError) else None,
+        "where": error.where,
+        "hint": error.hint,
+    }
+
+
+def _beginning(content: bytes) -> str:
+    """Enough of a bad row to find it by."""
+    return content[:1000].decode("utf-8", "replace")
+
+
+def _sealed(fields: dict[str, Any]) -> bytes:
+    body = _encode(fields)[:-1]
+    # A reply passed through untouched may hold line breaks between its JSON tokens.
+    if b"\n" in body or b"\r" in body:
+        body = _encode(msgspec.json.decode(body + b"}"))[:-1]
+    return b'%s,"crc":"%08x"}\n' % (body, zlib.crc32(body))
+
+
+class Entry(msgspec.Struct):
+    """What is read back of a line."""
+
+    hash: str
+    row: int = 0
+
+    @property
+    def key(self) -> int:
+        return int(self.hash, 16)
+
+
+_ENTRY = msgspec.json.Decoder(Entry)
+
+
+def read_entry(line: bytes) -> Entry | None:
+    """The entry of a line without its newline; None where its checksum does not hold."""
+    body, tail = line[:-_CRC_TAIL], line[-_CRC_TAIL:]
+    if tail != b',"crc":"%08x"}' % zlib.crc32(body):
+        return None
+    try:
+        entry = _ENTRY.decode(line)
+        return entry if entry.key >= 0 else None
+    except (msgspec.DecodeError, ValueError):
+        return None

@@ -1,0 +1,47 @@
+"""What a run came to: numbers that add up."""
+
+from __future__ import annotations
+
+import msgspec
+
+from redline.calls import Outcome
+from redline.errors import RedlineError
+from redline.run.settings import Output
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """The end of a run.
+
+    offered = succeeded + failed + unfinished, always: the rows this run took in hand. skipped: rows
+    an earlier run has done. is_input_done: the input was read to its end, or to its limit.
+    stopped: why the run ended early, None where it did not; interrupted: by the user.
+    errors_by_kind: failed attempts by kind of error, those tried again included.
+    outcomes: in input order, only for a run without an output file.
+    """
+
+    offered: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    skipped: int = 0
+    retries: int = 0
+    rate_limited: int = 0
+    attempts: int = 0
+    most_in_flight: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    elapsed_s: float = 0.0
+    is_input_done: bool = False
+    interrupted: bool = False
+    stopped: RedlineError | None = None
+    errors_by_kind: dict[str, int] = {}
+    output: Output | None = None
+    outcomes: list[Outcome] | None = None
+
+    @property
+    def unfinished(self) -> int:
+        return self.offered - self.succeeded - self.failed
+
+    @property
+    def is_complete(self) -> bool:
+        """Every row of the input has its outcome on disk, this run or before."""
+        return self.is_input_done and not self.unfinished and self.stopped is None

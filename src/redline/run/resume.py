@@ -1,0 +1,65 @@
+"""Opening an output: a new one, or one to continue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+from redline.errors import ConfigError
+from redline.run import manifest as manifests
+from redline.run.journal import Journal
+from redline.run.manifest import Manifest
+from redline.run.record import Result
+from redline.run.settings import Job, Output
+
+
+def open_journal(
+    job: Job, output: Output, acknowledge: Callable[[list[Result]], None]
+) -> tuple[Journal, Manifest]:
+    """The journal of `output`, ready to go on, and its manifest. Blocks while it reads.
+
+    The caller holds the lock. Raises ConfigError where the file is not redline's or was begun with
+    other settings, JournalError where it is damaged.
+    """
+    if job.restart:
+        _put_aside(output)
+    new = manifests.make(job)
+    old = None if job.restart else _begun(job, output)
+    if old is not None:
+        if not job.force:
+            manifests.check(old, new, output)
+        new.begun = old.begun
+    manifests.save(output, new)
+    return Journal(output, acknowledge), new
+
+
+def _begun(job: Job, output: Output) -> Manifest | None:
+    """The manifest of the results that are there; None for a new output."""
+    if not output.path.exists() and not output.failed_path.exists():
+        return None
+    old = manifests.load(output)
+    if old is None and not job.force and _size(output.path):
+        raise ConfigError(
+            f"{output.path} exists and is not a results file of redline",
+            hint="choose another -o, or put that file aside with --restart",
+        )
+    return old
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _put_aside(output: Output) -> None:
+    """Renames the files of an earlier run to the first free `labels.old-N`."""
+    stem, suffix = output.path.stem, output.path.suffix
+    for number in count(1):
+        aside = output.path.with_name(f"{stem}.old-{number}{suffix}")
+        aside_failed = output.path.with_name(f"{stem}.old-{number}.failed.jsonl")
+        if not aside.exists() and not aside_failed.exists():
+            break
+    if output.path.exists():
+        output.path.rename(aside)
+    if output.failed_path.exists():
+        output.failed_path.rename(aside_failed)

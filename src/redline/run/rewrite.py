@@ -1,0 +1,78 @@
+"""Rewriting finished files as a whole: failures that were mended taken out, results put in order.
+
+Both make a new file beside the old one and rename it, so that death at any moment leaves one of
+the two.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from pathlib import Path
+
+from redline.errors import JournalError
+from redline.run.identity import KeySet
+from redline.run.record import read_entry
+from redline.run.results_file import read_lines, replace_file, sync_folder
+
+_BUFFER_BYTES = 1 << 20
+
+
+def drop_mended(path: Path, succeeded: KeySet) -> int:
+    """Failures left in `path`: without those that succeeded since, and each row's last one only.
+
+    Does nothing where nothing is to be dropped; removes the file when none is left. The caller
+    holds the output's lock.
+    """
+    last: dict[int, int] = {}
+    total = 0
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        for offset, line in read_lines(fd):
+            entry = read_entry(line[:-1])
+            total += 1
+            if entry is not None and entry.key not in succeeded:
+                last[entry.key] = offset
+        if len(last) < total:
+            keep = sorted(last.values())
+            if keep:
+                _copy_lines(fd, path, array("Q", keep))
+            else:
+                path.unlink()
+                sync_folder(path.parent)
+    finally:
+        os.close(fd)
+    return len(last)
+
+
+def put_in_order(path: Path) -> None:
+    """Sorts the lines of `path` by their row number. 16 bytes of memory a row, twice."""
+    rows, offsets = array("Q"), array("Q")
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        for offset, line in read_lines(fd):
+            entry = read_entry(line[:-1])
+            if entry is None:
+                raise JournalError(f"a line of {path} is damaged", where=f"byte {offset:,}")
+            rows.append(entry.row)
+            offsets.append(offset)
+        order = sorted(range(len(rows)), key=rows.__getitem__)
+        if any(order[at] != at for at in range(len(order))):
+            _copy_lines(fd, path, array("Q", (offsets[at] for at in order)))
+    finally:
+        os.close(fd)
+
+
+def _copy_lines(fd: int, path: Path, offsets: array[int]) -> None:
+    """A new `path` of the lines of `fd` that begin at `offsets`, in that order."""
+
+    def write(new_fd: int) -> None:
+        with (
+            os.fdopen(os.dup(fd), "rb") as old,
+            os.fdopen(os.dup(new_fd), "wb", buffering=_BUFFER_BYTES) as new,
+        ):
+            for offset in offsets:
+                old.seek(offset)
+                new.write(old.readline())
+
+    replace_file(path, write)

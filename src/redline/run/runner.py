@@ -1,0 +1,272 @@
+"""One run: source -> workers -> backend -> journal.
+
+A worker takes a row, asks the backend and hands the outcome to the journal. There are more workers
+than slots, so that a slot never waits for a row to be rendered, and rows that wait to be tried
+again leave the slots to others.
+
+How a run ends:
+  the input ends        every row has its outcome
+  drain (first Ctrl-C)  no new row and no new attempt; what is on the wire is finished and saved
+  stop  (an error that no row can get around)   as drain, for at most GRACE_S
+  abort (second Ctrl-C, or the run's deadline)  what is on the wire is given up
+Rows without an outcome stay unfinished and are done by the next run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from redline.calls import Backend, Call, Outcome, Request
+from redline.clock import SYSTEM, Clock
+from redline.errors import CallError, NoEndpoint, RedlineError, Rejected, TimedOut
+from redline.events import Listener, RowsSaved
+from redline.run.feed import Feed, Picked
+from redline.run.identity import custom_id
+from redline.run.journal import Journal
+from redline.run.record import Result
+from redline.run.settings import Job
+from redline.run.template import Renderer
+
+GRACE_S = 30.0
+_WATCH_S = 0.05
+_MOST_SPARE_WORKERS = 1000
+_LEAST_SPARE_WORKERS = 16
+# A run whose first rows are all rejected is set up wrongly; a million more would be, too.
+HOPELESS_ROWS = 100
+
+OnOutcome = Callable[[Outcome], Awaitable[None]]
+
+_REASONS = {
+    "length": "the answer was cut at the token limit",
+    "content_filter": "the answer was cut by a content filter",
+    "empty": "the answer is empty",
+    "refusal": "the model refused to answer",
+}
+
+
+class Runner:
+    """Drives one job through one backend. `run` once; `drain` and `abort` at any time."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        backend: Backend,
+        slots: int,
+        feed: Feed,
+        source_name: str,
+        listener: Listener,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._job = job
+        self._backend = backend
+        self._feed = feed
+        self._source_name = source_name
+        self._listener = listener
+        self._clock = clock
+        self._renderer = Renderer(job.prompting)
+        self._workers = slots + max(_LEAST_SPARE_WORKERS, min(slots, _MOST_SPARE_WORKERS))
+        self._tasks: dict[asyncio.Task[None], Call | None] = {}
+        self._rejected_at_first = 0
+        self._has_succeeded = False
+        self.journal: Journal | None = None
+        self.on_outcome: OnOutcome | None = None
+        self.offered = 0
+        self.ended = 0
+        self.is_draining = False
+        self.stopped: RedlineError | None = None
+
+    async def run(self) -> None:
+        """Works until the input ends or the run is ended. The journal is the caller's to close."""
+        watch = asyncio.create_task(self._watch())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._workers):
+                    task = group.create_task(self._work())
+                    self._tasks[task] = None
+        finally:
+            watch.cancel()
+            self._tasks.clear()
+
+    def drain(self) -> None:
+        """Takes no new row and starts no new attempt; what is on the wire is finished."""
+        self.is_draining = True
+        self._feed.close()
+
+    def abort(self) -> None:
+        """Gives up what is on the wire as well."""
+        self.drain()
+        for task, call in self._tasks.items():
+            if call is not None:
+                task.cancel()
+
+    def stop(self, error: RedlineError) -> None:
+        """Drains because of `error`; the first one is kept."""
+        if self.stopped is None:
+            self.stopped = error
+        self.drain()
+
+    async def _watch(self) -> None:
+        """Ends rows that wait while draining, and the run at its deadline."""
+        deadline_s = self._job.deadline_s
+        ends_s = math.inf if deadline_s is None else self._clock.now_s() + deadline_s
+        gives_up_s = math.inf
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            now_s = self._clock.now_s()
+            if now_s >= ends_s:
+                hint = "run the same command again: it continues"
+                self.stop(TimedOut("run", deadline_s, hint=hint))
+                self.abort()
+            if self.is_draining:
+                self._cancel_waiting()
+                if self.stopped is not None and gives_up_s == math.inf:
+                    gives_up_s = now_s + GRACE_S
+                if now_s >= gives_up_s:
+                    self.abort()
+
+    def _cancel_waiting(self) -> None:
+        for task, call in self._tasks.items():
+            if call is not None and call.sent_s is None:
+                task.cancel()
+
+    async def _work(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            while (picked := await self._next()) is not None:
+                self.offered += 1
+                call = self._tasks[task] = Call(deadline_s=self._row_deadline_s())
+                outcome = await self._outcome(picked, call)
+                self._finishing()
+                await self._conclude(picked, outcome)
+        except asyncio.CancelledError:
+            # Only a draining run cancels its workers one by one; their rows stay unfinished.
+            if not self.is_draining:
+                raise
+        finally:
+            self._tasks.pop(task, None)
+
+    def _finishing(self) -> None:
+        """The row in hand has its outcome: from here on it is saved, whatever ends the run."""
+        task = asyncio.current_task()
+        if task in self._tasks:
+            self._tasks[task] = None
+
+    async def _next(self) -> Picked | None:
+        try:
+            return None if self.is_draining else await self._feed.next()
+        except RedlineError as error:
+            self.stop(error)
+            return None
+
+    def _row_deadline_s(self) -> float:
+        row_s = self._job.row_deadline_s
+        return math.inf if row_s is None else self._clock.now_s() + row_s
+
+    async def _outcome(self, picked: Picked, call: Call) -> Outcome:
+        """The row's outcome, from the backend or from what is wrong with the row itself."""
+        try:
+            row = self._checked(picked)
+            if self._job.hooks.before is not None:
+                row = await self._in_executor(self._job.hooks.before, row, "before")
+            is_http = self._job.call is None
+            request = self._renderer.request(row) if is_http else Request(body=row)
+            outcome = await self._backend.send(request, call)
+            self._finishing()
+            if outcome.is_success:
+                await self._finish(outcome)
+            return outcome
+        except Rejected as error:
+            return Outcome(status="rejected", error=error, attempts=call.attempts)
+
+    def _checked(self, picked: Picked) -> dict[str, Any]:
+        row = picked.row
+        if row.data is None:
+            raise Rejected(f"the row cannot be read: {row.problem}")
+        if picked.is_duplicate:
+            raise Rejected(
+                f"an earlier row has the same custom_id: {custom_id(row)}",
+                hint="custom_ids name rows, so each may occur once",
+            )
+        return row.data
+
+    async def _finish(self, outcome: Outcome) -> None:
+        """What the job asks of a success: the user's function, and reasons to fail."""
+        reply = outcome.reply
+        if reply is None:
+            return
+        if reply.finish_reason in self._job.fail_on:
+            reason = _REASONS.get(reply.finish_reason, reply.finish_reason)
+            outcome.status = "rejected"
+            outcome.error = Rejected(f"{reason} ({reply.finish_reason})")
+        elif self._job.hooks.after is not None:
+            reply.output = await self._in_executor(self._job.hooks.after, reply.output, "after")
+
+    async def _in_executor(self, function: Callable[[Any], Any], value: Any, name: str) -> Any:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._job.hooks.executor, function, value)
+        except Exception as error:
+            # The row boundary: a defect in the user's function fails its row and not the run.
+            raise Rejected(
+                f"the `{name}` function raised {type(error).__name__}: {error}"
+            ) from error
+
+    async def _conclude(self, picked: Picked, outcome: Outcome) -> None:
+        error = outcome.error
+        if error is not None:
+            error.where = self._where(picked, outcome)
+            if error.stops_run:
+                self.stop(error)
+                return
+        self._look_for_hope(outcome)
+        row = picked.row
+        name = custom_id(row)
+        outcome.custom_id, outcome.row, outcome.input = name, row.number, row.data
+        if self.journal is None:
+            saved = RowsSaved(self._clock.now_s(), outcome.is_success, not outcome.is_success)
+            self._listener.on_event(saved)
+        else:
+            try:
+                await self.journal.append(
+                    Result(row=row, key=picked.key, custom_id=name, outcome=outcome)
+                )
+            except RedlineError as journal_error:
+                self.stop(journal_error)
+                return
+        self.ended += 1
+        if self.on_outcome is not None:
+            await self.on_outcome(outcome)
+
+    def _where(self, picked: Picked, outcome: Outcome) -> str:
+        parts = [f"{self._source_name}:{picked.row.line}"]
+        if outcome.endpoint:
+            parts.append(f"endpoint {outcome.endpoint}")
+        if outcome.attempts:
+            parts.append(f"attempt {outcome.attempts} of {self._job.retry.max_retries + 1}")
+        return ", ".join(parts)
+
+    def _look_for_hope(self, outcome: Outcome) -> None:
+        """Stops a run whose rows all fail, and at once a strict one."""
+        error = outcome.error
+        if outcome.is_success:
+            self._has_succeeded = True
+        elif self._job.strict and error is not None:
+            error.hint = error.hint or "leave out --strict to go on past rows that fail"
+            self.stop(error)
+        elif not self._has_succeeded and isinstance(error, CallError):
+            self._rejected_at_first += 1
+            if self._rejected_at_first >= HOPELESS_ROWS:
+                self.stop(
+                    NoEndpoint(
+                        f"the first {HOPELESS_ROWS} rows all failed, the last with: {error.what}",
+                        where=error.where,
+                        hint=error.hint
+                        or "try a few rows with --limit 5 until they succeed, "
+                        "then start over with --restart",
+                    )
+                )

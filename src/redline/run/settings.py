@@ -1,0 +1,139 @@
+"""What a run is asked to do, resolved once: nothing below sees a flag or the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from redline.calls import Endpoint, RetryPolicy
+from redline.errors import ConfigError, nearest
+from redline.limits import Limits
+
+Format = Literal["redline", "batch"]
+FORMATS: tuple[str, ...] = get_args(Format)
+FAIL_ON = ("length", "empty", "content_filter", "refusal")
+
+
+class Prompting(msgspec.Struct, frozen=True, kw_only=True):
+    """How a row becomes a request.
+
+    prompt, system, body, url: Jinja templates over the row's columns; `body` renders a whole JSON
+    body. params: merged into every body, below the row's own. output_path: dotted keys and
+    indices that pick the answer, such as `result.items.0.text`.
+    """
+
+    prompt: str | None = None
+    system: str | None = None
+    body: str | None = None
+    url: str | None = None
+    method: str = "POST"
+    model: str | None = None
+    params: dict[str, Any] = msgspec.field(default_factory=dict)
+    output_path: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.body is not None and (self.prompt is not None or self.system is not None):
+            raise ConfigError(
+                "a body template and a prompt exclude each other",
+                hint="put the prompt into the body template",
+            )
+        if not self.method.isalpha():
+            raise ConfigError(f"not an HTTP method: {self.method}")
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """Where results go and what a line holds.
+
+    path: the results file; failures and the run's state go beside it. ordered: the finished file
+    is in input order. keep_input: each line repeats its row. raw: each line holds the whole reply.
+    """
+
+    path: Path
+    format: str = "redline"
+    ordered: bool = False
+    keep_input: bool = False
+    raw: bool = False
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise ConfigError(
+                f"unknown format: {self.format}",
+                hint=nearest(self.format, FORMATS) or f"one of {', '.join(FORMATS)}",
+            )
+
+    @property
+    def failed_path(self) -> Path:
+        return self.path.with_name(f"{self.path.stem}.failed.jsonl")
+
+    @property
+    def state_path(self) -> Path:
+        return self.path.with_name(f"{self.path.stem}.redline")
+
+
+class Hooks(msgspec.Struct, frozen=True, kw_only=True):
+    """User functions, run in `executor` (None: a thread pool) so that the loop stays free.
+
+    before: gets the row, returns the row to send. after: gets the output, returns the output to
+    keep. An exception in either fails its row.
+    """
+
+    before: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    after: Callable[[Any], Any] | None = None
+    executor: Executor | None = None
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One run.
+
+    rows: whatever `open_source` takes. endpoint or call: who answers; call is a coroutine function
+    of one row. is_simulated: an embedded simulated server takes the place of the endpoint's base
+    URL. row_deadline_s: a row with its retries. deadline_s: the run; what is unfinished then is
+    done on the next run. limit: only the first N rows. fail_on: finish reasons that make a result
+    a failure. strict: the first bad row ends the run.
+    """
+
+    rows: object
+    endpoint: Endpoint | None = None
+    call: Callable[[Any], Awaitable[Any]] | None = None
+    is_simulated: bool = False
+    limits: Limits = Limits()
+    prompting: Prompting = Prompting()
+    output: Output | None = None
+    hooks: Hooks = Hooks()
+    retry: RetryPolicy = RetryPolicy()
+    timeout_s: float = 600.0
+    row_deadline_s: float | None = None
+    deadline_s: float | None = None
+    limit: int | None = None
+    fail_on: tuple[str, ...] = ()
+    retry_failed: bool = False
+    restart: bool = False
+    force: bool = False
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.endpoint is None) == (self.call is None):
+            raise ConfigError(
+                "a run needs an endpoint or a function to call, and not both",
+                hint="give --base-url URL, --endpoint NAME, or call=my_async_function",
+            )
+        for reason in self.fail_on:
+            if reason not in FAIL_ON:
+                raise ConfigError(
+                    f"unknown reason to fail on: {reason}",
+                    hint=nearest(reason, FAIL_ON) or f"one of {', '.join(FAIL_ON)}",
+                )
+        for name in ("row_deadline_s", "deadline_s"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name.removesuffix('_s')} must be above 0 s, not {value:g}")
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"limit must be at least 1 row, not {self.limit}")
+        if self.retry_failed and self.output is None:
+            raise ConfigError("there are no failed rows to retry without an output file")
+        if self.restart and self.force:
+            raise ConfigError("--restart and --force exclude each other")

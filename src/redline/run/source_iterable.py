@@ -1,0 +1,102 @@
+"""Rows from Python: any iterable, and any async iterable."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sized
+
+from redline.run.source_row import BATCH_ROWS, Batch, Row, no_rows, row_of
+
+# A row waits at most this long for the others of its batch.
+_PATIENCE_S = 0.05
+
+
+def row_of_item(item: object, number: int, max_row_bytes: int) -> Row:
+    """The row of a user's item; a string is a prompt."""
+    value = {"prompt": item} if isinstance(item, str) else item
+    return row_of(value, number, max_row_bytes)
+
+
+class IterableRows:
+    """The rows of an iterable of dicts, strings, or what msgspec encodes as an object.
+
+    What the iterable raises passes through `batches` unchanged.
+    """
+
+    def __init__(self, name: str, items: Iterable[object], max_row_bytes: int) -> None:
+        self.name = name
+        self.total_rows: int | None = len(items) if isinstance(items, Sized) else None
+        self._items = items
+        self._max_row_bytes = max_row_bytes
+        self._number = 0
+        self._is_closed = False
+
+    def batches(self) -> Iterator[list[Row]]:
+        """Lists of 1 to 256 rows.
+
+        A batch begins at one row, doubles while the iterable is quick, and falls back to one
+        row when it takes longer than 50 ms: so few rows wait for a slow one.
+        """
+        batch = Batch()
+        wanted, since_s = 1, time.monotonic()
+        for item in self._items:
+            if self._is_closed:
+                return
+            self._number += 1
+            batch.add(row_of_item(item, self._number, self._max_row_bytes))
+            is_late = time.monotonic() - since_s > _PATIENCE_S
+            if is_late or batch.is_full or len(batch.rows) >= wanted:
+                wanted = 1 if is_late else min(2 * wanted, BATCH_ROWS)
+                yield batch.take()
+                since_s = time.monotonic()
+        if batch.rows:
+            yield batch.take()
+        if self._number == 0 and not self._is_closed:
+            raise no_rows(self.name)
+
+    def read_fraction(self) -> float | None:
+        """Share of the items that is read, 0 to 1; None where their number is unknown."""
+        if self.total_rows is None:
+            return None
+        return min(1.0, self._number / self.total_rows) if self.total_rows else 1.0
+
+    def close(self) -> None:
+        """Makes `batches` end at the next item; an item being made is not interrupted."""
+        self._is_closed = True
+
+
+class AsyncRows:
+    """The rows of an async iterable, each handed on as it comes.
+
+    The one source that lives on the event loop: its `batches` is an async iterator.
+    """
+
+    def __init__(
+        self, name: str, items: AsyncIterable[object], *, max_row_bytes: int = 16 * 1024 * 1024
+    ) -> None:
+        self.name = name
+        self.total_rows: int | None = len(items) if isinstance(items, Sized) else None
+        self._items = items
+        self._max_row_bytes = max_row_bytes
+        self._number = 0
+        self._is_closed = False
+
+    async def batches(self) -> AsyncIterator[list[Row]]:
+        """Lists of one row. Raises ConfigError where none came, and what the iterable raises."""
+        async for item in self._items:
+            if self._is_closed:
+                return
+            self._number += 1
+            yield [row_of_item(item, self._number, self._max_row_bytes)]
+        if self._number == 0 and not self._is_closed:
+            raise no_rows(self.name)
+
+    def read_fraction(self) -> float | None:
+        """Share of the items that is read, 0 to 1; None where their number is unknown."""
+        if self.total_rows is None:
+            return None
+        return min(1.0, self._number / self.total_rows) if self.total_rows else 1.0
+
+    def close(self) -> None:
+        """Makes `batches` end at the next item. The iterable itself stays its owner's."""
+        self._is_closed = True

@@ -1,0 +1,72 @@
+"""Counts of one run, kept from its events."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from redline.events import (
+    AttemptEnded,
+    AttemptStarted,
+    EndpointParked,
+    Event,
+    RetryScheduled,
+    RetryStarted,
+    RowsSaved,
+)
+
+
+class Tally:
+    """What progress and summary show. A Listener; all counts are of this process's run."""
+
+    def __init__(self) -> None:
+        self.attempts = 0
+        self.in_flight = 0
+        self.most_in_flight = 0
+        self.retries = 0
+        self.retrying = 0
+        self.succeeded = 0
+        self.failed = 0
+        self.input_tokens = 0
+        self.output_tokens = 0
+        self.limited_s = 0.0
+        self.latency_s = 0.0
+        self.parked_until_s = 0.0
+        self.errors: Counter[str] = Counter()
+
+    @property
+    def saved(self) -> int:
+        return self.succeeded + self.failed
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+    @property
+    def rate_limited(self) -> int:
+        """Answers of HTTP 429."""
+        return self.errors["rate_limited"]
+
+    def on_event(self, event: Event) -> None:
+        match event:
+            case AttemptStarted():
+                self.attempts += 1
+                self.in_flight += 1
+                self.most_in_flight = max(self.most_in_flight, self.in_flight)
+                self.limited_s += event.wait_s
+            case AttemptEnded():
+                self.in_flight -= 1
+                self.input_tokens += event.input_tokens
+                self.output_tokens += event.output_tokens
+                self.latency_s += event.latency_s
+                if event.error is not None:
+                    self.errors[event.error] += 1
+            case RowsSaved():
+                self.succeeded += event.succeeded
+                self.failed += event.failed
+            case RetryScheduled():
+                self.retries += 1
+                self.retrying += 1
+            case RetryStarted():
+                self.retrying -= 1
+            case EndpointParked():
+                self.parked_until_s = event.at_s + event.for_s

@@ -1,0 +1,128 @@
+"""Proof that a results file is complete: every row of the input once, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from redline.errors import ConfigError
+from redline.run import manifest as manifests
+from redline.run.identity import Identifier, KeySet
+from redline.run.record import read_entry
+from redline.run.results_file import read_lines
+from redline.run.settings import Output
+from redline.run.source import AsyncRows, open_source
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """rows: of the input. succeeded + failed + missing = rows.
+
+    repeated: lines for a row that has one already. strange: lines whose row is not in the input.
+    damaged: lines whose checksum does not hold.
+    """
+
+    rows: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    missing: int = 0
+    first_missing: int | None = None
+    repeated: int = 0
+    strange: int = 0
+    damaged: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Each row of the input has exactly one sound line."""
+        return not (self.missing or self.repeated or self.damaged)
+
+    def __str__(self) -> str:
+        """One line: `verify: 20 of 20, each once`, or what is wrong."""
+        found = self.rows - self.missing
+        if self.is_whole:
+            parts = [f"verify: {found:,} of {self.rows:,}, each once"]
+            if self.failed:
+                parts.append(f"{self.failed:,} of them as failures")
+        else:
+            parts = [f"verify: {found:,} of {self.rows:,}"]
+            if self.missing:
+                parts.append(f"{self.missing:,} missing, the first is row {self.first_missing:,}")
+            if self.repeated:
+                parts.append(f"{self.repeated:,} lines repeat a row")
+            if self.damaged:
+                parts.append(f"{self.damaged:,} lines are damaged")
+        if self.strange:
+            parts.append(f"{self.strange:,} lines belong to no row of the input")
+        return "; ".join(parts)
+
+
+def verify(output: Output, rows: object = None, limit: int | None = None) -> Verdict:
+    """Compares an output with its input. Blocks; reads both once.
+
+    rows: the input; None takes the path that the manifest names. limit: only the first N rows.
+    Raises ConfigError where there is no such output, or no input to compare with.
+    """
+    manifest = manifests.load(output)
+    if manifest is None:
+        raise ConfigError(
+            f"{output.path} is not a results file of redline",
+            hint=f"there is no {manifests.path_of(output)}",
+        )
+    rows = rows if rows is not None else manifest.input or None
+    if rows is None:
+        raise ConfigError(
+            f"{output.path} was not made from a file", hint="name the input with --input"
+        )
+    verdict = Verdict()
+    succeeded = _scan(output.path, verdict)
+    failed = _scan(output.failed_path, verdict)
+    _compare(rows, limit, (succeeded, failed), verdict)
+    both = len(succeeded) + len(failed) - verdict.succeeded - verdict.failed
+    verdict.strange = both
+    return verdict
+
+
+def _scan(path: Path, verdict: Verdict) -> KeySet:
+    """The keys in a file; counts damaged and repeated lines."""
+    keys = KeySet()
+    if not path.exists():
+        return keys
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        for _, line in read_lines(fd):
+            entry = read_entry(line[:-1]) if line.endswith(b"\n") else None
+            if entry is None:
+                verdict.damaged += 1
+            elif not keys.add(entry.key):
+                verdict.repeated += 1
+    finally:
+        os.close(fd)
+    return keys
+
+
+def _compare(
+    rows: object, limit: int | None, keys: tuple[KeySet, KeySet], verdict: Verdict
+) -> None:
+    succeeded, failed = keys
+    source = open_source(rows)
+    if isinstance(source, AsyncRows):
+        raise ConfigError("an async iterable cannot be verified", hint="name a file")
+    identifier = Identifier()
+    try:
+        for batch in source.batches():
+            for row in batch:
+                if limit is not None and row.number > limit:
+                    return
+                verdict.rows += 1
+                key, _ = identifier.key(row)
+                has_succeeded, has_failed = key in succeeded, key in failed
+                verdict.succeeded += has_succeeded
+                verdict.failed += has_failed and not has_succeeded
+                # A retried row may stand in both until its failure is taken out.
+                verdict.repeated += has_succeeded and has_failed
+                if not has_succeeded and not has_failed:
+                    verdict.missing += 1
+                    verdict.first_missing = verdict.first_missing or row.number
+    finally:
+        source.close()

@@ -1,0 +1,285 @@
+"""Rate limits as providers keep them: four algorithms, several limits at once.
+
+Everything here decides at once and takes `now_s`, so that tests turn the clock by hand.
+
+| algorithm | a request is admitted while                                                       |
+|-----------|-----------------------------------------------------------------------------------|
+| `fixed`   | the window's count is not full; a window begins with the first hit after the last  |
+| `moving`  | the last W seconds hold fewer than N                                              |
+| `counter` | floor(share of the previous window still in view * its count) + this one's fit N  |
+| `bucket`  | the bucket holds enough; it refills with N per W seconds and never holds more     |
+
+`fixed` and the rounding down in `counter` are those of the Python package `limits`, on which
+slowapi and flask-limiter stand. Windows of `counter` begin at whole multiples of W.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from redline.limits.rate import Rate
+
+# A wait that ends a hair late: the counter's condition is strict, so at the exact moment it
+# still refuses.
+_STRICTLY_AFTER_S = 1e-6
+# Float noise of a bucket that has refilled for exactly the wait it announced.
+_DROP = 1e-6
+
+
+class Window(Protocol):
+    """One limit. `now_s` never decreases from call to call."""
+
+    def wait_s(self, amount: int, now_s: float) -> float:
+        """Seconds until `amount` fits; 0 now, inf when it is larger than the limit."""
+        ...
+
+    def take(self, amount: int, now_s: float) -> None:
+        """Counts `amount`, for which `wait_s` has just been 0."""
+        ...
+
+    def left(self, now_s: float) -> int:
+        """The largest amount that would fit now, 0 to N."""
+        ...
+
+    def reset_s(self, now_s: float) -> float:
+        """Seconds until the whole limit is free again, if nothing more comes."""
+        ...
+
+
+class FixedWindow:
+    """At most N between one window's first hit and W seconds later."""
+
+    def __init__(self, rate: Rate) -> None:
+        self._rate = rate
+        self._ends_s = -math.inf
+        self._count = 0
+
+    def _roll(self, now_s: float) -> None:
+        if now_s >= self._ends_s:
+            self._count = 0
+
+    def wait_s(self, amount: int, now_s: float) -> float:
+        if amount > self._rate.count:
+            return math.inf
+        self._roll(now_s)
+        return 0.0 if self._count + amount <= self._rate.count else self._ends_s - now_s
+
+    def take(self, amount: int, now_s: float) -> None:
+        self._roll(now_s)
+        if now_s >= self._ends_s:
+            self._ends_s = now_s + self._rate.window_s
+        self._count += amount
+
+    def left(self, now_s: float) -> int:
+        self._roll(now_s)
+        return self._rate.count - self._count
+
+    def reset_s(self, now_s: float) -> float:
+        return max(0.0, self._ends_s - now_s)
+
+
+class MovingWindow:
+    """At most N in any W seconds: a log of every hit, forgotten once it is W old.
+
+    The log holds at most N hits.
+    """
+
+    def __init__(self, rate: Rate) -> None:
+        self._rate = rate
+        self._log: deque[tuple[float, int]] = deque()
+        self._count = 0
+
+    def _roll(self, now_s: float) -> None:
+        while self._log and self._log[0][0] + self._rate.window_s <= now_s:
+            self._count -= self._log.popleft()[1]
+
+    def wait_s(self, amount: int, now_s: float) -> float:
+        if amount > self._rate.count:
+            return math.inf
+        self._roll(now_s)
+        over = self._count + amount - self._rate.count
+        if over <= 0:
+            return 0.0
+        freed = itertools.accumulate(hit for _, hit in self._log)
+        last = next(index for index, total in enumerate(freed) if total >= over)
+        return self._log[last][0] + self._rate.window_s - now_s
+
+    def take(self, amount: int, now_s: float) -> None:
+        self._roll(now_s)
+        self._log.append((now_s, amount))
+        self._count += amount
+
+    def left(self, now_s: float) -> int:
+        self._roll(now_s)
+        return self._rate.count - self._count
+
+    def reset_s(self, now_s: float) -> float:
+        self._roll(now_s)
+        return self._log[-1][0] + self._rate.window_s - now_s if self._log else 0.0
+
+
+class SlidingCounter:
+    """Two counters: this window's, and the last one's weighted by how much is still in view."""
+
+    def __init__(self, rate: Rate) -> None:
+        self._rate = rate
+        self._index = -1
+        self._count = 0
+        self._previous = 0
+
+    def _roll(self, now_s: float) -> float:
+        """Seconds since the current window began, after the counters have moved to it."""
+        index = math.floor(now_s / self._rate.window_s)
+        if index > self._index:
+            self._previous = self._count if index == self._index + 1 else 0
+            self._count = 0
+            self._index = index
+        return now_s - self._index * self._rate.window_s
+
+    def left(self, now_s: float) -> int:
+        in_view = 1 - self._roll(now_s) / self._rate.window_s
+        return max(0, self._rate.count - self._count - math.floor(self._previous * in_view))
+
+    def wait_s(self, amount: int, now_s: float) -> float:
+        limit, window_s = self._rate.count, self._rate.window_s
+        if amount > limit:
+            return math.inf
+        if amount <= self.left(now_s):
+            return 0.0
+        since_s = self._roll(now_s)
+        spare = limit - amount - self._count
+        if spare >= 0:
+            # floor(previous * in_view) <= spare once in_view is below (spare + 1) / previous.
+            at_s = (1 - (spare + 1) / self._previous) * window_s
+        else:
+            # Not in this window: in the next one, this one's count is the previous one.
+            at_s = window_s + max(0.0, 1 - (limit - amount + 1) / self._count) * window_s
+        return max(at_s - since_s, 0.0) + _STRICTLY_AFTER_S
+
+    def take(self, amount: int, now_s: float) -> None:
+        self._roll(now_s)
+        self._count += amount
+
+    def reset_s(self, now_s: float) -> float:
+        since_s = self._roll(now_s)
+        if self._count:
+            return 2 * self._rate.window_s - since_s
+        return self._rate.window_s - since_s if self._previous else 0.0
+
+
+class TokenBucket:
+    """A bucket of N that starts full and refills steadily with N per W seconds."""
+
+    def __init__(self, rate: Rate) -> None:
+        self._capacity = rate.count
+        self._per_s = rate.count / rate.window_s
+        self._level = float(rate.count)
+        self._at_s = -math.inf
+
+    def _roll(self, now_s: float) -> None:
+        if now_s > self._at_s:
+            gained = (now_s - self._at_s) * self._per_s
+            self._level = min(float(self._capacity), self._level + gained)
+            self._at_s = now_s
+
+    def wait_s(self, amount: int, now_s: float) -> float:
+        if amount > self._capacity:
+            return math.inf
+        self._roll(now_s)
+        short = amount - self._level
+        return short / self._per_s if short > _DROP else 0.0
+
+    def take(self, amount: int, now_s: float) -> None:
+        self._roll(now_s)
+        self._level -= amount
+
+    def left(self, now_s: float) -> int:
+        self._roll(now_s)
+        return max(0, math.floor(self._level + _DROP))
+
+    def reset_s(self, now_s: float) -> float:
+        self._roll(now_s)
+        return (self._capacity - self._level) / self._per_s
+
+
+_WINDOWS: dict[str, type[FixedWindow | MovingWindow | SlidingCounter | TokenBucket]] = {
+    "fixed": FixedWindow,
+    "moving": MovingWindow,
+    "counter": SlidingCounter,
+    "bucket": TokenBucket,
+}
+
+
+class Rejection(msgspec.Struct, frozen=True):
+    """The limit that refused a request, and when the same request would be admitted.
+
+    wait_s: inf where the request is larger than the limit.
+    """
+
+    what: str
+    rate: Rate
+    used: int
+    asked: int
+    wait_s: float
+
+    @property
+    def limit(self) -> str:
+        """The limit's name in the statistics, like `requests 2/1s`."""
+        return f"{self.what} {self.rate}"
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What a provider tells of one limit: its size, what is left, seconds until it is whole."""
+
+    what: str
+    limit: int
+    left: int
+    reset_s: float
+
+
+class Admission:
+    """All limits of one provider: a request is counted by every one of them, or by none."""
+
+    def __init__(
+        self, requests: Sequence[Rate], tokens: Sequence[Rate], algorithm: str = "fixed"
+    ) -> None:
+        window = _WINDOWS[algorithm]
+        self._limits: list[tuple[str, Rate, Window]] = [
+            *(("requests", rate, window(rate)) for rate in requests),
+            *(("tokens", rate, window(rate)) for rate in tokens),
+        ]
+
+    def ask(self, tokens: int, now_s: float) -> Rejection | None:
+        """None when admitted, and then one request and `tokens` are counted.
+
+        Otherwise nothing is counted, and the limit with the longest wait is returned.
+        """
+        worst: tuple[float, str, Rate, Window] | None = None
+        for what, rate, window in self._limits:
+            wait_s = window.wait_s(1 if what == "requests" else tokens, now_s)
+            if wait_s > 0 and (worst is None or wait_s > worst[0]):
+                worst = (wait_s, what, rate, window)
+        if worst is None:
+            for what, _, window in self._limits:
+                amount = 1 if what == "requests" else tokens
+                if amount:
+                    window.take(amount, now_s)
+            return None
+        wait_s, what, rate, window = worst
+        asked = 1 if what == "requests" else tokens
+        return Rejection(what, rate, rate.count - window.left(now_s), asked, wait_s)
+
+    def readings(self, now_s: float) -> list[Reading]:
+        """At most one reading of requests and one of tokens: of the limit with the least left."""
+        least: dict[str, Reading] = {}
+        for what, rate, window in self._limits:
+            left = window.left(now_s)
+            if what not in least or left < least[what].left:
+                least[what] = Reading(what, rate.count, left, window.reset_s(now_s))
+        return list(least.values())

@@ -1,0 +1,299 @@
+"""One request's way through the simulated provider.
+
+Read -> key -> draft of the reply -> room in the queue -> rate limits -> fault drawn -> slot ->
+latency -> reply. What is refused before the rate limits costs nothing. What is admitted is
+charged, and may then meet a fault: a provider charges for those, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+from random import Random
+
+import msgspec
+from aiohttp import HttpVersion11, web
+
+from redline.clock import Clock
+from redline.sim.admission import Admission, Rejection
+from redline.sim.answers import Answers
+from redline.sim.bodies import BadCall
+from redline.sim.drafts import ENDPOINTS, Draft, Object
+from redline.sim.headers import limit_headers, retry_headers
+from redline.sim.replay import load_replay
+from redline.sim.settings import SimSettings
+from redline.sim.slots import Slots
+from redline.sim.stats import Stats, Ticket
+from redline.sim.stream import send_events, send_half
+from redline.sim.wire import HTML_PAGE, Reply, Sent, encode, error_reply, half, reset
+
+MAX_STALL_S = 3600.0
+_KEPT = Sent(is_kept_alive=True)
+_CLOSED = Sent(is_kept_alive=False)
+# These faults need no model: a provider's front door answers them at once.
+_AT_THE_DOOR = {
+    "429": error_reply(
+        429, "Too many requests (injected fault).", "requests", code="rate_limit_exceeded"
+    ),
+    "503": error_reply(503, "The service is overloaded (injected fault).", "service_unavailable"),
+}
+_FAILED = error_reply(500, "The server had an error (injected fault).", "server_error")
+_FULL = error_reply(503, "The queue is full.", "service_unavailable", code="overloaded")
+_HTML = Reply(200, HTML_PAGE, content_type="text/html; charset=utf-8")
+
+
+class Provider:
+    """Answers requests as the settings say, and counts what became of each."""
+
+    def __init__(self, settings: SimSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._answers = Answers(load_replay(settings.replay) if settings.replay else None)
+        self._admission = Admission(settings.requests, settings.tokens, settings.algorithm)
+        # Streams of their own, so that faults do not shift the latencies of one seed.
+        self._latency_rng = Random(f"{settings.seed} latency")
+        self._fault_rng = Random(f"{settings.seed} fault")
+        self._slots = Slots(settings.concurrency)
+        self.stats = Stats()
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a slot."""
+        return self._slots.waiting
+
+    async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answers one request, which ends in exactly one class of the statistics.
+
+        Cancelled when the client leaves.
+        """
+        ticket = self.stats.receive(self._clock.now_s())
+        try:
+            return await self._serve(request, ticket)
+        except ConnectionError:
+            # The client left while its reply was being written.
+            return _CLOSED
+        finally:
+            self.stats.settle(ticket, "abandoned", None, self._clock.now_s())
+
+    def refuse_key(self, request: web.BaseRequest) -> None:
+        """Raises BadCall, with status 401, where a key is asked for and not given."""
+        key = self._settings.api_key
+        if key is not None and request.headers.get("authorization") != f"Bearer {key}":
+            raise BadCall("Incorrect API key provided.", status=401, code="invalid_api_key")
+
+    def write(
+        self, request: web.BaseRequest, reply: Reply, request_id: str = ""
+    ) -> web.StreamResponse:
+        """Writes the reply to the connection, all at once."""
+        transport = request.transport
+        if transport is None:
+            return _CLOSED
+        # After 413 the rest of the body may still be on its way.
+        is_kept_alive = (
+            request.keep_alive and request.version >= HttpVersion11 and reply.status != 413
+        )
+        raw = encode(
+            reply, self._clock.wall_s(), is_kept_alive=is_kept_alive, request_id=request_id
+        )
+        if request.method == "HEAD":
+            raw = raw[: len(raw) - len(reply.body)]
+        transport.write(raw)
+        return _KEPT if is_kept_alive else _CLOSED
+
+    async def _serve(self, request: web.BaseRequest, ticket: Ticket) -> web.StreamResponse:
+        try:
+            raw = await _read(request)
+            ticket.arrival_s = self._clock.now_s()
+            draft = self._draft(request, raw)
+        except BadCall as error:
+            return self._reply(request, ticket, refusal(error), "refused")
+        if self._slots.is_full:
+            return self._reply(request, ticket, _FULL, "overloaded")
+        tokens = draft.prompt_tokens + draft.completion_tokens
+        rejection = self._admission.ask(tokens, ticket.arrival_s)
+        if rejection is not None:
+            over = self._rejected(rejection, ticket.arrival_s)
+            return self._reply(request, ticket, over, "rejected", rejection.limit)
+        fault = self._settings.faults.draw(self._fault_rng)
+        first_s = self._settings.latency.draw_s(self._latency_rng)
+        if fault in _AT_THE_DOOR:
+            return self._reply(request, ticket, _AT_THE_DOOR[fault], "faults", fault)
+        ticket.latency_s = first_s + self._settings.per_token_s * draft.completion_tokens
+        await self._slots.acquire()
+        self.stats.begin_serving()
+        try:
+            return await self._perform(request, ticket, draft, first_s, fault)
+        finally:
+            self.stats.end_serving()
+            self._slots.release()
+
+    async def _perform(
+        self,
+        request: web.BaseRequest,
+        ticket: Ticket,
+        draft: Draft,
+        first_s: float,
+        fault: str | None,
+    ) -> web.StreamResponse:
+        if fault == "stall":
+            return await self._stall(ticket)
+        wait_s = first_s if draft.is_stream else ticket.latency_s
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+        if fault == "half":
+            return await self._half(request, ticket, draft)
+        if fault is not None:
+            return self._break(request, ticket, fault)
+        if draft.is_stream:
+            return await self._stream(request, ticket, draft)
+        return self._answer(request, ticket, draft)
+
+    def _draft(self, request: web.BaseRequest, raw: bytes) -> Draft:
+        self.refuse_key(request)
+        endpoint = ENDPOINTS.get(request.path)
+        if endpoint is None:
+            raise BadCall(
+                f"Unknown URL: {request.method} {request.path}", status=404, code="unknown_url"
+            )
+        if request.method != "POST":
+            raise BadCall(f"{request.path} takes POST, not {request.method}.", status=405)
+        return endpoint(raw, self._answers)
+
+    def _rejected(self, rejection: Rejection, now_s: float) -> Reply:
+        rate = rejection.rate
+        asked = (
+            f"{rejection.what} per {rate.window_s:g} s: Limit {rate.count}, "
+            f"Used {rejection.used}, Requested {rejection.asked}."
+        )
+        if math.isinf(rejection.wait_s):
+            message = f"Request too large on {asked} It can never be admitted; make it smaller."
+        else:
+            message = f"Rate limit reached on {asked} Please try again in {rejection.wait_s:.3f}s."
+        return error_reply(
+            429,
+            message,
+            rejection.what,
+            code="rate_limit_exceeded",
+            headers={
+                **self._limit_headers(now_s),
+                **retry_headers(self._settings.headers, rejection.wait_s),
+            },
+        )
+
+    def _limit_headers(self, now_s: float) -> dict[str, str]:
+        if self._settings.headers == "none":
+            return {}
+        readings = self._admission.readings(now_s)
+        return limit_headers(self._settings.headers, readings, self._clock.wall_s())
+
+    def _reply(
+        self,
+        request: web.BaseRequest,
+        ticket: Ticket,
+        reply: Reply,
+        outcome: str,
+        detail: str = "",
+    ) -> web.StreamResponse:
+        if _has_left(request):
+            return _CLOSED
+        # Settled just before it is written: once a client has its reply, it is not in flight.
+        self.stats.settle(ticket, outcome, reply.status, self._clock.now_s(), detail)
+        return self.write(request, reply, f"req-sim{ticket.number}")
+
+    def _whole(self, ticket: Ticket, draft: Draft) -> Reply:
+        shown = draft.whole(ticket.number, int(self._clock.wall_s()))
+        headers = self._limit_headers(self._clock.now_s())
+        return Reply(200, msgspec.json.encode(shown), headers)
+
+    def _answer(self, request: web.BaseRequest, ticket: Ticket, draft: Draft) -> web.StreamResponse:
+        if not _has_left(request):
+            self.stats.spend(draft.prompt_tokens, draft.completion_tokens)
+        return self._reply(request, ticket, self._whole(ticket, draft), "answered")
+
+    def _break(self, request: web.BaseRequest, ticket: Ticket, fault: str) -> web.StreamResponse:
+        if fault == "500":
+            return self._reply(request, ticket, _FAILED, "faults", fault)
+        if fault == "notjson":
+            return self._reply(request, ticket, _HTML, "faults", fault)
+        self._settle_fault(ticket, fault, None)
+        reset(request)
+        return _CLOSED
+
+    def _settle_fault(self, ticket: Ticket, fault: str, status: int | None) -> None:
+        self.stats.settle(ticket, "faults", status, self._clock.now_s(), fault)
+
+    async def _stall(self, ticket: Ticket) -> web.StreamResponse:
+        try:
+            await asyncio.sleep(MAX_STALL_S)
+        finally:
+            self._settle_fault(ticket, "stall", None)
+        return _CLOSED
+
+    async def _half(
+        self, request: web.BaseRequest, ticket: Ticket, draft: Draft
+    ) -> web.StreamResponse:
+        transport = request.transport
+        if transport is None or transport.is_closing():
+            return _CLOSED
+        self._settle_fault(ticket, "half", 200)
+        if draft.is_stream:
+            response = await self._begin_stream(request, ticket)
+            await send_half(response, self._events(ticket, draft))
+        else:
+            reply = self._whole(ticket, draft)
+            raw = encode(reply, self._clock.wall_s(), is_kept_alive=True)
+            transport.write(half(raw, len(reply.body)))
+        transport.close()
+        return _CLOSED
+
+    async def _stream(
+        self, request: web.BaseRequest, ticket: Ticket, draft: Draft
+    ) -> web.StreamResponse:
+        def finish() -> None:
+            if not _has_left(request):
+                self.stats.spend(draft.prompt_tokens, draft.completion_tokens)
+                self.stats.settle(ticket, "answered", 200, self._clock.now_s())
+
+        response = await self._begin_stream(request, ticket)
+        events = self._events(ticket, draft)
+        await send_events(response, events, self._settings.per_token_s, finish)
+        return response
+
+    def _events(self, ticket: Ticket, draft: Draft) -> Iterator[tuple[int, Object]]:
+        return draft.events(ticket.number, int(self._clock.wall_s()))
+
+    async def _begin_stream(self, request: web.BaseRequest, ticket: Ticket) -> web.StreamResponse:
+        response = web.StreamResponse(
+            headers={
+                "content-type": "text/event-stream; charset=utf-8",
+                "cache-control": "no-cache",
+                "x-request-id": f"req-sim{ticket.number}",
+                **self._limit_headers(self._clock.now_s()),
+            }
+        )
+        await response.prepare(request)
+        return response
+
+
+def refusal(error: BadCall) -> Reply:
+    """The reply to a request that is itself wrong."""
+    return error_reply(error.status, error.message, "invalid_request_error", code=error.code)
+
+
+def _has_left(request: web.BaseRequest) -> bool:
+    transport = request.transport
+    return transport is None or transport.is_closing()
+
+
+async def _read(request: web.BaseRequest) -> bytes:
+    """The whole body. Raises BadCall for one that is too large or broken."""
+    if "expect" in request.headers and request.transport is not None:
+        # The client waits for this word before it sends a large body.
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise BadCall(f"The body is too large: {error.text}", status=413) from None
+    except web.RequestPayloadError as error:
+        raise BadCall(f"The body could not be read: {error}") from None

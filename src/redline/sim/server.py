@@ -1,0 +1,143 @@
+"""The simulated provider as a real HTTP server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from redline.clock import SYSTEM, Clock
+from redline.errors import ConfigError, RedlineError
+from redline.sim.bodies import BadCall
+from redline.sim.provider import Provider, refusal
+from redline.sim.settings import SimSettings
+from redline.sim.stats import KEPT_REQUESTS
+from redline.sim.wire import Reply, error_reply
+
+MAX_BODY_BYTES = 256 * 2**20
+# Thousands of connections may be opened at once; the kernel lowers this to its own bound.
+_BACKLOG = 4096
+_MODELS = {
+    "object": "list",
+    "data": [{"id": "sim", "object": "model", "created": 0, "owned_by": "redline"}],
+}
+
+
+class Sim:
+    """A simulated provider that serves while it is entered, or from `start` to `aclose`.
+
+    Runs inside the loop that starts it, and starts once. Raises ConfigError for a replay file it
+    cannot read and, from `start`, for an address it cannot listen on.
+    """
+
+    def __init__(self, settings: SimSettings | None = None, clock: Clock = SYSTEM) -> None:
+        self._settings = settings or SimSettings()
+        self._provider = Provider(self._settings, clock)
+        self._running: set[asyncio.Task[Any]] = set()
+        self._web: web.Server | None = None
+        self._listener: asyncio.Server | None = None
+        self._base_url = ""
+
+    async def __aenter__(self) -> Sim:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    @property
+    def base_url(self) -> str:
+        """`http://HOST:PORT/v1`. Raises RedlineError before `start`."""
+        if not self._base_url:
+            raise RedlineError("the simulated provider has not been started")
+        return self._base_url
+
+    def stats(self) -> dict[str, Any]:
+        """The counters of `GET /sim/stats`; redline.sim.stats says what each one means."""
+        return {**self._provider.stats.as_dict(), "waiting": self._provider.waiting}
+
+    def summary(self) -> str:
+        """The counters and their sum, in one line."""
+        return str(self._provider.stats)
+
+    async def start(self) -> None:
+        """Listens. Returns once connections are accepted."""
+        if self._web is not None:
+            raise RedlineError("the simulated provider has already been started")
+        loop = asyncio.get_running_loop()
+        settings = self._settings
+        server = web.Server(
+            self._handle,
+            request_factory=partial(web.BaseRequest, loop=loop, client_max_size=MAX_BODY_BYTES),
+            # A client that leaves ends its request; without this it would stay in flight.
+            handler_cancellation=True,
+            access_log=None,
+        )
+        try:
+            self._listener = await loop.create_server(
+                server, settings.host, settings.port, backlog=_BACKLOG
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"the simulated provider cannot listen: {error.strerror or error}",
+                where=f"{settings.host}:{settings.port}",
+                hint="port 0 picks a free one",
+            ) from error
+        self._web = server
+        port = self._listener.sockets[0].getsockname()[1]
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        self._base_url = f"http://{host}:{port}/v1"
+
+    async def aclose(self) -> None:
+        """Stops listening and cuts off every request in flight. A second call does nothing."""
+        listener, self._listener = self._listener, None
+        if listener is None or self._web is None:
+            return
+        listener.close()
+        # Idle connections end here; shutdown would wait for each of them.
+        self._web.pre_shutdown()
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+        await self._web.shutdown(0.1)
+        await listener.wait_closed()
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.method in ("GET", "HEAD"):
+            shown = self._show(request)
+            if shown is not None:
+                return self._provider.write(request, shown)
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            return await self._provider.serve(request)
+        finally:
+            self._running.discard(task)
+
+    def _show(self, request: web.BaseRequest) -> Reply | None:
+        """What can be looked at without being counted, or None."""
+        if request.path == "/healthz":
+            return _json({"status": "ok"})
+        if request.path == "/sim/stats":
+            return _json(self.stats())
+        if request.path == "/sim/requests":
+            text = request.query.get("limit", str(KEPT_REQUESTS))
+            if not (text.isascii() and text.isdigit() and len(text) < 10):
+                return error_reply(400, f"limit is not a number: {text}", "invalid_request_error")
+            return _json({"requests": self._provider.stats.last(int(text))})
+        if request.path == "/v1/models":
+            try:
+                self._provider.refuse_key(request)
+            except BadCall as error:
+                return refusal(error)
+            return _json(_MODELS)
+        return None
+
+
+def _json(shown: object) -> Reply:
+    return Reply(200, msgspec.json.encode(shown))

@@ -1,0 +1,43 @@
+"""The concurrency cap: so many requests are served at once, the others wait in arrival order."""
+
+from __future__ import annotations
+
+import asyncio
+
+# Long enough for any client that opens its connections in good faith. A longer queue would only
+# hide from a client that it asks for too much.
+MAX_WAITING = 4096
+
+
+class Slots:
+    """At most `cap` holders at once (None: no cap) and `max_waiting` who wait for a slot."""
+
+    def __init__(self, cap: int | None, max_waiting: int = MAX_WAITING) -> None:
+        self._free = asyncio.Semaphore(cap) if cap is not None else None
+        self._waiting = 0
+        self._max_waiting = max_waiting
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a slot."""
+        return self._waiting
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more request could neither be served nor wait."""
+        return self._free is not None and self._free.locked() and self._waiting >= self._max_waiting
+
+    async def acquire(self) -> None:
+        """Waits for a slot, first come first served. Every slot got is given back by `release`."""
+        if self._free is None:
+            return
+        self._waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self._waiting -= 1
+
+    def release(self) -> None:
+        """Gives a slot back, to the one who has waited longest."""
+        if self._free is not None:
+            self._free.release()

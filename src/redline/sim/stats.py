@@ -1,0 +1,160 @@
+"""What the simulated provider has seen. Every request ends in exactly one class.
+
+| class        | the request                                                             |
+|--------------|-------------------------------------------------------------------------|
+| `answered`   | got its whole reply: 200                                                |
+| `rejected`   | was over a rate limit: 429                                              |
+| `faults`     | met an injected fault                                                   |
+| `refused`    | was itself wrong: 400, 401, 404, 405, 413                               |
+| `overloaded` | found the queue for a free slot full: 503                               |
+| `abandoned`  | was given up by the client, or cut off by the end, before its reply     |
+| `in_flight`  | is not over yet                                                         |
+
+`received` is their sum at every moment. Looking at /healthz, /sim/... or GET /v1/models is not
+received, and neither is what is no HTTP at all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+CLASSES = ("answered", "rejected", "faults", "refused", "overloaded", "abandoned")
+KEPT_REQUESTS = 100_000
+
+
+class Ticket(msgspec.Struct, gc=False):
+    """One request on its way through.
+
+    number: from 1, in the order of arrival.
+    arrival_s: monotonic; when the request had been read and the limits were asked.
+    latency_s: the time it was to take by the settings, tokens included; 0 until drawn.
+    """
+
+    number: int
+    arrival_s: float
+    latency_s: float = 0.0
+    is_settled: bool = False
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One request that is over. `status` is None where the client got no status.
+
+    outcome: its class. detail: the kind of fault, or the limit that refused it.
+    """
+
+    number: int
+    arrival_s: float
+    latency_s: float
+    ended_s: float
+    status: int | None
+    outcome: str
+    detail: str
+
+
+class Stats:
+    """Counters, and the last 100,000 requests in the order in which they ended."""
+
+    def __init__(self) -> None:
+        self._received = 0
+        self._in_flight = 0
+        self._most_in_flight = 0
+        self._serving = 0
+        self._most_serving = 0
+        self._first_received_s: float | None = None
+        self._last_received_s: float | None = None
+        self._by_class = dict.fromkeys(CLASSES, 0)
+        self._by_limit: Counter[str] = Counter()
+        self._by_fault: Counter[str] = Counter()
+        self._by_status: Counter[str] = Counter()
+        self._prompt_tokens = 0
+        self._completion_tokens = 0
+        self._records: deque[Record] = deque(maxlen=KEPT_REQUESTS)
+
+    def receive(self, now_s: float) -> Ticket:
+        """The ticket of a request that has just come; it is in flight from now on."""
+        self._received += 1
+        self._in_flight += 1
+        self._most_in_flight = max(self._most_in_flight, self._in_flight)
+        if self._first_received_s is None:
+            self._first_received_s = now_s
+        self._last_received_s = now_s
+        return Ticket(self._received, now_s)
+
+    def settle(
+        self, ticket: Ticket, outcome: str, status: int | None, now_s: float, detail: str = ""
+    ) -> None:
+        """Puts the request into its class, once; a second call changes nothing.
+
+        detail: the limit's name for `rejected`, the kind for `faults`.
+        """
+        if ticket.is_settled:
+            return
+        ticket.is_settled = True
+        self._in_flight -= 1
+        self._by_class[outcome] += 1
+        self._by_status[str(status) if status is not None else "none"] += 1
+        if outcome == "rejected":
+            self._by_limit[detail] += 1
+        elif outcome == "faults":
+            self._by_fault[detail] += 1
+        self._records.append(
+            Record(
+                ticket.number, ticket.arrival_s, ticket.latency_s, now_s, status, outcome, detail
+            )
+        )
+
+    def spend(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """Counts the tokens of an answered request."""
+        self._prompt_tokens += prompt_tokens
+        self._completion_tokens += completion_tokens
+
+    def begin_serving(self) -> None:
+        """A request has got its slot."""
+        self._serving += 1
+        self._most_serving = max(self._most_serving, self._serving)
+
+    def end_serving(self) -> None:
+        """A request has given its slot back."""
+        self._serving -= 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counters, as `GET /sim/stats` shows them. Times are monotonic seconds.
+
+        `rejected` and `faults` are totals; `rejected_by_limit`, `faults_by_kind` split them.
+        `serving`: those past the queue. `tokens`: of answered requests.
+        """
+        return {
+            "received": self._received,
+            **self._by_class,
+            "in_flight": self._in_flight,
+            "most_in_flight": self._most_in_flight,
+            "serving": self._serving,
+            "most_serving": self._most_serving,
+            "rejected_by_limit": dict(self._by_limit),
+            "faults_by_kind": dict(self._by_fault),
+            "by_status": dict(self._by_status),
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+            "tokens": self._prompt_tokens + self._completion_tokens,
+            "first_received_s": self._first_received_s,
+            "last_received_s": self._last_received_s,
+        }
+
+    def last(self, limit: int) -> list[Record]:
+        """The last `limit` requests to end, by their numbers."""
+        newest = islice(reversed(self._records), max(0, limit))
+        return sorted(newest, key=lambda record: record.number)
+
+    def __str__(self) -> str:
+        """The sum in one line, as printed at the end."""
+        classes = {**self._by_class, "in flight": self._in_flight}
+        told = [f"{count} {name}" for name, count in classes.items() if count]
+        faults = ", ".join(f"{kind} {count}" for kind, count in sorted(self._by_fault.items()))
+        return (
+            f"received {self._received} = {' + '.join(told) or '0'}"
+            f"{f'; faults: {faults}' if faults else ''}; {self._most_in_flight} most in flight"
+        )

@@ -1,0 +1,102 @@
+"""A backend whose answers are written down: no network, and no time but the loop's."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from redline.calls import Call, Chunk, Cost, Outcome, Reply, Request, Sink, failed
+from redline.errors import CallError, ConfigError, NoEndpoint
+
+Step = Outcome | Reply | CallError | NoEndpoint
+
+
+class Send(msgspec.Struct, frozen=True):
+    """One send as the backend saw it.
+
+    number: of this send among all, from 1. attempt: of its call, from 1. at_s: the loop's time.
+    """
+
+    request: Request
+    number: int
+    attempt: int
+    at_s: float
+
+
+class ScriptedBackend:
+    """Ends each send as the script says, and records it in `sends`.
+
+    script: what becomes of send 1, 2, ... (the last step is repeated), or a function of the Send.
+    A Reply succeeds, an error fails, an Outcome is returned as a copy.
+    latency_s: seconds of the loop's time that a send takes, 0 or more; or a function of the Send.
+    room_s: what `room` answers; it can be set at any time.
+    Given a sink, a reply's text goes there as one chunk before the outcome.
+    Raises ConfigError for an empty script.
+    """
+
+    def __init__(
+        self,
+        script: Sequence[Step] | Callable[[Send], Step],
+        *,
+        latency_s: float | Callable[[Send], float] = 0.0,
+        room_s: float = 0.0,
+        label: str = "scripted",
+    ) -> None:
+        if not callable(script) and not script:
+            raise ConfigError("the script is empty", hint="give at least one Reply or error")
+        self.sends: list[Send] = []
+        self.in_flight = 0
+        self.most_in_flight = 0
+        self.cancelled = 0
+        self.is_closed = False
+        self.room_s = room_s
+        self.label = label
+        self._script = script
+        self._latency_s = latency_s
+
+    def room(self, cost: Cost, now_s: float) -> float:
+        return math.inf if self.is_closed else self.room_s
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        now_s = asyncio.get_running_loop().time()
+        send = Send(request, len(self.sends) + 1, max(1, call.attempts), now_s)
+        self.sends.append(send)
+        call.sent_s = now_s
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        latency_s = self._latency_s(send) if callable(self._latency_s) else self._latency_s
+        try:
+            await asyncio.sleep(latency_s)
+            outcome = self._outcome(send)
+            if sink is not None and outcome.is_success and isinstance(outcome.output, str):
+                call.committed = True
+                await sink.put(Chunk(outcome.output, {"text": outcome.output}))
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.in_flight -= 1
+        return outcome
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+    def _outcome(self, send: Send) -> Outcome:
+        # Whoever gets an outcome may write into it and into its error: each is a fresh copy.
+        step = copy.copy(self._step(send))
+        if isinstance(step, Outcome):
+            step.error = copy.copy(step.error)
+            return step
+        latency_s = asyncio.get_running_loop().time() - send.at_s
+        if isinstance(step, Reply):
+            return Outcome(status="succeeded", reply=step, endpoint=self.label, latency_s=latency_s)
+        return failed(step, endpoint=self.label, latency_s=latency_s)
+
+    def _step(self, send: Send) -> Step:
+        if callable(self._script):
+            return self._script(send)
+        return self._script[min(send.number, len(self._script)) - 1]

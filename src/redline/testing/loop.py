@@ -1,0 +1,168 @@
+"""An event loop whose time is virtual: a test of an hour of waiting runs in milliseconds.
+
+When nothing is ready the loop does not wait for its next timer, it moves its time to it. What
+happens outside the loop still takes real time:
+
+  outside work                 what the loop does when nothing else is ready
+  executor work                waits for it in real time, up to `THREAD_GRACE_S`; work that takes
+                               longer counts as stuck, and timers fire over it
+  a socket is registered       gives the kernel `SETTLE_S` to deliver, then moves on
+  nothing, but a timer         moves on to the timer
+  nothing, and no timer        raises Deadlock, which names the tasks and where each one waits
+
+So one process may talk to itself over loopback in virtual time; a test that waits for another
+process, or for a thread it started by itself, needs a real loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, TypeVar, TypeVarTuple
+
+from redline.errors import RedlineError
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+THREAD_GRACE_S = 1.0  # far above a test's file write, far below its time limit
+SETTLE_S = 0.001  # loopback delivers within a send; this covers a busy kernel
+LIMIT_S = 7 * 86400.0  # a ticker would otherwise keep a dead test running for ever
+_NAMED_TASKS = 8
+_ASYNCIO = str(Path(asyncio.__file__).parent)
+
+
+class Deadlock(RedlineError):
+    """Nothing can ever happen again in this loop, or its time limit is passed."""
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop that never waits for time; `time()` starts at `start_s`.
+
+    limit_s: virtual seconds after which a run is taken for one that never ends.
+    Raises Deadlock out of `run_until_complete` and `run_forever`.
+    """
+
+    def __init__(self, *, start_s: float = 0.0, limit_s: float = LIMIT_S) -> None:
+        self._jumping = _JumpingSelector(start_s, limit_s)
+        super().__init__(self._jumping)
+        # The loop wakes itself through a socket of its own, which is not the test's.
+        self._jumping.own_sockets = len(self._jumping.get_map())
+
+    def time(self) -> float:
+        """Virtual seconds: they move only when nothing is left to do."""
+        return self._jumping.now_s
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        """The function's result, for which virtual time stands still (see THREAD_GRACE_S)."""
+        future = super().run_in_executor(executor, func, *args)
+        self._jumping.threads.add(future)
+        future.add_done_callback(self._jumping.threads.discard)
+        return future
+
+    async def shutdown_default_executor(self, *args: Any, **options: Any) -> None:
+        """Returns once the executor's threads have ended, in real time."""
+        self._jumping.is_closing_executor = True
+        try:
+            await super().shutdown_default_executor(*args, **options)
+        finally:
+            self._jumping.is_closing_executor = False
+
+
+def virtual_run(
+    main: Coroutine[Any, Any, T], *, start_s: float = 0.0, limit_s: float = LIMIT_S
+) -> T:
+    """What `main` returns, run to its end in a VirtualLoop of its own.
+
+    `asyncio.sleep`, `timeout` and `wait_for` are virtual inside. Tasks left over are cancelled.
+    Raises what `main` raises, and Deadlock.
+    """
+    with asyncio.Runner(
+        loop_factory=lambda: VirtualLoop(start_s=start_s, limit_s=limit_s)
+    ) as runner:
+        return runner.run(main)
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    """The selector that moves time instead of waiting."""
+
+    def __init__(self, start_s: float, limit_s: float) -> None:
+        super().__init__()
+        self.now_s = start_s
+        self.threads: set[asyncio.Future[Any]] = set()
+        self.own_sockets = 0
+        self.is_closing_executor = False
+        self._end_s = start_s + limit_s
+        self._stuck: set[asyncio.Future[Any]] = set()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Events that are there now, or come from outside work; else time has moved.
+
+        timeout: seconds to the next timer, or None where there is none.
+        """
+        events = super().select(0)
+        if events or (timeout is not None and timeout <= 0):
+            return events
+        if self.is_closing_executor:
+            return super().select(None)
+        events = self._outside(has_timer=timeout is not None)
+        if events:
+            return events
+        if timeout is None:
+            raise Deadlock(
+                "nothing is ready, no timer is set, and no executor work is running",
+                where=_waiting(),
+                hint="something must set what these tasks wait for, or cancel them",
+            )
+        if self.now_s + timeout > self._end_s:
+            raise Deadlock(
+                f"virtual time would pass its limit, {self._end_s:g} s",
+                where=_waiting(),
+                hint="end what keeps setting timers, or pass a larger limit_s",
+            )
+        self.now_s += timeout
+        return events
+
+    def _outside(self, *, has_timer: bool) -> list[tuple[selectors.SelectorKey, int]]:
+        """What executor threads and sockets bring, after a wait in real time."""
+        self._stuck &= self.threads
+        if self.threads - self._stuck:
+            events = super().select(THREAD_GRACE_S)
+            if events:
+                return events
+            self._stuck |= self.threads
+        if not has_timer and self.threads:
+            return super().select(None)
+        if len(self.get_map()) > self.own_sockets:
+            return super().select(SETTLE_S if has_timer else THREAD_GRACE_S)
+        return []
+
+
+def _waiting() -> str:
+    """The unfinished tasks of the running loop by name, each with the line it waits at."""
+    tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
+    shown = [f"{task.get_name()} at {_line(task)}" for task in tasks[:_NAMED_TASKS]]
+    if len(tasks) > _NAMED_TASKS:
+        shown.append(f"and {len(tasks) - _NAMED_TASKS} more")
+    return "; ".join(shown) or "no task is pending"
+
+
+def _line(task: asyncio.Task[Any]) -> str:
+    """`file:line` where `task` waits: the innermost line that is not asyncio's own."""
+    place = "an unknown line"
+    is_asyncio = True
+    step: object = task.get_coro()
+    while step is not None:
+        frame = getattr(step, "cr_frame", None) or getattr(step, "ag_frame", None)
+        if frame is not None:
+            is_inside = frame.f_code.co_filename.startswith(_ASYNCIO)
+            if is_asyncio or not is_inside:
+                place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                is_asyncio = is_inside
+        step = getattr(step, "cr_await", None) or getattr(step, "ag_await", None)
+    return place

@@ -1,0 +1,256 @@
+"""The four algorithms against the plainest reading of their rules, in virtual time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from redline.limits.rate import Rate
+from redline.sim import admission
+from redline.sim.admission import (
+    Admission,
+    FixedWindow,
+    MovingWindow,
+    SlidingCounter,
+    TokenBucket,
+    Window,
+)
+
+Hits = list[tuple[float, int]]
+Events = Sequence[tuple[float, int]]
+
+# Gaps are eighths of a second and windows whole seconds, so that float arithmetic is exact and
+# the very edges of windows are met.
+GAPS = st.integers(0, 40).map(lambda eighths: eighths / 8)
+EVENTS = st.lists(st.tuples(GAPS, st.integers(1, 9)), max_size=60)
+RATES = st.builds(Rate, count=st.integers(1, 8), window_s=st.sampled_from([1.0, 2.0, 4.0]))
+
+
+def fixed_fits(rate: Rate, hits: Hits, amount: int, now_s: float) -> bool:
+    """Walks all hits since the beginning, window by window."""
+    ends_s, count = -math.inf, 0
+    for at_s, hit in hits:
+        if at_s >= ends_s:
+            ends_s, count = at_s + rate.window_s, 0
+        count += hit
+    return (count if now_s < ends_s else 0) + amount <= rate.count
+
+
+def moving_fits(rate: Rate, hits: Hits, amount: int, now_s: float) -> bool:
+    return sum(h for at_s, h in hits if at_s + rate.window_s > now_s) + amount <= rate.count
+
+
+def counter_fits(rate: Rate, hits: Hits, amount: int, now_s: float) -> bool:
+    this = math.floor(now_s / rate.window_s)
+    now = sum(h for at_s, h in hits if math.floor(at_s / rate.window_s) == this)
+    last = sum(h for at_s, h in hits if math.floor(at_s / rate.window_s) == this - 1)
+    in_view = 1 - (now_s - this * rate.window_s) / rate.window_s
+    return math.floor(last * in_view + now) + amount <= rate.count
+
+
+def bucket_fits(rate: Rate, hits: Hits, amount: int, now_s: float) -> bool:
+    level, then_s = float(rate.count), 0.0
+    for at_s, hit in hits:
+        level = min(rate.count, level + (at_s - then_s) * rate.count / rate.window_s) - hit
+        then_s = at_s
+    level = min(rate.count, level + (now_s - then_s) * rate.count / rate.window_s)
+    return level >= amount
+
+
+Reference = Callable[[Rate, Hits, int, float], bool]
+PAIRS: list[tuple[Callable[[Rate], Window], Reference]] = [
+    (FixedWindow, fixed_fits),
+    (MovingWindow, moving_fits),
+    (SlidingCounter, counter_fits),
+    (TokenBucket, bucket_fits),
+]
+
+
+def first_difference(window: Window, fits: Reference, rate: Rate, events: Events) -> int | None:
+    """The index of the first event on which the window and its reference disagree."""
+    hits: Hits = []
+    now_s = 16.0
+    for index, (gap_s, amount) in enumerate(events):
+        now_s += gap_s
+        is_admitted = window.wait_s(amount, now_s) == 0
+        if is_admitted != fits(rate, hits, amount, now_s):
+            return index
+        if is_admitted:
+            window.take(amount, now_s)
+            hits.append((now_s, amount))
+    return None
+
+
+@pytest.mark.parametrize(("make", "fits"), PAIRS)
+@settings(max_examples=200, deadline=None)
+@given(rate=RATES, events=EVENTS)
+def test_decides_like_its_rule(
+    make: Callable[[Rate], Window], fits: Reference, rate: Rate, events: Events
+) -> None:
+    assert first_difference(make(rate), fits, rate, events) is None
+
+
+class StuckWindow(FixedWindow):
+    """A mutant: each hit moves the end of the window."""
+
+    def take(self, amount: int, now_s: float) -> None:
+        super().take(amount, now_s)
+        self._ends_s = now_s + self._rate.window_s
+
+
+class ShortWindow(MovingWindow):
+    """A mutant: forgets a hit an eighth of a second early."""
+
+    def _roll(self, now_s: float) -> None:
+        super()._roll(now_s + 0.125)
+
+
+class ForgetfulCounter(SlidingCounter):
+    """A mutant: does not see the last window."""
+
+    def _roll(self, now_s: float) -> float:
+        since_s = super()._roll(now_s)
+        self._previous = 0
+        return since_s
+
+
+class OverflowingBucket(TokenBucket):
+    """A mutant: holds one more than it should."""
+
+    def __init__(self, rate: Rate) -> None:
+        super().__init__(rate)
+        self._capacity += 1
+
+
+@pytest.mark.parametrize(
+    ("mutant", "fits"),
+    [
+        (StuckWindow, fixed_fits),
+        (ShortWindow, moving_fits),
+        (ForgetfulCounter, counter_fits),
+        (OverflowingBucket, bucket_fits),
+    ],
+)
+def test_the_comparison_catches_a_wrong_window(
+    mutant: Callable[[Rate], Window], fits: Reference
+) -> None:
+    rate = Rate(4, 2.0)
+    # Idle for long, then a burst, then one hit each time a wrong window would take it.
+    events = [(8.0, 1), (0.5, 1), *[(0.0, 1)] * 6, *[(0.125, 1)] * 40]
+    assert first_difference(mutant(rate), fits, rate, events) is not None
+
+
+@pytest.mark.parametrize("make", [make for make, _ in PAIRS])
+@settings(max_examples=150, deadline=None)
+@given(rate=RATES, events=EVENTS)
+def test_what_it_says_of_itself_is_true(
+    make: Callable[[Rate], Window], rate: Rate, events: Events
+) -> None:
+    window = make(rate)
+    now_s = 16.0
+    for gap_s, amount in events:
+        now_s += gap_s
+        left = window.left(now_s)
+        assert 0 <= left <= rate.count
+        assert left == 0 or window.wait_s(left, now_s) == 0
+        assert window.wait_s(left + 1, now_s) > 0
+        if window.wait_s(amount, now_s) == 0:
+            window.take(amount, now_s)
+    reset_s = window.reset_s(now_s)
+    assert 0 <= reset_s <= 2 * rate.window_s
+    assert window.left(now_s + reset_s + 1e-6) == rate.count
+
+
+@pytest.mark.parametrize(("make", "fits"), PAIRS)
+@settings(max_examples=150, deadline=None)
+@given(rate=RATES, events=EVENTS, asked=st.integers(1, 9))
+def test_the_wait_is_enough_and_not_too_long(
+    make: Callable[[Rate], Window], fits: Reference, rate: Rate, events: Events, asked: int
+) -> None:
+    window, hits, now_s = make(rate), [], 16.0
+    for gap_s, amount in events:
+        now_s += gap_s
+        if window.wait_s(amount, now_s) == 0:
+            window.take(amount, now_s)
+            hits.append((now_s, amount))
+    wait_s = window.wait_s(asked, now_s)
+    if asked > rate.count:
+        assert math.isinf(wait_s)
+        return
+    assert wait_s < 2 * rate.window_s + 1e-3
+    if wait_s > 1e-3:
+        assert not fits(rate, hits, asked, now_s + wait_s - 1e-3)
+    assert window.wait_s(asked, now_s + wait_s) == 0
+
+
+def test_a_fixed_window_begins_with_its_first_hit() -> None:
+    window = FixedWindow(Rate(2, 1.0))
+    window.take(1, 10.7)
+    window.take(1, 11.6)
+    assert window.wait_s(1, 11.6) == pytest.approx(0.1)
+    assert window.wait_s(1, 11.7) == 0
+    window.take(1, 13.0)
+    assert window.reset_s(13.25) == pytest.approx(0.75)
+
+
+def test_a_sliding_counter_rounds_down_as_the_limits_package_does() -> None:
+    window = SlidingCounter(Rate(4, 1.0))
+    for _ in range(4):
+        window.take(1, 10.5)
+    assert window.wait_s(1, 11.0) > 0
+    assert window.wait_s(1, 11.001) == 0
+    assert window.wait_s(2, 11.001) == pytest.approx(0.249, abs=1e-3)
+
+
+def test_the_log_of_a_moving_window_stays_within_its_limit() -> None:
+    window = MovingWindow(Rate(5, 1.0))
+    for step in range(1000):
+        if window.wait_s(1, step / 10) == 0:
+            window.take(1, step / 10)
+        assert len(window._log) <= 5
+
+
+@pytest.mark.parametrize("algorithm", sorted(admission._WINDOWS))
+def test_a_rejected_request_consumes_nothing(algorithm: str) -> None:
+    limits = Admission([Rate(3, 1.0), Rate(100, 60.0)], [Rate(50, 1.0)], algorithm)
+    assert limits.ask(40, 100.0) is None
+    before = limits.readings(100.0)
+    rejection = limits.ask(11, 100.0)
+    assert rejection is not None
+    assert (rejection.limit, rejection.asked, rejection.used) == ("tokens 50/1s", 11, 40)
+    assert limits.readings(100.0) == before
+    assert limits.ask(10, 100.0) is None
+    assert limits.ask(0, 100.0) is None
+    rejection = limits.ask(0, 100.0)
+    assert rejection is not None
+    assert rejection.limit == "requests 3/1s"
+    assert {r.what: (r.limit, r.left) for r in limits.readings(100.0)} == {
+        "requests": (3, 0),
+        "tokens": (50, 0),
+    }
+
+
+def test_a_request_above_the_limit_never_fits() -> None:
+    limits = Admission([], [Rate(50, 1.0)], "moving")
+    rejection = limits.ask(51, 5.0)
+    assert rejection is not None
+    assert math.isinf(rejection.wait_s)
+    assert limits.ask(50, 5.0) is None
+
+
+def test_the_longest_wait_is_the_one_reported() -> None:
+    limits = Admission([Rate(1, 1.0), Rate(1, 60.0)], [], "fixed")
+    assert limits.ask(0, 5.0) is None
+    rejection = limits.ask(0, 5.5)
+    assert rejection is not None
+    assert (rejection.limit, rejection.wait_s) == ("requests 1/60s", pytest.approx(59.5))
+
+
+def test_without_limits_everything_is_admitted() -> None:
+    limits = Admission([], [])
+    assert all(limits.ask(10**6, 0.0) is None for _ in range(100))
+    assert limits.readings(0.0) == []

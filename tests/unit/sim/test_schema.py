@@ -1,0 +1,109 @@
+"""Values that satisfy a schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, Field, create_model
+
+from redline.sim.bodies import BadCall
+from redline.sim.schema import example
+
+
+class Place(BaseModel):
+    city: str = Field(min_length=12, max_length=20)
+    country: str | None
+
+
+class Ticket(BaseModel):
+    label: str = Field(json_schema_extra={"enum": ["billing", "bug", "other"]})
+    urgency: int = Field(ge=1, le=5)
+    score: float = Field(gt=0, lt=1)
+    is_open: bool
+    tags: list[str] = Field(min_length=2)
+    place: Place
+
+
+class Tree(BaseModel):
+    name: str
+    left: Tree | None
+    children: list[Tree]
+
+
+TEXTS = [f"message {number}" for number in range(60)]
+
+
+def test_pydantic_accepts_every_value() -> None:
+    schema = Ticket.model_json_schema()
+    values = [Ticket.model_validate(example(schema, text)) for text in TEXTS]
+    assert {value.label for value in values} == {"billing", "bug", "other"}
+    assert {value.urgency for value in values} == {1, 2, 3, 4, 5}
+    assert {value.is_open for value in values} == {True, False}
+    assert all(len(value.tags) == 2 for value in values)
+
+
+def test_the_text_alone_decides() -> None:
+    schema = Ticket.model_json_schema()
+    assert [example(schema, text) for text in TEXTS] == [example(schema, text) for text in TEXTS]
+
+
+def test_a_schema_that_refers_to_itself_ends() -> None:
+    assert Tree.model_validate(example(Tree.model_json_schema(), "x")).name.startswith("name")
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"ge": 10},
+        {"le": -10},
+        {"gt": 3, "lt": 5},
+        {"ge": -2, "le": -2},
+        {"gt": 1000},
+        {"lt": -1000},
+    ],
+)
+@pytest.mark.parametrize("kind", [int, float])
+def test_numbers_stay_within_their_bounds(kind: type, bounds: dict[str, Any]) -> None:
+    model = create_model("Number", value=(kind, Field(**bounds)))
+    for text in TEXTS:
+        model.model_validate(example(model.model_json_schema(), text))
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"const": 7}, 7),
+        ({"type": "null"}, None),
+        ({"type": ["null", "string"]}, None),
+        ({"type": "array", "maxItems": 0}, []),
+        ({"anyOf": [{"const": 1}, {"const": 2}]}, 1),
+        ({"oneOf": [{"const": 2}]}, 2),
+        ({"allOf": [{"$ref": "#/$defs/one"}], "$defs": {"one": {"const": 3}}}, 3),
+        ({"properties": {}}, {}),
+    ],
+)
+def test_small_schemas(schema: dict[str, Any], value: Any) -> None:
+    assert example(schema, "x") == value
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "colour"},
+        {"type": "integer", "minimum": 5, "maximum": 4},
+        {"$ref": "#/$defs/none"},
+        {"$ref": "https://example.com/schema"},
+        {"$ref": "#"},
+        {"type": "array", "minItems": 10**9, "items": {"type": "string"}},
+        {"type": "object", "properties": {"a": {"$ref": "#"}}},
+        {"type": "object", "properties": [1]},
+        {"type": "string", "maxLength": "x"},
+        {"anyOf": [1]},
+        {"type": "number", "minimum": "low"},
+    ],
+)
+def test_an_impossible_schema_is_the_client_s_fault(schema: dict[str, Any]) -> None:
+    with pytest.raises(BadCall) as caught:
+        example(schema, "x")
+    assert caught.value.status == 400

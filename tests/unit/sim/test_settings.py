@@ -1,0 +1,53 @@
+"""Settings that cannot work are refused, and good ones tell what they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redline.errors import ConfigError
+from redline.limits.rate import Rate
+from redline.sim import SimSettings, Uniform, parse_faults
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        ({"algorithm": "fixd"}, "did you mean fixed?"),
+        ({"headers": "opnai"}, "did you mean openai?"),
+        ({"port": 65536}, "0 picks one"),
+        ({"port": -1}, "0 picks one"),
+        ({"concurrency": 0}, "leave it out for no cap"),
+        ({"per_token_s": -0.1}, "0.02 is 50 tokens a second"),
+        ({"per_token_s": float("nan")}, "0.02 is 50 tokens a second"),
+        ({"api_key": " "}, "leave it out to ask for none"),
+    ],
+)
+def test_what_cannot_work_is_refused(wrong: dict[str, Any], hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SimSettings(**wrong)
+    assert caught.value.hint == hint
+
+
+def test_settings_tell_what_they_simulate_but_not_the_key() -> None:
+    assert str(SimSettings()) == "no rate limit; latency 0 s; seed 0"
+    told = str(
+        SimSettings(
+            requests=(Rate(2, 1.0), Rate(500, 60.0)),
+            tokens=(Rate(200_000, 60.0),),
+            algorithm="moving",
+            concurrency=8,
+            latency=Uniform(2, 5),
+            per_token_s=0.02,
+            faults=parse_faults(["0.05"]),
+            replay=Path("gsm8k.jsonl"),
+            seed=7,
+            api_key="sk-secret",
+        )
+    )
+    assert told == (
+        "requests 2/1s, requests 500/60s, tokens 200000/60s (moving); 8 at once; latency 2-5 s; "
+        "0.02 s per token; faults 5 %; answers from gsm8k.jsonl; seed 7"
+    )
