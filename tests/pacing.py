@@ -57,12 +57,14 @@ def drive(window: Any, asks: Sequence[Ask], *, late_s: float | Iterable[float] =
 
     late_s: by how much each timer rings late; one number, or one for each timer in turn.
     """
-    lates = itertools.repeat(late_s) if isinstance(late_s, (int, float)) else itertools.cycle(late_s)
+    lates = (
+        itertools.repeat(late_s) if isinstance(late_s, (int, float)) else itertools.cycle(late_s)
+    )
     driven = Driven(window)
     events: list[tuple[float, int, Any]] = []
     numbers = itertools.count()
     queue = sorted(asks, key=lambda ask: ask.arrival_s)
-    now_s, position = 0.0, 0
+    now_s, due_s, position = 0.0, math.inf, 0
 
     def at(when_s: float, action: Any) -> None:
         heapq.heappush(events, (when_s, next(numbers), action))
@@ -90,13 +92,15 @@ def drive(window: Any, asks: Sequence[Ask], *, late_s: float | Iterable[float] =
         if position < len(queue):
             ask = queue[position]
             wait_s = max(ask.arrival_s - now_s, 0.0)
+            due_s = math.inf if wait_s > 0 else due_s
             if wait_s == 0.0:
                 wait_s = window.wait_s(ask.amount, now_s)
                 if wait_s == 0.0:
-                    booking = window.book(ask.amount, now_s)
+                    booking = window.book(ask.amount, now_s, max(0.0, now_s - due_s))
                     at(now_s + ask.write_s, lambda t, a=ask, b=booking: write(a, b, t))
                     position += 1
                     continue
+                due_s = now_s + wait_s
                 wait_s += next(lates)
             next_s = min(next_s, now_s + wait_s)
         if next_s == math.inf:

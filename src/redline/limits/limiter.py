@@ -57,6 +57,7 @@ class Limiter:
         self._windows = self._requests + self._tokens
         self._queue: WaitQueue[int, tuple[Booking, ...]] = WaitQueue()
         self._timer: asyncio.TimerHandle | None = None
+        self._due_s = math.inf  # when the timer should ring; inf without one
         self._parked_until_s = -math.inf
 
     @property
@@ -121,9 +122,9 @@ class Limiter:
             raise
         return Grant(self, bookings, tokens, self._clock.now_s() - asked_s)
 
-    def _book(self, tokens: int, now_s: float) -> tuple[Booking, ...]:
-        bookings = [window.book(1, now_s) for window in self._requests]
-        bookings += [window.book(tokens, now_s) for window in self._tokens]
+    def _book(self, tokens: int, now_s: float, late_s: float = 0.0) -> tuple[Booking, ...]:
+        bookings = [window.book(1, now_s, late_s) for window in self._requests]
+        bookings += [window.book(tokens, now_s, late_s) for window in self._tokens]
         return tuple(bookings)
 
     def _pump(self) -> None:
@@ -132,14 +133,17 @@ class Limiter:
             self._timer.cancel()
             self._timer = None
         now_s = self._clock.now_s()
+        late_s = max(0.0, now_s - self._due_s)
+        self._due_s = math.inf
         while (head := self._queue.head()) is not None:
             wait_s = self.room_s(head.want, now_s)
             if wait_s > 0:
                 if wait_s < math.inf:
+                    self._due_s = now_s + wait_s
                     loop = asyncio.get_running_loop()
                     self._timer = loop.call_later(max(wait_s, _SHORTEST_TIMER_S), self._pump)
                 return
-            self._queue.wake_head(self._book(head.want, now_s))
+            self._queue.wake_head(self._book(head.want, now_s, late_s))
 
     def _sent(self, bookings: tuple[Booking, ...], now_s: float) -> None:
         for window, booking in zip(self._windows, bookings, strict=True):

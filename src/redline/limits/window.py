@@ -51,8 +51,8 @@ class Window:
         self._span_s = rate.window_s + (guard_s if self._is_hard else 0.0)
         self._unit_s = self._span_s / rate.count
         self._burst = _burst(rate, profile, guard_s)
-        # A timer is late by a little; with a burst of 1 that time would be lost at every send, so
-        # the pace may catch up by as much as the guard, which covers the event loop's lag.
+        # With a burst of 1 the lateness of a timer would be lost at every send, so the pace may
+        # catch up by as much as the guard, which covers the event loop's lag.
         self._catch_up_s = guard_s if self._burst == 1 else 0.0
         self._full_at_s: float | None = None
         self._sent: deque[Booking] = deque()
@@ -66,10 +66,15 @@ class Window:
         """
         return max(self._paced_wait_s(amount, now_s), self._hard_wait_s(amount, now_s))
 
-    def book(self, amount: int, now_s: float) -> Booking:
-        """Takes `amount`; call only when `wait_s` is 0."""
-        full_at_s = now_s if self._full_at_s is None else self._full_at_s
-        self._full_at_s = max(full_at_s, now_s - self._catch_up_s) + amount * self._unit_s
+    def book(self, amount: int, now_s: float, late_s: float = 0.0) -> Booking:
+        """Takes `amount`; call only when `wait_s` is 0.
+
+        late_s: how long the caller was kept past its time, by a timer that rang late. Time in which
+        nobody asked is not caught up: the next two sends would follow too closely.
+        """
+        from_s = now_s - min(late_s, self._catch_up_s)
+        full_at_s = from_s if self._full_at_s is None else max(self._full_at_s, from_s)
+        self._full_at_s = full_at_s + amount * self._unit_s
         self._booked_amount += amount
         return Booking(amount, now_s)
 

@@ -18,8 +18,9 @@ from redline.calls import Outcome
 from redline.run.execute import Display, execute
 from redline.run.options import Options, make_job
 from redline.run.progress import TerminalProgress
+from redline.run.record import Result
 from redline.run.report import Report
-from redline.run.runner import Runner
+from redline.run.runner import OnResult, Runner
 from redline.run.settings import Job
 from redline.sim import Sim, SimSettings
 
@@ -41,9 +42,11 @@ def run(rows: object, **options: Unpack[Options]) -> Report:
     return run_job(job, display=display)
 
 
-def run_job(job: Job, *, display: Display | None = None) -> Report:
-    """As `run`, for a job that is made already."""
-    return _in_own_loop(lambda: _run_with_signals(job, display))
+def run_job(
+    job: Job, *, display: Display | None = None, on_result: OnResult | None = None
+) -> Report:
+    """As `run`, for a job that is made already; outcomes go to `on_result` where it is given."""
+    return _in_own_loop(lambda: _run_with_signals(job, display, on_result))
 
 
 async def stream(rows: object, **options: Unpack[Options]) -> AsyncIterator[Outcome]:
@@ -60,9 +63,12 @@ async def stream(rows: object, **options: Unpack[Options]) -> AsyncIterator[Outc
     async with AsyncExitStack() as stack:
         job = await embed(job, stack)
 
+        async def put(result: Result) -> None:
+            await outcomes.put(result.outcome)
+
         async def work() -> Report:
             try:
-                return await execute(job, on_start=runners.append, on_outcome=outcomes.put)
+                return await execute(job, on_start=runners.append, on_result=put)
             finally:
                 ending = asyncio.create_task(outcomes.put(None))
                 stack.callback(ending.cancel)
@@ -83,7 +89,7 @@ async def _end(
 ) -> None:
     """Gives up what is left of a stream's run."""
     for runner in runners:
-        runner.on_outcome = None
+        runner.on_result = None
         runner.abort()
     while not task.done():
         # Workers that wait to hand an outcome over must get rid of it to end.
@@ -101,23 +107,24 @@ async def embed(job: Job, stack: AsyncExitStack) -> Job:
     return msgspec.structs.replace(job, endpoint=endpoint)
 
 
-async def _run_with_signals(job: Job, display: Display | None) -> Report:
-    outcomes: list[Outcome] = []
+async def _run_with_signals(
+    job: Job, display: Display | None, on_result: OnResult | None
+) -> Report:
+    outcomes: list[Outcome] | None = None
+    if job.output is None and on_result is None:
+        kept: list[Outcome] = []
+        outcomes = kept
 
-    async def keep(outcome: Outcome) -> None:
-        outcomes.append(outcome)
+        async def keep(result: Result) -> None:
+            kept.append(result.outcome)
 
+        on_result = keep
     async with AsyncExitStack() as stack:
         job = await embed(job, stack)
         runners: list[Runner] = []
         stack.enter_context(_interrupts(runners))
-        report = await execute(
-            job,
-            display=display,
-            on_start=runners.append,
-            on_outcome=keep if job.output is None else None,
-        )
-    if job.output is None:
+        report = await execute(job, display=display, on_start=runners.append, on_result=on_result)
+    if outcomes is not None:
         report.outcomes = sorted(outcomes, key=lambda outcome: outcome.row or 0)
     return report
 

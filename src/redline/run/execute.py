@@ -21,7 +21,7 @@ from redline.run.record import Result
 from redline.run.report import Report
 from redline.run.resume import open_journal
 from redline.run.rewrite import put_in_order
-from redline.run.runner import OnOutcome, Runner
+from redline.run.runner import OnResult, Runner
 from redline.run.settings import Job, Output
 from redline.run.source import open_source
 from redline.run.tally import Tally
@@ -104,18 +104,18 @@ async def execute(
     *,
     display: Display | None = None,
     on_start: Callable[[Runner], None] | None = None,
-    on_outcome: OnOutcome | None = None,
+    on_result: OnResult | None = None,
 ) -> Report:
     """Runs `job` to its end and reports.
 
-    on_start: gets the runner, to drain or abort it. on_outcome: awaited with each outcome; it
-    slows the run down to its own pace.
+    on_start: gets the runner, to drain or abort it. on_result: awaited with each row that has
+    ended; it slows the run down to its own pace.
     Raises ConfigError or JournalError where the run cannot begin; what ends it later stands in
     the report's `stopped`.
     """
     begun_s = SYSTEM.now_s()
     run = _Run(job)
-    run.runner.on_outcome = on_outcome
+    run.runner.on_result = on_result
     try:
         async with _opened(run):
             if on_start is not None:

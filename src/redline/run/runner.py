@@ -37,7 +37,7 @@ _LEAST_SPARE_WORKERS = 16
 # A run whose first rows are all rejected is set up wrongly; a million more would be, too.
 HOPELESS_ROWS = 100
 
-OnOutcome = Callable[[Outcome], Awaitable[None]]
+OnResult = Callable[[Result], Awaitable[None]]
 
 _REASONS = {
     "length": "the answer was cut at the token limit",
@@ -73,7 +73,7 @@ class Runner:
         self._rejected_at_first = 0
         self._has_succeeded = False
         self.journal: Journal | None = None
-        self.on_outcome: OnOutcome | None = None
+        self.on_result: OnResult | None = None
         self.offered = 0
         self.ended = 0
         self.is_draining = False
@@ -227,20 +227,19 @@ class Runner:
         row = picked.row
         name = custom_id(row)
         outcome.custom_id, outcome.row, outcome.input = name, row.number, row.data
+        result = Result(row=row, key=picked.key, custom_id=name, outcome=outcome)
         if self.journal is None:
             saved = RowsSaved(self._clock.now_s(), outcome.is_success, not outcome.is_success)
             self._listener.on_event(saved)
         else:
             try:
-                await self.journal.append(
-                    Result(row=row, key=picked.key, custom_id=name, outcome=outcome)
-                )
+                await self.journal.append(result)
             except RedlineError as journal_error:
                 self.stop(journal_error)
                 return
         self.ended += 1
-        if self.on_outcome is not None:
-            await self.on_outcome(outcome)
+        if self.on_result is not None:
+            await self.on_result(result)
 
     def _where(self, picked: Picked, outcome: Outcome) -> str:
         parts = [f"{self._source_name}:{picked.row.line}"]

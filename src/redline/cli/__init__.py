@@ -1,0 +1,5 @@
+"""The command line."""
+
+from redline.cli.app import main
+
+__all__ = ["main"]

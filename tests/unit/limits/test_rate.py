@@ -1,0 +1,105 @@
+"""Rates in words and in numbers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redline.errors import ConfigError
+from redline.limits import Rate, parse_count, parse_rate
+from redline.limits.rate import MAX_COUNT
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "window_s"),
+    [
+        ("2/1s", 2, 1.0),
+        ("500/60s", 500, 60.0),
+        ("200k/60s", 200_000, 60.0),
+        ("200K/min", 200_000, 60.0),
+        ("5/s", 5, 1.0),
+        ("5/sec", 5, 1.0),
+        (" 5 / 2 s ", 5, 2.0),
+        ("1.5m/h", 1_500_000, 3600.0),
+        ("3/hour", 3, 3600.0),
+        ("10/d", 10, 86400.0),
+        ("10/day", 10, 86400.0),
+        ("1/250ms", 1, 0.25),
+        ("1/.5s", 1, 0.5),
+        ("9/1.5m", 9, 90.0),
+    ],
+)
+def test_a_rate_is_read(text: str, count: int, window_s: float) -> None:
+    assert parse_rate(text) == Rate(count, window_s)
+
+
+@pytest.mark.parametrize("text", ["", "2", "2/", "/s", "2/1", "2/1x", "2 per s", "2/-1s", "2//s"])
+def test_what_is_no_rate_shows_the_right_form(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_rate(text, "--requests")
+    assert caught.value.what == f"--requests is not a rate: {text}"
+    assert caught.value.hint == "write a count and a window, like 2/1s, 500/60s or 200k/60s"
+
+
+@pytest.mark.parametrize("text", ["2/0s", "2/32d", "2/" + "9" * 400 + "s"])
+def test_a_window_has_bounds(text: str) -> None:
+    with pytest.raises(ConfigError, match="longer than 0 s and at most 31 days"):
+        parse_rate(text)
+
+
+@pytest.mark.parametrize("count", [0, -1, MAX_COUNT + 1])
+def test_a_count_has_bounds(count: int) -> None:
+    with pytest.raises(ConfigError, match=f"at least 1 per window, not {count}"):
+        Rate(count, 1.0)
+
+
+@pytest.mark.parametrize("window_s", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_window_is_a_finite_positive_number(window_s: float) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Rate(1, window_s)
+    assert caught.value.hint == "write it like 2/1s or 500/60s"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("500", 500), (" 7 ", 7), ("200k", 200_000), ("1.5m", 1_500_000), (".5k", 500), ("2M", 2_000_000)],
+)  # fmt: skip
+def test_a_count_is_read(text: str, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@given(st.integers(1, 10**6), st.sampled_from([("k", 1000), ("m", 10**6)]))
+def test_three_decimals_are_exact(thousandths: int, suffix: tuple[str, int]) -> None:
+    text = f"{thousandths // 1000}.{thousandths % 1000:03}{suffix[0]}"
+    assert parse_count(text) == thousandths * suffix[1] // 1000
+
+
+@pytest.mark.parametrize("text", ["abc", "", "-1", "1e3", "5x", "1 k", "k"])
+def test_what_is_no_number_is_named(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_count(text, "--rpm")
+    assert caught.value.what == f"--rpm is not a number: {text}"
+    assert caught.value.hint == "write it like 500, 200k or 1.5m"
+
+
+@pytest.mark.parametrize("text", ["0", "0.5", "1.5", "0.0001k", "9" * 400, "2000000m"])
+def test_a_number_that_cannot_be_a_count_is_named(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_count(text, "--rpm")
+    assert caught.value.what == f"--rpm must be a whole number of at least 1, not {text}"
+    assert caught.value.hint == "leave it out for no limit"
+
+
+def test_a_rate_in_a_rate_text_has_the_same_errors() -> None:
+    with pytest.raises(ConfigError, match="--requests must be a whole number"):
+        parse_rate("0/1s", "--requests")
+    with pytest.raises(ConfigError, match="--requests is not a number: abc"):
+        parse_rate("abc/1s", "--requests")
+
+
+@given(st.integers(1, MAX_COUNT), st.integers(1, 31 * 86400))
+def test_a_rate_prints_as_it_is_written(count: int, window_s: int) -> None:
+    rate = Rate(count, float(window_s))
+    read = parse_rate(str(rate).replace("e+0", "e"), "rate") if "e" not in str(rate) else rate
+    assert read.count == count

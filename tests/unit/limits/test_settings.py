@@ -1,0 +1,80 @@
+"""What an endpoint allows, as the user states it."""
+
+from __future__ import annotations
+
+import pytest
+
+from redline.errors import ConfigError
+from redline.limits import PROFILES, Limits, Rate
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Rate(2, 1.0), "2/1s", (Rate(2, 1.0),), ["2/1s"], ("2/s",)],
+)
+def test_one_rate_may_be_written_in_any_form(value: object) -> None:
+    limits = Limits(requests=value, tokens=value)  # type: ignore[arg-type]
+    assert limits.request_rates() == limits.token_rates() == (Rate(2, 1.0),)
+
+
+def test_several_rates_hold_at_once() -> None:
+    assert Limits(requests=["2/1s", Rate(500, 60.0)]).request_rates() == (
+        Rate(2, 1.0),
+        Rate(500, 60.0),
+    )
+
+
+def test_headroom_keeps_a_share_free_and_at_least_one() -> None:
+    limits = Limits(requests=("2/1s", "1/60s"), tokens="1000/60s", headroom=0.8)
+    assert limits.request_rates() == (Rate(1, 1.0), Rate(1, 60.0))
+    assert limits.token_rates() == (Rate(800, 60.0),)
+
+
+@pytest.mark.parametrize(
+    ("requests", "concurrency", "slots"),
+    [
+        ((), None, 64),
+        ("1/1s", None, 64),
+        ("10/1s", None, 300),
+        ("100k/1s", None, 1000),
+        (("10/1s", "120/60s"), None, 64),
+        ("100k/1s", 7, 7),
+    ],
+)
+def test_concurrency_follows_the_request_rate(
+    requests: tuple[str, ...] | str, concurrency: int | None, slots: int
+) -> None:
+    assert Limits(requests=requests, concurrency=concurrency).slots() == slots
+
+
+def refused(**settings: object) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        Limits(**settings)  # type: ignore[arg-type]
+    return caught.value
+
+
+def test_an_unknown_profile_names_the_nearest() -> None:
+    assert refused(profile="movin").hint == "did you mean moving?"
+    assert refused(profile="zzz").hint == f"one of {', '.join(PROFILES)}"
+
+
+@pytest.mark.parametrize("headroom", [0, -0.1, 1.01, float("nan")])
+def test_headroom_has_bounds(headroom: float) -> None:
+    assert refused(headroom=headroom).hint.startswith("0.8 uses 80 %")
+
+
+@pytest.mark.parametrize("guard_s", [-0.001, 10.1, float("nan")])
+def test_the_guard_has_bounds(guard_s: float) -> None:
+    assert "guard must be 0 to 10 s" in refused(guard_s=guard_s).what
+
+
+@pytest.mark.parametrize("concurrency", [0, -1, 100_001])
+def test_concurrency_has_bounds(concurrency: int) -> None:
+    assert refused(concurrency=concurrency).what == (
+        f"concurrency must be 1 to 100,000, not {concurrency}"
+    )
+
+
+def test_a_bad_rate_says_which_limit() -> None:
+    assert refused(requests="2").what == "the request limit is not a rate: 2"
+    assert refused(tokens=["200k"]).what == "the token limit is not a rate: 200k"
