@@ -1,0 +1,191 @@
+"""The Python door, against a real server: run, stream, Client; in scripts and in running loops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import redline
+from redline.sim import Sim, SimSettings, parse_faults, parse_latency
+
+ROWS = [{"prompt": f"hello {number}"} for number in range(60)]
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "count to three"}]}
+
+
+def test_run_without_an_output_brings_the_outcomes_in_input_order() -> None:
+    report = redline.run(ROWS, endpoint="sim", model="m")
+    assert report.outcomes is not None
+    assert [outcome.output for outcome in report.outcomes] == [
+        f"You said: hello {number}" for number in range(60)
+    ]
+    assert [outcome.row for outcome in report.outcomes] == list(range(1, 61))
+    assert (report.offered, report.succeeded, report.failed, report.unfinished) == (60, 60, 0, 0)
+
+
+def test_run_writes_resumes_and_reports(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    first = redline.run(ROWS, endpoint="sim", model="m", output=output, limit=25)
+    second = redline.run(ROWS, endpoint="sim", model="m", output=output)
+    assert (first.succeeded, second.succeeded, second.skipped) == (25, 35, 25)
+    assert second.is_complete
+    assert len(output.read_text().splitlines()) == 60
+
+
+async def test_run_works_inside_a_running_loop() -> None:
+    # What a notebook cell does: a blocking call while the kernel's loop runs.
+    report = redline.run(ROWS[:5], endpoint="sim", model="m")
+    assert report.succeeded == 5
+
+
+def test_run_works_in_a_thread_without_a_loop() -> None:
+    reports: list[redline.Report] = []
+    thread = threading.Thread(
+        target=lambda: reports.append(redline.run(ROWS[:5], endpoint="sim", model="m"))
+    )
+    thread.start()
+    thread.join(timeout=30)
+    assert [report.succeeded for report in reports] == [5]
+
+
+def test_a_users_coroutine_is_called_with_the_row_and_its_errors_are_that_rows() -> None:
+    async def double(row: dict[str, int]) -> int:
+        await asyncio.sleep(0)
+        if row["n"] == 3:
+            raise KeyError("three")
+        return 2 * row["n"]
+
+    report = redline.run([{"n": number} for number in range(6)], call=double)
+    assert report.outcomes is not None
+    assert [outcome.output for outcome in report.outcomes] == [0, 2, 4, None, 8, 10]
+    error = report.outcomes[3].error
+    assert isinstance(error, redline.Rejected)
+    assert "KeyError: 'three'" in error.what
+    assert "<iterable>:4" in error.where
+
+
+def test_functions_before_and_after_run_off_the_loop() -> None:
+    threads: set[str] = set()
+
+    def before(row: dict[str, str]) -> dict[str, str]:
+        threads.add(threading.current_thread().name)
+        return {"prompt": row["word"].upper()}
+
+    report = redline.run(
+        [{"word": "a"}, {"word": "b"}],
+        endpoint="sim",
+        model="m",
+        before=before,
+        after=lambda output: output.removeprefix("You said: "),
+    )
+    assert report.outcomes is not None
+    assert [outcome.output for outcome in report.outcomes] == ["A", "B"]
+    assert threading.main_thread().name not in threads
+
+
+def test_an_unknown_option_is_refused_by_name() -> None:
+    with pytest.raises(redline.ConfigError, match="unknown option: promt") as caught:
+        redline.run(ROWS, promt="x")  # type: ignore[call-arg]
+    assert caught.value.hint == "did you mean prompt?"
+
+
+async def test_stream_gives_each_outcome_once_and_failures_as_data() -> None:
+    rows = [*ROWS[:10], {"nothing": "to send"}]
+    outcomes = [outcome async for outcome in redline.stream(rows, endpoint="sim", model="m")]
+    assert sorted(outcome.row or 0 for outcome in outcomes) == list(range(1, 12))
+    assert [outcome.row for outcome in outcomes if not outcome.is_success] == [11]
+
+
+async def test_stream_of_an_endless_source_starts_at_once_and_ends_when_it_is_left() -> None:
+    pulled = 0
+
+    async def endless() -> AsyncIterator[dict[str, str]]:
+        nonlocal pulled
+        while True:
+            pulled += 1
+            yield {"prompt": f"row {pulled}"}
+
+    seen = 0
+    stream = redline.stream(endless(), endpoint="sim", model="m")
+    async for outcome in stream:
+        assert outcome.is_success
+        seen += 1
+        if seen == 300:
+            break
+    await stream.aclose()
+    before = pulled
+    await asyncio.sleep(0.1)
+    assert pulled == before
+    # Backpressure: what is read ahead is bounded by the workers and the queues.
+    assert pulled < 300 + 2_000
+
+
+async def test_stream_with_an_output_gives_outcomes_and_keeps_them(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    stream = redline.stream(ROWS, endpoint="sim", model="m", output=output)
+    count = len([outcome async for outcome in stream])
+    assert count == 60
+    assert len(output.read_text().splitlines()) == 60
+
+
+async def test_client_calls_and_returns_errors_as_data() -> None:
+    async with Sim(SimSettings(api_key="right")) as sim:
+        good = redline.Endpoint(base_url=sim.base_url, api_key="right")
+        wrong = redline.Endpoint(base_url=sim.base_url, api_key="wrong")
+        async with redline.Client(good) as client:
+            outcome = await client.call(CHAT)
+            vector = await client.call(
+                redline.Request(url="/v1/embeddings", body={"model": "m", "input": "text"})
+            )
+        async with redline.Client(wrong) as client:
+            refused = await client.call(CHAT)
+    assert outcome.output == "You said: count to three"
+    assert outcome.reply is not None
+    assert outcome.reply.finish_reason == "stop"
+    assert len(vector.output) == 8
+    assert isinstance(refused.error, redline.Refused)
+
+
+async def test_many_users_stream_at_once_and_none_disturbs_another() -> None:
+    async def one(client: redline.Client, number: int) -> str:
+        text = ""
+        request = {"model": "m", "messages": [{"role": "user", "content": f"user {number}"}]}
+        async for chunk in client.stream(request):
+            text += chunk.text
+            if number % 7 == 0:
+                break  # a user who leaves in the middle
+        return text
+
+    settings = SimSettings(latency=parse_latency("0.01"), per_token_s=0.002)
+    async with Sim(settings) as sim, redline.Client(sim.base_url) as client:
+        texts = await asyncio.gather(*(one(client, number) for number in range(80)))
+        for number, text in enumerate(texts):
+            whole = f"You said: user {number}"
+            assert text == whole or (number % 7 == 0 and whole.startswith(text))
+        await asyncio.sleep(0.05)
+        assert sim.stats()["in_flight"] == 0
+
+
+async def test_a_stream_that_breaks_raises_and_is_not_tried_again_after_its_first_chunk() -> None:
+    settings = SimSettings(faults=parse_faults(["half=1"]))
+    async with Sim(settings) as sim, redline.Client(sim.base_url) as client:
+        texts = []
+        with pytest.raises(redline.CallError):
+            async for chunk in client.stream(CHAT):
+                texts.append(chunk.text)
+        if texts:
+            assert sim.stats()["received"] == 1
+
+
+def test_results_of_a_run_are_plain_json_lines(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    redline.run(ROWS[:3], endpoint="sim", model="m", output=output)
+    line = json.loads(output.read_text().splitlines()[0])
+    assert list(line) == [
+        *("v", "hash", "custom_id", "row", "output", "tool_calls", "finish_reason", "usage"),
+        *("model", "endpoint", "attempts", "latency_s", "crc"),
+    ]
