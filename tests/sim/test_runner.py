@@ -1,0 +1,373 @@
+"""The one-outcome law of a run, in virtual time, under seeded scripts of faults and endings."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import redline.run.runner as runner_module
+from mutants import assert_caught, mutant
+from redline.calls import Reply, Retry, RetryPolicy
+from redline.errors import (
+    BadReply,
+    Disconnected,
+    NoEndpoint,
+    RateLimited,
+    Refused,
+    Rejected,
+    ServerFailed,
+    TimedOut,
+)
+from redline.run.feed import Feed
+from redline.run.record import Result
+from redline.run.runner import GRACE_S, HOPELESS_ROWS, Runner
+from redline.run.settings import Job, Prompting
+from redline.run.source import open_source
+from redline.run.tally import Tally
+from redline.testing import ScriptedBackend, VirtualClock, virtual_run
+from redline.testing.backends import Send, Step
+
+
+async def unused(row: object) -> None:
+    """Stands for the job's call; the scripted backend answers in its place."""
+
+
+class Harness:
+    """A runner over a scripted backend, with everything it ended."""
+
+    def __init__(
+        self,
+        rows: object,
+        backend: ScriptedBackend,
+        runner_class: type[Runner] = Runner,
+        **settings: Any,
+    ) -> None:
+        self.backend = backend
+        self.tally = Tally()
+        clock = VirtualClock(asyncio.get_running_loop())
+        job = Job(rows=rows, call=unused, **settings)
+        self.feed = Feed(open_source(rows), lambda key: True, job.limit)
+        self.runner = runner_class(
+            job,
+            backend=Retry(backend, job.retry, clock=clock, listener=self.tally, seed=1),
+            slots=8,
+            feed=self.feed,
+            source_name="rows",
+            listener=self.tally,
+            clock=clock,
+        )
+        self.results: list[Result] = []
+        self.runner.on_result = self._keep
+
+    async def _keep(self, result: Result) -> None:
+        self.results.append(result)
+
+    async def run(self) -> None:
+        try:
+            await self.runner.run()
+        finally:
+            await self.feed.aclose()
+
+    @property
+    def unfinished(self) -> int:
+        return self.runner.offered - self.tally.saved
+
+    def check_law(self) -> None:
+        """Offered = succeeded + failed + unfinished, and no row ended twice."""
+        rows = Counter(result.row.number for result in self.results)
+        assert all(count == 1 for count in rows.values())
+        assert self.tally.saved == len(self.results) == self.runner.ended
+        assert self.runner.offered == self.tally.saved + self.unfinished
+        assert self.unfinished >= 0
+        assert self.backend.in_flight == 0
+        assert self.tally.retrying == 0
+
+
+def rows(count: int) -> list[dict[str, int]]:
+    return [{"n": number} for number in range(1, count + 1)]
+
+
+FAULTS = (
+    lambda: RateLimited("429", status=429, retry_after_s=2.0),
+    lambda: RateLimited("429", status=429),
+    lambda: ServerFailed("503", status=503),
+    lambda: TimedOut("attempt", 5.0),
+    lambda: Disconnected("reset"),
+    lambda: BadReply("not JSON"),
+    lambda: Rejected("400", status=400),
+)
+
+
+def faulty(seed: int, share: float) -> ScriptedBackend:
+    source = random.Random(seed)
+
+    def step(send: Send) -> Step:
+        return source.choice(FAULTS)() if source.random() < share else Reply(output=send.number)
+
+    return ScriptedBackend(step, latency_s=lambda send: source.uniform(0.1, 3.0))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_row_gets_exactly_one_outcome_whatever_fails(seed: int) -> None:
+    async def main() -> None:
+        run = Harness(rows(300), faulty(seed, 0.3))
+        await run.run()
+        run.check_law()
+        assert run.unfinished == 0
+        assert {result.row.number for result in run.results} == set(range(1, 301))
+        assert run.feed.is_input_done
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_drain_at_any_moment_finishes_what_is_on_the_wire_and_loses_nothing(seed: int) -> None:
+    async def main() -> None:
+        run = Harness(rows(300), faulty(seed, 0.3))
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(random.Random(seed).uniform(0, 40))
+        on_wire = run.backend.in_flight
+        sends, cancelled = len(run.backend.sends), run.backend.cancelled
+        run.runner.drain()
+        await task
+        run.check_law()
+        assert run.backend.cancelled == cancelled
+        # A worker that had its row in hand may still write in the watch's first interval.
+        assert len(run.backend.sends) <= sends + 24
+        assert on_wire <= 24
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_an_abort_gives_up_what_is_on_the_wire_at_once(seed: int) -> None:
+    async def main() -> None:
+        run = Harness(rows(300), ScriptedBackend([Reply(output=1)], latency_s=1000.0))
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(1)
+        begun_s = asyncio.get_running_loop().time()
+        run.runner.abort()
+        await task
+        run.check_law()
+        assert asyncio.get_running_loop().time() - begun_s < 1
+        assert run.tally.saved == 0
+        assert run.unfinished == run.runner.offered > 0
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize("error", [Refused("401", status=401), NoEndpoint("down")])
+def test_an_error_for_every_row_stops_the_run_and_leaves_its_rows_unfinished(error: Any) -> None:
+    def step(send: Send) -> Step:
+        return error if send.number > 50 else Reply(output=1)
+
+    async def main() -> None:
+        run = Harness(rows(10_000), ScriptedBackend(step, latency_s=1.0))
+        await run.run()
+        run.check_law()
+        assert type(run.runner.stopped) is type(error)
+        assert run.tally.succeeded == 50
+        assert run.tally.failed == 0
+        assert run.runner.offered < 200
+        assert not run.feed.is_input_done
+
+    virtual_run(main())
+
+
+def test_a_stop_waits_for_the_wire_but_not_longer_than_its_grace() -> None:
+    def step(send: Send) -> Step:
+        return Refused("401", status=401) if send.number == 5 else Reply(output=1)
+
+    async def main() -> None:
+        slow = ScriptedBackend(step, latency_s=lambda send: 1.0 if send.number == 5 else 600.0)
+        run = Harness(rows(100), slow)
+        await run.run()
+        run.check_law()
+        assert GRACE_S < asyncio.get_running_loop().time() < GRACE_S + 2
+        assert run.unfinished > 0
+
+    virtual_run(main())
+
+
+def test_the_runs_deadline_ends_it_and_leaves_the_rest_for_the_next_run() -> None:
+    async def main() -> None:
+        run = Harness(rows(1000), ScriptedBackend([Reply(output=1)], latency_s=3.0), deadline_s=10)
+        await run.run()
+        run.check_law()
+        assert isinstance(run.runner.stopped, TimedOut)
+        assert run.runner.stopped.phase == "run"
+        assert asyncio.get_running_loop().time() < 11
+        assert run.unfinished > 0
+
+    virtual_run(main())
+
+
+def test_a_rows_deadline_ends_its_retries_and_nothing_else() -> None:
+    def step(send: Send) -> Step:
+        is_bad = send.request.body["n"] == 2
+        return ServerFailed("503", status=503) if is_bad else Reply(output=1)
+
+    async def main() -> None:
+        run = Harness(
+            rows(10),
+            ScriptedBackend(step, latency_s=1.0),
+            row_deadline_s=20.0,
+            retry=RetryPolicy(max_retries=100),
+        )
+        await run.run()
+        run.check_law()
+        assert run.tally.succeeded == 9
+        failed = next(result for result in run.results if not result.outcome.is_success)
+        assert failed.outcome.status == "exhausted"
+        assert isinstance(failed.outcome.error, TimedOut)
+        assert failed.outcome.error.phase == "row"
+        assert asyncio.get_running_loop().time() <= 21
+
+    virtual_run(main())
+
+
+def test_a_run_whose_first_rows_are_all_rejected_stops_early_and_says_why() -> None:
+    async def main() -> None:
+        backend = ScriptedBackend([Rejected("no such model", status=404)], latency_s=0.1)
+        run = Harness(rows(10_000), backend)
+        await run.run()
+        run.check_law()
+        assert run.runner.stopped is not None
+        assert f"the first {HOPELESS_ROWS} rows all failed" in run.runner.stopped.what
+        assert "no such model" in run.runner.stopped.what
+        assert run.tally.failed < HOPELESS_ROWS + 50
+
+    virtual_run(main())
+
+
+def test_one_success_among_many_rejections_lets_the_run_go_on() -> None:
+    def step(send: Send) -> Step:
+        return Reply(output=1) if send.number == 50 else Rejected("400", status=400)
+
+    async def main() -> None:
+        run = Harness(rows(1000), ScriptedBackend(step, latency_s=0.1))
+        await run.run()
+        run.check_law()
+        assert run.runner.stopped is None
+        assert (run.tally.succeeded, run.tally.failed) == (1, 999)
+
+    virtual_run(main())
+
+
+def test_strict_ends_the_run_at_its_first_failure() -> None:
+    def step(send: Send) -> Step:
+        return Rejected("400", status=400) if send.number == 20 else Reply(output=1)
+
+    async def main() -> None:
+        run = Harness(rows(1000), ScriptedBackend(step, latency_s=0.1), strict=True)
+        await run.run()
+        run.check_law()
+        assert run.tally.failed == 1
+        assert run.runner.stopped is not None
+        assert run.runner.offered < 100
+
+    virtual_run(main())
+
+
+def test_rows_that_wait_to_be_tried_again_leave_the_slots_to_others() -> None:
+    # The first 8 rows, as many as there are slots, fail and are told to wait for an hour.
+    def step(send: Send) -> Step:
+        if send.request.body["n"] <= 8 and send.attempt == 1:
+            return ServerFailed("503", status=503, retry_after_s=3600.0)
+        return Reply(output=1)
+
+    async def main() -> None:
+        run = Harness(rows(100), ScriptedBackend(step, latency_s=1.0))
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(60)
+        assert run.tally.succeeded == 92
+        await task
+        run.check_law()
+        assert run.tally.succeeded == 100
+
+    virtual_run(main())
+
+
+def test_bad_rows_and_duplicates_fail_alone_and_are_named() -> None:
+    table = [{"custom_id": "a"}, ["not", "a", "row"], {"custom_id": "b"}, {"custom_id": "a"}]
+
+    async def main() -> None:
+        run = Harness(table, ScriptedBackend([Reply(output=1)]))
+        await run.run()
+        run.check_law()
+        errors = {
+            result.row.number: result.outcome.error.what
+            for result in run.results
+            if result.outcome.error is not None
+        }
+        assert errors == {
+            2: "the row cannot be read: not an object but a list",
+            4: "an earlier row has the same custom_id: a",
+        }
+        assert len(run.backend.sends) == 2
+        assert len({result.key for result in run.results}) == 4
+
+    virtual_run(main())
+
+
+def test_reasons_to_fail_make_a_marked_answer_a_failure_that_keeps_it() -> None:
+    cut = Reply(output="The answer is", finish_reason="length")
+
+    async def main() -> None:
+        run = Harness(rows(3), ScriptedBackend([cut]), fail_on=("length",))
+        await run.run()
+        run.check_law()
+        assert run.tally.failed == 3
+        outcome = run.results[0].outcome
+        assert outcome.status == "rejected"
+        assert outcome.output == "The answer is"
+
+    virtual_run(main())
+
+
+def test_the_runner_names_the_row_the_endpoint_and_the_attempt() -> None:
+    async def main() -> None:
+        run = Harness(
+            rows(1),
+            ScriptedBackend([ServerFailed("HTTP 500", status=500)]),
+            retry=RetryPolicy(max_retries=2),
+            prompting=Prompting(),
+        )
+        await run.run()
+        error = run.results[0].outcome.error
+        assert error is not None
+        assert error.where == "rows:1, endpoint scripted, attempt 3 of 3"
+
+    virtual_run(main())
+
+
+LAW_MUTANTS = [
+    # An outcome that is counted but never handed on.
+    ("await self.on_result(result)", "pass"),
+    # A row handed on twice.
+    ("self.ended += 1", "self.ended += 1; await self.on_result(result)"),
+    # A row dropped when its answer is late.
+    (
+        "outcome = await self._outcome(picked, call)",
+        "outcome = await self._outcome(picked, call)\n"
+        "                if picked.row.number % 50 == 0: continue",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "replacement"), LAW_MUTANTS)
+def test_the_law_catches_a_runner_that_breaks_it(line: str, replacement: str) -> None:
+    def check(module: Any) -> None:
+        async def main() -> None:
+            run = Harness(rows(300), faulty(7, 0.3), runner_class=module.Runner)
+            await run.run()
+            run.check_law()
+            assert {result.row.number for result in run.results} == set(range(1, 301))
+
+        virtual_run(main())
+
+    assert_caught(check, runner_module, mutant(runner_module, line, replacement))
