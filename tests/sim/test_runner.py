@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import redline.run.runner as runner_module
 from mutants import assert_caught, mutant
 from redline.calls import Reply, Retry, RetryPolicy
 from redline.errors import (
@@ -22,6 +21,7 @@ from redline.errors import (
     ServerFailed,
     TimedOut,
 )
+from redline.run import runner as runner_module
 from redline.run.feed import Feed
 from redline.run.record import Result
 from redline.run.runner import GRACE_S, HOPELESS_ROWS, Runner
