@@ -1,0 +1,145 @@
+"""The feed: every wanted row once, read ahead by a bounded amount, ended at any time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from redline.errors import ConfigError
+from redline.run.feed import Feed
+from redline.run.source import open_source
+from redline.testing import virtual_run
+
+
+def feed_of(rows: object, limit: int | None = None) -> Feed:
+    return Feed(open_source(rows), lambda key: True, limit)
+
+
+async def drained(feed: Feed) -> list[int]:
+    numbers = []
+    while (picked := await feed.next()) is not None:
+        numbers.append(picked.row.number)
+    await feed.aclose()
+    return numbers
+
+
+def rows(count: int) -> list[dict[str, int]]:
+    return [{"n": number} for number in range(count)]
+
+
+def test_many_workers_get_each_row_once() -> None:
+    async def main() -> None:
+        feed = feed_of(rows(2000))
+        taken = await asyncio.gather(*(drained(feed) for _ in range(50)))
+        assert sorted(number for part in taken for number in part) == list(range(1, 2001))
+        assert feed.is_input_done
+        assert (feed.rows_read, feed.rows_skipped) == (2000, 0)
+
+    virtual_run(main())
+
+
+def test_rows_that_are_not_wanted_are_counted_and_left_out() -> None:
+    async def main() -> None:
+        keys: list[int] = []
+
+        def is_wanted(key: int) -> bool:
+            keys.append(key)
+            return len(keys) % 10 == 0
+
+        feed = Feed(open_source(rows(1000)), is_wanted, None)
+        assert await drained(feed) == list(range(10, 1001, 10))
+        assert (feed.rows_read, feed.rows_skipped) == (1000, 900)
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize("limit", [1, 256, 257, 999, 1000, 5000])
+def test_a_limit_ends_the_input(limit: int) -> None:
+    async def main() -> None:
+        feed = feed_of(rows(1000), limit)
+        assert await drained(feed) == list(range(1, min(limit, 1000) + 1))
+        assert feed.is_input_done
+        assert feed.total_rows == min(limit, 1000)
+
+    virtual_run(main())
+
+
+def test_reading_ahead_is_bounded() -> None:
+    pulled = 0
+
+    def endless() -> Iterator[dict[str, int]]:
+        nonlocal pulled
+        while True:
+            pulled += 1
+            yield {"n": pulled}
+
+    async def main() -> None:
+        feed = feed_of(endless())
+        for _ in range(1000):
+            await feed.next()
+        await asyncio.sleep(1)
+        assert pulled < 1000 + 1024
+        await feed.aclose()
+        assert await feed.next() is None
+        assert not feed.is_input_done
+
+    virtual_run(main())
+
+
+def test_one_workers_cancellation_does_not_end_the_reading() -> None:
+    gate = asyncio.Event()
+
+    async def slow() -> AsyncIterator[dict[str, int]]:
+        await gate.wait()
+        yield {"n": 1}
+        yield {"n": 2}
+
+    async def main() -> None:
+        feed = feed_of(slow())
+        first, second = asyncio.create_task(feed.next()), asyncio.create_task(feed.next())
+        await asyncio.sleep(1)
+        first.cancel()
+        await asyncio.sleep(1)
+        gate.set()
+        picked = await second
+        assert picked is not None
+        assert picked.row.number == 1
+        assert await drained(feed) == [2]
+
+    virtual_run(main())
+
+
+def test_closing_ends_a_wait_for_a_row_that_never_comes() -> None:
+    async def never() -> AsyncIterator[dict[str, int]]:
+        await asyncio.Event().wait()
+        yield {"n": 1}
+
+    async def main() -> None:
+        feed = feed_of(never())
+        waiting = asyncio.create_task(feed.next())
+        await asyncio.sleep(1)
+        feed.close()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await feed.aclose()
+
+    virtual_run(main())
+
+
+def test_an_input_that_breaks_tells_one_worker_and_ends_for_the_others() -> None:
+    def broken() -> Iterator[dict[str, int]]:
+        yield {"n": 1}
+        raise ConfigError("the input broke")
+
+    async def main() -> None:
+        feed = feed_of(broken())
+        taken = await asyncio.gather(*(drained(feed) for _ in range(5)), return_exceptions=True)
+        errors = [part for part in taken if isinstance(part, BaseException)]
+        assert errors
+        assert all(isinstance(error, ConfigError) for error in errors)
+        assert not feed.is_input_done
+        assert await feed.next() is None
+
+    virtual_run(main())

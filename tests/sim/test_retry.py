@@ -1,0 +1,498 @@
+"""The only retry, in virtual time: what is tried again, when, how often, and at whose cost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from mutants import assert_caught, mutant
+from redline.calls import Call, Chunk, Outcome, Reply, Request, Retry, RetryPolicy
+from redline.calls import retry as retry_module
+from redline.errors import (
+    BadReply,
+    CallError,
+    ConfigError,
+    Disconnected,
+    NoEndpoint,
+    RateLimited,
+    Refused,
+    Rejected,
+    ServerFailed,
+    TimedOut,
+)
+from redline.events import Event, RetryScheduled, RetryStarted
+from redline.testing import ScriptedBackend, Send, VirtualClock, virtual_run
+
+OK = Reply(output="ok")
+
+
+def broken(status: int = 500) -> ServerFailed:
+    return ServerFailed(f"the server failed: HTTP {status}", status=status)
+
+
+def unreachable() -> Disconnected:
+    error = Disconnected("no connection: refused")
+    error.was_sent = False
+    return error
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def on_event(self, event: Event) -> None:
+        self.events.append(event)
+
+
+def retry_of(backend: ScriptedBackend, *, kind: Any = Retry, seed: int = 1, **settings: Any) -> Any:
+    clock = VirtualClock(asyncio.get_running_loop())
+    listener = settings.pop("listener", Heard())
+    policy = RetryPolicy(**settings)
+    return kind(backend, policy, clock=clock, listener=listener, seed=seed)
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def call_once(
+    script: Any,
+    *,
+    kind: Any = Retry,
+    call: Call | None = None,
+    latency_s: float = 0.0,
+    **settings: Any,
+) -> tuple[Outcome, ScriptedBackend]:
+    async def main() -> tuple[Outcome, ScriptedBackend]:
+        backend = ScriptedBackend(script, latency_s=latency_s)
+        retry = retry_of(backend, kind=kind, **settings)
+        outcome = await retry.send(Request(), call if call is not None else Call())
+        return outcome, backend
+
+    return virtual_run(main())
+
+
+def gaps(backend: ScriptedBackend) -> list[float]:
+    stamps = [send.at_s for send in backend.sends]
+    return [after - before for before, after in itertools.pairwise(stamps)]
+
+
+def test_a_success_is_returned_as_it_is() -> None:
+    outcome, backend = call_once([OK])
+    assert (outcome.output, outcome.attempts, len(backend.sends)) == ("ok", 1, 1)
+
+
+@pytest.mark.parametrize("max_retries", [0, 1, 8])
+@pytest.mark.parametrize(
+    "error", [broken(), TimedOut("attempt", 1.0), Disconnected("reset"), broken(408)]
+)
+def test_attempts_are_counted(error: CallError, max_retries: int) -> None:
+    outcome, backend = call_once([error], max_retries=max_retries)
+    assert len(backend.sends) == max_retries + 1
+    assert (outcome.status, outcome.attempts) == ("exhausted", max_retries + 1)
+    assert type(outcome.error) is type(error)
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+def test_it_stops_at_the_first_success(failures: int) -> None:
+    outcome, _ = call_once([broken()] * failures + [OK])
+    assert (outcome.status, outcome.attempts) == ("succeeded", failures + 1)
+
+
+@pytest.mark.parametrize("error", [Rejected("bad"), Refused("key"), NoEndpoint("down")])
+def test_what_is_final_is_not_tried_again(error: CallError) -> None:
+    outcome, backend = call_once([error])
+    assert (outcome.status, len(backend.sends)) == ("rejected", 1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_back_off_doubles_within_its_bounds(seed: int) -> None:
+    _, backend = call_once([broken()], max_retries=12, base_s=1.0, cap_s=20.0, seed=seed)
+    ceilings = [1, 2, 4, 8, 16, 20, 20, 20, 20, 20, 20, 20]
+    assert all(0 <= gap <= ceiling for gap, ceiling in zip(gaps(backend), ceilings, strict=True))
+    # Full jitter: uniform from 0, so some waits lie in the lower half and some in the upper one.
+    shares = [gap / ceiling for gap, ceiling in zip(gaps(backend), ceilings, strict=True)]
+    assert min(shares) < 0.5 < max(shares)
+
+
+def test_retry_after_of_a_429_is_the_wait() -> None:
+    error = RateLimited("full", status=429, retry_after_s=7.0)
+    outcome, backend = call_once([error, error, OK])
+    assert gaps(backend) == pytest.approx([7.0, 7.0])
+    assert outcome.is_success
+
+
+def test_retry_after_of_another_error_is_the_least_wait() -> None:
+    error = ServerFailed("busy", status=503, retry_after_s=40.0)
+    _, backend = call_once([error, OK])
+    assert gaps(backend) == pytest.approx([40.0])
+    late = ServerFailed("busy", status=503, retry_after_s=0.001)
+    _, backend = call_once([late] * 8 + [OK])
+    assert max(gaps(backend)) > 1
+
+
+@pytest.mark.parametrize("wish_s", [None, 0.0])
+def test_a_429_without_a_wish_backs_off(wish_s: float | None) -> None:
+    _, backend = call_once([RateLimited("full", status=429, retry_after_s=wish_s)] * 6 + [OK])
+    assert sum(gaps(backend)) > 1
+
+
+def test_a_429_has_ten_times_the_retries() -> None:
+    error = RateLimited("full", status=429, retry_after_s=1.0)
+    outcome, backend = call_once([error], max_retries=3)
+    assert len(backend.sends) == 31
+    assert outcome.status == "exhausted"
+
+
+def test_429s_cost_a_row_none_of_its_other_retries() -> None:
+    script = [RateLimited("full", retry_after_s=1.0)] * 20 + [broken()] * 3 + [OK]
+    outcome, _ = call_once(script, max_retries=3)
+    assert outcome.is_success
+
+
+def test_a_bad_reply_is_tried_twice_more() -> None:
+    outcome, backend = call_once([BadReply("not JSON")])
+    assert (len(backend.sends), outcome.status) == (3, "exhausted")
+    outcome, _ = call_once([BadReply("x"), broken(), BadReply("x"), broken(), OK])
+    assert outcome.is_success
+    outcome, backend = call_once([BadReply("x")], max_retries=1)
+    assert len(backend.sends) == 2
+
+
+def test_a_stream_that_has_begun_is_not_tried_again() -> None:
+    class Begun(ScriptedBackend):
+        async def send(self, request: Request, call: Call, sink: Any = None) -> Outcome:
+            call.committed = True
+            return await super().send(request, call, sink)
+
+    async def main() -> None:
+        backend = Begun([Disconnected("cut")])
+        outcome = await retry_of(backend).send(Request(), Call())
+        assert (len(backend.sends), outcome.status) == (1, "exhausted")
+
+    virtual_run(main())
+
+
+def test_the_rows_deadline_is_kept_and_named() -> None:
+    outcome, backend = call_once([broken()], call=Call(deadline_s=5.0), max_retries=100, base_s=1.0)
+    assert isinstance(outcome.error, TimedOut)
+    assert outcome.error.phase == "row"
+    assert backend.sends[-1].at_s < 5.0
+    assert outcome.error.hint == (
+        f"raise --row-deadline; the last of {len(backend.sends)} attempts ended with: "
+        "the server failed: HTTP 500"
+    )
+    assert (outcome.status, outcome.attempts) == ("exhausted", len(backend.sends))
+
+
+def test_a_wait_past_the_deadline_ends_the_row_at_once() -> None:
+    async def main() -> None:
+        backend = ScriptedBackend([RateLimited("full", retry_after_s=60.0)])
+        outcome = await retry_of(backend).send(Request(), Call(deadline_s=30.0))
+        assert isinstance(outcome.error, TimedOut)
+        assert now_s() == 0
+
+    virtual_run(main())
+
+
+def test_no_connection_costs_no_attempt_of_the_row() -> None:
+    script = [unreachable()] * 60 + [broken()] * 2 + [OK]
+    outcome, _ = call_once(script, max_retries=2)
+    assert outcome.is_success
+
+
+def test_no_connection_waits_for_the_endpoint_and_not_for_ever() -> None:
+    async def main(room_s: float, least_s: float, most_s: float) -> None:
+        backend = ScriptedBackend([unreachable(), OK], room_s=room_s)
+        outcome = await retry_of(backend, cap_s=20.0).send(Request(), Call())
+        assert outcome.is_success
+        assert least_s <= now_s() <= most_s
+
+    virtual_run(main(4.0, 4.0, 5.0))
+    # A full limit answers `inf`, and the row must not be given up for that.
+    virtual_run(main(float("inf"), 20.0, 21.0))
+
+
+def test_without_retries_no_connection_is_final() -> None:
+    outcome, backend = call_once([unreachable()], max_retries=0)
+    assert (outcome.status, len(backend.sends)) == ("exhausted", 1)
+
+
+def test_the_listener_hears_each_wait_begin_and_end() -> None:
+    heard = Heard()
+    call_once([broken(), RateLimited("full", retry_after_s=3.0), OK], listener=heard)
+    kinds = [type(event) for event in heard.events]
+    assert kinds == [RetryScheduled, RetryStarted, RetryScheduled, RetryStarted]
+    assert isinstance(heard.events[2], RetryScheduled)
+    assert (heard.events[2].error, heard.events[2].wait_s) == ("rate_limited", 3.0)
+
+
+def test_a_waiting_row_can_be_cancelled() -> None:
+    async def main() -> None:
+        heard = Heard()
+        backend = ScriptedBackend([RateLimited("full", retry_after_s=60.0)])
+        task = asyncio.create_task(retry_of(backend, listener=heard).send(Request(), Call()))
+        await asyncio.sleep(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert [type(event) for event in heard.events] == [RetryScheduled, RetryStarted]
+        assert backend.in_flight == 0
+
+    virtual_run(main())
+
+
+# A poison row: one that draws the same 5xx every time while its neighbours succeed.
+
+
+async def crowd(retry: Any, rows: Sequence[str], *, at_once: int = 10) -> dict[str, Outcome]:
+    """The outcomes of all rows, some of them at once."""
+    places, outcomes = asyncio.Semaphore(at_once), {}
+
+    async def one(row: str) -> None:
+        async with places:
+            outcomes[row] = await retry.send(Request(body=row), Call())
+
+    async with asyncio.TaskGroup() as group:
+        for row in rows:
+            group.create_task(one(row))
+    return outcomes
+
+
+def poisoned(step: Callable[[Send], Any]) -> Callable[[Send], Any]:
+    return lambda send: step(send) if send.request.body == "poison" else OK
+
+
+ROWS = ["poison", *(f"row {number}" for number in range(400))]
+
+
+def test_a_poison_row_is_given_up_early_and_named() -> None:
+    async def main() -> None:
+        backend = ScriptedBackend(poisoned(lambda send: broken(502)), latency_s=0.1)
+        outcomes = await crowd(retry_of(backend, max_retries=50), ROWS)
+        poison = outcomes.pop("poison")
+        assert all(outcome.is_success for outcome in outcomes.values())
+        assert poison.attempts == 5
+        assert poison.error is not None
+        assert poison.error.what.startswith(
+            "HTTP 502 5 times while other rows succeeded, so this row is the likely cause"
+        )
+        assert poison.error.hint == "look at this row's content; --retry-failed tries it again"
+
+    virtual_run(main())
+
+
+def test_a_row_with_changing_faults_keeps_its_retries() -> None:
+    async def main() -> None:
+        backend = ScriptedBackend(
+            poisoned(lambda send: broken(500 + send.attempt % 2)), latency_s=0.1
+        )
+        outcomes = await crowd(retry_of(backend, max_retries=12), ROWS)
+        assert outcomes["poison"].attempts == 13
+
+    virtual_run(main())
+
+
+def test_when_the_whole_server_fails_no_row_is_blamed() -> None:
+    async def main() -> None:
+        backend = ScriptedBackend(lambda send: OK if send.at_s > 60 else broken(), latency_s=0.1)
+        outcomes = await crowd(retry_of(backend, max_retries=100), ROWS[:50], at_once=50)
+        assert all(outcome.is_success for outcome in outcomes.values())
+
+    virtual_run(main())
+
+
+def test_a_lone_row_is_not_blamed() -> None:
+    outcome, backend = call_once([broken()], max_retries=8)
+    assert len(backend.sends) == 9
+    assert outcome.error is not None
+    assert "likely cause" not in outcome.error.what
+
+
+# Retries as a share of traffic.
+
+
+def test_retries_stay_a_share_of_traffic_and_all_rows_end() -> None:
+    """Every first attempt fails, so 2,000 rows want 2,000 retries within a second."""
+
+    async def main() -> None:
+        backend = ScriptedBackend(lambda send: broken() if send.attempt == 1 else OK)
+        retry = retry_of(backend, floor_per_s=10.0, share=0.25, base_s=0.001)
+        rows = [f"row {number}" for number in range(2000)]
+        outcomes = await crowd(retry, rows, at_once=2000)
+        assert all(outcome.is_success for outcome in outcomes.values())
+        retries = [send.at_s for send in backend.sends if send.attempt > 1]
+        early = sum(at_s <= 1.0 for at_s in retries)
+        # What was saved up (100), the share of 2,000 (at most what may be saved), and the floor.
+        assert early <= 100 + 0.25 * 2000 + 10
+        assert max(retries) == pytest.approx((2000 - 100) / 10, rel=0.02)
+
+    virtual_run(main())
+
+
+def test_429s_with_a_wish_spend_nothing_of_the_share() -> None:
+    async def main() -> None:
+        error = RateLimited("full", retry_after_s=1.0)
+        backend = ScriptedBackend(lambda send: error if send.attempt == 1 else OK)
+        rows = [f"row {number}" for number in range(1000)]
+        await crowd(retry_of(backend), rows, at_once=1000)
+        assert now_s() == pytest.approx(1.0)
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_retries": -1},
+        {"max_retries": 101},
+        {"base_s": 0.0},
+        {"cap_s": -1.0},
+        {"floor_per_s": 0.0},
+        {"share": 1.1},
+        {"share": float("nan")},
+    ],
+)
+def test_a_policy_has_bounds(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        RetryPolicy(**settings)
+
+
+def test_closing_closes_the_backend() -> None:
+    async def main() -> None:
+        backend = ScriptedBackend([OK])
+        await retry_of(backend).aclose()
+        assert backend.is_closed
+
+    virtual_run(main())
+
+
+# The scripted backend itself, which is shipped for users.
+
+
+def test_a_script_is_played_in_order_and_its_last_step_repeats() -> None:
+    async def main() -> None:
+        backend = ScriptedBackend([broken(), OK], latency_s=2.0)
+        outcomes = [await backend.send(Request(body=number), Call()) for number in range(3)]
+        assert [outcome.status for outcome in outcomes] == ["exhausted", "succeeded", "succeeded"]
+        assert [outcome.latency_s for outcome in outcomes] == [2.0, 2.0, 2.0]
+        assert [(send.number, send.request.body, send.at_s) for send in backend.sends] == [
+            (1, 0, 0.0),
+            (2, 1, 2.0),
+            (3, 2, 4.0),
+        ]
+        outcomes[1].attempts = 9
+        assert outcomes[2].attempts == 1
+
+    virtual_run(main())
+
+
+def test_a_sink_gets_the_text_and_the_call_is_committed() -> None:
+    async def main() -> None:
+        chunks: list[Chunk] = []
+
+        class Keeps:
+            async def put(self, chunk: Chunk) -> None:
+                chunks.append(chunk)
+
+        call = Call()
+        await ScriptedBackend([OK]).send(Request(), call, Keeps())
+        assert [chunk.text for chunk in chunks] == ["ok"]
+        assert call.committed
+
+    virtual_run(main())
+
+
+def test_cancelled_sends_are_counted() -> None:
+    async def main() -> None:
+        backend = ScriptedBackend([OK], latency_s=lambda send: 10.0 * send.number)
+        tasks = [asyncio.create_task(backend.send(Request(), Call())) for _ in range(3)]
+        await asyncio.sleep(15)
+        tasks[1].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert (backend.cancelled, backend.in_flight, backend.most_in_flight) == (1, 0, 3)
+        assert now_s() == 30
+
+    virtual_run(main())
+
+
+def test_an_empty_script_is_refused() -> None:
+    with pytest.raises(ConfigError, match="script is empty"):
+        ScriptedBackend([])
+
+
+# Mutants.
+
+
+def check_bad_replies(kind: Any) -> None:
+    assert len(call_once([BadReply("x")], kind=kind)[1].sends) == 3
+
+
+def check_limited(kind: Any) -> None:
+    error = RateLimited("full", retry_after_s=7.0)
+    _, backend = call_once([error], kind=kind, max_retries=2)
+    assert len(backend.sends) == 21
+    assert gaps(backend) == pytest.approx([7.0] * 20)
+
+
+def check_committed(kind: Any) -> None:
+    _, backend = call_once([broken(), OK], kind=kind, call=Call(committed=True))
+    assert len(backend.sends) == 1
+
+
+def check_deadline(kind: Any) -> None:
+    _, backend = call_once([broken()], kind=kind, call=Call(deadline_s=5.0), base_s=4.0)
+    assert backend.sends[-1].at_s < 5.0
+
+
+def check_share(kind: Any) -> None:
+    async def main() -> None:
+        backend = ScriptedBackend(lambda send: broken() if send.attempt == 1 else OK)
+        retry = retry_of(backend, kind=kind, base_s=0.001)
+        await crowd(retry, [str(number) for number in range(300)], at_once=300)
+        assert now_s() > 15
+
+    virtual_run(main())
+
+
+def check_outage(kind: Any) -> None:
+    outcome, _ = call_once([unreachable()] * 20 + [OK], kind=kind, max_retries=2)
+    assert outcome.is_success
+
+
+def check_poison(kind: Any) -> None:
+    async def main() -> None:
+        backend = ScriptedBackend(poisoned(lambda send: broken(502)), latency_s=0.1)
+        outcomes = await crowd(retry_of(backend, kind=kind, max_retries=9), ROWS)
+        assert outcomes["poison"].attempts == 5
+        failing = ScriptedBackend([broken()], latency_s=0.1)
+        outcomes = await crowd(retry_of(failing, kind=kind, max_retries=9), ROWS[:40])
+        assert {outcome.attempts for outcome in outcomes.values()} == {10}
+
+    virtual_run(main())
+
+
+MUTANTS: list[tuple[Callable[[Any], None], str, str]] = [
+    (check_bad_replies, "self.bad_replies += isinstance(error, BadReply)", "pass"),
+    (check_limited, "self.limited += 1", "self.blamed += 1"),
+    (check_limited, "return error.retry_after_s", "pass"),
+    (
+        check_committed,
+        "if call.committed or not isinstance(error, Retryable):",
+        "if not isinstance(error, Retryable):",
+    ),
+    (check_deadline, "if self._clock.now_s() + wait_s >= call.deadline_s:", "if False:"),
+    (check_share, "self._balance -= 1", "pass"),
+    (check_outage, "self.outages += 1", "self.blamed += 1"),
+    (check_poison, "if self._is_to_blame(history):", "if False:"),
+    (check_poison, "succeeded >= _NEIGHBOURS_LEAST", "True"),
+]
+
+
+@pytest.mark.parametrize(("check", "line", "replacement"), MUTANTS)
+def test_mutants_are_caught(check: Callable[[Any], None], line: str, replacement: str) -> None:
+    assert_caught(check, Retry, mutant(retry_module, line, replacement).Retry)
