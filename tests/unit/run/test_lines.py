@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from redline.errors import ConfigError
+from redline.run import source_bytes
 from redline.run.lines import LongLine, split_lines
 from redline.run.source import Row, open_source
 from redline.run.source_bytes import ByteStream, CorruptInput
@@ -354,7 +355,7 @@ class TestProgress:
 def test_lines_do_not_depend_on_how_the_bytes_arrive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
 ) -> None:
-    monkeypatch.setattr("redline.run.source_bytes.CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(source_bytes, "CHUNK_BYTES", chunk_bytes)
     content = b"\xef\xbb\xbfone\n\ntwo\r\n" + b"x" * 21 + b"\n" + b"y" * 20 + b"\nlast"
     path = tmp_path / "in.txt"
     path.write_bytes(content)

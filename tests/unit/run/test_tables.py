@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from redline.errors import ConfigError
+from redline.run import source_bytes
 from redline.run.source import Row, open_source
 from redline.run.source_bytes import CorruptInput
 
@@ -83,7 +84,7 @@ class TestCsv:
     ) -> None:
         content = 'a,b\n1,"é\n\n""q"""\n2\n3,"ü",\n4,ok'.encode()
         whole = rows_in(tmp_path, content)
-        monkeypatch.setattr("redline.run.source_bytes.CHUNK_BYTES", chunk_bytes)
+        monkeypatch.setattr(source_bytes, "CHUNK_BYTES", chunk_bytes)
         assert rows_in(tmp_path, content) == whole
         assert [r.line for r in whole] == [2, 5, 6, 7]
 
