@@ -460,7 +460,7 @@ def check_share(kind: Any) -> None:
 
 
 def check_outage(kind: Any) -> None:
-    outcome, _ = call_once([unreachable()] * 20 + [OK], kind=kind, max_retries=2)
+    outcome, _ = call_once([unreachable()] * 20 + [broken(), OK], kind=kind, max_retries=2)
     assert outcome.is_success
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from redline.errors import ConfigError
 
-_RATE = re.compile(r"\s*(\S+?)\s*/\s*(\d+(?:\.\d+)?|\.\d+)?\s*(ms|s|sec|m|min|h|hour|d|day)\s*")
+_RATE = re.compile(r"\s*([^\s/]+)\s*/\s*(\d+(?:\.\d+)?|\.\d+)?\s*(ms|s|sec|m|min|h|hour|d|day)\s*")
 _COUNT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)([kKmM]?)")
 _SECONDS = {
     "ms": 1e-3,

@@ -80,6 +80,7 @@ class ScriptedBackend:
             raise
         finally:
             self.in_flight -= 1
+            call.sent_s = None
         return outcome
 
     async def aclose(self) -> None:

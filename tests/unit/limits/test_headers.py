@@ -5,7 +5,7 @@ from __future__ import annotations
 from email.utils import formatdate
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redline.limits.headers import retry_after_s
@@ -55,17 +55,20 @@ def test_no_header_is_no_wish() -> None:
     assert read() is None
 
 
+@settings(deadline=None)
 @given(st.integers(0, 86_400))
 def test_every_date_within_a_day_is_read(ahead_s: int) -> None:
     assert read(retry_after=formatdate(NOW_S + ahead_s, usegmt=True)) == ahead_s
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_nonsense_never_raises(text: str) -> None:
     wait_s = read(retry_after=text, retry_after_ms=text)
     assert wait_s is None or 0 <= wait_s <= 86_400
 
 
+@settings(deadline=None)
 @given(st.from_regex(r"[A-Za-z]{0,4},? ?\d{0,3}[ -][A-Za-z]{3}[ -]\d{0,6} [\d:]{0,9} ?[A-Z+\d-]{0,5}"))  # fmt: skip  # noqa: E501
 def test_what_looks_like_a_date_never_raises(text: str) -> None:
     wait_s = read(retry_after=text)

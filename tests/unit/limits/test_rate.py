@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redline.errors import ConfigError
@@ -63,12 +63,20 @@ def test_a_window_is_a_finite_positive_number(window_s: float) -> None:
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("500", 500), (" 7 ", 7), ("200k", 200_000), ("1.5m", 1_500_000), (".5k", 500), ("2M", 2_000_000)],
-)  # fmt: skip
+    [
+        ("500", 500),
+        (" 7 ", 7),
+        ("200k", 200_000),
+        ("1.5m", 1_500_000),
+        (".5k", 500),
+        ("2M", 2_000_000),
+    ],
+)
 def test_a_count_is_read(text: str, count: int) -> None:
     assert parse_count(text) == count
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10**6), st.sampled_from([("k", 1000), ("m", 10**6)]))
 def test_three_decimals_are_exact(thousandths: int, suffix: tuple[str, int]) -> None:
     text = f"{thousandths // 1000}.{thousandths % 1000:03}{suffix[0]}"
@@ -98,8 +106,8 @@ def test_a_rate_in_a_rate_text_has_the_same_errors() -> None:
         parse_rate("abc/1s", "--requests")
 
 
-@given(st.integers(1, MAX_COUNT), st.integers(1, 31 * 86400))
+@settings(deadline=None)
+@given(st.integers(1, MAX_COUNT), st.integers(1, 7 * 86400))
 def test_a_rate_prints_as_it_is_written(count: int, window_s: int) -> None:
     rate = Rate(count, float(window_s))
-    read = parse_rate(str(rate).replace("e+0", "e"), "rate") if "e" not in str(rate) else rate
-    assert read.count == count
+    assert parse_rate(str(rate)) == rate

@@ -1,0 +1,796 @@
+"""The HTTP backend against real sockets: every way an exchange can go wrong, and who pays."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvloop
+
+from raw_server import RawServer, Seen, answer, chat
+from redline.calls import (
+    Call,
+    Chunk,
+    Cost,
+    Endpoint,
+    HttpBackend,
+    Outcome,
+    Request,
+    Retry,
+    RetryPolicy,
+    Timeouts,
+    outage,
+    transport,
+)
+from redline.clock import SYSTEM
+from redline.errors import (
+    BadReply,
+    Disconnected,
+    NoEndpoint,
+    OverBudget,
+    RateLimited,
+    Refused,
+    Rejected,
+    TimedOut,
+)
+from redline.events import AttemptEnded, AttemptStarted, EndpointParked, Event
+from redline.limits import Limits
+
+pytestmark = pytest.mark.real
+
+SECRET = "sk-planted-4711"
+ASK = Request(body={"model": "m", "messages": [{"role": "user", "content": "hello"}]})
+GET = Request(method="GET", url="/chat")
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Runs a coroutine on either loop, and fails it after ten seconds."""
+
+    def run(main: Coroutine[Any, Any, None]) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(10):
+                await main
+
+        factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(bounded())
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def on_event(self, event: Event) -> None:
+        self.events.append(event)
+
+    @property
+    def ends(self) -> list[str | None]:
+        return [event.error for event in self.events if isinstance(event, AttemptEnded)]
+
+    @property
+    def starts(self) -> int:
+        return sum(isinstance(event, AttemptStarted) for event in self.events)
+
+
+class Keeps:
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    async def put(self, chunk: Chunk) -> None:
+        self.texts.append(chunk.text)
+
+
+def replying(*answers: bytes | None) -> Any:
+    """Writes the answers in turn, the last one again and again; None hangs up instead."""
+    left = list(answers)
+
+    async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        reply = left.pop(0) if len(left) > 1 else left[0]
+        if reply is None:
+            writer.close()
+            return
+        writer.write(reply)
+        await writer.drain()
+
+    return handle
+
+
+async def silent(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    await asyncio.Event().wait()
+
+
+def backend_of(server: RawServer | None, *, listener: Any = None, **settings: Any) -> HttpBackend:
+    if server is not None:
+        settings.setdefault("base_url", server.base_url)
+    return HttpBackend(Endpoint(**settings), listener=listener or Heard())
+
+
+async def send_once(
+    server: RawServer, request: Request = ASK, call: Call | None = None, **settings: Any
+) -> Outcome:
+    """The outcome of one call, after which nothing may be left held."""
+    heard = Heard()
+    backend = backend_of(server, listener=heard, **settings)
+    try:
+        outcome = await backend.send(request, call or Call())
+        assert_nothing_held(backend)
+        assert heard.starts == len(heard.ends)
+        return outcome
+    finally:
+        await backend.aclose()
+
+
+def assert_nothing_held(backend: HttpBackend) -> None:
+    assert backend.slots.in_use == 0
+    assert backend.limiter.waiting == 0
+    assert [window._booked_amount for window in backend.limiter._windows] == [
+        0 for _ in backend.limiter._windows
+    ]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    # The conditions are states inside the client, which tell nobody of their changes.
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.002)
+
+
+def what(outcome: Outcome) -> str:
+    assert outcome.error is not None
+    return outcome.error.what
+
+
+def test_a_call_and_its_reply(run: Run) -> None:
+    async def main() -> None:
+        usage = {"prompt_tokens": 5, "completion_tokens": 2}
+        reply = answer(chat("hi", usage=usage), X_Request_Id="r-1")
+        async with RawServer(replying(reply)) as server:
+            outcome = await send_once(server, api_key=SECRET, headers={"X-Team": "a"}, name="e")
+        assert (outcome.status, outcome.output, outcome.endpoint) == ("succeeded", "hi", "e")
+        assert outcome.reply is not None
+        assert (outcome.reply.request_id, outcome.reply.output_tokens) == ("r-1", 2)
+        assert outcome.latency_s > 0
+        (seen,) = server.seen
+        assert (seen.method, seen.target) == ("POST", "/v1/chat/completions")
+        assert seen.json() == ASK.body
+        assert seen.headers["authorization"] == f"Bearer {SECRET}"
+        assert seen.headers["x-team"] == "a"
+        assert seen.headers["content-type"] == "application/json"
+        assert seen.headers["user-agent"].startswith("redline/")
+
+    run(main())
+
+
+def test_a_get_that_answers_a_json_string(run: Run) -> None:
+    async def main() -> None:
+        async with RawServer(replying(answer("hello"))) as server:
+            request = Request(method="GET", url="/chat?q=a%2Fb+c&name=%C3%BC", body=None)
+            outcome = await send_once(server, request)
+        assert outcome.output == "hello"
+        assert server.seen[0].target == "/chat?q=a%2Fb+c&name=%C3%BC"
+        assert server.seen[0].body == b""
+
+    run(main())
+
+
+def test_connections_are_kept_and_reused(run: Run) -> None:
+    async def main() -> None:
+        async with RawServer(replying(answer(chat("a")))) as server:
+            backend = backend_of(server)
+            for _ in range(5):
+                assert (await backend.send(ASK, Call())).is_success
+            outcomes = await asyncio.gather(*(backend.send(ASK, Call()) for _ in range(20)))
+            assert all(outcome.is_success for outcome in outcomes)
+            assert len(server.seen) == 25
+            assert server.connections <= 20
+            assert server.seen[4].connection == 1
+            await backend.aclose()
+            await server.closed()
+
+    run(main())
+
+
+# Clocks.
+
+
+@pytest.mark.parametrize(
+    ("timeouts", "phase", "after_s"),
+    [
+        (Timeouts(first_byte_s=0.05), "first_byte", 0.05),
+        (Timeouts(attempt_s=0.05), "attempt", 0.05),
+        (Timeouts(first_byte_s=0.05, attempt_s=0.05), "attempt", 0.05),
+    ],
+)
+def test_a_silent_server_runs_into_the_clock_that_is_named(
+    run: Run, timeouts: Timeouts, phase: str, after_s: float
+) -> None:
+    async def main() -> None:
+        async with RawServer(silent) as server:
+            outcome = await send_once(server, timeouts=timeouts)
+            assert isinstance(outcome.error, TimedOut)
+            assert (outcome.error.phase, outcome.error.after_s) == (phase, after_s)
+            assert outcome.error.where.startswith("endpoint 127.0.0.1:")
+            # Its connection is not reused, for an answer may still come on it.
+            await server.closed()
+
+    run(main())
+
+
+def test_the_attempts_clock_covers_the_body(run: Run) -> None:
+    async def stalls(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+        await silent(seen, writer)
+
+    async def main() -> None:
+        async with RawServer(stalls) as server:
+            timeouts = Timeouts(first_byte_s=0.08, attempt_s=0.1)
+            outcome = await send_once(server, timeouts=timeouts)
+            assert isinstance(outcome.error, TimedOut)
+            assert outcome.error.phase == "attempt"
+            await server.closed()
+
+    run(main())
+
+
+@pytest.mark.parametrize("place", ["slot", "gate", "answer"])
+def test_the_rows_clock_is_named_wherever_it_runs_out(run: Run, place: str) -> None:
+    async def main() -> None:
+        async with RawServer(silent) as server:
+            backend = backend_of(server, limits=Limits(concurrency=1))
+            other = None
+            if place == "slot":
+                other = asyncio.create_task(backend.send(ASK, Call()))
+                await until(lambda: len(server.seen) == 1)
+            if place == "gate":
+                backend.limiter.park(SYSTEM.now_s() + 60)
+            before = len(server.seen)
+            outcome = await backend.send(ASK, Call(deadline_s=SYSTEM.now_s() + 0.1))
+            assert isinstance(outcome.error, TimedOut)
+            assert (outcome.error.phase, outcome.error.after_s) == ("row", None)
+            if place == "answer":
+                await until(lambda: len(server.seen) == 1)
+            else:
+                assert len(server.seen) == before
+            if other is not None:
+                other.cancel()
+                await asyncio.wait([other])
+            assert_nothing_held(backend)
+            await backend.aclose()
+
+    run(main())
+
+
+def test_a_row_whose_time_is_up_sends_nothing(run: Run) -> None:
+    async def main() -> None:
+        async with RawServer(replying(answer(chat("a")))) as server:
+            outcome = await send_once(server, call=Call(deadline_s=SYSTEM.now_s() - 1))
+            assert isinstance(outcome.error, TimedOut)
+            assert outcome.error.phase == "row"
+            assert server.seen == []
+
+    run(main())
+
+
+def test_the_connects_clock_is_named_and_blames_no_row(run: Run) -> None:
+    async def main() -> None:
+        with socket.socket() as full:
+            full.bind(("127.0.0.1", 0))
+            full.listen(0)
+            fillers = []
+            for _ in range(4):
+                filler = socket.socket()
+                filler.setblocking(False)
+                filler.connect_ex(full.getsockname())
+                fillers.append(filler)
+            backend = backend_of(
+                None,
+                base_url=f"http://127.0.0.1:{full.getsockname()[1]}/v1",
+                timeouts=Timeouts(connect_s=0.05, first_byte_s=0.2),
+            )
+            outcome = await backend.send(ASK, Call())
+            await backend.aclose()
+            for filler in fillers:
+                filler.close()
+        assert isinstance(outcome.error, TimedOut)
+        if outcome.error.phase == "first_byte":
+            pytest.skip("this kernel accepts connections past a full backlog")
+        assert outcome.error.phase == "connect"
+        assert outage.is_unreachable(outcome.error)
+        assert_nothing_held(backend)
+
+    run(main())
+
+
+# Broken answers.
+
+
+def raw(data: bytes, *, is_aborted: bool = False) -> Any:
+    async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(data)
+        await writer.drain()
+        if is_aborted:
+            writer.transport.abort()
+        else:
+            writer.close()
+
+    return handle
+
+
+HALF = b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"choices'
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("handle", "kind", "words"),
+    [
+        (raw(HALF), Disconnected, "the connection broke"),
+        (raw(HALF, is_aborted=True), Disconnected, "the connection broke"),
+        (raw(CHUNKED + b"9\r\n{"), Disconnected, "the connection broke"),
+        (raw(b""), Disconnected, "the connection broke"),
+        (raw(b"", is_aborted=True), Disconnected, "the connection broke"),
+        (raw(b"HELLO\r\n\r\n"), BadReply, "the answer is not HTTP"),
+        (raw(b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n"), BadReply, "not HTTP"),
+        (raw(answer(b"{}")), BadReply, "is not what /v1/chat/completions promises"),
+        (raw(answer(b"<html>hi</html>")), BadReply, "it begins `<html>hi</html>`"),
+        (raw(answer(b"[" * 50_000)), BadReply, "is not what"),
+        (raw(answer(b"", status=204)), BadReply, "with nothing at all"),
+        (raw(answer(b"cut", Content_Encoding="gzip")), (Disconnected, BadReply), ""),
+    ],
+)
+def test_a_broken_answer_is_one_error_that_says_so(
+    run: Run, handle: Any, kind: type, words: str
+) -> None:
+    async def main() -> None:
+        async with RawServer(handle) as server:
+            outcome = await send_once(server)
+            assert isinstance(outcome.error, kind)
+            assert words in what(outcome)
+            assert not outage.is_unreachable(outcome.error)
+            assert outcome.status == "exhausted"
+
+    run(main())
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_an_answer_that_is_too_long_is_cut_off(run: Run, is_chunked: bool) -> None:
+    async def endless(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(
+            CHUNKED if is_chunked else b"HTTP/1.1 200 OK\r\nContent-Length: 9999999\r\n\r\n"
+        )
+        while True:
+            writer.write(b"64\r\n" + b"x" * 100 + b"\r\n" if is_chunked else b"x" * 100)
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        async with RawServer(endless) as server:
+            outcome = await send_once(server, max_reply_bytes=10_000)
+            assert isinstance(outcome.error, BadReply)
+            assert what(outcome) == "the answer is longer than 10,000 bytes"
+            await server.closed()
+
+    run(main())
+
+
+def test_a_gzipped_answer_is_read_and_its_whole_size_counts(run: Run) -> None:
+    async def main() -> None:
+        packed = gzip.compress(b'"' + b"a" * 50_000 + b'"')
+        reply = answer(packed, Content_Encoding="gzip")
+        async with RawServer(replying(reply)) as server:
+            outcome = await send_once(server, GET)
+            assert outcome.output == "a" * 50_000
+            outcome = await send_once(server, GET, max_reply_bytes=10_000)
+            assert isinstance(outcome.error, BadReply)
+
+    run(main())
+
+
+def test_a_redirect_is_refused_and_the_key_stays_here(run: Run) -> None:
+    async def main() -> None:
+        async with RawServer(replying(answer(chat("stolen")))) as other:
+            reply = answer(b"", status=307, Location=f"{other.base_url}/chat/completions")
+            async with RawServer(replying(reply)) as server:
+                outcome = await send_once(server, api_key=SECRET)
+            assert isinstance(outcome.error, Rejected)
+            assert outcome.error.status == 307
+            assert other.connections == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/v1/chat/completions", "//evil/x", "chat"])
+def test_a_rows_url_cannot_lead_elsewhere(run: Run, url: str) -> None:
+    async def main() -> None:
+        async with RawServer(replying(answer("x"))) as server:
+            outcome = await send_once(server, Request(url=url, body={}), api_key=SECRET)
+            assert isinstance(outcome.error, Rejected)
+            assert "not a path" in what(outcome)
+            assert server.connections == 0
+
+    run(main())
+
+
+def nested() -> list[Any]:
+    value: list[Any] = []
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request(body={"a": object()}),
+        Request(body={"a": "\ud800"}),
+        Request(body=nested()),
+        Request(method="GE T"),
+    ],
+)
+def test_a_request_that_cannot_be_sent_is_rejected(run: Run, request_: Request) -> None:
+    async def main() -> None:
+        async with RawServer(replying(answer("x"))) as server:
+            outcome = await send_once(server, request_)
+            assert isinstance(outcome.error, Rejected)
+            assert server.seen == []
+
+    run(main())
+
+
+def test_the_key_is_cut_out_of_what_a_server_says(run: Run) -> None:
+    async def main() -> None:
+        reply = answer({"error": {"message": f"Incorrect key: {SECRET}."}}, status=401)
+        async with RawServer(replying(reply)) as server:
+            outcome = await send_once(server, api_key=SECRET)
+        assert isinstance(outcome.error, Refused)
+        assert what(outcome) == ("the endpoint refused the key: HTTP 401: Incorrect key: <key>.")
+
+    run(main())
+
+
+# The gate: what a connection that breaks while the limits are waited for costs.
+
+
+def test_a_connection_closed_at_the_gate_costs_no_attempt_and_no_second_grant(run: Run) -> None:
+    async def main() -> None:
+        heard = Heard()
+        async with RawServer(replying(answer(chat("a")))) as server:
+            backend = backend_of(
+                server, limits=Limits(requests="10/60s", profile="fixed"), listener=heard
+            )
+            assert (await backend.send(ASK, Call())).is_success
+            backend.limiter.park(SYSTEM.now_s() + 0.15)
+            waiting = asyncio.create_task(backend.send(ASK, Call()))
+            await until(lambda: backend.limiter.waiting == 1)
+            server.hang_up()
+            await server.closed()
+            outcome = await waiting
+            assert outcome.is_success
+            assert (server.connections, len(server.seen)) == (2, 2)
+            assert heard.ends == [None, None]
+            assert backend.limiter._windows[0]._sent_amount == 2
+            assert_nothing_held(backend)
+            await backend.aclose()
+
+    run(main())
+
+
+def test_a_server_gone_while_at_the_gate_gives_the_grant_back(run: Run) -> None:
+    async def main() -> None:
+        async with RawServer(replying(answer(chat("a")))) as server:
+            limits = Limits(requests="10/60s", profile="fixed")
+            backend = backend_of(server, limits=limits)
+            assert (await backend.send(ASK, Call())).is_success
+            backend.limiter.park(SYSTEM.now_s() + 0.1)
+            waiting = asyncio.create_task(backend.send(ASK, Call()))
+            await until(lambda: backend.limiter.waiting == 1)
+        outcome = await waiting
+        assert outage.is_unreachable(outcome.error)
+        assert backend.limiter._windows[0]._sent_amount == 1
+        assert_nothing_held(backend)
+        await backend.aclose()
+
+    run(main())
+
+
+def test_a_stale_connections_successor_has_the_connects_clock(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases: list[tuple[str, float]] = []
+    enter = transport.Exchange._enter
+
+    def noted(self: transport.Exchange, phase: str, until_s: float) -> None:
+        phases.append((phase, until_s - SYSTEM.now_s()))
+        enter(self, phase, until_s)
+
+    async def main() -> None:
+        async with RawServer(replying(answer(chat("a")))) as server:
+            backend = backend_of(server, timeouts=Timeouts(connect_s=7, first_byte_s=9))
+            assert (await backend.send(ASK, Call())).is_success
+            backend.limiter.park(SYSTEM.now_s() + 0.1)
+            monkeypatch.setattr(transport.Exchange, "_enter", noted)
+            waiting = asyncio.create_task(backend.send(ASK, Call()))
+            await until(lambda: backend.limiter.waiting == 1)
+            server.hang_up()
+            assert (await waiting).is_success
+            await backend.aclose()
+        names = ["connect", "row", "connect", "first_byte", "attempt"]
+        assert [phase for phase, _ in phases] == names
+        assert phases[2][1] == pytest.approx(7, abs=1)
+
+    run(main())
+
+
+def test_a_repeated_get_takes_a_second_grant(run: Run) -> None:
+    async def main() -> None:
+        heard = Heard()
+        async with RawServer(replying(answer("a"), None, answer("b"))) as server:
+            backend = backend_of(
+                server, limits=Limits(requests="10/60s", profile="fixed"), listener=heard
+            )
+            assert (await backend.send(GET, Call())).output == "a"
+            assert (await backend.send(GET, Call())).output == "b"
+            assert len(server.seen) == 3
+            assert backend.limiter._windows[0]._sent_amount == 3
+            assert (heard.starts, heard.ends) == (3, [None, "disconnected", None])
+            assert_nothing_held(backend)
+            await backend.aclose()
+
+    run(main())
+
+
+def test_a_repeated_get_whose_connection_goes_stale_leaks_no_grant(run: Run) -> None:
+    async def main() -> None:
+        heard = Heard()
+
+        async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+            if len(server.seen) == 1:
+                backend.limiter.park(SYSTEM.now_s() + 0.15)
+                writer.close()
+            else:
+                writer.write(answer("b"))
+
+        async with RawServer(handle) as server:
+            backend = backend_of(
+                server, limits=Limits(requests="10/60s", profile="fixed"), listener=heard
+            )
+            task = asyncio.create_task(backend.send(GET, Call()))
+            await until(lambda: backend.limiter.waiting == 1 and server.connections == 2)
+            server.hang_up()
+            assert (await task).output == "b"
+            assert (server.connections, len(server.seen)) == (3, 2)
+            assert backend.limiter._windows[0]._sent_amount == 2
+            assert_nothing_held(backend)
+            await backend.aclose()
+
+    run(main())
+
+
+def test_a_post_is_never_repeated_by_itself(run: Run) -> None:
+    async def main() -> None:
+        async with RawServer(replying(answer(chat("a")), None, answer(chat("b")))) as server:
+            backend = backend_of(server)
+            assert (await backend.send(ASK, Call())).is_success
+            outcome = await backend.send(ASK, Call())
+            assert isinstance(outcome.error, Disconnected)
+            assert outcome.error.was_sent
+            assert len(server.seen) == 2
+            await backend.aclose()
+
+    run(main())
+
+
+@pytest.mark.parametrize("place", ["slot", "gate", "answer", "body"])
+def test_a_cancelled_call_gives_everything_back(run: Run, place: str) -> None:
+    async def slow(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        if place == "body":
+            writer.write(HALF)
+        await silent(seen, writer)
+
+    async def main() -> None:
+        heard = Heard()
+        async with RawServer(slow) as server:
+            limits = Limits(requests="10/60s", profile="fixed", concurrency=1)
+            backend = backend_of(server, limits=limits, listener=heard)
+            if place == "gate":
+                backend.limiter.park(SYSTEM.now_s() + 60)
+            calls = [asyncio.create_task(backend.send(ASK, Call()))]
+            if place == "gate":
+                await until(lambda: backend.limiter.waiting == 1)
+            else:
+                await until(lambda: len(server.seen) == 1)
+            if place == "slot":
+                calls.append(asyncio.create_task(backend.send(ASK, Call())))
+                await asyncio.sleep(0)
+                assert backend.room(Cost(), SYSTEM.now_s()) > 0
+            for call in reversed(calls):
+                call.cancel()
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert all(isinstance(result, asyncio.CancelledError) for result in results)
+            assert_nothing_held(backend)
+            assert heard.ends == ([] if place == "gate" else ["cancelled"])
+            if place != "gate":
+                # A connection with an answer on its way must not serve another call.
+                await server.closed()
+            await backend.aclose()
+            await server.closed()
+
+    run(main())
+
+
+# What an answer teaches the limits.
+
+
+def test_tokens_are_settled_to_what_was_used(run: Run) -> None:
+    async def main() -> None:
+        usage = {"prompt_tokens": 20, "completion_tokens": 10}
+        async with RawServer(replying(answer(chat("a", usage=usage)))) as server:
+            backend = backend_of(server, limits=Limits(tokens="1000/60s", profile="fixed"))
+            assert (await backend.send(ASK, Call())).is_success
+            (window,) = backend.limiter._windows
+            assert window._sent_amount == 30
+            await backend.aclose()
+
+    run(main())
+
+
+def test_a_call_over_the_budget_is_refused_before_a_connection(run: Run) -> None:
+    async def main() -> None:
+        async with RawServer(silent) as server:
+            outcome = await send_once(server, limits=Limits(tokens="100/60s"))
+            assert isinstance(outcome.error, OverBudget)
+            assert outcome.status == "rejected"
+            assert server.connections == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("status", "is_parked"), [(429, True), (503, True), (529, True), (500, False)]
+)
+def test_retry_after_parks_the_endpoint(run: Run, status: int, is_parked: bool) -> None:
+    async def main() -> None:
+        heard = Heard()
+        reply = answer({"error": "full"}, status=status, Retry_After="30")
+        async with RawServer(replying(reply)) as server:
+            backend = backend_of(server, listener=heard)
+            outcome = await backend.send(ASK, Call())
+            assert outcome.error is not None
+            assert outcome.error.status == status
+            parked = [event for event in heard.events if isinstance(event, EndpointParked)]
+            assert len(parked) == is_parked
+            assert (backend.room(Cost(), SYSTEM.now_s()) > 1) == is_parked
+            if status == 429:
+                assert isinstance(outcome.error, RateLimited)
+            await backend.aclose()
+
+    run(main())
+
+
+# An endpoint that is not there.
+
+
+def test_an_unreachable_endpoint_costs_no_attempts_and_then_ends_the_run(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outage, "_NEVER_ANSWERED_S", 0.3)
+    monkeypatch.setattr(outage, "_FIRST_PAUSE_S", 0.01)
+
+    async def main() -> None:
+        with socket.socket() as held:
+            # Bound and not listening: nobody else can take the port.
+            held.bind(("127.0.0.1", 0))
+            backend = backend_of(None, base_url=f"http://127.0.0.1:{held.getsockname()[1]}/v1")
+            retry = Retry(backend, RetryPolicy(max_retries=1, base_s=0.01), seed=1)
+            outcome = await retry.send(ASK, Call())
+            await retry.aclose()
+        assert isinstance(outcome.error, NoEndpoint)
+        assert outcome.error.stops_run
+        assert outcome.attempts > 2
+        assert "cannot be reached since 0 s" in what(outcome)
+        assert outcome.error.hint.startswith("nothing listens there")
+        assert outcome.status == "rejected"
+
+    run(main())
+
+
+def test_an_endpoint_that_comes_back_ends_the_outage(run: Run) -> None:
+    async def main() -> None:
+        async with RawServer(replying(answer(chat("a")))) as server:
+            backend = backend_of(server)
+            backend._outage.refused(SYSTEM.now_s())
+            assert backend.room(Cost(), SYSTEM.now_s()) > 0
+            assert (await backend.send(ASK, Call())).is_success
+            assert backend.room(Cost(), SYSTEM.now_s()) == 0
+            await backend.aclose()
+
+    run(main())
+
+
+# Proxies.
+
+
+def test_the_environments_proxy_is_used(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with RawServer(replying(answer(chat("a")))) as proxy:
+            monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.port}")
+            backend = backend_of(None, base_url="http://llm.invalid/v1")
+            assert (await backend.send(ASK, Call())).is_success
+            assert proxy.seen[0].target == "http://llm.invalid/v1/chat/completions"
+            await backend.aclose()
+
+    run(main())
+
+
+def test_no_proxy_may_name_a_port(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with RawServer(replying(answer(chat("a")))) as server:
+            monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+            monkeypatch.setenv("no_proxy", f"127.0.0.1:{server.port}")
+            assert (await send_once(server)).is_success
+
+    run(main())
+
+
+# Streams.
+
+
+def stream(*events: bytes) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+    return head + b"".join(b"data: " + event + b"\n\n" for event in events)
+
+
+A = b'{"choices":[{"index":0,"delta":{"content":"a"}}]}'
+END = b'{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}'
+
+
+@pytest.mark.parametrize(
+    ("data", "texts", "kind"),
+    [
+        (stream(A, A, END, b"[DONE]"), ["a", "a", ""], None),
+        (stream(A), ["a"], Disconnected),
+        (stream(A, b'{"error": "overloaded"}'), ["a"], BadReply),
+        (answer({"error": "no"}, status=400), [], Rejected),
+    ],
+)
+def test_a_stream(run: Run, data: bytes, texts: list[str], kind: type | None) -> None:
+    async def main() -> None:
+        async with RawServer(raw(data)) as server:
+            backend, sink, call = backend_of(server), Keeps(), Call()
+            outcome = await backend.send(ASK, call, sink)
+            assert sink.texts == texts
+            assert call.committed == bool(texts)
+            assert type(outcome.error) is (kind or type(None))
+            if kind is None:
+                assert outcome.output == "aa"
+            body = server.seen[0].json()
+            assert isinstance(body, dict)
+            assert body["stream"] is True
+            assert_nothing_held(backend)
+            await backend.aclose()
+
+    run(main())
+
+
+def test_a_server_that_ignores_the_wish_for_a_stream_is_read_whole(run: Run) -> None:
+    async def main() -> None:
+        async with RawServer(replying(answer(chat("whole")))) as server:
+            backend = backend_of(server)
+            outcome = await backend.send(ASK, Call(), Keeps())
+            assert outcome.output == "whole"
+            await backend.aclose()
+
+    run(main())

@@ -1,0 +1,183 @@
+"""A user's own coroutine as the call."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from redline.calls import Call, Cost, FunctionBackend, Outcome, Request
+from redline.errors import (
+    ConfigError,
+    Disconnected,
+    RateLimited,
+    Rejected,
+    TimedOut,
+)
+from redline.events import AttemptEnded, AttemptStarted, Event
+from redline.limits import Limits
+from redline.testing import VirtualClock, virtual_run
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def on_event(self, event: Event) -> None:
+        self.events.append(event)
+
+
+def call_once(function: Any, *, call: Call | None = None, **settings: Any) -> Outcome:
+    async def main() -> Outcome:
+        clock = VirtualClock(asyncio.get_running_loop())
+        backend = FunctionBackend(function, clock=clock, **settings)
+        outcome = await backend.send(Request(body={"q": 1}), call or Call())
+        assert backend.slots.in_use == 0
+        return outcome
+
+    return virtual_run(main())
+
+
+def raising(error: BaseException) -> Any:
+    async def broken(row: Any) -> None:
+        raise error
+
+    return broken
+
+
+def test_what_it_returns_is_the_output() -> None:
+    async def answer(row: dict[str, int]) -> dict[str, int]:
+        stamps.append(call.sent_s)
+        await asyncio.sleep(2)
+        return {"q": row["q"] + 1}
+
+    heard, call = Heard(), Call()
+    stamps: list[float | None] = []
+    outcome = call_once(answer, call=call, listener=heard)
+    assert (outcome.status, outcome.output, outcome.endpoint) == ("succeeded", {"q": 2}, "answer")
+    assert outcome.latency_s == pytest.approx(2)
+    assert (stamps, call.sent_s) == ([0.0], None)
+    assert heard.events == [
+        AttemptStarted(0.0, "answer", 0.0),
+        AttemptEnded(pytest.approx(2), "answer", None, pytest.approx(2), 0, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "status"),
+    [
+        (RateLimited("full", retry_after_s=3.0), RateLimited, "exhausted"),
+        (Rejected("bad row"), Rejected, "rejected"),
+        (ConnectionResetError("reset"), Disconnected, "exhausted"),
+        (TimeoutError(), TimedOut, "exhausted"),
+        (KeyError("q"), Rejected, "rejected"),
+        (ConfigError("bad"), Rejected, "rejected"),
+    ],
+)
+def test_what_it_raises_decides(error: BaseException, kind: type, status: str) -> None:
+    outcome = call_once(raising(error))
+    assert type(outcome.error) is kind
+    assert outcome.status == status
+
+
+def test_a_defect_is_named() -> None:
+    outcome = call_once(raising(KeyError("q")))
+    assert outcome.error is not None
+    assert outcome.error.what == "broken raised KeyError: 'q'"
+
+
+def test_a_function_that_is_not_async_is_explained() -> None:
+    outcome = call_once(lambda row: 3)
+    assert outcome.error is not None
+    assert "is not a coroutine function" in outcome.error.what
+    assert "async def" in outcome.error.hint
+
+
+async def forever(row: Any) -> None:
+    await asyncio.Event().wait()
+
+
+def test_the_attempts_clock_is_named() -> None:
+    error = call_once(forever, timeout_s=7).error
+    assert isinstance(error, TimedOut)
+    assert (error.phase, error.after_s) == ("attempt", 7)
+
+
+def test_the_rows_clock_is_named() -> None:
+    error = call_once(forever, call=Call(deadline_s=3.0)).error
+    assert isinstance(error, TimedOut)
+    assert (error.phase, error.after_s) == ("row", None)
+
+
+def test_a_timeout_of_the_functions_own_does_not_claim_redlines_seconds() -> None:
+    error = call_once(raising(TimeoutError("mine"))).error
+    assert isinstance(error, TimedOut)
+    assert (error.phase, error.after_s) == ("attempt", None)
+
+
+@pytest.mark.parametrize("limits", [Limits(concurrency=1), Limits(requests="1/60s")])
+def test_a_row_whose_deadline_passes_in_the_queue_is_not_called(limits: Limits) -> None:
+    async def main() -> None:
+        calls = []
+
+        async def slow(row: Any) -> None:
+            calls.append(row)
+            await asyncio.sleep(20)
+
+        clock = VirtualClock(asyncio.get_running_loop())
+        backend = FunctionBackend(slow, limits=limits, clock=clock)
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(backend.send(Request(), Call()))
+            late = group.create_task(backend.send(Request(), Call(deadline_s=5.0)))
+            past = group.create_task(backend.send(Request(), Call(deadline_s=0.0)))
+        assert first.result().is_success
+        for outcome in (late.result(), past.result()):
+            assert isinstance(outcome.error, TimedOut)
+            assert outcome.error.phase == "row"
+        assert len(calls) == 1
+        assert backend.slots.in_use == 0
+
+    virtual_run(main())
+
+
+def test_limits_hold_and_cancelled_calls_give_back() -> None:
+    async def main() -> None:
+        running = most = 0
+
+        async def work(row: Any) -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            try:
+                await asyncio.sleep(1)
+            finally:
+                running -= 1
+
+        clock = VirtualClock(asyncio.get_running_loop())
+        heard = Heard()
+        backend = FunctionBackend(work, limits=Limits(concurrency=3), clock=clock, listener=heard)
+        tasks = [asyncio.create_task(backend.send(Request(), Call())) for _ in range(10)]
+        await asyncio.sleep(0.5)
+        assert backend.room(Cost(), 0.5) > 0
+        tasks[0].cancel()
+        tasks[5].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert most == 3
+        assert backend.slots.in_use == 0
+        assert backend.room(Cost(), clock.now_s()) == 0
+        ended = [event.error for event in heard.events if isinstance(event, AttemptEnded)]
+        assert sorted(map(str, ended)) == ["None"] * 8 + ["cancelled"]
+
+    virtual_run(main())
+
+
+def test_a_token_limit_cannot_be_kept() -> None:
+    with pytest.raises(ConfigError, match="token limit"):
+        FunctionBackend(forever, limits=Limits(tokens="1k/1s"))
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan")])
+def test_its_timeout_has_bounds(timeout_s: float) -> None:
+    with pytest.raises(ConfigError, match="timeout_s"):
+        FunctionBackend(forever, timeout_s=timeout_s)

@@ -1,0 +1,417 @@
+"""One queue for all limits: order, cancellation, parking, and nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mutants import assert_caught, mutant, with_names
+from redline.errors import OverBudget
+from redline.limits import Grant, Limiter, Limits, Rate
+from redline.limits import limiter as limiter_module
+from redline.limits import queue as queue_module
+from redline.limits import window as window_module
+from redline.testing import VirtualClock, virtual_run
+
+Granted = list[tuple[str, float]]
+
+
+def limiter_of(kind: Any = Limiter, **limits: Any) -> Any:
+    limits.setdefault("guard_s", 0.0)
+    return kind(Limits(**limits), VirtualClock(asyncio.get_running_loop()))
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def take(
+    limiter: Any, name: str, granted: Granted, tokens: int = 0, priority: int = 0
+) -> Any:
+    """Waits for a grant, notes it, and writes at once."""
+    grant = await limiter.acquire(tokens, priority)
+    granted.append((name, pytest.approx(now_s())))
+    grant.sent(now_s())
+    return grant
+
+
+async def settled() -> None:
+    """Lets every task run as far as it gets without time passing."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def in_virtual_time(main: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    def test() -> None:
+        async def run() -> None:
+            await main()
+
+        virtual_run(run())
+
+    test.__doc__ = main.__doc__
+    return test
+
+
+@in_virtual_time
+async def test_grants_go_in_order_of_arrival_whatever_the_size() -> None:
+    limiter = limiter_of(tokens="100/1s", profile="moving")
+    granted: Granted = []
+    async with asyncio.TaskGroup() as group:
+        for name, tokens in [("a", 60), ("large", 100), ("b", 1), ("c", 60), ("d", 39), ("e", 1)]:
+            group.create_task(take(limiter, name, granted, tokens))
+    assert granted == [("a", 0), ("large", 1), ("b", 2), ("c", 2), ("d", 2), ("e", 3)]
+
+
+@in_virtual_time
+async def test_a_lower_priority_number_goes_first_and_arrival_decides_within() -> None:
+    limiter = limiter_of(requests="1/1s")
+    granted: Granted = []
+    async with asyncio.TaskGroup() as group:
+        for name, priority in [("first", 5), ("x", 1), ("y", 0), ("z", 1), ("w", 0)]:
+            group.create_task(take(limiter, name, granted, priority=priority))
+    assert [name for name, _ in granted] == ["first", "y", "w", "x", "z"]
+
+
+@in_virtual_time
+async def test_a_large_request_is_not_starved_by_a_stream_of_small_ones() -> None:
+    limiter = limiter_of(tokens="100/1s", profile="moving")
+    granted: Granted = []
+
+    async def stream() -> None:
+        for number in range(400):
+            group.create_task(take(limiter, f"small {number}", granted, 1))
+            await asyncio.sleep(0.01)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(stream())
+        await asyncio.sleep(0.5)
+        large = group.create_task(take(limiter, "large", granted, 100))
+        await large
+        # It needs the whole window, which is free one window after the last call before it.
+        assert now_s() < 0.5 + 1.0 + 0.1
+
+
+@in_virtual_time
+async def test_every_limit_holds_and_none_is_booked_alone() -> None:
+    limiter = limiter_of(requests=("2/1s", "3/10s"), tokens="100/1s", profile="moving")
+    granted: Granted = []
+    async with asyncio.TaskGroup() as group:
+        for name, tokens in [("a", 90), ("b", 20), ("c", 1), ("d", 1)]:
+            group.create_task(take(limiter, name, granted, tokens))
+        await settled()
+        # `b` waits for tokens alone: the request windows have booked and counted `a` only.
+        assert [window._booked_amount for window in limiter._windows] == [0, 0, 0]
+        assert [window._sent_amount for window in limiter._windows] == [1, 1, 90]
+    assert granted == [("a", 0), ("b", 1), ("c", 1), ("d", 10)]
+
+
+@in_virtual_time
+async def test_a_call_larger_than_the_budget_is_refused_at_once() -> None:
+    limiter = limiter_of(tokens=("1000/1s", "200/1s"))
+    first = await limiter.acquire(200)
+    waiting = asyncio.create_task(limiter.acquire(200))
+    await settled()
+    with pytest.raises(OverBudget) as caught:
+        await limiter.acquire(201)
+    assert now_s() == 0
+    assert caught.value.what == (
+        "the call needs about 201 tokens, more than the limit of 200/1s allows at all"
+    )
+    assert "shorten the prompt" in caught.value.hint
+    first.sent(0.0)
+    assert (await waiting).tokens == 200
+
+
+@in_virtual_time
+async def test_parking_holds_everybody_until_the_latest_wish() -> None:
+    limiter = limiter_of(requests="1000/1s", profile="moving")
+    granted: Granted = []
+    assert limiter.park(5.0)
+    assert not limiter.park(4.0)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(take(limiter, "a", granted))
+        await asyncio.sleep(1)
+        # The timer is set for 5; a later wish while it runs must hold too.
+        assert limiter.park(9.0)
+        assert limiter.room_s(0, now_s()) == 8.0
+    assert granted == [("a", 9)]
+
+
+@in_virtual_time
+async def test_a_grant_tells_how_long_it_was_waited_for() -> None:
+    limiter = limiter_of(requests="1/10s")
+    first = await limiter.acquire()
+    assert first.waited_s == 0
+    first.sent(now_s())
+    assert (await limiter.acquire()).waited_s == pytest.approx(10)
+
+
+@in_virtual_time
+async def test_an_unwritten_grant_is_given_back_at_once() -> None:
+    limiter = limiter_of(requests="1/60s", profile="moving")
+    first = await limiter.acquire()
+    second = asyncio.create_task(limiter.acquire())
+    await asyncio.sleep(7)
+    first.release()
+    first.release()
+    await second
+    assert now_s() == 7
+
+
+@in_virtual_time
+async def test_a_sent_grant_cannot_be_given_back() -> None:
+    limiter = limiter_of(requests="1/60s", profile="moving")
+    first = await limiter.acquire()
+    first.sent(now_s())
+    first.release()
+    await limiter.acquire()
+    assert now_s() == pytest.approx(60)
+
+
+@in_virtual_time
+async def test_settling_lets_the_head_go_early() -> None:
+    limiter = limiter_of(tokens="100/60s", profile="moving")
+    first = await limiter.acquire(90)
+    first.sent(now_s())
+    second = asyncio.create_task(limiter.acquire(80))
+    await asyncio.sleep(3)
+    first.settle(20)
+    await second
+    assert now_s() == 3
+
+
+@in_virtual_time
+async def test_a_late_write_counts_from_its_own_time() -> None:
+    limiter = limiter_of(requests="1/1s", profile="moving")
+    first = await limiter.acquire()
+    second = asyncio.create_task(limiter.acquire())
+    await asyncio.sleep(5)
+    assert not second.done()
+    first.sent(now_s())
+    await second
+    assert now_s() == pytest.approx(6)
+
+
+@in_virtual_time
+async def test_a_cancelled_caller_ends_in_its_queue_whoever_is_next() -> None:
+    limiter = limiter_of(requests="1/1s")
+    granted: Granted = []
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(take(limiter, name, granted)) for name in "abcd"]
+        await asyncio.sleep(0.5)
+        tasks[1].cancel()
+        tasks[2].cancel()
+        await settled()
+        assert limiter.waiting == 1
+    assert granted == [("a", 0), ("d", 1)]
+
+
+@in_virtual_time
+async def test_a_caller_cancelled_in_the_tick_of_its_grant_gives_it_back() -> None:
+    limiter = limiter_of(requests="1/60s", profile="moving")
+    first = await limiter.acquire()
+    second = asyncio.create_task(limiter.acquire())
+    await settled()
+    first.release()
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    third = await limiter.acquire()
+    assert now_s() == 0
+    third.release()
+
+
+async def churn(limiter: Any, plan: list[tuple[float, int, int, float, bool]]) -> None:
+    """Callers that come, wait, are cancelled anywhere, write late or never."""
+
+    async def one(tokens: int, priority: int, write_s: float, is_written: bool) -> None:
+        grant: Grant | None = None
+        try:
+            grant = await limiter.acquire(tokens, priority)
+            await asyncio.sleep(write_s)
+            if is_written:
+                grant.sent(now_s())
+                grant.settle(tokens // 2)
+        finally:
+            if grant is not None:
+                grant.release()
+
+    tasks = []
+    for cancel_after_s, tokens, priority, write_s, is_written in plan:
+        task = asyncio.create_task(one(tokens, priority, write_s, is_written))
+        tasks.append(task)
+        if cancel_after_s >= 0:
+            asyncio.get_running_loop().call_later(cancel_after_s, task.cancel)
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+PLANS = st.lists(
+    st.tuples(
+        st.sampled_from([-1.0, -1.0, 0.0, 0.3, 1.0, 1.2, 2.0]),
+        st.integers(1, 100),
+        st.integers(0, 2),
+        st.sampled_from([0.0, 0.0, 0.2, 1.0]),
+        st.booleans(),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(PLANS, st.sampled_from(["any", "fixed", "bucket"]))
+def test_cancelling_anywhere_leaks_nothing(
+    plan: list[tuple[float, int, int, float, bool]], profile: str
+) -> None:
+    async def main() -> None:
+        limiter = limiter_of(requests="3/1s", tokens="100/1s", profile=profile)
+        await churn(limiter, plan)
+        assert limiter.waiting == 0
+        assert [window._booked_amount for window in limiter._windows] == [0, 0]
+        await asyncio.sleep(500)
+        async with asyncio.timeout(3):
+            await limiter.acquire(100)
+        assert limiter._timer is None
+
+    virtual_run(main())
+
+
+class CountedOperations(queue_module.Waiter[Any, Any]):
+    comparisons = 0
+
+    def __lt__(self, other: queue_module.Waiter[Any, Any]) -> bool:
+        type(self).comparisons += 1
+        return super().__lt__(other)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_hundred_thousand_waiters_cost_a_few_operations_each(
+    monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    """n log n comparisons and a constant number of window questions for each waiter."""
+    waiters, questions = 100_000, 0
+    ask = window_module.Window.wait_s
+
+    def counted(self: window_module.Window, amount: int, at_s: float) -> float:
+        nonlocal questions
+        questions += 1
+        return ask(self, amount, at_s)
+
+    monkeypatch.setattr(window_module.Window, "wait_s", counted)
+    monkeypatch.setattr(queue_module, "Waiter", CountedOperations)
+    monkeypatch.setattr(CountedOperations, "comparisons", 0)
+
+    async def main() -> None:
+        limiter = limiter_of(requests="1000/1s", profile="moving")
+        for _ in range(1000):
+            (await limiter.acquire()).sent(now_s())
+        futures = [limiter._queue.add(0, 0) for _ in range(waiters)]
+        limiter._pump()
+        if is_cancelled:
+            for waiter in futures:
+                waiter.future.cancel()
+                limiter._queue.forget()
+                limiter._pump()
+            assert len(limiter._queue._heap) <= 64
+            return
+        done = 0
+        while done < waiters:
+            await futures[done].future
+            while done < waiters and futures[done].future.done():
+                limiter._sent(futures[done].future.result(), now_s())
+                done += 1
+        assert now_s() == pytest.approx(100)
+
+    virtual_run(main())
+    assert questions <= 6 * waiters
+    assert CountedOperations.comparisons <= 40 * waiters
+
+
+# Mutants: a queue by amount, a queue without order, a grant that is lost.
+
+
+def check_order(kind: Any) -> None:
+    async def main() -> None:
+        limiter = limiter_of(kind, tokens="100/1s", profile="moving")
+        granted: Granted = []
+        async with asyncio.TaskGroup() as group:
+            for name, tokens in [("a", 50), ("large", 90), ("small", 5), ("tiny", 1)]:
+                group.create_task(take(limiter, name, granted, tokens))
+        assert [name for name, _ in granted] == ["a", "large", "small", "tiny"]
+
+    virtual_run(main())
+
+
+def check_no_leak(kind: Any) -> None:
+    async def main() -> None:
+        limiter = limiter_of(kind, requests="1/1s", profile="moving")
+        first = await limiter.acquire()
+        second = asyncio.create_task(limiter.acquire())
+        third = asyncio.create_task(limiter.acquire())
+        await settled()
+        first.release()
+        second.cancel()
+        await third
+        third.result().release()
+        fourth = asyncio.create_task(limiter.acquire())
+        fifth = asyncio.create_task(limiter.acquire())
+        await settled()
+        fifth.cancel()
+        await settled()
+        assert limiter.waiting == 0
+        (await fourth).sent(now_s())
+        sixth = asyncio.create_task(limiter.acquire())
+        seventh = asyncio.create_task(limiter.acquire())
+        await settled()
+        sixth.cancel()
+        await seventh
+
+    virtual_run(main())
+
+
+FORGETFUL = "def forget(self) -> None: return\n\n    def unused(self) -> None:"
+MUTANTS = [
+    (check_no_leak, limiter_module, "self._release(waiter.future.result())", "pass"),
+    (check_no_leak, limiter_module, "window.release(booking, now_s)", "pass"),
+    (check_no_leak, queue_module, "def forget(self) -> None:", FORGETFUL),
+    (
+        check_order,
+        queue_module,
+        "return (self.priority, self.number) < (other.priority, other.number)",
+        "return self.want < other.want",
+    ),
+    (
+        check_order,
+        queue_module,
+        "return (self.priority, self.number) < (other.priority, other.number)",
+        "return self.number > other.number",
+    ),
+    (
+        check_order,
+        limiter_module,
+        "if not self._queue and self.room_s(tokens, asked_s) <= 0:",
+        "if self.room_s(tokens, asked_s) <= 0:",
+    ),
+]
+
+
+@pytest.mark.parametrize(("check", "module", "line", "replacement"), MUTANTS)
+def test_mutants_are_caught(check: Any, module: Any, line: str, replacement: str) -> None:
+    changed = mutant(module, line, replacement)
+    if module is queue_module:
+        changed = with_names(limiter_module, WaitQueue=changed.WaitQueue)
+    assert_caught(check, Limiter, changed.Limiter)
+
+
+def test_a_rate_of_one_per_month_is_still_granted() -> None:
+    async def main() -> float:
+        limiter = limiter_of(requests=Rate(1, 31 * 86400.0))
+        (await limiter.acquire()).sent(now_s())
+        await limiter.acquire()
+        return now_s()
+
+    assert virtual_run(main(), limit_s=32 * 86400.0) == pytest.approx(31 * 86400)
