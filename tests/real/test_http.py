@@ -650,10 +650,21 @@ def test_tokens_are_settled_to_what_was_used(run: Run) -> None:
 def test_a_call_over_the_budget_is_refused_before_a_connection(run: Run) -> None:
     async def main() -> None:
         async with RawServer(silent) as server:
-            outcome = await send_once(server, limits=Limits(tokens="100/60s"))
+            outcome = await send_once(server, limits=Limits(tokens="1/60s"))
             assert isinstance(outcome.error, OverBudget)
             assert outcome.status == "rejected"
             assert server.connections == 0
+
+    run(main())
+
+
+def test_a_guess_of_the_output_is_cut_to_what_the_limit_can_grant(run: Run) -> None:
+    async def main() -> None:
+        async with RawServer(silent) as server:
+            # 256 output tokens are guessed before the first reply; only the prompt must fit.
+            backend = backend_of(server, limits=Limits(tokens="100/60s"))
+            assert backend._tokens(ASK) == 100
+            await backend.aclose()
 
     run(main())
 

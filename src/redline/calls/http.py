@@ -8,7 +8,7 @@ import math
 import msgspec
 
 from redline.calls import apis
-from redline.calls.backend import Call, Cost, Request, Sink
+from redline.calls.backend import Call, Chunk, Cost, Request, Sink
 from redline.calls.endpoint import Endpoint
 from redline.calls.outage import Outage, is_unreachable
 from redline.calls.outcome import Outcome, Reply, failed
@@ -61,8 +61,11 @@ class HttpBackend:
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         outcome: Outcome | None = None
-        exchange = self._exchange_for(request, call)
+        tokens = self._tokens(request)
+        exchange = self._exchange_for(tokens, call)
         try:
+            # Refused before anything is waited for where no limit could ever grant it.
+            self.limiter.check(tokens)
             await self._take_slot(call)
             try:
                 reply = await self._attempt(request, call, exchange, sink)
@@ -82,6 +85,8 @@ class HttpBackend:
         await self._transport.aclose()
 
     async def _take_slot(self, call: Call) -> None:
+        if self.slots.take_free():
+            return
         wait_s = call.deadline_s - self._clock.now_s()
         try:
             async with asyncio.timeout(None if wait_s == math.inf else wait_s):
@@ -89,9 +94,9 @@ class HttpBackend:
         except TimeoutError:
             raise TimedOut("row") from None
 
-    def _exchange_for(self, request: Request, call: Call) -> Exchange:
+    def _exchange_for(self, tokens: int, call: Call) -> Exchange:
         async def acquire() -> Grant:
-            return await self.limiter.acquire(self._tokens(request), call.priority)
+            return await self.limiter.acquire(tokens, call.priority)
 
         written_s: float | None = None
 
@@ -109,20 +114,29 @@ class HttpBackend:
         return Exchange(self.endpoint.timeouts, self._clock, acquire, on_sent)
 
     def _tokens(self, request: Request) -> int:
-        return self.estimator.estimate(request).tokens if self.limiter.counts_tokens else 0
+        """Tokens to reserve; 0 where nothing limits them.
+
+        The output is a guess: it is cut to what the limit can grant at all, and settled later.
+        """
+        if not self.limiter.counts_tokens:
+            return 0
+        cost = self.estimator.estimate(request)
+        return max(cost.input_tokens, min(cost.tokens, self.limiter.most_tokens))
 
     async def _attempt(
         self, request: Request, call: Call, exchange: Exchange, sink: Sink | None
     ) -> Reply:
-        # Refused before a connection is made for a call that no limit could ever grant.
-        self.limiter.check(self._tokens(request))
         if sink is None:
             answer = await self._transport.exchange(self._wire(request, call), exchange)
             return self._read(request, answer, None)
         reader = StreamReader(sink, call)
         wire = self._wire(streaming(request), call)
         answer = await self._transport.stream(wire, exchange, reader.take)
-        return self._read(request, answer, reader)
+        reply = self._read(request, answer, reader)
+        if not reader.has_begun and isinstance(reply.output, str):
+            # The server does not stream: its whole answer is the one chunk.
+            await sink.put(Chunk(reply.output, msgspec.json.decode(answer.body)))
+        return reply
 
     def _wire(self, request: Request, call: Call) -> Wire:
         try:
@@ -130,13 +144,13 @@ class HttpBackend:
         except (TypeError, ValueError, RecursionError) as error:
             raise Rejected(f"the request is not JSON: {error}") from error
         try:
-            self.endpoint.url_of(request.url)
+            url = self._transport.url(request.url)
         except ConfigError as error:
             raise Rejected(error.what, hint=error.hint) from error
         headers = self._headers
         if request.headers:
             headers = {**headers, **request.headers}
-        return Wire(request.method, request.url, headers, body, call.deadline_s)
+        return Wire(request.method, url, headers, body, call.deadline_s)
 
     def _read(self, request: Request, answer: Answer, reader: StreamReader | None) -> Reply:
         if not 200 <= answer.status < 300:
@@ -185,7 +199,8 @@ class HttpBackend:
         self._outage.answered()
         used = (0, 0)
         if outcome.reply is not None:
-            self.estimator.learn(request, outcome.reply)
+            if self.limiter.counts_tokens:
+                self.estimator.learn(request, outcome.reply)
             used = (outcome.reply.input_tokens or 0, outcome.reply.output_tokens or 0)
             if exchange.grant is not None and sum(used) > 0:
                 exchange.grant.settle(sum(used))

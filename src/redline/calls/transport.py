@@ -13,8 +13,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
 from urllib.parse import urlsplit
@@ -42,17 +41,17 @@ class Wire(msgspec.Struct, frozen=True):
     """A request as bytes. `deadline_s`: monotonic time at which it is given up."""
 
     method: str
-    url: str
+    url: URL
     headers: Mapping[str, str]
     body: bytes | None
     deadline_s: float
 
 
 class Answer(msgspec.Struct):
-    """An HTTP answer; the names in `headers` are in lower case."""
+    """An HTTP answer; `headers` finds a name in any case."""
 
     status: int
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     body: bytes
 
 
@@ -156,13 +155,11 @@ class Transport:
         self._endpoint = endpoint
         self._proxy = endpoint.proxy or _env_proxy(endpoint.base_url)
         self._session: aiohttp.ClientSession | None = None
-        self._url = lru_cache(maxsize=1024)(self._make_url)
+        self.url = lru_cache(maxsize=1024)(self._url)
 
     async def exchange(self, wire: Wire, exchange: Exchange) -> Answer:
         """The whole answer to `wire`. Raises CallError."""
-        async with self._answered(wire, exchange) as response:
-            body = await self._read(response)
-        return Answer(response.status, _lower(response), body)
+        return await self._answered(wire, exchange, self._read)
 
     async def stream(
         self, wire: Wire, exchange: Exchange, take: Callable[[bytes], Awaitable[None]]
@@ -171,28 +168,37 @@ class Transport:
 
         The answer's body is then empty; an answer of another type or status is read whole.
         """
-        async with self._answered(wire, exchange) as response:
-            headers = _lower(response)
-            kind = headers.get("content-type", "")
+
+        async def consume(response: ClientResponse) -> bytes:
+            kind = response.headers.get("content-type", "")
             if response.status != 200 or not kind.startswith("text/event-stream"):
-                return Answer(response.status, headers, await self._read(response))
-            async for chunk in self._bounded(response):
+                return await self._read(response)
+            size = 0
+            while chunk := await response.content.readany():
+                size = self._bounded(size + len(chunk))
                 await take(chunk)
-        return Answer(response.status, headers, b"")
+            return b""
+
+        return await self._answered(wire, exchange, consume)
 
     async def aclose(self) -> None:
         if self._session is not None:
             await self._session.close()
 
-    @asynccontextmanager
-    async def _answered(self, wire: Wire, exchange: Exchange) -> AsyncIterator[ClientResponse]:
+    async def _answered(
+        self,
+        wire: Wire,
+        exchange: Exchange,
+        consume: Callable[[ClientResponse], Awaitable[bytes]],
+    ) -> Answer:
         response: ClientResponse | None = None
         try:
             async with asyncio.timeout(None) as timer:
                 exchange.start(timer, wire.deadline_s)
                 response = await self._open(wire, exchange)
                 exchange.headers_came()
-                yield response
+                body = await consume(response)
+                return Answer(response.status, response.headers, body)
         except TimeoutError:
             raise exchange.timed_out() from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -209,7 +215,7 @@ class Transport:
             try:
                 return await session.request(
                     wire.method,
-                    self._url(wire.url),
+                    wire.url,
                     data=wire.body,
                     headers=wire.headers,
                     proxy=self._proxy,
@@ -233,28 +239,29 @@ class Transport:
             )
         return self._session
 
-    def _make_url(self, path: str) -> URL:
+    def _url(self, path: str) -> URL:
+        """The whole URL of a path. Raises ConfigError for what is none."""
         # `encoded` keeps percent signs as they are; characters that need quoting were refused by
         # the server anyway, so quote only where they occur.
         url = self._endpoint.url_of(path)
         return URL(url, encoded=url.isascii() and " " not in url)
 
     async def _read(self, response: ClientResponse) -> bytes:
-        parts = [chunk async for chunk in self._bounded(response)]
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    async def _bounded(self, response: ClientResponse) -> AsyncIterator[bytes]:
-        size = 0
-        most = self._endpoint.max_reply_bytes
+        body = await response.content.readany()
+        size = self._bounded(len(body))
+        if response.content.at_eof():
+            return body
+        parts = [body]
         while chunk := await response.content.readany():
-            size += len(chunk)
-            if size > most:
-                raise BadReply(f"the answer is longer than {most:,} bytes")
-            yield chunk
+            size = self._bounded(size + len(chunk))
+            parts.append(chunk)
+        return b"".join(parts)
 
-
-def _lower(response: ClientResponse) -> dict[str, str]:
-    return {name.lower(): value for name, value in response.headers.items()}
+    def _bounded(self, size: int) -> int:
+        """The size of an answer so far. Raises BadReply above the endpoint's bound."""
+        if size > self._endpoint.max_reply_bytes:
+            raise BadReply(f"the answer is longer than {self._endpoint.max_reply_bytes:,} bytes")
+        return size
 
 
 def _env_proxy(base_url: str) -> str | None:

@@ -70,6 +70,11 @@ class Limiter:
         """A token limit is set, so estimates matter."""
         return bool(self._tokens)
 
+    @property
+    def most_tokens(self) -> int:
+        """The largest call that could ever be granted. Only where tokens are counted."""
+        return min(window.rate.count for window in self._tokens)
+
     def check(self, tokens: int) -> None:
         """Raises OverBudget when `tokens` could never be granted."""
         for window in self._tokens:

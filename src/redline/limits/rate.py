@@ -46,7 +46,7 @@ class Rate(msgspec.Struct, frozen=True):
             )
 
     def __str__(self) -> str:
-        return f"{self.count}/{self.window_s:g}s"
+        return f"{self.count}/{self.window_s:.15g}s"
 
 
 def parse_count(text: str, what: str = "count") -> int:

@@ -22,10 +22,16 @@ class Slots:
         # and a caller that queued behind it would wait for a release that has already been.
         return self.in_use < self.count and self._queue.head() is None
 
+    def take_free(self) -> bool:
+        """Takes a slot that nobody waits for; False where there is none."""
+        if not self.is_free:
+            return False
+        self.in_use += 1
+        return True
+
     async def acquire(self, priority: int = 0) -> None:
         """Holds one slot on return; give it back with `release`."""
-        if self.is_free:
-            self.in_use += 1
+        if self.take_free():
             return
         waiter = self._queue.add(None, priority)
         try:
