@@ -49,6 +49,8 @@ check-fast: $(TESTS)
 bench: $(TESTS) ## measure: the usual script against redline, and the articles' comparison
 	@$(BIN)/python bench/run.py
 	@$(BIN)/python bench/article.py
+	@$(BIN)/python bench/memory.py
+	@$(BIN)/python bench/report.py
 
 campaign: $(TESTS) ## run one long test: make campaign NAME=... MINUTES=10
 	@test -n "$(NAME)" || { echo "error: which campaign? make campaign NAME=... MINUTES=10" >&2; exit 2; }

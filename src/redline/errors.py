@@ -137,17 +137,17 @@ class TimedOut(Retryable):
         self, phase: str, after_s: float | None = None, *, where: str = "", hint: str = ""
     ) -> None:
         bound = "in time" if after_s is None else f"within {after_s:g} s"
-        super().__init__(f"no {_AWAITED[phase]} {bound} ({phase} timeout)", where=where, hint=hint)
+        super().__init__(f"{_AWAITED[phase]} {bound} ({phase} timeout)", where=where, hint=hint)
         self.phase = phase
         self.after_s = after_s
 
 
 _AWAITED = {
-    "connect": "connection",
-    "first_byte": "first byte",
-    "attempt": "whole answer",
-    "row": "success",
-    "run": "end of the run",
+    "connect": "no connection",
+    "first_byte": "no first byte",
+    "attempt": "no whole answer",
+    "row": "no success",
+    "run": "the run did not end",
 }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -91,6 +93,29 @@ def test_an_unknown_option_is_refused_by_name() -> None:
     with pytest.raises(redline.ConfigError, match="unknown option: promt") as caught:
         redline.run(ROWS, promt="x")  # type: ignore[call-arg]
     assert caught.value.hint == "did you mean prompt?"
+
+
+INTERRUPTED = """
+import asyncio, os, redline, signal, threading
+
+async def slow(row):
+    await asyncio.sleep(0.3)
+    return row["n"]
+
+async def cell():
+    # As in a notebook: a blocking call inside a running loop, and Ctrl-C as KeyboardInterrupt.
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    return redline.run(({"n": n} for n in range(100_000)), call=slow)
+
+report = asyncio.new_event_loop().run_until_complete(cell())
+print(report.interrupted, report.succeeded == report.offered - report.unfinished > 0)
+"""
+
+
+def test_an_interrupted_notebook_cell_gets_its_report() -> None:
+    command = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "True True\n", done.stderr
 
 
 async def test_stream_gives_each_outcome_once_and_failures_as_data() -> None:

@@ -352,8 +352,8 @@ LAW_MUTANTS = [
     ("self.ended += 1", "self.ended += 1; await self.on_result(result)"),
     # A row dropped when its answer is late.
     (
-        "outcome = await self._outcome(picked, call)",
-        "outcome = await self._outcome(picked, call)\n"
+        "outcome = await self._outcome(picked, call, task)",
+        "outcome = await self._outcome(picked, call, task)\n"
         "                if picked.row.number % 50 == 0: continue",
     ),
 ]

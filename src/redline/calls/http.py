@@ -54,6 +54,7 @@ class HttpBackend:
         if endpoint.api_key:
             self._headers["Authorization"] = f"Bearer {endpoint.api_key}"
         self._headers.update(endpoint.headers)
+        self._secrets = _secrets(endpoint)
 
     def room(self, cost: Cost, now_s: float) -> float:
         wait_s = max(self._outage.wait_s(now_s), self.limiter.room_s(cost.tokens, now_s))
@@ -167,16 +168,15 @@ class HttpBackend:
         """The error with its endpoint named; NoEndpoint when there has been none for too long."""
         now_s = self._clock.now_s()
         error.where = error.where or f"endpoint {self.label}"
-        key = self.endpoint.api_key
-        if key is not None and len(key) >= _SECRET_LEAST and key in error.what:
-            # Some servers quote the key they refuse; messages go to files.
-            error.what = error.what.replace(key, "<key>")
+        for secret in self._secrets:
+            # Some servers quote the key they refuse, and messages go to files.
+            error.what = error.what.replace(secret, "<key>")
         if not is_unreachable(error):
             return error
         self._outage.refused(now_s)
         if self._outage.is_over(now_s):
             return NoEndpoint(
-                f"the endpoint cannot be reached since {self._outage.lasted_s(now_s):.0f} s: "
+                f"the endpoint has not been reachable for {self._outage.lasted_s(now_s):.0f} s: "
                 f"{error.what}",
                 where=error.where,
                 hint=error.hint or "check --base-url and the network, then run the command again",
@@ -211,3 +211,15 @@ class HttpBackend:
                 self._listener.on_event(EndpointParked(now_s, self.label, error.retry_after_s))
         kind = None if error is None else error.kind
         self._listener.on_event(AttemptEnded(now_s, self.label, kind, latency_s, *used))
+
+
+def _secrets(endpoint: Endpoint) -> list[str]:
+    """What must not show in a message: the key, and what headers of the user's own may hold.
+
+    Longest first, so that a part is not cut out of a whole. A header such as `Bearer abc` is
+    quoted with its scheme or without.
+    """
+    found = {endpoint.api_key or ""}
+    for value in endpoint.headers.values():
+        found |= {value, value.rpartition(" ")[2]}
+    return sorted((text for text in found if len(text) >= _SECRET_LEAST), key=len, reverse=True)

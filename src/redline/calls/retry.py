@@ -218,6 +218,9 @@ class Retry:
         return max(jitter_s, error.retry_after_s or 0.0) + self._budget.spend_s(now_s)
 
     def _out_of_time(self, outcome: Outcome, error: Retryable, call: Call) -> Outcome:
+        if isinstance(error, TimedOut) and error.phase == "row":
+            error.hint = error.hint or "raise --row-deadline"
+            return outcome
         late = TimedOut(
             "row",
             where=error.where,

@@ -281,7 +281,7 @@ _HINTS = {
 
 def _translate(error: Exception, *, was_sent: bool) -> CallError:
     """The one place where aiohttp's and the socket's errors become redline's."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(_reason(error).split()) or type(error).__name__
     if isinstance(error, aiohttp.InvalidURL):
         return Rejected(f"not a URL: {text}", hint="check --url and --base-url")
     if isinstance(error, ValueError) and not was_sent:
@@ -298,3 +298,10 @@ def _translate(error: Exception, *, was_sent: bool) -> CallError:
     disconnected = Disconnected(f"{what}: {text}", hint=hint)
     disconnected.was_sent = was_sent
     return disconnected
+
+
+def _reason(error: Exception) -> str:
+    """The error in the system's words where there are some, without aiohttp's wrapping."""
+    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.strerror:
+        return f"{error.host}:{error.port}: {error.os_error.strerror}"
+    return str(error)

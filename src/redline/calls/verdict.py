@@ -44,10 +44,11 @@ from redline.limits.headers import retry_after_s
 _RETRIED = frozenset({408, 409, 425, 429})
 _LONGEST_QUOTE = 300
 
+_REDIRECT_HINT = "give the address it leads to as --base-url; a key is not sent on by itself"
 _HINTS = {
     400: "compare the row with the API's documentation; --dry-run shows the request",
     403: "the key may not use this model or path",
-    404: "check --base-url, --url and --model",
+    404: "check --model, --url, and that --base-url ends in the API's /v1",
     413: "shorten this row's prompt",
     422: "compare the row with the API's documentation; --dry-run shows the request",
 }
@@ -73,7 +74,7 @@ def judge(status: int, headers: Mapping[str, str], body: bytes, wall_s: float) -
             status=status,
         )
     if not _may_pass(status, headers):
-        hint = _HINTS.get(status, "")
+        hint = _REDIRECT_HINT if 300 <= status < 400 else _HINTS.get(status, "")
         return Rejected(f"the endpoint rejected the request: {what}", hint=hint, status=status)
     wait_s = retry_after_s(headers, wall_s)
     if status == 429:

@@ -2,90 +2,140 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from typer import Option, Typer
+from typer import Exit, Option, Typer
 
 from redline._version import __version__
+from redline.cli.command import WIDTH, Command, Group
+from redline.cli.output import forget_stdout, hold_standard_streams, say, tell
 from redline.cli.present import error_text
 from redline.cli.run import run
 from redline.cli.sim import sim
 from redline.cli.verify import verify
-from redline.errors import RedlineError, nearest
+from redline.errors import ConfigError, JournalError, RedlineError, nearest
 
 USAGE, DEFECT, INTERRUPTED = 2, 3, 130
 
 app = Typer(
     name="redline",
-    help="Run very many LLM calls as fast as their limits allow, and lose none of them.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    cls=Group,
+    # Plain text: it stays whole in narrow terminals, logs and pipes, and can be copied.
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
 )
-app.command("run", no_args_is_help=True)(run)
-app.command("verify", no_args_is_help=True)(verify)
-app.command("sim")(sim)
+app.command("run", cls=Command)(run)
+app.command("verify", cls=Command)(verify)
+app.command("sim", cls=Command)(sim)
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        say(f"redline {__version__}\n")
+        raise Exit()
 
 
 @app.callback()
 def _root(
-    version: Annotated[bool, Option("--version", help="Print the version.")] = False,
+    version: Annotated[
+        bool,
+        Option("-V", "--version", help="Print the version.", callback=_show_version, is_eager=True),
+    ] = False,
 ) -> None:
-    """Run very many LLM calls as fast as their limits allow, and lose none of them."""
+    """Run very many LLM calls as fast as their limits allow, and lose none of them.
+
+    A file of rows goes in, a file of answers comes out. Try it without a provider and without a
+    key, against the simulated one:
+
+        echo '{"text": "It will not start."}' > tickets.jsonl
+        redline run tickets.jsonl --prompt 'Classify: {{ text }}' --endpoint sim
+
+    redline COMMAND --help explains each command.
+    """
 
 
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line and exits with its status."""
-    arguments = sys.argv[1:] if argv is None else argv
-    if arguments == ["--version"]:
-        sys.stdout.write(f"redline {__version__}\n")
-        return
-    sys.exit(_status(arguments))
+    hold_standard_streams()
+    sys.exit(_status(sys.argv[1:] if argv is None else argv))
 
 
 def _status(arguments: list[str]) -> int:
     """The exit status of one command; whatever went wrong is told on stderr."""
     command = typer.main.get_command(app)
     try:
-        status = command.main(args=arguments, prog_name="redline", standalone_mode=False)
-        sys.stdout.flush()
+        status = command.main(
+            # The bare name is a question, and not an error.
+            args=arguments or ["--help"],
+            prog_name="redline",
+            standalone_mode=False,
+            obj={"argv": arguments},
+        )
+        say()
         return status if isinstance(status, int) else 0
     except RedlineError as error:
-        sys.stderr.write(error_text(error))
+        if isinstance(error, JournalError):
+            forget_stdout()
+        tell(error_text(error))
         return USAGE
     except BrokenPipeError:
-        # Whoever read our output has what they wanted; the interpreter must not flush into it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read our output has what they wanted.
+        forget_stdout()
         return 0
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except Exception as error:
         # The process's boundary. Usage errors are known by the one method that they share.
         if hasattr(error, "format_message"):
-            sys.stderr.write(_usage_text(error, error.format_message()))
+            tell(error_text(_usage(error, error.format_message(), arguments)))
             return USAGE
-        traceback.print_exc()
-        sys.stderr.write(
+        tell(traceback.format_exc())
+        tell(
             "\nerror: this is a defect in redline, not in your input\n\n"
             "hint: report it with the lines above; results that are on disk are safe\n"
         )
         return DEFECT
 
 
-def _usage_text(error: Exception, message: str) -> str:
-    """A usage error in redline's form, with the nearest flag for an unknown one."""
-    hint = ""
-    context = getattr(error, "ctx", None)
-    wrong = getattr(error, "option_name", None)
-    if context is not None:
-        known = [name for param in context.command.params for name in param.opts]
-        if wrong is not None:
-            message = f"unknown flag: {wrong}"
-            hint = nearest(wrong, known)
-        hint = hint or f"{context.command_path} --help lists what there is"
-    lines = [f"error: {message}"]
-    return "\n".join([*lines, "", f"hint: {hint}"] if hint else lines) + "\n"
+def _usage(error: Any, message: str, arguments: list[str]) -> ConfigError:
+    """A usage error of the parser in redline's words, with the nearest name for an unknown one.
+
+    The parser's classes are private to typer, so they are known by name.
+    """
+    context: Any = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else f"redline {arguments[0]}"
+    help_hint = f"{path} --help lists what there is"
+    match type(error).__name__:
+        case "NoSuchOption":
+            known = [name for param in context.command.params for name in param.opts]
+            hint = nearest(error.option_name, known) or help_hint
+            return ConfigError(f"unknown flag: {error.option_name}", hint=hint)
+        case "MissingParameter":
+            name = error.param.metavar
+            return ConfigError(
+                f"{name} is missing", where=path, hint=f"{path} {name} [FLAGS]; {help_hint}"
+            )
+        case "BadOptionUsage" if "does not take" in message:
+            return ConfigError(f"{error.option_name} takes no value", hint=help_hint)
+        case "BadOptionUsage":
+            return ConfigError(f"{error.option_name} needs a value", hint=help_hint)
+        case _ if message.startswith("No such command"):
+            return _unknown_command(arguments, help_hint)
+        case _ if "unexpected extra argument" in message:
+            extra = message.rpartition("(")[2].rstrip(")")
+            return ConfigError(
+                f"one argument too many: {extra}",
+                hint="quote a text with spaces; several files go through stdin, as in: "
+                "cat a.jsonl b.jsonl | redline run -",
+            )
+        case _:
+            return ConfigError(message[:1].lower() + message[1:].rstrip("."), hint=help_hint)
+
+
+def _unknown_command(arguments: list[str], help_hint: str) -> ConfigError:
+    name = next((word for word in arguments if not word.startswith("-")), "")
+    known = [command.name or "" for command in app.registered_commands]
+    return ConfigError(f"unknown command: {name}", hint=nearest(name, known) or help_hint)

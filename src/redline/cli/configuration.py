@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +16,40 @@ from redline.errors import ConfigError, nearest
 
 FILE = "redline.toml"
 
-ENDPOINT_KEYS = (
-    "base_url",
-    "api_key_env",
-    "model",
-    "headers",
-    "proxy",
-    "requests",
-    "tokens",
-    "concurrency",
-    "profile",
-    "headroom",
-    "timeout",
-    "connect_timeout",
-    "first_byte_timeout",
-)
+
+class Kind(StrEnum):
+    """What a setting holds; the value says it in words."""
+
+    TEXT = "text or a number"
+    FLAG = "true or false"
+    LIST = "text, or a list of texts"
+    TABLE = "a table of texts"
+
+
+ENDPOINT_KEYS = {
+    "base_url": Kind.TEXT,
+    "api_key_env": Kind.TEXT,
+    "model": Kind.TEXT,
+    "headers": Kind.TABLE,
+    "proxy": Kind.TEXT,
+    "requests": Kind.LIST,
+    "tokens": Kind.LIST,
+    "rps": Kind.TEXT,
+    "rpm": Kind.TEXT,
+    "tpm": Kind.TEXT,
+    "concurrency": Kind.TEXT,
+    "profile": Kind.TEXT,
+    "headroom": Kind.TEXT,
+    "timeout": Kind.TEXT,
+    "connect_timeout": Kind.TEXT,
+    "first_byte_timeout": Kind.TEXT,
+}
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     """endpoints: by name, keys of ENDPOINT_KEYS. run: defaults of `redline run`'s flags.
 
+    Values are as a flag would bring them: text, True, lists of text, and tables of text.
     environ: the environment, and below it the `.env` file.
     """
 
@@ -43,42 +58,99 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     environ: Mapping[str, str] = {}
 
 
-def load(folder: Path, run_keys: tuple[str, ...]) -> Configuration:
+def load(folder: Path, run_kinds: Mapping[str, Kind]) -> Configuration:
     """What `redline.toml` and `.env` in `folder` say; both may be missing.
 
-    run_keys: the flags that `[run]` may set. Raises ConfigError that names an unknown key and the
-    nearest known one.
+    run_kinds: the flags that `[run]` may set. Raises ConfigError that names an unknown key and the
+    nearest known one, or a value of the wrong kind.
     """
-    environ = {
-        name: value for name, value in dotenv_values(folder / ".env").items() if value is not None
+    environ = {**_dotenv(folder / ".env"), **os.environ}
+    tables = _toml(folder / FILE)
+    _refuse_unknown(tables, ("endpoints", "run"), FILE)
+    endpoints = {
+        name: _endpoint(name, _table(table, f"endpoints.{name}"))
+        for name, table in _table(tables.get("endpoints", {}), "endpoints").items()
     }
-    environ.update(os.environ)
-    path = folder / FILE
-    try:
-        tables = tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return Configuration(environ=environ)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
-    _known(tables, ("endpoints", "run"), FILE)
-    endpoints = _table(tables, "endpoints")
-    for name, settings in endpoints.items():
-        _known(_table(endpoints, name), ENDPOINT_KEYS, f"{FILE}, endpoint {name}")
-        if "base_url" not in settings:
-            raise ConfigError(f"the endpoint {name} has no base_url", where=FILE)
-    run = {key.replace("-", "_"): value for key, value in _table(tables, "run").items()}
-    _known(run, run_keys, f"{FILE}, [run]")
+    run = _settings(_table(tables.get("run", {}), "run"), run_kinds, where_run())
     return Configuration(endpoints=endpoints, run=run, environ=environ)
 
 
-def _table(tables: dict[str, Any], name: str) -> dict[str, Any]:
-    table = tables.get(name, {})
-    if not isinstance(table, dict):
+def where_run() -> str:
+    """How an error names the table of flags."""
+    return f"{FILE}, [run]"
+
+
+def where_endpoint(name: str) -> str:
+    """How an error names the table of one endpoint."""
+    return f"{FILE}, [endpoints.{name}]"
+
+
+def _dotenv(path: Path) -> dict[str, str]:
+    try:
+        values = dotenv_values(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {_reason(error)}") from error
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8-sig"))
+    except FileNotFoundError:
+        return {}
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"{path.name} is not valid TOML: {error}", where=str(path), hint="see https://toml.io"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else "it is not UTF-8") or str(error)
+
+
+def _endpoint(name: str, table: dict[str, Any]) -> dict[str, Any]:
+    settings = _settings(table, ENDPOINT_KEYS, where_endpoint(name))
+    if "base_url" not in settings:
+        raise ConfigError(
+            f"the endpoint {name} has no base_url",
+            where=where_endpoint(name),
+            hint='write it like base_url = "http://127.0.0.1:8000/v1"',
+        )
+    return settings
+
+
+def _table(value: object, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
         raise ConfigError(f"{name} must be a table", where=FILE, hint=f"write [{name}]")
-    return table
+    return value
 
 
-def _known(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+def _settings(table: dict[str, Any], kinds: Mapping[str, Kind], where: str) -> dict[str, Any]:
+    """The table with its values as a flag would bring them. A key may have dashes."""
+    named = {key.replace("-", "_"): value for key, value in table.items()}
+    _refuse_unknown(named, tuple(kinds), where)
+    return {key: _value(key, value, kinds[key], where) for key, value in named.items()}
+
+
+def _value(key: str, value: object, kind: Kind, where: str) -> Any:
+    if kind is Kind.FLAG and isinstance(value, bool):
+        return value
+    if kind in (Kind.TEXT, Kind.LIST) and _is_scalar(value):
+        return str(value) if kind is Kind.TEXT else [str(value)]
+    if kind is Kind.LIST and isinstance(value, list) and all(map(_is_scalar, value)):
+        return [str(item) for item in value]
+    if kind is Kind.TABLE and isinstance(value, dict) and all(map(_is_scalar, value.values())):
+        return {name: str(item) for name, item in value.items()}
+    raise ConfigError(f"{key} must be {kind.value}", where=where)
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
     for key in table:
         if key not in known:
             raise ConfigError(

@@ -1,31 +1,118 @@
-"""Results to stdout, for a run without an output file."""
+"""Where text goes: results to stdout for a run without an output file, the rest to stderr."""
 
 from __future__ import annotations
 
+import os
 import sys
-from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from redline.run import Report, run_job
-from redline.run.execute import Display
+import msgspec
+
+from redline.errors import CallError, ConfigError, JournalError, RedlineError
 from redline.run.record import Result, result_line
-from redline.run.settings import Job, Output
-
-_FORMAT = Output(path=Path("-"))
+from redline.run.settings import Output
 
 
-def run_to_stdout(job: Job, stream: TextIO, *, display: Display | None = None) -> Report:
-    """Runs `job`, writing each success to `stream` as it comes and each failure to stderr.
+def tell(text: str) -> None:
+    """Writes to stderr. Nobody there to read it is no error: the exit status still tells."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except BrokenPipeError:
+        return
 
-    Raises BrokenPipeError where the reader has gone.
+
+def say(text: str = "") -> None:
+    """Writes to stdout and sees it on its way; a closed stdout takes it in silence.
+
+    Raises BrokenPipeError where the reader has gone, JournalError where there is no room.
+    """
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        raise lost_stdout(error) from error
+
+
+def lost_stdout(error: OSError) -> Exception:
+    """The error of a stdout that takes no more: its reader has gone, or its disk is full."""
+    if isinstance(error, BrokenPipeError):
+        # Without its number, on which the parser of flags would end the program by itself.
+        return BrokenPipeError()
+    return JournalError(
+        f"cannot write to stdout: {error.strerror}",
+        hint="make room; with -o FILE the same command continues where it stopped",
+    )
+
+
+def forget_stdout() -> None:
+    """Keeps the interpreter from flushing into a stdout that takes no more, as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def hold_standard_streams() -> None:
+    """Puts the null device where stdin, stdout or stderr is closed.
+
+    Otherwise the next file or socket would take its number, and be read or written as that.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+def error_fields(error: RedlineError | None) -> dict[str, Any] | None:
+    """An error for programs, None for none."""
+    if error is None:
+        return None
+    return {
+        "kind": error.kind,
+        "message": error.what,
+        "status": error.status if isinstance(error, CallError) else None,
+        "where": error.where,
+        "hint": error.hint,
+    }
+
+
+class Notes:
+    """What the summary says of single rows: the first failure of this run.
+
+    is_json: each line on stderr is a JSON object.
     """
 
-    async def write(result: Result) -> None:
-        outcome = result.outcome
-        if outcome.is_success:
-            stream.write(result_line(result, _FORMAT).decode())
-            stream.flush()
-        elif outcome.error is not None:
-            sys.stderr.write(f"failed: {outcome.error}\n")
+    def __init__(self, *, is_json: bool = False) -> None:
+        self.is_json = is_json
+        self.first_failure: RedlineError | None = None
 
-    return run_job(job, display=display, on_result=write)
+    async def note(self, result: Result) -> None:
+        if not result.outcome.is_success and self.first_failure is None:
+            self.first_failure = result.outcome.error
+
+
+class Lines:
+    """Each success as a line on `stream` as it comes, each failure as a line on stderr."""
+
+    def __init__(self, stream: TextIO | None, lines: Output, notes: Notes) -> None:
+        if stream is None:
+            raise ConfigError("stdout is closed, so results have no place", hint="give -o FILE")
+        self._stream = stream
+        self._lines = lines
+        self._notes = notes
+
+    async def write(self, result: Result) -> None:
+        """Raises OSError where nobody reads any more, or where there is no room."""
+        error = result.outcome.error
+        if result.outcome.is_success:
+            self._stream.write(result_line(result, self._lines).decode())
+            self._stream.flush()
+        elif error is not None and self._notes.is_json:
+            row = result.row.number
+            fields = {"event": "failure", "row": row, "error": error_fields(error)}
+            tell(msgspec.json.encode(fields).decode() + "\n")
+        elif error is not None:
+            tell(f"failed: {error}\n")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
-from redline.errors import RedlineError
+from redline.cli.output import Notes, error_fields
+from redline.errors import ConfigError, RedlineError
 from redline.run.plan import Plan
 from redline.run.progress import duration
 from redline.run.report import Report
 
-_CONTINUING = frozenset({"--restart"})
+_CREDENTIALS = re.compile("//.*@")
 
 
 def error_text(error: RedlineError, saved: str = "") -> str:
@@ -28,54 +29,43 @@ def error_text(error: RedlineError, saved: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-def saved_text(report: Report) -> str:
-    """`87 of 500 results in labels.jsonl`, or nothing where no file is written."""
-    if report.output is None:
-        return ""
-    done = report.succeeded + report.failed + report.skipped
-    of = f" of {report.offered + report.skipped:,}" if report.is_input_done else ""
-    return f"{done:,}{of} results in {report.output.path}"
-
-
-def summary_text(report: Report, argv: Sequence[str]) -> str:
-    """The run in a few lines whose numbers add up, and the command that goes on from here."""
-    lines = [
-        f"{report.offered:,} rows = {report.succeeded:,} succeeded + {report.failed:,} failed "
-        f"+ {report.unfinished:,} unfinished"
-    ]
-    if report.skipped:
-        lines[0] += f"; {report.skipped:,} were done before"
-    if not report.is_input_done:
-        lines[0] += "; the input is not read to its end"
-    per_s = report.attempts / report.elapsed_s if report.elapsed_s > 0 else 0.0
-    lines.append(
-        f"{duration(report.elapsed_s)}, {report.attempts:,} requests at {per_s:.1f}/s, "
-        f"{report.retries:,} retries, {report.rate_limited:,} x 429, "
-        f"at most {report.most_in_flight:,} in flight"
-    )
+def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
+    """The run in a few lines whose numbers add up, why it stopped, and how to go on."""
+    stopped = report.stopped
+    if _has_not_begun(report) and isinstance(stopped, ConfigError):
+        return error_text(stopped)
+    lines = [_sum(report)]
+    if report.attempts:
+        per_s = report.attempts / report.elapsed_s if report.elapsed_s > 0 else 0.0
+        lines.append(
+            f"{duration(report.elapsed_s)}, {_count(report.attempts, 'request')} at {per_s:.1f}/s, "
+            f"{_count(report.retries, 'retry', 'retries')}, {report.rate_limited:,} x 429, "
+            f"at most {report.most_in_flight:,} in flight"
+        )
     if report.input_tokens or report.output_tokens:
-        lines.append(f"{report.input_tokens:,} tokens in, {report.output_tokens:,} out")
+        lines.append(f"{_count(report.input_tokens, 'token')} in, {report.output_tokens:,} out")
     if report.errors_by_kind:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in report.errors_by_kind.items())
         lines.append(f"failed attempts: {kinds}")
     if report.output is not None:
-        lines.append(f"results: {report.output.path}")
-        if report.output.failed_path.exists():
-            lines.append(f"failures: {report.output.failed_path} (--retry-failed tries them again)")
+        lines += _files(report, notes)
         if not report.is_complete:
-            lines.append(f"continue with: {_command(argv)}")
-    return "\n".join(lines) + "\n"
+            lines.append(f"continue with: {_command(report, argv)}")
+    text = "\n".join(lines) + "\n"
+    return text if stopped is None else f"{text}\n{error_text(stopped, _saved(report))}"
 
 
-def summary_fields(report: Report, argv: Sequence[str]) -> dict[str, Any]:
-    """The summary for programs, as `--log json` prints it."""
-    return {
+def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
+    """The summary for programs, one line of JSON, as `--log json` prints it."""
+    is_open = report.output is not None and not report.is_complete
+    fields = {
         "event": "summary",
         "offered": report.offered,
         "succeeded": report.succeeded,
         "failed": report.failed,
         "unfinished": report.unfinished,
         "skipped": report.skipped,
+        "untried": report.untried,
         "attempts": report.attempts,
         "retries": report.retries,
         "rate_limited": report.rate_limited,
@@ -85,30 +75,107 @@ def summary_fields(report: Report, argv: Sequence[str]) -> dict[str, Any]:
         "elapsed_s": round(report.elapsed_s, 3),
         "errors_by_kind": report.errors_by_kind,
         "is_input_done": report.is_input_done,
+        "is_interrupted": report.interrupted,
+        "first_failure": error_fields(notes.first_failure),
+        "stopped": error_fields(report.stopped),
         "output": str(report.output.path) if report.output is not None else None,
-        "continue_with": None if report.is_complete else _command(argv),
+        "continue_with": _command(report, argv) if is_open else None,
     }
+    return msgspec.json.encode(fields).decode() + "\n"
 
 
-def plan_text(plan: Plan) -> str:
-    """A dry run's findings."""
-    lines = [f"{plan.rows:,} rows, of which {plan.bad_rows:,} cannot be sent"]
+def plan_text(plan: Plan, *, has_output: bool) -> str:
+    """A dry run's findings. has_output: what is done already is known."""
+    parts = [f"{plan.sent_rows:,} to send", f"{plan.bad_rows:,} that cannot be sent"]
+    if has_output:
+        parts.insert(0, f"{plan.done_rows:,} done already")
+    if plan.untried_rows:
+        parts.append(f"{plan.untried_rows:,} untried, which --retry-failed leaves out")
+    lines = [f"{_count(plan.rows, 'row')} = {' + '.join(parts)}"]
     if plan.first_problem:
-        lines.append(f"the first of these is {plan.first_problem}")
-    tokens = plan.input_tokens + plan.output_tokens
-    lines.append(
-        f"about {tokens:,} tokens: {plan.input_tokens:,} in, and up to {plan.output_tokens:,} out"
-    )
-    if plan.bound is None:
-        lines.append("no limit is set: the server and the concurrency decide the time")
-    else:
-        lines.append(f"at least {duration(plan.limit_s)}, bound by {plan.bound}")
+        lines.append(f"the first that cannot be sent: {plan.first_problem}")
+    if plan.sent_rows:
+        tokens = plan.input_tokens + plan.output_tokens
+        lines.append(
+            f"about {_count(tokens, 'token')}: {plan.input_tokens:,} in, "
+            f"and up to {plan.output_tokens:,} out"
+        )
+        if plan.bound is None:
+            lines.append("no limit is set: the server and the concurrency decide the time")
+        elif not plan.limit_s:
+            lines.append("the limits ask for no wait: the server decides the time")
+        else:
+            lines.append(f"at least {duration(plan.limit_s)}, bound by {plan.bound}")
     if plan.first_request is not None:
         shown = msgspec.json.format(msgspec.json.encode(plan.first_request), indent=2).decode()
         lines.append(f"the first request:\n{shown}")
     return "\n".join(lines) + "\n"
 
 
-def _command(argv: Sequence[str]) -> str:
-    """The command that continues: the same, but it must not start over again."""
-    return shlex.join(["redline", *(word for word in argv if word not in _CONTINUING)])
+def _has_not_begun(report: Report) -> bool:
+    return not report.offered and not report.skipped
+
+
+def _sum(report: Report) -> str:
+    line = (
+        f"{_count(report.offered, 'row')} = {report.succeeded:,} succeeded + {report.failed:,} "
+        f"failed + {report.unfinished:,} unfinished"
+    )
+    if report.skipped:
+        line += f"; {report.skipped:,} {'was' if report.skipped == 1 else 'were'} done before"
+    if report.untried:
+        line += f"; {report.untried:,} untried, which --retry-failed leaves out"
+    if not report.is_input_done:
+        line += "; the input is not read to its end"
+    return line
+
+
+def _files(report: Report, notes: Notes) -> list[str]:
+    assert report.output is not None
+    lines = [f"results: {report.output.path}"]
+    if report.output.failed_path.exists():
+        lines.append(f"failures: {report.output.failed_path} (--retry-failed tries them again)")
+    # The error that stopped the run is told below with more room.
+    if notes.first_failure is not None and report.stopped is None:
+        lines.append(f"first failure: {notes.first_failure}")
+    return lines
+
+
+def _saved(report: Report) -> str:
+    """`87 of 500 results in labels.jsonl`, or nothing where no file is written."""
+    if report.output is None:
+        return ""
+    done = report.succeeded + report.failed + report.skipped
+    of = f" of {report.offered + report.skipped:,}" if report.is_input_done else ""
+    results = "result" if done == 1 and not of else "results"
+    return f"{done:,}{of} {results} in {report.output.path}"
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    """`1 row`, `2 rows`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def _command(report: Report, argv: Sequence[str]) -> str:
+    """The command that continues: the same, but it must not start over again.
+
+    Where only untried rows are left, it goes on to these. What may be a secret reads `...`.
+    """
+    is_mended = report.untried and report.is_input_done and not report.unfinished
+    dropped = {"--restart", "--retry-failed"} if is_mended else {"--restart"}
+    words = ["redline"]
+    for word in argv:
+        if word not in dropped:
+            words.append(_without_secret(words[-1], word))
+    return shlex.join(words)
+
+
+def _without_secret(flag: str, word: str) -> str:
+    """A word of the command line as it may be shown after `flag`."""
+    if word.startswith(("--header=", "--proxy=")):
+        flag, _, value = word.partition("=")
+        return f"{flag}={_without_secret(flag, value)}"
+    if flag == "--header":
+        return f"{word.partition(':')[0]}: ..."
+    # A proxy's user and password stand before the @.
+    return _CREDENTIALS.sub("//...@", word) if flag == "--proxy" else word

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,137 +9,194 @@ from urllib.parse import urlsplit
 import msgspec
 
 from redline.calls import Endpoint, RetryPolicy, Timeouts
-from redline.cli.configuration import Configuration
+from redline.cli import values
+from redline.cli.configuration import Configuration, where_endpoint, where_run
+from redline.cli.values import Flags, flag_of
 from redline.errors import ConfigError, nearest
-from redline.limits import Limits, Rate, parse_count, parse_rate
+from redline.limits import Limits
+from redline.limits.settings import MAX_CONCURRENCY, PROFILES
 from redline.run.options import OPENAI, SIM
-from redline.run.settings import Job, Output, Prompting
+from redline.run.settings import FAIL_ON, FORMATS, Job, Output, Prompting
 from redline.run.source import open_source
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(ms|s|m|h|d)?")
-_SECONDS = {"ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _KEY_VARIABLE = "OPENAI_API_KEY"
+_URL_VARIABLE = "OPENAI_BASE_URL"
+_LONGEST_TIMEOUT_S = 86_400.0
+_MOST_RETRIES = 100
+# One of a pair on the command line takes the place of the other in redline.toml.
+_RIVALS = (("endpoint", "base_url"), ("body", "prompt"), ("body", "system"))
+_NEED_OUTPUT = ("ordered", "retry_failed", "restart", "force")
 
 
-def make_job(given: Mapping[str, Any], configuration: Configuration) -> Job:
+class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+    """job: what to run. lines: what a result line holds, also where results go to stdout."""
+
+    job: Job
+    lines: Output
+
+
+class _Server(msgspec.Struct, frozen=True, kw_only=True):
+    """Who answers. origin: where its URL was stated. table: its settings in redline.toml."""
+
+    base_url: str
+    origin: str
+    name: str = ""
+    table: dict[str, Any] = {}
+
+    @property
+    def is_sim(self) -> bool:
+        return self.name == SIM
+
+
+def resolve(
+    rows: str, given: Flags, configuration: Configuration, *, is_sending: bool = True
+) -> Resolved:
     """The job of `redline run`.
 
-    given: flags by name, those of redline.toml's [run] below those of the command line.
-    Raises ConfigError that names the flag.
+    given: the flags on the command line. They come before an endpoint's own settings, and these
+    before redline.toml's [run]. is_sending: False for a dry run, which needs no key.
+    Raises ConfigError that names the flag, and the table of redline.toml where it stands there.
     """
-    flags = {name: value for name, value in given.items() if value not in (None, (), [])}
-    prompting = _prompting(flags, configuration)
+    stated = {name: value for name, value in given.items() if value not in (None, [], False)}
+    defaults = _defaults(stated, configuration)
     # A wrong path is a commoner mistake than a missing key, so it is told first.
-    open_source(flags["rows"]).close()
-    endpoint, is_simulated = _endpoint(flags, configuration)
-    output = flags.get("output")
-    return Job(
-        rows=flags["rows"],
+    open_source(rows).close()
+    server = _server({**defaults, **stated}, configuration)
+    flags = {**defaults, **server.table, **stated}
+    try:
+        for name in _NEED_OUTPUT:
+            if name in stated and _output_path(flags) is None:
+                raise ConfigError(
+                    f"{flag_of(name)} needs an output file", hint="name one: -o labels.jsonl"
+                )
+        endpoint = _endpoint(server, flags, configuration, is_sending=is_sending)
+        return _resolved(rows, flags, endpoint, is_simulated=server.is_sim)
+    except ConfigError as error:
+        error.where = error.where or _origin(error.what, stated, server, configuration)
+        raise
+
+
+def _defaults(stated: Flags, configuration: Configuration) -> dict[str, Any]:
+    """What [run] says, without what the command line says otherwise."""
+    defaults = {name: value for name, value in configuration.run.items() if value is not False}
+    for pair in _RIVALS:
+        for mine, rival in (pair, pair[::-1]):
+            if mine in stated:
+                defaults.pop(rival, None)
+    return defaults
+
+
+def _origin(what: str, stated: Flags, server: _Server, configuration: Configuration) -> str:
+    """The table of redline.toml that holds the flag which an error names, or nothing."""
+    for word in what.split():
+        name = word.removeprefix("--").replace("-", "_")
+        if not word.startswith("--") or name in stated:
+            continue
+        if name in server.table:
+            return where_endpoint(server.name)
+        if name in configuration.run:
+            return where_run()
+    return ""
+
+
+def _resolved(rows: str, flags: Flags, endpoint: Endpoint, *, is_simulated: bool) -> Resolved:
+    path = _output_path(flags)
+    lines = Output(
+        path=path or Path("-"),
+        format=values.choice(flags, "format", FORMATS) or "redline",
+        ordered="ordered" in flags,
+        keep_input="keep_input" in flags,
+        raw="raw" in flags,
+    )
+    retries = values.whole(flags, "max_retries", 0, _MOST_RETRIES)
+    job = Job(
+        rows=rows,
         endpoint=endpoint,
         is_simulated=is_simulated,
-        prompting=prompting,
-        output=_output(output, flags) if output is not None else None,
-        retry=RetryPolicy(max_retries=_whole(flags.get("max_retries", 8), "--max-retries")),
-        row_deadline_s=_optional_duration(flags, "row_deadline"),
-        deadline_s=_optional_duration(flags, "deadline"),
-        limit=_optional_whole(flags, "limit"),
-        fail_on=tuple(_words(flags.get("fail_on", ()))),
-        strict=bool(flags.get("strict")),
-        retry_failed=bool(flags.get("retry_failed")),
-        restart=bool(flags.get("restart")),
-        force=bool(flags.get("force")),
+        prompting=_prompting(flags, "sim" if is_simulated else None),
+        output=lines if path is not None else None,
+        retry=RetryPolicy() if retries is None else RetryPolicy(max_retries=retries),
+        row_deadline_s=values.duration(flags, "row_deadline"),
+        deadline_s=values.duration(flags, "deadline"),
+        limit=values.whole(flags, "limit", 1),
+        fail_on=tuple(values.choices(flags, "fail_on", FAIL_ON)),
+        strict="strict" in flags,
+        retry_failed=path is not None and "retry_failed" in flags,
+        restart=path is not None and "restart" in flags,
+        force=path is not None and "force" in flags,
     )
+    return Resolved(job=job, lines=lines)
 
 
-def parse_duration(text: object, flag: str) -> float:
-    """Seconds from `30`, `1.5s`, `500ms`, `5m`, `6h` or `2d`. Raises ConfigError."""
-    match = _DURATION.fullmatch(str(text).strip())
-    if match is None:
-        raise ConfigError(
-            f"{flag} is not a duration: {text}", hint="write it like 30, 500ms, 5m or 6h"
-        )
-    return float(match[1]) * _SECONDS[match[2]]
-
-
-def _prompting(flags: Mapping[str, Any], configuration: Configuration) -> Prompting:
-    named = configuration.endpoints.get(str(flags.get("endpoint")), {})
-    params = dict(flags.get("params") or {})
-    params.update(_param(text) for text in _words(flags.get("param", ()), split=False))
-    for name in ("temperature", "max_tokens"):
-        if name in flags:
-            params[name] = flags[name]
+def _prompting(flags: Flags, model: str | None) -> Prompting:
+    """model: the one to ask where none is named."""
+    params = values.pairs(flags, "param")
+    temperature = values.number(flags, "temperature")
+    max_tokens = values.whole(flags, "max_tokens", 1)
+    if temperature is not None:
+        params["temperature"] = temperature
+    if max_tokens is not None:
+        params["max_tokens"] = max_tokens
     return Prompting(
-        prompt=_text(flags.get("prompt"), "--prompt"),
-        system=_text(flags.get("system"), "--system"),
-        body=_text(flags.get("body"), "--body"),
+        prompt=values.text_or_file(flags, "prompt"),
+        system=values.text_or_file(flags, "system"),
+        body=values.text_or_file(flags, "body"),
         url=flags.get("url"),
         method=flags.get("method", "POST"),
-        model=flags.get("model") or named.get("model"),
+        model=flags.get("model", model),
         params=params,
         output_path=flags.get("output_path"),
     )
 
 
-def _text(value: str | None, flag: str) -> str | None:
-    """The text itself, or of the file that `@FILE` names."""
-    if value is None or not value.startswith("@"):
-        return value
-    try:
-        return Path(value[1:]).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(f"{flag} cannot read {value[1:]}: {reason}") from error
+def _output_path(flags: Flags) -> Path | None:
+    """The results file; None for stdout."""
+    text = flags.get("output", "-")
+    if text == "-":
+        return None
+    path = Path(text)
+    if path.is_dir():
+        raise ConfigError(
+            f"the output {text} is a folder", hint=f"name a file in it: {path / 'labels.jsonl'}"
+        )
+    if path.exists() and not path.is_file():
+        raise ConfigError(
+            f"the output {text} is not a file", hint="leave out -o to have results on stdout"
+        )
+    if not path.parent.is_dir():
+        is_file = path.parent.exists()
+        raise ConfigError(
+            f"{path.parent} is a file and no folder"
+            if is_file
+            else f"the folder {path.parent} does not exist",
+            where=f"--output {text}",
+            hint="choose another -o"
+            if is_file
+            else f"mkdir -p {path.parent}, or choose another -o",
+        )
+    return path
 
 
-def _param(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise ConfigError(f"--param is not NAME=VALUE: {text}", hint="write it like seed=7")
-    try:
-        return name, msgspec.json.decode(value)
-    except msgspec.DecodeError:
-        return name, value
-
-
-def _output(path: str, flags: Mapping[str, Any]) -> Output:
-    if Path(path).is_dir():
-        raise ConfigError(f"the output {path} is a folder", hint=f"name a file: {path}/out.jsonl")
-    return Output(
-        path=Path(path),
-        format=flags.get("format", "redline"),
-        ordered=bool(flags.get("ordered")),
-        keep_input=bool(flags.get("keep_input")),
-        raw=bool(flags.get("raw")),
-    )
-
-
-def _endpoint(flags: Mapping[str, Any], configuration: Configuration) -> tuple[Endpoint, bool]:
-    """The endpoint, and whether it is the embedded simulated one."""
-    name, base_url = flags.get("endpoint"), flags.get("base_url")
+def _server(chosen: Flags, configuration: Configuration) -> _Server:
+    """The one that --endpoint, --base-url or the environment names, else OpenAI."""
+    name, base_url = chosen.get("endpoint"), chosen.get("base_url")
     if name is not None and base_url is not None:
         raise ConfigError("--endpoint and --base-url exclude each other", hint="leave one out")
-    named: dict[str, Any] = {}
     if name == SIM:
         # The embedded server's own address takes this one's place when it has started.
-        base_url = "http://127.0.0.1/v1"
-    elif name is not None and urlsplit(name).scheme in ("http", "https"):
-        base_url, name = name, None
-    elif name is not None:
-        named = _named(name, configuration)
-        base_url = named["base_url"]
-    merged = {**named, **flags}
-    base_url = base_url or configuration.environ.get("OPENAI_BASE_URL") or OPENAI
-    limits, timeouts = _limits(merged), _timeouts(merged)
-    endpoint = Endpoint(
-        base_url=base_url,
-        name=name or "",
-        api_key=_api_key(merged, configuration.environ, base_url, is_sim=name == SIM),
-        limits=limits,
-        timeouts=timeouts,
-        headers=_headers(merged.get("headers"), merged.get("header", ())),
-        proxy=merged.get("proxy"),
-    )
-    return endpoint, name == SIM
+        return _Server(base_url="http://127.0.0.1/v1", origin="--endpoint", name=SIM)
+    if name is not None and urlsplit(name).scheme in ("http", "https"):
+        return _Server(base_url=name, origin="--endpoint")
+    if name is not None:
+        table = _named(name, configuration)
+        return _Server(
+            base_url=table["base_url"], origin=where_endpoint(name), name=name, table=table
+        )
+    if base_url is not None:
+        return _Server(base_url=base_url, origin="--base-url")
+    if url := configuration.environ.get(_URL_VARIABLE):
+        return _Server(base_url=url, origin=_URL_VARIABLE)
+    return _Server(base_url=OPENAI, origin="")
 
 
 def _named(name: str, configuration: Configuration) -> dict[str, Any]:
@@ -149,15 +204,37 @@ def _named(name: str, configuration: Configuration) -> dict[str, Any]:
         known = (*configuration.endpoints, SIM)
         raise ConfigError(
             f"unknown endpoint: {name}",
-            hint=nearest(name, known) or "name one of redline.toml's, a URL, or sim",
+            hint=nearest(name, known)
+            or "name a URL such as http://127.0.0.1:8000/v1, one of redline.toml's, or sim",
         )
     return configuration.endpoints[name]
 
 
-def _api_key(
-    merged: Mapping[str, Any], environ: Mapping[str, str], base_url: str, *, is_sim: bool
-) -> str | None:
-    variable = merged.get("api_key_env")
+def _endpoint(
+    server: _Server, flags: Flags, configuration: Configuration, *, is_sending: bool
+) -> Endpoint:
+    limits, timeouts = _limits(flags), _timeouts(flags)
+    headers = {**flags.get("headers", {}), **values.headers(flags, "header")}
+    key = _api_key(server, flags, configuration) if is_sending else None
+    try:
+        return Endpoint(
+            base_url=server.base_url,
+            name=server.name,
+            api_key=key,
+            limits=limits,
+            timeouts=timeouts,
+            headers=headers,
+            proxy=flags.get("proxy"),
+        )
+    except ConfigError as error:
+        if "base URL" in error.what:
+            error.where = server.origin
+        raise
+
+
+def _api_key(server: _Server, flags: Flags, configuration: Configuration) -> str | None:
+    """The key to send, None for none. The embedded server is never shown the default one."""
+    variable, environ = flags.get("api_key_env"), configuration.environ
     if variable is not None:
         if not environ.get(variable):
             raise ConfigError(
@@ -165,98 +242,41 @@ def _api_key(
                 hint=f"export {variable}=..., or write it into a .env file",
             )
         return environ[variable]
+    if server.is_sim:
+        return None
     key = environ.get(_KEY_VARIABLE) or None
-    if key is None and base_url == OPENAI and not is_sim:
+    if key is None and server.base_url == OPENAI:
         raise ConfigError(
             f"there is no API key for {OPENAI}",
-            hint=f"set {_KEY_VARIABLE}, name another variable with --api-key-env, or say which "
-            "server to use with --base-url (or --endpoint sim to try things out)",
+            hint=f"set {_KEY_VARIABLE} or --api-key-env, name another server with --base-url, or "
+            "try things out with --endpoint sim",
         )
-    return None if is_sim else key
+    return key
 
 
-def _limits(merged: Mapping[str, Any]) -> Limits:
-    requests = [parse_rate(str(text), "--requests") for text in _listed(merged.get("requests"))]
-    tokens = [parse_rate(str(text), "--tokens") for text in _listed(merged.get("tokens"))]
-    if "rps" in merged:
-        requests.append(_per(merged["rps"], "--rps", 1.0))
-    if "rpm" in merged:
-        requests.append(_per(merged["rpm"], "--rpm", 60.0))
-    if "tpm" in merged:
-        tokens.append(_per(merged["tpm"], "--tpm", 60.0))
+def _limits(flags: Flags) -> Limits:
+    headroom = values.number(flags, "headroom")
+    if headroom is not None and not 0 < headroom <= 1:
+        raise ConfigError(
+            f"--headroom must be above 0 and at most 1, not {headroom:g}",
+            hint="0.8 uses 80 % of each rate and leaves the rest to others",
+        )
     return Limits(
-        requests=tuple(requests),
-        tokens=tuple(tokens),
-        concurrency=_optional_whole(merged, "concurrency"),
-        profile=merged.get("profile", "any"),
-        headroom=_share(merged.get("headroom", 1.0)),
+        requests=(
+            *values.rates(flags, "requests"),
+            *values.rate_per(flags, "rps", 1.0),
+            *values.rate_per(flags, "rpm", 60.0),
+        ),
+        tokens=(*values.rates(flags, "tokens"), *values.rate_per(flags, "tpm", 60.0)),
+        concurrency=values.whole(flags, "concurrency", 1, MAX_CONCURRENCY),
+        profile=values.choice(flags, "profile", PROFILES) or "any",
+        headroom=1.0 if headroom is None else headroom,
     )
 
 
-def _per(value: object, flag: str, window_s: float) -> Rate:
-    """The rate of a short form; below one per window, the window grows: 0.5 per second is 1/2s."""
-    text = str(value)
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if 0 < number < 1:
-        return Rate(1, window_s / number)
-    return Rate(parse_count(text, flag), window_s)
-
-
-def _timeouts(merged: Mapping[str, Any]) -> Timeouts:
-    attempt_s = parse_duration(merged.get("timeout", 600), "--timeout")
-    connect_s = parse_duration(merged.get("connect_timeout", 10), "--connect-timeout")
-    first_s = parse_duration(merged.get("first_byte_timeout", attempt_s), "--first-byte-timeout")
-    for flag, value in (("--timeout", attempt_s), ("--connect-timeout", connect_s)):
-        if value <= 0:
-            raise ConfigError(f"{flag} must be above 0 s, not {value:g}")
+def _timeouts(flags: Flags) -> Timeouts:
+    usual = Timeouts()
+    attempt_s = values.duration(flags, "timeout", _LONGEST_TIMEOUT_S) or usual.attempt_s
+    connect_s = values.duration(flags, "connect_timeout", _LONGEST_TIMEOUT_S) or usual.connect_s
+    first_s = values.duration(flags, "first_byte_timeout", _LONGEST_TIMEOUT_S) or attempt_s
     return Timeouts(connect_s=connect_s, first_byte_s=min(first_s, attempt_s), attempt_s=attempt_s)
-
-
-def _headers(table: Mapping[str, str] | None, lines: object) -> dict[str, str]:
-    headers = dict(table or {})
-    for line in _words(lines, split=False):
-        name, colon, value = line.partition(":")
-        if not colon:
-            raise ConfigError(f"--header is not NAME: VALUE: {line}")
-        headers[name.strip()] = value.strip()
-    return headers
-
-
-def _words(value: object, *, split: bool = True) -> list[str]:
-    """The words of a repeatable flag or a list in a settings file, commas dividing them."""
-    texts = [str(item) for item in _listed(value)]
-    if not split:
-        return texts
-    return [word.strip() for text in texts for word in text.split(",") if word.strip()]
-
-
-def _listed(value: object) -> list[object]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _optional_whole(flags: Mapping[str, Any], name: str) -> int | None:
-    return _whole(flags[name], f"--{name}") if name in flags else None
-
-
-def _whole(value: object, flag: str) -> int:
-    try:
-        return int(str(value))
-    except ValueError:
-        raise ConfigError(f"{flag} is not a whole number: {value}") from None
-
-
-def _share(value: object) -> float:
-    try:
-        return float(str(value))
-    except ValueError:
-        raise ConfigError(f"--headroom is not a number: {value}") from None
-
-
-def _optional_duration(flags: Mapping[str, Any], name: str) -> float | None:
-    flag = f"--{name.replace('_', '-')}"
-    return parse_duration(flags[name], flag) if name in flags else None

@@ -1,30 +1,21 @@
-"""`redline run`: a file of rows through an endpoint."""
+"""`redline run`: the table of its flags."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 from typer import Argument, Context, Exit, Option
 
-from redline.cli import configuration as configurations
-from redline.cli.output import run_to_stdout
-from redline.cli.present import error_text, plan_text, saved_text, summary_fields, summary_text
-from redline.cli.resolve import make_job
-from redline.errors import ConfigError
-from redline.run import Report, run_job
-from redline.run.execute import Display
-from redline.run.plan import plan
-from redline.run.progress import JsonProgress, PlainProgress, TerminalProgress
+from redline.cli.command import one_of
+from redline.cli.session import LOGS, run_command
+from redline.limits.settings import PROFILES
+from redline.run.settings import FAIL_ON, FORMATS, METHODS
 
 _PROMPT, _ENDPOINT, _LIMITS = "How a row becomes a request", "Who answers", "How fast"
-_OUTPUT, _END = "What comes out", "When to give up"
+_OUTPUT, _AGAIN = "What comes out", "When the output is there already"
+_END, _SHOW = "When to give up", "What is shown"
 
-# Flags that decide nothing about the job itself.
-_NOT_SETTINGS = ("rows", "dry_run", "ctx")
-
+# Values are text here; redline.cli.values reads them, so that every error has one form.
 Text = str | None
 
 
@@ -34,32 +25,41 @@ def run(
         str,
         Argument(
             metavar="INPUT",
-            help="A .jsonl, .csv, .tsv or .parquet file (.gz and .zst too), a datasets folder, or "
-            "- for stdin. A row is any set of columns with --prompt, or has `messages`, `prompt`, "
-            "`input`, or `url` and `body` (OpenAI Batch).",
+            help="A .jsonl, .csv, .tsv or .parquet file, the text ones also as .gz or .zst, a "
+            "folder of the datasets library, or - for stdin. A row has any columns, with --prompt "
+            "or --body; or it brings messages, prompt or input; or url and body (OpenAI Batch).",
         ),
     ],
     prompt: Annotated[
         Text,
         Option(
             metavar="TEMPLATE",
-            help="Jinja template of the user message, such as 'Classify: {{ text }}'. "
-            "@FILE reads it from a file.",
+            help="Jinja template of the user message over the row's columns: 'Classify: "
+            "{{ text }}'. @FILE reads it from a file.",
             rich_help_panel=_PROMPT,
         ),
     ] = None,
     system: Annotated[
         Text,
-        Option(metavar="TEMPLATE", help="Template of a system message.", rich_help_panel=_PROMPT),
+        Option(
+            metavar="TEMPLATE",
+            help="Template of the system message, for rows without one of their own.",
+            rich_help_panel=_PROMPT,
+        ),
     ] = None,
     model: Annotated[
-        Text, Option(metavar="NAME", help="The model to ask.", rich_help_panel=_PROMPT)
+        Text,
+        Option(
+            metavar="NAME",
+            help="The model to ask, where the row names none.",
+            rich_help_panel=_PROMPT,
+        ),
     ] = None,
     temperature: Annotated[
-        float | None, Option(metavar="T", help="Sampling temperature.", rich_help_panel=_PROMPT)
+        Text, Option(metavar="T", help="Sampling temperature.", rich_help_panel=_PROMPT)
     ] = None,
     max_tokens: Annotated[
-        int | None,
+        Text,
         Option(metavar="N", help="Most tokens in an answer.", rich_help_panel=_PROMPT),
     ] = None,
     param: Annotated[
@@ -74,19 +74,27 @@ def run(
         Text,
         Option(
             metavar="PATH",
-            help="Path of the API, default /v1/chat/completions; /v1/completions, /v1/embeddings "
-            "and /v1/responses are known, any other is plain JSON. May be a template.",
+            help="Path to call. Default /v1/chat/completions; /v1/completions, /v1/embeddings and "
+            "/v1/responses are known; any other takes and gives plain JSON. May be a template: "
+            "'/chat?q={{ text | urlencode }}'.",
             rich_help_panel=_PROMPT,
         ),
     ] = None,
     method: Annotated[
-        Text, Option(metavar="METHOD", help="HTTP method, default POST.", rich_help_panel=_PROMPT)
+        Text,
+        Option(
+            metavar="METHOD",
+            help="HTTP method. Default POST. A GET sends no body.",
+            autocompletion=one_of(*METHODS),
+            rich_help_panel=_PROMPT,
+        ),
     ] = None,
     body: Annotated[
         Text,
         Option(
             metavar="TEMPLATE",
-            help="Template of the whole JSON body: '{\"q\": {{ text | json }}}'. @FILE reads it.",
+            help="Template of the whole JSON body: '{\"q\": {{ text | json }}}'. @FILE reads it "
+            "from a file.",
             rich_help_panel=_PROMPT,
         ),
     ] = None,
@@ -94,7 +102,8 @@ def run(
         Text,
         Option(
             metavar="PATH",
-            help="Where a plain JSON answer holds the output: result.items.0.text.",
+            help="Where the answer holds the output, such as result.items.0.text. Default: where "
+            "the API has it, or all of a plain JSON answer.",
             rich_help_panel=_PROMPT,
         ),
     ] = None,
@@ -102,7 +111,7 @@ def run(
         Text,
         Option(
             metavar="NAME",
-            help="A URL, a name from redline.toml, or sim, an embedded simulated server.",
+            help="A URL, a name from redline.toml, or sim: a simulated server inside, for trials.",
             rich_help_panel=_ENDPOINT,
         ),
     ] = None,
@@ -110,7 +119,8 @@ def run(
         Text,
         Option(
             metavar="URL",
-            help="Base URL ending in /v1; default $OPENAI_BASE_URL, then OpenAI.",
+            help="The server, ending in /v1 as in the openai SDK. Default: $OPENAI_BASE_URL, else "
+            "OpenAI.",
             rich_help_panel=_ENDPOINT,
         ),
     ] = None,
@@ -118,7 +128,8 @@ def run(
         Text,
         Option(
             metavar="NAME",
-            help="Variable that holds the key, in the environment or .env; default OPENAI_API_KEY.",
+            help="The variable that holds the key, in the environment or in .env. Default "
+            "OPENAI_API_KEY.",
             rich_help_panel=_ENDPOINT,
         ),
     ] = None,
@@ -134,7 +145,7 @@ def run(
         Text,
         Option(
             metavar="URL",
-            help="HTTP proxy; default from HTTPS_PROXY and NO_PROXY.",
+            help="HTTP proxy. Default: as HTTP_PROXY, HTTPS_PROXY and NO_PROXY say.",
             rich_help_panel=_ENDPOINT,
         ),
     ] = None,
@@ -152,7 +163,7 @@ def run(
         list[str] | None,
         Option(
             metavar="N/W",
-            help="Any request limit, such as 2/1s. Repeatable; all hold at once.",
+            help="Any request limit, such as 2/1s or 10k/1d. Repeatable; all limits hold at once.",
             rich_help_panel=_LIMITS,
         ),
     ] = None,
@@ -165,12 +176,12 @@ def run(
         ),
     ] = None,
     concurrency: Annotated[
-        int | None,
+        Text,
         Option(
             "-c",
             "--concurrency",
             metavar="N",
-            help="Most requests in flight; default 64, or what the request limit can use.",
+            help="Most requests in flight. Default: 64, or what a request limit can use.",
             rich_help_panel=_LIMITS,
         ),
     ] = None,
@@ -178,13 +189,14 @@ def run(
         Text,
         Option(
             metavar="NAME",
-            help="How the server counts: any (safe against all, the default), fixed, moving, "
-            "counter or bucket.",
+            help="How the server counts: any (safe with all, the default), or fixed or moving "
+            "window, sliding-window counter, or token bucket.",
+            autocompletion=one_of(*PROFILES),
             rich_help_panel=_LIMITS,
         ),
     ] = None,
     headroom: Annotated[
-        float | None,
+        Text,
         Option(
             metavar="SHARE",
             help="Share of each rate to use: 0.8 leaves a fifth to others.",
@@ -197,7 +209,7 @@ def run(
             "-o",
             "--output",
             metavar="FILE",
-            help="Results, one JSON line each; the same command continues it. Default: stdout, "
+            help="Results, one JSON line each. The same command continues it. Default: stdout, "
             "which cannot be continued.",
             rich_help_panel=_OUTPUT,
         ),
@@ -207,155 +219,145 @@ def run(
         Option(
             metavar="NAME",
             help="redline (the default), or batch: lines of the OpenAI Batch API.",
+            autocompletion=one_of(*FORMATS),
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
     ordered: Annotated[
         bool,
-        Option("--ordered", help="Sort the finished file by input.", rich_help_panel=_OUTPUT),
+        Option("--ordered", help="Put the finished file in input order.", rich_help_panel=_OUTPUT),
     ] = False,
     keep_input: Annotated[
         bool,
-        Option("--keep-input", help="Repeat the row in its result.", rich_help_panel=_OUTPUT),
+        Option("--keep-input", help="Repeat the row in its result line.", rich_help_panel=_OUTPUT),
     ] = False,
     raw: Annotated[
-        bool, Option("--raw", help="Keep the whole reply as well.", rich_help_panel=_OUTPUT)
+        bool,
+        Option("--raw", help="Keep the whole reply in the result line.", rich_help_panel=_OUTPUT),
     ] = False,
     retry_failed: Annotated[
         bool,
         Option(
             "--retry-failed",
             help="Do just the rows that failed before.",
-            rich_help_panel=_OUTPUT,
+            rich_help_panel=_AGAIN,
         ),
     ] = False,
     restart: Annotated[
         bool,
         Option(
             "--restart",
-            help="Start over; the old results are kept as FILE.old-N.",
-            rich_help_panel=_OUTPUT,
+            help="Start over. The old files are kept: labels.old-1.jsonl.",
+            rich_help_panel=_AGAIN,
         ),
     ] = False,
     force: Annotated[
         bool,
         Option(
             "--force",
-            help="Continue an output that was begun with other settings.",
-            rich_help_panel=_OUTPUT,
+            help="Continue an output that was begun with another prompt, model or parameter.",
+            rich_help_panel=_AGAIN,
         ),
     ] = False,
     max_retries: Annotated[
-        int | None,
-        Option(metavar="N", help="Attempts after the first; default 8.", rich_help_panel=_END),
+        Text,
+        Option(metavar="N", help="Attempts after the first. Default 8.", rich_help_panel=_END),
     ] = None,
     timeout: Annotated[
         Text,
         Option(
-            metavar="TIME", help="One attempt: 30, 500ms, 5m. Default 10m.", rich_help_panel=_END
+            metavar="TIME",
+            help="For one attempt: 30, 500ms or 5m. Default 10m.",
+            rich_help_panel=_END,
         ),
     ] = None,
     connect_timeout: Annotated[
-        Text, Option(metavar="TIME", help="One connection; default 10.", rich_help_panel=_END)
+        Text, Option(metavar="TIME", help="For the connection. Default 10.", rich_help_panel=_END)
     ] = None,
     first_byte_timeout: Annotated[
         Text,
         Option(
-            metavar="TIME", help="The answer's first byte; default --timeout.", rich_help_panel=_END
+            metavar="TIME",
+            help="For the first byte of an answer. Default: as --timeout.",
+            rich_help_panel=_END,
         ),
     ] = None,
     row_deadline: Annotated[
-        Text, Option(metavar="TIME", help="A row with its retries.", rich_help_panel=_END)
+        Text,
+        Option(
+            metavar="TIME",
+            help="For a row with all its retries. Default: none.",
+            rich_help_panel=_END,
+        ),
     ] = None,
     deadline: Annotated[
         Text,
         Option(
-            metavar="TIME", help="The run; the same command continues it.", rich_help_panel=_END
+            metavar="TIME", help="For the run. The same command continues it.", rich_help_panel=_END
         ),
     ] = None,
     limit: Annotated[
-        int | None, Option(metavar="N", help="Only the first N rows.", rich_help_panel=_END)
+        Text, Option(metavar="N", help="Only the first N rows.", rich_help_panel=_END)
     ] = None,
     fail_on: Annotated[
         list[str] | None,
         Option(
             metavar="REASONS",
-            help="Make answers that end in length, empty, content_filter or refusal failures.",
+            help="Count these answers as failures: length (cut at the token limit), empty, "
+            "content_filter, refusal. Commas between them.",
+            autocompletion=one_of(*FAIL_ON),
             rich_help_panel=_END,
         ),
     ] = None,
     strict: Annotated[
-        bool, Option("--strict", help="End at the first row that fails.", rich_help_panel=_END)
+        bool,
+        Option("--strict", help="End the run at the first row that fails.", rich_help_panel=_END),
     ] = False,
     dry_run: Annotated[
         bool,
-        Option("--dry-run", help="Send nothing: rows, tokens, time, and the first request."),
+        Option(
+            "--dry-run",
+            help="Send nothing. Show rows, tokens, the least time, and the first request.",
+            rich_help_panel=_SHOW,
+        ),
     ] = False,
-    quiet: Annotated[bool, Option("-q", "--quiet", help="No progress, only the summary.")] = False,
+    quiet: Annotated[
+        bool,
+        Option("-q", "--quiet", help="No progress, only the summary.", rich_help_panel=_SHOW),
+    ] = False,
     log: Annotated[
         Text,
-        Option(metavar="NAME", help="text (the default), or json: progress and summary as JSON."),
+        Option(
+            metavar="NAME",
+            help="text (the default), or json: progress, failures and summary as JSON lines.",
+            autocompletion=one_of(*LOGS),
+            rich_help_panel=_SHOW,
+        ),
     ] = None,
 ) -> None:
-    """Send every row of INPUT to an endpoint, at its limits, and lose none.
+    r"""Send every row of INPUT to an endpoint, at its limits, and lose none.
 
-    Interrupt it anywhere and run the same command again: it continues. Rows that fail go to
-    FILE.failed.jsonl with their reason.
+    Interrupt it anywhere and give the same command again: it continues. Rows that fail stand in
+    labels.failed.jsonl with their reason.
 
-    Example: redline run tickets.jsonl --prompt 'Classify: {{ text }}' --model gpt-4o-mini
-    --rpm 500 --tpm 200k -o labels.jsonl
+        redline run tickets.jsonl --prompt 'Classify: {{ text }}' \
+            --model gpt-4o-mini --rpm 500 --tpm 200k -o labels.jsonl
 
-    Exit status: 0 all done, 1 some rows failed, 2 bad usage or settings, 130 interrupted.
+    Try it first, without a key and without cost:
+
+        redline run tickets.jsonl --prompt 'Classify: {{ text }}' \
+            --endpoint sim --limit 5
+
+    Ask any in-house service, and keep a part of its answer:
+
+        redline run tickets.jsonl --base-url http://127.0.0.1:8000 --url /ask \
+            --body '{"q": {{ text | json }}}' --output-path result.text \
+            -o answers.jsonl
+
+    A redline.toml in this folder may set flags under [run], such as rpm = 500, and endpoints under
+    [endpoints.NAME]: base_url, api_key_env, model and limits.
+
+    Exit status: 0 all done, 1 some rows failed, 2 bad usage or settings, or the run could not go
+    on, 3 a defect in redline, 130 interrupted.
     """
-    known = tuple(name for name in ctx.params if name not in _NOT_SETTINGS)
-    configuration = configurations.load(Path.cwd(), known)
-    given = {**configuration.run, **_stated(ctx)}
-    job = make_job({**given, "rows": rows}, configuration)
-    if dry_run:
-        sys.stdout.write(plan_text(plan(job)))
-        return
-    display = _display(quiet=bool(given.get("quiet")), log=str(given.get("log", "text")))
-    if job.output is None:
-        report = run_to_stdout(job, sys.stdout, display=display)
-    else:
-        report = run_job(job, display=display)
-    _tell(report, is_json=given.get("log") == "json")
-    raise Exit(_status(report))
-
-
-def _stated(ctx: Context) -> dict[str, Any]:
-    """The flags that stand on the command line."""
-    return {
-        name: value
-        for name, value in ctx.params.items()
-        if (source := ctx.get_parameter_source(name)) is not None and source.name != "DEFAULT"
-    }
-
-
-def _display(*, quiet: bool, log: str) -> Display | None:
-    if log not in ("text", "json"):
-        raise ConfigError(f"--log is text or json, not {log}")
-    if quiet:
-        return None
-    if log == "json":
-        return JsonProgress(sys.stderr)
-    return TerminalProgress(sys.stderr) if sys.stderr.isatty() else PlainProgress(sys.stderr)
-
-
-def _tell(report: Report, *, is_json: bool) -> None:
-    argv = sys.argv[1:]
-    if is_json:
-        line = msgspec.json.encode(summary_fields(report, argv)).decode() + "\n"
-    else:
-        line = summary_text(report, argv)
-    sys.stderr.write(line)
-    if report.stopped is not None:
-        sys.stderr.write("\n" + error_text(report.stopped, saved_text(report)))
-
-
-def _status(report: Report) -> int:
-    if report.interrupted:
-        return 130
-    if report.stopped is not None:
-        return 2
-    return 1 if report.failed else 0
+    raise Exit(run_command(ctx, rows))

@@ -3,115 +3,179 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from typer import Option
+from typer import Context, Option
 
-from redline.limits.rate import parse_rate
+from redline.cli import values
+from redline.cli.command import one_of, stated
+from redline.cli.values import Flags, flag_of
+from redline.errors import ConfigError
 from redline.sim import SimSettings, parse_faults, parse_latency, serve_forever
+from redline.sim.settings import ALGORITHMS, HEADER_STYLES
 
+_WHERE, _LIMITS = "Where it listens", "What it allows"
+_SPEED, _ANSWERS = "How fast and how well it works", "What it answers"
 
-class Algorithm(StrEnum):
-    """How the limits count."""
-
-    FIXED = "fixed"
-    MOVING = "moving"
-    COUNTER = "counter"
-    BUCKET = "bucket"
-
-
-class HeaderStyle(StrEnum):
-    """Whose limit headers to imitate."""
-
-    OPENAI = "openai"
-    AZURE = "azure"
-    ANTHROPIC = "anthropic"
-    NONE = "none"
+T = TypeVar("T")
 
 
 def sim(
-    port: Annotated[int, Option(help="Port on 127.0.0.1; 0 picks a free one.")] = 0,
+    ctx: Context,
+    port: Annotated[
+        str | None,
+        Option(
+            metavar="N", help="Port on 127.0.0.1. Default 0: a free one.", rich_help_panel=_WHERE
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        Option(
+            metavar="KEY",
+            help="Refuse requests that do not carry this key.",
+            rich_help_panel=_WHERE,
+        ),
+    ] = None,
     requests: Annotated[
         list[str] | None,
-        Option(metavar="N/W", help="Request limit, such as 2/1s or 500/60s. Repeatable."),
+        Option(
+            metavar="N/W",
+            help="Request limit, such as 2/1s or 500/60s. Repeatable.",
+            rich_help_panel=_LIMITS,
+        ),
     ] = None,
     tokens: Annotated[
         list[str] | None,
         Option(
             metavar="N/W",
             help="Token limit, such as 200k/60s, on prompt and answer together. Repeatable.",
+            rich_help_panel=_LIMITS,
         ),
     ] = None,
     algorithm: Annotated[
-        Algorithm,
-        Option(help="How limits count: fixed or moving window, sliding counter, token bucket."),
-    ] = Algorithm.FIXED,
+        str | None,
+        Option(
+            metavar="NAME",
+            help="How limits count: fixed (the default) or moving window, sliding-window counter, "
+            "or token bucket.",
+            autocompletion=one_of(*ALGORITHMS),
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None,
     concurrency: Annotated[
-        int | None,
-        Option(metavar="N", help="Requests served at once; the others wait in line."),
+        str | None,
+        Option(
+            metavar="N",
+            help="Requests served at once; the others wait in line.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None,
+    headers: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="Style of the limit headers: openai (the default), azure, anthropic, or none, "
+            "which sends no Retry-After either.",
+            autocompletion=one_of(*HEADER_STYLES),
+            rich_help_panel=_LIMITS,
+        ),
     ] = None,
     latency: Annotated[
-        str,
+        str | None,
         Option(
             metavar="SECONDS",
-            help="Time to an answer: 0.2, or 2-5 (uniform), or lognormal:1.2,0.4 (mu, sigma).",
+            help="Time to an answer: 0.2, or 2-5 (uniform), or lognormal:1.2,0.4 (mu, sigma). "
+            "Default 0.",
+            rich_help_panel=_SPEED,
         ),
-    ] = "0",
+    ] = None,
     per_token: Annotated[
-        float, Option(metavar="SECONDS", help="Time added by each token of the answer.")
-    ] = 0.0,
+        str | None,
+        Option(
+            metavar="SECONDS",
+            help="Time added by each token of the answer. Default 0.",
+            rich_help_panel=_SPEED,
+        ),
+    ] = None,
     faults: Annotated[
         list[str] | None,
         Option(
             metavar="SHARE",
             help="Share of requests that go wrong: 0.05 for all kinds together, or by kind, "
             "such as 429=0.02. Kinds: 429, 500, 503, reset, half, notjson, stall. Repeatable.",
+            rich_help_panel=_SPEED,
         ),
     ] = None,
-    headers: Annotated[
-        HeaderStyle, Option(help="Style of the limit headers. none sends no Retry-After either.")
-    ] = HeaderStyle.OPENAI,
+    seed: Annotated[
+        str | None,
+        Option(
+            metavar="N",
+            help="Fixes latencies and faults, in order of arrival. Default 0.",
+            rich_help_panel=_SPEED,
+        ),
+    ] = None,
     replay: Annotated[
-        Path | None,
+        str | None,
         Option(
             metavar="FILE",
             help="Answer from this file of {question, answer} lines: a request whose last user "
             "message contains a question gets its answer.",
+            rich_help_panel=_ANSWERS,
         ),
-    ] = None,
-    seed: Annotated[int, Option(help="Fixes latencies and faults, in order of arrival.")] = 0,
-    api_key: Annotated[
-        str | None, Option(metavar="KEY", help="Refuse requests that do not carry this key.")
     ] = None,
 ) -> None:
     """Simulate an LLM provider: a real server with limits, latency and faults.
 
-    It speaks the OpenAI API (chat, completions, embeddings, responses) and
-    costs nothing. The base URL is the first line on stdout. Ctrl-C ends it and
-    prints what it has seen; GET /sim/stats shows that at any time.
+    It speaks the OpenAI API (chat, completions, embeddings, responses) and costs nothing. The base
+    URL is the first line on stdout. Ctrl-C ends it and prints what it has seen; GET /sim/stats
+    shows that at any time.
 
-    An endpoint that takes 2 requests a second, answers after 2 to 5 s, and
-    fails one time in twenty:
+    An endpoint that takes 2 requests a second, answers after 2 to 5 s, and fails one time in
+    twenty:
 
         redline sim --port 8000 --requests 2/1s --latency 2-5 --faults 0.05
+
+    Ask it from another terminal:
+
+        redline run tickets.jsonl --prompt 'Classify: {{ text }}' --model any \\
+            --base-url http://127.0.0.1:8000/v1 --requests 2/1s
+
+    Exit status: 0 ended by Ctrl-C, 2 bad usage or settings, 3 a defect in redline.
     """
     serve_forever(
-        SimSettings(
-            port=port,
-            requests=tuple(parse_rate(text, "--requests") for text in requests or ()),
-            tokens=tuple(parse_rate(text, "--tokens") for text in tokens or ()),
-            algorithm=algorithm.value,
-            concurrency=concurrency,
-            latency=parse_latency(latency),
-            per_token_s=per_token,
-            faults=parse_faults(faults or ()),
-            headers=headers.value,
-            replay=replay,
-            seed=seed,
-            api_key=api_key,
-        ),
+        _settings(stated(ctx)),
         on_url=lambda url: print(url, flush=True),
         on_note=lambda note: print(note, file=sys.stderr, flush=True),
     )
+
+
+def _settings(flags: Flags) -> SimSettings:
+    """Raises ConfigError that names the flag."""
+    usual = SimSettings()
+    return SimSettings(
+        port=values.whole(flags, "port", 0, 65_535) or 0,
+        requests=tuple(values.rates(flags, "requests")),
+        tokens=tuple(values.rates(flags, "tokens")),
+        algorithm=values.choice(flags, "algorithm", ALGORITHMS) or usual.algorithm,
+        concurrency=values.whole(flags, "concurrency", 1),
+        latency=_parsed(flags, "latency", parse_latency, usual.latency),
+        per_token_s=values.number(flags, "per_token") or 0.0,
+        faults=_parsed(flags, "faults", parse_faults, usual.faults),
+        headers=values.choice(flags, "headers", HEADER_STYLES) or usual.headers,
+        replay=Path(flags["replay"]) if "replay" in flags else None,
+        seed=values.whole(flags, "seed", -(10**15)) or 0,
+        api_key=flags.get("api_key"),
+    )
+
+
+def _parsed(flags: Flags, name: str, parse: Callable[..., T], usual: T) -> T:
+    """What the simulator's own reader makes of a flag; its error is told to be of that flag."""
+    if name not in flags:
+        return usual
+    try:
+        return parse(flags[name])
+    except ConfigError as error:
+        error.where = error.where or flag_of(name)
+        raise

@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Exit, Option
+from typer import Argument, Context, Exit, Option
 
+from redline.cli import values
+from redline.cli.command import stated
+from redline.cli.output import say
+from redline.errors import ConfigError, nearest
 from redline.run.settings import Output
 from redline.run.verify import verify as check
 
 
 def verify(
-    results: Annotated[Path, Argument(metavar="OUT", help="The results file of a run.")],
+    ctx: Context,
+    results: Annotated[str, Argument(metavar="OUT", help="The results file of a run.")],
     rows: Annotated[
         str | None,
-        Option("--input", metavar="FILE", help="Its input; default the file it was made from."),
+        Option("--input", metavar="FILE", help="Its input. Default: the file it was made from."),
     ] = None,
     limit: Annotated[
-        int | None, Option(metavar="N", help="Compare with the first N rows only.")
+        str | None, Option(metavar="N", help="Compare with the first N rows only.")
     ] = None,
 ) -> None:
     """Prove that every row of the input stands in OUT, or in its failures, exactly once.
 
-    Example: redline verify labels.jsonl
+    Each line's checksum is tested as well.
+
+        redline verify labels.jsonl
 
     Exit status: 0 complete, 1 rows missing, repeated or damaged, 2 nothing to compare.
     """
-    verdict = check(Output(path=results), rows, limit)
-    sys.stdout.write(f"{verdict}\n")
+    path = Path(results)
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise ConfigError(f"{path} {what}", hint=_near(path) or "name the file after -o of the run")
+    verdict = check(Output(path=path), rows, values.whole(stated(ctx), "limit", 1))
+    say(f"{verdict}\n")
     raise Exit(0 if verdict.is_whole else 1)
+
+
+def _near(path: Path) -> str:
+    names = (found.name for found in path.parent.glob("*.jsonl"))
+    return "" if path.is_dir() else nearest(path.name, names)

@@ -22,7 +22,6 @@ from redline.run.record import Result
 from redline.run.report import Report
 from redline.run.runner import OnResult, Runner
 from redline.run.settings import Job
-from redline.sim import Sim, SimSettings
 
 T = TypeVar("T")
 
@@ -46,7 +45,8 @@ def run_job(
     job: Job, *, display: Display | None = None, on_result: OnResult | None = None
 ) -> Report:
     """As `run`, for a job that is made already; outcomes go to `on_result` where it is given."""
-    return _in_own_loop(lambda: _run_with_signals(job, display, on_result))
+    interrupts = _Interrupts()
+    return _in_own_loop(lambda: _run_interruptibly(job, display, on_result, interrupts), interrupts)
 
 
 async def stream(rows: object, **options: Unpack[Options]) -> AsyncIterator[Outcome]:
@@ -102,13 +102,53 @@ async def embed(job: Job, stack: AsyncExitStack) -> Job:
     """The job, with an embedded server started for it where it asks for one."""
     if not job.is_simulated or job.endpoint is None:
         return job
+    # Imported here: a run against a real endpoint does not pay for a server's start-up.
+    from redline.sim import Sim, SimSettings
+
     sim = await stack.enter_async_context(Sim(SimSettings()))
     endpoint = msgspec.structs.replace(job.endpoint, base_url=sim.base_url)
     return msgspec.structs.replace(job, endpoint=endpoint)
 
 
-async def _run_with_signals(
-    job: Job, display: Display | None, on_result: OnResult | None
+class _Interrupts:
+    """Ctrl-C, from a signal or from another thread: the first drains a run, the second aborts."""
+
+    def __init__(self) -> None:
+        self._runner: Runner | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def watch(self, runner: Runner) -> None:
+        """Interrupts are for this runner from now on."""
+        self._runner = runner
+        self._loop = asyncio.get_running_loop()
+
+    def interrupt(self) -> None:
+        """Tells the runner, from any thread. Raises KeyboardInterrupt where there is none yet."""
+        if self._runner is None or self._loop is None:
+            raise KeyboardInterrupt
+        is_second = self._runner.is_draining
+        self._loop.call_soon_threadsafe(self._runner.abort if is_second else self._runner.drain)
+
+    @contextmanager
+    def signals(self) -> Generator[None]:
+        """SIGINT and SIGTERM interrupt meanwhile. Does nothing outside the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in before:
+            loop.add_signal_handler(number, self.interrupt)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler)
+
+
+async def _run_interruptibly(
+    job: Job, display: Display | None, on_result: OnResult | None, interrupts: _Interrupts
 ) -> Report:
     outcomes: list[Outcome] | None = None
     if job.output is None and on_result is None:
@@ -121,50 +161,27 @@ async def _run_with_signals(
         on_result = keep
     async with AsyncExitStack() as stack:
         job = await embed(job, stack)
-        runners: list[Runner] = []
-        stack.enter_context(_interrupts(runners))
-        report = await execute(job, display=display, on_start=runners.append, on_result=on_result)
+        stack.enter_context(interrupts.signals())
+        report = await execute(job, display=display, on_start=interrupts.watch, on_result=on_result)
     if outcomes is not None:
         report.outcomes = sorted(outcomes, key=lambda outcome: outcome.row or 0)
     return report
 
 
-@contextmanager
-def _interrupts(runners: list[Runner]) -> Generator[None]:
-    """SIGINT and SIGTERM drain the runner, a second one aborts it. Main thread only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def interrupt() -> None:
-        for runner in runners:
-            if runner.is_draining:
-                runner.abort()
-            else:
-                runner.drain()
-        if not runners:
-            raise KeyboardInterrupt
-
-    for number in before:
-        loop.add_signal_handler(number, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, handler)
-
-
-def _in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+def _in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: _Interrupts) -> T:
     """The result of `work` in a fresh event loop; in a thread where this one has a loop already."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return _run_loop(work)
     with ThreadPoolExecutor(1, thread_name_prefix="redline") as thread:
-        return thread.submit(_run_loop, work).result()
+        ending = thread.submit(_run_loop, work)
+        while True:
+            try:
+                return ending.result()
+            except KeyboardInterrupt:
+                # A notebook's stop button reaches this thread; the run goes on in its own.
+                interrupts.interrupt()
 
 
 def _run_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
@@ -52,7 +53,10 @@ class _Run:
         self.manifest: Manifest | None = None
         source = open_source(job.rows)
         self.source_name = source.name
+        self._untried = 0
         self.feed = Feed(source, self._is_wanted, job.limit)
+        if job.output is not None and job.output.ordered:
+            self.feed.keys = array("Q")
         self.backend, self.slots = _backend(job, self.tally)
         self.runner = Runner(
             job,
@@ -70,7 +74,11 @@ class _Run:
             return True
         if key in journal.succeeded:
             return False
-        return (key in journal.failed) == self.job.retry_failed
+        has_failed = key in journal.failed
+        if self.job.retry_failed:
+            self._untried += not has_failed
+            return has_failed
+        return not has_failed
 
     def acknowledge(self, results: list[Result]) -> None:
         succeeded = sum(1 for result in results if result.outcome.is_success)
@@ -83,7 +91,8 @@ class _Run:
             offered=runner.offered,
             succeeded=tally.succeeded,
             failed=tally.failed,
-            skipped=self.feed.rows_skipped,
+            skipped=self.feed.rows_skipped - self._untried,
+            untried=self._untried,
             retries=tally.retries,
             rate_limited=tally.rate_limited,
             attempts=tally.attempts,
@@ -161,7 +170,7 @@ async def _finish(run: _Run, output: Output) -> None:
     if run.manifest is None or not run.report(0.0).is_complete:
         return
     if output.ordered:
-        await asyncio.to_thread(put_in_order, output.path)
+        await asyncio.to_thread(put_in_order, output.path, run.feed.keys or array("Q"))
     run.manifest.rows = run.feed.rows_read
     manifests.save(output, run.manifest)
 

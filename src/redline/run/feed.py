@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -51,6 +52,8 @@ class Feed:
         self._iterator: Iterator[list[Row]] | None = None
         self._aiterator: AsyncIterator[list[Row]] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="redline-source")
+        # The keys of all rows read, in input order, where a caller puts an array here.
+        self.keys: array[int] | None = None
         self.rows_read = 0
         self.rows_skipped = 0
 
@@ -154,5 +157,7 @@ class Feed:
                 return
             batch.read += 1
             key, is_duplicate = self._identifier.key(row)
+            if self.keys is not None:
+                self.keys.append(key)
             if self._is_wanted(key):
                 batch.picked.append(Picked(row, key, is_duplicate))

@@ -16,46 +16,51 @@ _FIRST_SLOTS = 1024
 
 
 class KeySet:
-    """A set of 64-bit keys: open addressing over one flat array."""
+    """A set of 64-bit keys: open addressing over one flat array.
+
+    One thread adds, any thread may look keys up at the same time.
+    """
 
     def __init__(self) -> None:
         self._slots = array("Q", bytes(8 * _FIRST_SLOTS))
-        self._mask = _FIRST_SLOTS - 1
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def __contains__(self, key: int) -> bool:
-        return self._slots[self._find(key or 1)] != 0
+        slots = self._slots
+        return slots[_find(slots, key or 1)] != 0
 
     def add(self, key: int) -> bool:
         """Puts `key` in, 0..2^64-1; False if it was there."""
         key = key or 1  # 0 marks a free slot
-        at = self._find(key)
-        if self._slots[at]:
+        slots = self._slots
+        at = _find(slots, key)
+        if slots[at]:
             return False
-        self._slots[at] = key
+        slots[at] = key
         self._count += 1
-        if self._count * 2 > self._mask:
+        if self._count * 2 >= len(slots):
             self._grow()
         return True
 
-    def _find(self, key: int) -> int:
-        slots, mask = self._slots, self._mask
-        at = key & mask
-        while (found := slots[at]) and found != key:
-            at = (at + 1) & mask
-        return at
-
     def _grow(self) -> None:
-        old = self._slots
-        size = 2 * len(old)
-        self._slots = array("Q", bytes(8 * size))
-        self._mask = size - 1
-        for key in old:
+        larger = array("Q", bytes(16 * len(self._slots)))
+        for key in self._slots:
             if key:
-                self._slots[self._find(key)] = key
+                larger[_find(larger, key)] = key
+        # In one step: a row looked up in a half-filled array would be taken for one to do.
+        self._slots = larger
+
+
+def _find(slots: array[int], key: int) -> int:
+    """Where `key` stands, or the free slot where it would."""
+    mask = len(slots) - 1
+    at = key & mask
+    while (found := slots[at]) and found != key:
+        at = (at + 1) & mask
+    return at
 
 
 class Identifier:
@@ -72,14 +77,13 @@ class Identifier:
             key = _hash(b"custom_id:" + name.encode("utf-8", "surrogatepass"))
             if self._seen.add(key):
                 return key, False
-            return _hash(b"duplicate %d:" % row.number + row.content), True
         key = _hash(b"content:" + row.content)
         while not self._seen.add(key):
             # The n-th copy of a row: only rows that repeat cost a dictionary entry.
             first = _hash(b"content:" + row.content)
             copy = self._copies[first] = self._copies.get(first, 0) + 1
             key = _hash(b"copy %d:" % copy + row.content)
-        return key, False
+        return key, name is not None
 
 
 def custom_id(row: Row) -> str | None:

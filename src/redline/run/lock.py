@@ -38,8 +38,13 @@ class OutputLock:
                 f"{output.path} is being written by another redline{holder and f' ({holder})'}",
                 hint="wait for it, stop it, or choose another -o",
             ) from error
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"process {os.getpid()} since {datetime.now():%H:%M:%S}".encode(), 0)
+        name = f"process {os.getpid()} since {datetime.now():%H:%M:%S}"
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, name.encode(), 0)
+        except OSError:
+            # The name only serves the other's message; a full disk shows where it matters.
+            return
 
     def release(self) -> None:
         os.close(self._fd)

@@ -101,7 +101,7 @@ def make_job(rows: object, options: Options, environ: Mapping[str, str]) -> Job:
         limits=limits,
         prompting=Prompting(
             params=dict(given.get("params", {})),  # type: ignore[call-overload]
-            **_some(given, _PROMPTING),
+            **{**_default_model(given), **_some(given, _PROMPTING)},
         ),
         output=Output(path=Path(output), **_some(given, _OUTPUT)) if output is not None else None,  # type: ignore[arg-type]
         hooks=Hooks(**_some(given, _HOOKS)),
@@ -109,6 +109,11 @@ def make_job(rows: object, options: Options, environ: Mapping[str, str]) -> Job:
         fail_on=tuple(given.get("fail_on", ())),  # type: ignore[arg-type]
         **_some(given, ("timeout_s", *_JOB)),
     )
+
+
+def _default_model(given: Mapping[str, Any]) -> dict[str, str]:
+    """The embedded server answers for any model, so none need be named."""
+    return {"model": SIM} if given.get("endpoint") == SIM else {}
 
 
 def _some(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

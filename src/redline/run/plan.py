@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from redline.calls import Request, TokenEstimator
-from redline.errors import ConfigError, Rejected
+from redline.errors import ConfigError, OverBudget, Rejected
 from redline.limits import Limits
+from redline.run import manifest as manifests
+from redline.run.identity import Identifier, KeySet
+from redline.run.record import read_entry
+from redline.run.results_file import read_lines
 from redline.run.settings import Job
-from redline.run.source import AsyncRows, open_source
+from redline.run.source import AsyncRows, Row, Source, open_source
 from redline.run.template import Renderer
 
 
 class Plan(msgspec.Struct, kw_only=True):
-    """bad_rows: would fail before anything is sent. tokens: estimated, input and output.
+    """rows = done_rows + untried_rows + sent_rows + bad_rows.
 
-    limit_s: seconds until the last row may be sent; 0 where nothing limits it. bound: the limit
-    that decides it. first_request: of the first good row.
+    done_rows: the output has them already. untried_rows: left out by retry_failed. bad_rows: would
+    fail before anything is sent; first_problem is the first one's. tokens: estimated, of the rows
+    to send. limit_s: seconds until the last row may be sent; 0 where nothing limits it. bound: the
+    limit that decides it, None where there is no limit. first_request: of the first good row.
     """
 
     rows: int = 0
+    done_rows: int = 0
+    untried_rows: int = 0
     bad_rows: int = 0
     first_problem: str | None = None
     input_tokens: int = 0
@@ -30,38 +41,99 @@ class Plan(msgspec.Struct, kw_only=True):
     bound: str | None = None
     first_request: dict[str, Any] | None = None
 
+    @property
+    def sent_rows(self) -> int:
+        return self.rows - self.done_rows - self.untried_rows - self.bad_rows
+
 
 def plan(job: Job) -> Plan:
-    """Reads the whole input and sends nothing. Blocks."""
+    """Reads the whole input and what the output has of it; sends and writes nothing. Blocks.
+
+    Raises ConfigError where the run itself would.
+    """
     source = open_source(job.rows)
     if isinstance(source, AsyncRows):
         raise ConfigError("an async iterable cannot be planned", hint="give a file")
-    renderer, estimator, made = Renderer(job.prompting), TokenEstimator(), Plan()
+    made = Plan()
     try:
-        for batch in source.batches():
-            for row in batch:
-                if job.limit is not None and row.number > job.limit:
-                    break
-                made.rows += 1
-                try:
-                    if row.data is None:
-                        raise Rejected(f"the row cannot be read: {row.problem}")
-                    request = renderer.request(row.data)
-                except Rejected as error:
-                    made.bad_rows += 1
-                    made.first_problem = made.first_problem or (
-                        f"{source.name}:{row.line}: {error.what}"
-                    )
-                    continue
-                cost = estimator.estimate(request)
-                made.input_tokens += cost.input_tokens
-                made.output_tokens += cost.output_tokens
-                made.first_request = made.first_request or _shown(request)
+        _survey(job, source, made)
     finally:
         source.close()
-    limits = job.endpoint.limits if job.endpoint is not None else job.limits
-    made.limit_s, made.bound = _time(made, limits)
+    made.limit_s, made.bound = _time(made, _limits(job))
     return made
+
+
+def _survey(job: Job, source: Source, made: Plan) -> None:
+    """Counts the rows by what would become of each."""
+    renderer, estimator, identifier = Renderer(job.prompting), TokenEstimator(), Identifier()
+    most_tokens = min((rate.count for rate in _limits(job).token_rates()), default=None)
+    succeeded, failed = _done(job)
+    for row in _rows(source, job.limit):
+        made.rows += 1
+        key, is_duplicate = identifier.key(row)
+        # The same rule by which a run picks its rows.
+        if key in succeeded or (key in failed) != job.retry_failed:
+            is_untried = key not in succeeded and key not in failed
+            made.untried_rows += is_untried
+            made.done_rows += not is_untried
+            continue
+        try:
+            if row.data is None:
+                raise Rejected(f"the row cannot be read: {row.problem}")
+            if is_duplicate:
+                raise Rejected("an earlier row has the same custom_id")
+            request = renderer.request(row.data)
+            cost = estimator.estimate(request)
+            if most_tokens is not None and cost.tokens > most_tokens:
+                raise OverBudget(
+                    f"the call needs about {cost.tokens:,} tokens, more than the limit allows"
+                )
+        except (Rejected, OverBudget) as error:
+            made.bad_rows += 1
+            made.first_problem = made.first_problem or f"{source.name}:{row.line}: {error.what}"
+            continue
+        made.input_tokens += cost.input_tokens
+        made.output_tokens += cost.output_tokens
+        made.first_request = made.first_request or _shown(request)
+
+
+def _rows(source: Source, limit: int | None) -> Iterator[Row]:
+    for batch in source.batches():
+        for row in batch:
+            if limit is not None and row.number > limit:
+                return
+            yield row
+
+
+def _done(job: Job) -> tuple[KeySet, KeySet]:
+    """Keys of the rows that stand in the output and in its failures."""
+    output = job.output
+    if output is None or job.restart:
+        return KeySet(), KeySet()
+    old = manifests.load(output)
+    if old is not None and not job.force:
+        manifests.check(old, manifests.make(job), output)
+    return _keys(output.path), _keys(output.failed_path)
+
+
+def _keys(path: Path) -> KeySet:
+    keys = KeySet()
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return keys
+    try:
+        for _, line in read_lines(fd):
+            entry = read_entry(line[:-1]) if line.endswith(b"\n") else None
+            if entry is not None:
+                keys.add(entry.key)
+    finally:
+        os.close(fd)
+    return keys
+
+
+def _limits(job: Job) -> Limits:
+    return job.endpoint.limits if job.endpoint is not None else job.limits
 
 
 def _shown(request: Request) -> dict[str, Any]:
@@ -70,9 +142,9 @@ def _shown(request: Request) -> dict[str, Any]:
 
 def _time(made: Plan, limits: Limits) -> tuple[float, str | None]:
     """The longest of the limits' own times, by the last-send formulas of docs/architecture.md."""
-    sent = made.rows - made.bad_rows
+    sent = made.sent_rows
     tokens = made.input_tokens + made.output_tokens
-    times: list[tuple[float, str | None]] = [(0.0, None)]
+    times: list[tuple[float, str | None]] = []
     for rate in limits.request_rates():
         span_s = rate.window_s + limits.guard_s
         if limits.profile in ("fixed", "moving"):
@@ -83,4 +155,4 @@ def _time(made: Plan, limits: Limits) -> tuple[float, str | None]:
         span_s = rate.window_s + limits.guard_s
         last = tokens / max(1, sent)
         times.append((max(0.0, tokens - last) * span_s / rate.count, f"{rate} tokens"))
-    return max(times, key=lambda pair: pair[0])
+    return max(times, key=lambda pair: pair[0], default=(0.0, None))

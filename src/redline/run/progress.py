@@ -12,11 +12,6 @@ import sys
 from typing import TextIO
 
 import msgspec
-from rich.console import Console
-from rich.live import Live
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-from rich.table import Table
-from rich.text import Text
 
 from redline.clock import SYSTEM, Clock
 from redline.run.execute import View
@@ -132,7 +127,11 @@ def line_of(snapshot: Snapshot) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`42 s`, `3 m 05 s`, `2 h 07 m` or `3 d 04 h`."""
+    """`under 0.1 s`, `4.2 s`, `42 s`, `3 m 05 s`, `2 h 07 m` or `3 d 04 h`."""
+    if seconds < 0.1:
+        return "under 0.1 s"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -151,18 +150,26 @@ class TerminalProgress:
     """A bar and a line of counts that redraw themselves, for a terminal."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._console = Console(file=stream if stream is not None else sys.stderr)
+        self._stream = stream
 
     async def show(self, view: View) -> None:
+        # 20 ms of imports that only a terminal needs.
+        from rich.console import Console
+        from rich.live import Live
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+        from rich.table import Table
+        from rich.text import Text
+
         meter = Meter(view)
+        console = Console(file=self._stream if self._stream is not None else sys.stderr)
         bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             TaskProgressColumn(),
-            console=self._console,
+            console=console,
         )
         task = bar.add_task(view.source_name, total=None)
-        with Live(console=self._console, refresh_per_second=4, transient=True) as live:
+        with Live(console=console, refresh_per_second=4, transient=True) as live:
             while True:
                 snapshot = meter.read()
                 if snapshot.fraction is not None:
@@ -174,32 +181,42 @@ class TerminalProgress:
                 await asyncio.sleep(_REFRESH_S)
 
 
-class PlainProgress:
+class _LineProgress:
+    """A line every so often, and one at once when the run begins to drain."""
+
+    def __init__(self, stream: TextIO, every_s: float = PLAIN_EVERY_S) -> None:
+        self._stream = stream
+        self._every_s = every_s
+
+    async def show(self, view: View) -> None:
+        meter = Meter(view)
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + self._every_s
+        has_told = False
+        while True:
+            await asyncio.sleep(min(_REFRESH_S, self._every_s))
+            is_draining = view.runner.is_draining
+            if loop.time() < due_s and (has_told or not is_draining):
+                continue
+            has_told = is_draining
+            due_s = loop.time() + self._every_s
+            self._stream.write(self._line(meter.read()) + "\n")
+            self._stream.flush()
+
+    def _line(self, snapshot: Snapshot) -> str:
+        raise NotImplementedError
+
+
+class PlainProgress(_LineProgress):
     """One line every 10 s, for logs and pipes."""
 
-    def __init__(self, stream: TextIO, every_s: float = PLAIN_EVERY_S) -> None:
-        self._stream = stream
-        self._every_s = every_s
-
-    async def show(self, view: View) -> None:
-        meter = Meter(view)
-        while True:
-            await asyncio.sleep(self._every_s)
-            self._stream.write(line_of(meter.read()) + "\n")
-            self._stream.flush()
+    def _line(self, snapshot: Snapshot) -> str:
+        return line_of(snapshot)
 
 
-class JsonProgress:
+class JsonProgress(_LineProgress):
     """One JSON object every 10 s, for programs."""
 
-    def __init__(self, stream: TextIO, every_s: float = PLAIN_EVERY_S) -> None:
-        self._stream = stream
-        self._every_s = every_s
-
-    async def show(self, view: View) -> None:
-        meter = Meter(view)
-        while True:
-            await asyncio.sleep(self._every_s)
-            fields = {"event": "progress", **msgspec.to_builtins(meter.read())}
-            self._stream.write(msgspec.json.encode(fields).decode() + "\n")
-            self._stream.flush()
+    def _line(self, snapshot: Snapshot) -> str:
+        fields = {"event": "progress", **msgspec.to_builtins(snapshot)}
+        return msgspec.json.encode(fields).decode()

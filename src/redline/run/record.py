@@ -148,6 +148,16 @@ class Entry(msgspec.Struct):
 _ENTRY = msgspec.json.Decoder(Entry)
 
 
+# What result_line, failure_line and the batch format begin with.
+_BEGINNINGS = (b'{"v":', b'{"id":"redline_')
+
+
+def is_torn(data: bytes) -> bool:
+    """Whether a death while a line was written can have left this: its beginning, or zeros."""
+    begins = any(data.startswith(text) or text.startswith(data) for text in _BEGINNINGS)
+    return begins or not data.strip(b"\0")
+
+
 def read_entry(line: bytes) -> Entry | None:
     """The entry of a line without its newline; None where its checksum does not hold."""
     body, tail = line[:-_CRC_TAIL], line[-_CRC_TAIL:]

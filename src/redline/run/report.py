@@ -13,16 +13,18 @@ class Report(msgspec.Struct, kw_only=True):
     """The end of a run.
 
     offered = succeeded + failed + unfinished, always: the rows this run took in hand. skipped: rows
-    an earlier run has done. is_input_done: the input was read to its end, or to its limit.
-    stopped: why the run ended early, None where it did not; interrupted: by the user.
-    errors_by_kind: failed attempts by kind of error, those tried again included.
-    outcomes: in input order, only for a run without an output file.
+    an earlier run has done. untried: rows that no run has tried, which `retry_failed` leaves out.
+    is_input_done: the input was read to its end, or to its limit. stopped: why the run ended early,
+    None where it did not; interrupted: by the user. errors_by_kind: failed attempts by kind of
+    error, those tried again included. outcomes: in input order, only for a run without an output
+    file.
     """
 
     offered: int = 0
     succeeded: int = 0
     failed: int = 0
     skipped: int = 0
+    untried: int = 0
     retries: int = 0
     rate_limited: int = 0
     attempts: int = 0
@@ -44,4 +46,5 @@ class Report(msgspec.Struct, kw_only=True):
     @property
     def is_complete(self) -> bool:
         """Every row of the input has its outcome on disk, this run or before."""
-        return self.is_input_done and not self.unfinished and self.stopped is None
+        is_all_tried = self.is_input_done and not self.untried
+        return is_all_tried and not self.unfinished and self.stopped is None

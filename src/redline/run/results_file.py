@@ -1,30 +1,32 @@
-"""One append-only file of sealed lines: read back, repaired at its tail, appended to, synced."""
+"""One append-only file of sealed lines: read back, repaired at its tail, written to, synced."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from redline.errors import JournalError
-from redline.run.record import Entry, read_entry
+from redline.run.record import Entry, is_torn, read_entry
 
 _BLOCK_BYTES = 1 << 20
+_HINT = "make room on that disk, then run the same command again: it continues"
 
 
 class ResultsFile:
-    """Lines of results or failures. Not thread-safe; one writer at a time.
+    """Lines of results or failures. One writer at a time; only `sync` may run beside it.
 
     Opening reads every line once: `on_entry` hears of each with its byte offset. A torn last line,
-    which a sudden death leaves behind, is cut off. A damaged line before the last raises
-    JournalError, because something else has written to the file.
+    which a sudden death leaves behind, is cut off. Any other damaged line raises JournalError,
+    because something else has written to the file.
     """
 
     def __init__(self, path: Path, on_entry: Callable[[Entry, int], None]) -> None:
         self.path = path
         self.lines = 0
         self.syncs = 0
-        is_new = not path.exists()
+        self._is_synced = True
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
@@ -36,34 +38,46 @@ class ResultsFile:
             self._size = self._load(on_entry)
             os.ftruncate(self._fd, self._size)
             os.lseek(self._fd, self._size, os.SEEK_SET)
-            if is_new:
+            if not self._size:
+                # A process that made the file may have died before it made its name durable.
                 sync_folder(path.parent)
         except BaseException:
             os.close(self._fd)
             raise
 
-    def append(self, data: bytes) -> None:
-        """Writes whole lines and makes them durable. Blocks.
+    def write(self, line: bytes) -> None:
+        """Appends one whole line. It survives the process's death, not yet the machine's.
 
         Raises JournalError, with the file cut back to its last whole line, where the disk is full
         or broken.
         """
         try:
-            written = 0
-            while written < len(data):
-                written += os.write(self._fd, data[written:] if written else data)
-            os.fsync(self._fd)
+            written = os.write(self._fd, line)
+            while written < len(line):
+                written += os.write(self._fd, line[written:])
         except OSError as error:
             self._cut_back()
-            raise JournalError(
-                f"cannot write {self.path}: {error.strerror}",
-                hint="make room on that disk, then run the same command again: it continues",
-            ) from error
-        self._size += len(data)
+            raise self._failed(error) from error
+        self._size += len(line)
+        self._is_synced = False
+
+    def sync(self) -> None:
+        """Makes all lines written so far durable. Blocks; may run beside `write`, in a thread."""
+        if self._is_synced:
+            return
+        # Before the call: a line written meanwhile may or may not be covered by it.
+        self._is_synced = True
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise self._failed(error) from error
         self.syncs += 1
 
     def close(self) -> None:
         os.close(self._fd)
+
+    def _failed(self, error: OSError) -> JournalError:
+        return JournalError(f"cannot write {self.path}: {error.strerror}", hint=_HINT)
 
     def _cut_back(self) -> None:
         try:
@@ -80,7 +94,8 @@ class ResultsFile:
             is_whole = line.endswith(b"\n")
             entry = read_entry(line[:-1]) if is_whole else None
             if entry is None:
-                if offset + len(line) < os.fstat(self._fd).st_size:
+                is_last = offset + len(line) == os.fstat(self._fd).st_size
+                if not is_last or not is_torn(line):
                     raise JournalError(
                         f"line {self.lines + 1} of {self.path} is damaged",
                         where=f"byte {offset:,}",
@@ -123,15 +138,37 @@ def replace_file(path: Path, write: Callable[[int], None]) -> None:
 
     write: gets the descriptor of a file beside it. Raises JournalError.
     """
-    beside = path.with_name(path.name + ".new")
-    try:
-        fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    beside = _beside(path)
+    with telling(path):
         try:
-            write(fd)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(beside, path)
+            fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            try:
+                write(fd)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.replace(beside, path)
+        except OSError:
+            # On a full disk, the unfinished file is what takes the room.
+            beside.unlink(missing_ok=True)
+            raise
         sync_folder(path.parent)
+
+
+def drop_unfinished(path: Path) -> None:
+    """Removes what a death in `replace_file` left beside `path`. Raises JournalError."""
+    with telling(path):
+        _beside(path).unlink(missing_ok=True)
+
+
+@contextmanager
+def telling(path: Path) -> Iterator[None]:
+    """Turns an OSError of the block into the JournalError that `path` cannot be written."""
+    try:
+        yield
     except OSError as error:
-        raise JournalError(f"cannot write {path}: {error.strerror}") from error
+        raise JournalError(f"cannot write {path}: {error.strerror}", hint=_HINT) from error
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.unfinished")

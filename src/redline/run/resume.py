@@ -6,11 +6,12 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-from redline.errors import ConfigError
+from redline.errors import ConfigError, JournalError
 from redline.run import manifest as manifests
 from redline.run.journal import Journal
 from redline.run.manifest import Manifest
 from redline.run.record import Result
+from redline.run.results_file import drop_unfinished, telling
 from redline.run.settings import Job, Output
 
 
@@ -27,9 +28,12 @@ def open_journal(
     new = manifests.make(job)
     old = None if job.restart else _begun(job, output)
     if old is not None:
-        if not job.force:
+        # Where nothing has succeeded yet, nothing can be mixed.
+        if not job.force and _size(output.path):
             manifests.check(old, new, output)
         new.begun = old.begun
+    for path in (output.path, output.failed_path):
+        drop_unfinished(path)
     manifests.save(output, new)
     return Journal(output, acknowledge), new
 
@@ -38,7 +42,12 @@ def _begun(job: Job, output: Output) -> Manifest | None:
     """The manifest of the results that are there; None for a new output."""
     if not output.path.exists() and not output.failed_path.exists():
         return None
-    old = manifests.load(output)
+    try:
+        old = manifests.load(output)
+    except JournalError:
+        if not job.force:
+            raise
+        return None
     if old is None and not job.force and _size(output.path):
         raise ConfigError(
             f"{output.path} exists and is not a results file of redline",
@@ -59,7 +68,8 @@ def _put_aside(output: Output) -> None:
         aside_failed = output.path.with_name(f"{stem}.old-{number}.failed.jsonl")
         if not aside.exists() and not aside_failed.exists():
             break
-    if output.path.exists():
-        output.path.rename(aside)
-    if output.failed_path.exists():
-        output.failed_path.rename(aside_failed)
+    with telling(output.path):
+        if output.path.exists():
+            output.path.rename(aside)
+        if output.failed_path.exists():
+            output.failed_path.rename(aside_failed)

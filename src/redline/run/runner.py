@@ -21,7 +21,7 @@ from typing import Any
 
 from redline.calls import Backend, Call, Outcome, Request
 from redline.clock import SYSTEM, Clock
-from redline.errors import CallError, NoEndpoint, RedlineError, Rejected, TimedOut
+from redline.errors import CallError, ConfigError, RedlineError, Rejected, TimedOut
 from redline.events import Listener, RowsSaved
 from redline.run.feed import Feed, Picked
 from redline.run.identity import custom_id
@@ -95,6 +95,7 @@ class Runner:
         """Takes no new row and starts no new attempt; what is on the wire is finished."""
         self.is_draining = True
         self._feed.close()
+        self._cancel_waiting()
 
     def abort(self) -> None:
         """Gives up what is on the wire as well."""
@@ -140,8 +141,8 @@ class Runner:
             while (picked := await self._next()) is not None:
                 self.offered += 1
                 call = self._tasks[task] = Call(deadline_s=self._row_deadline_s())
-                outcome = await self._outcome(picked, call)
-                self._finishing()
+                outcome = await self._outcome(picked, call, task)
+                self._tasks[task] = None
                 await self._conclude(picked, outcome)
         except asyncio.CancelledError:
             # Only a draining run cancels its workers one by one; their rows stay unfinished.
@@ -149,12 +150,6 @@ class Runner:
                 raise
         finally:
             self._tasks.pop(task, None)
-
-    def _finishing(self) -> None:
-        """The row in hand has its outcome: from here on it is saved, whatever ends the run."""
-        task = asyncio.current_task()
-        if task in self._tasks:
-            self._tasks[task] = None
 
     async def _next(self) -> Picked | None:
         try:
@@ -167,7 +162,7 @@ class Runner:
         row_s = self._job.row_deadline_s
         return math.inf if row_s is None else self._clock.now_s() + row_s
 
-    async def _outcome(self, picked: Picked, call: Call) -> Outcome:
+    async def _outcome(self, picked: Picked, call: Call, task: asyncio.Task[None]) -> Outcome:
         """The row's outcome, from the backend or from what is wrong with the row itself."""
         try:
             row = self._checked(picked)
@@ -176,7 +171,8 @@ class Runner:
             is_http = self._job.call is None
             request = self._renderer.request(row) if is_http else Request(body=row)
             outcome = await self._backend.send(request, call)
-            self._finishing()
+            # It has its outcome: from here on the row is saved, whatever ends the run.
+            self._tasks[task] = None
             if outcome.is_success:
                 await self._finish(outcome)
             return outcome
@@ -261,7 +257,7 @@ class Runner:
             self._rejected_at_first += 1
             if self._rejected_at_first >= HOPELESS_ROWS:
                 self.stop(
-                    NoEndpoint(
+                    ConfigError(
                         f"the first {HOPELESS_ROWS} rows all failed, the last with: {error.what}",
                         where=error.where,
                         hint=error.hint

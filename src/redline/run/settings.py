@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -16,6 +17,9 @@ from redline.limits import Limits
 Format = Literal["redline", "batch"]
 FORMATS: tuple[str, ...] = get_args(Format)
 FAIL_ON = ("length", "empty", "content_filter", "refusal")
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+# Methods of requests that carry no body.
+BODILESS = ("GET", "HEAD")
 
 
 class Prompting(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,8 +45,25 @@ class Prompting(msgspec.Struct, frozen=True, kw_only=True):
                 "a body template and a prompt exclude each other",
                 hint="put the prompt into the body template",
             )
-        if not self.method.isalpha():
-            raise ConfigError(f"not an HTTP method: {self.method}")
+        method = self.method.upper()
+        if method not in METHODS:
+            raise ConfigError(
+                f"unknown HTTP method: {self.method}",
+                hint=nearest(method, METHODS) or f"one of {', '.join(METHODS)}",
+            )
+        if method in BODILESS:
+            for name in ("prompt", "system", "body", "params"):
+                if getattr(self, name):
+                    raise ConfigError(
+                        f"a {method} request has no body, so {name} would not be sent",
+                        hint="put columns into the path: --url '/chat?q={{ text | urlencode }}'",
+                    )
+        if self.url is not None and not self.url.startswith(("/", "{")):
+            raise ConfigError(
+                f"not a path: {self.url}",
+                hint="the path begins with /, as in /v1/embeddings; the server is the base URL's "
+                "part",
+            )
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,5 +156,22 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"limit must be at least 1 row, not {self.limit}")
         if self.retry_failed and self.output is None:
             raise ConfigError("there are no failed rows to retry without an output file")
-        if self.restart and self.force:
-            raise ConfigError("--restart and --force exclude each other")
+        self._check_output()
+        if self.restart and (self.force or self.retry_failed):
+            other = "--force" if self.force else "--retry-failed"
+            raise ConfigError(f"--restart and {other} exclude each other", hint="leave one out")
+
+    def _check_output(self) -> None:
+        """Refuses to write over the input."""
+        if self.output is None or not isinstance(self.rows, (str, os.PathLike)):
+            return
+        source = os.path.realpath(os.fsdecode(self.rows))
+        for path in (self.output.path, self.output.failed_path):
+            if os.path.realpath(path) == source:
+                raise ConfigError(
+                    f"{path} is the input, and would be written to",
+                    hint="choose another output"
+                    if path == self.output.path
+                    else f"failures go there when results go to {self.output.path}: to try them "
+                    "again, run the first command with --retry-failed",
+                )

@@ -9,12 +9,14 @@ import msgspec
 
 from redline.calls import Request
 from redline.errors import ConfigError, Rejected
-from redline.run.settings import Prompting
+from redline.run.settings import BODILESS, Prompting
 
 CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
-EMBEDDINGS = "/v1/embeddings"
-RESPONSES = "/v1/responses"
+# Endings of a path, the longer one first; any other path is plain JSON.
+_CHAT, _COMPLETIONS = "/chat/completions", "/completions"
+_EMBEDDINGS, _RESPONSES = "/embeddings", "/responses"
+_APIS = (_CHAT, _COMPLETIONS, _EMBEDDINGS, _RESPONSES)
+_SYSTEM_ROLES = ("system", "developer")
 
 # Columns of a `messages`, `prompt` or `input` row that belong into its body. Any other column is
 # the user's own data and is not sent; `body` takes whatever else an endpoint knows.
@@ -42,12 +44,17 @@ class Renderer:
         self._system = self._compile(prompting.system, "system")
         self._body = self._compile(prompting.body, "body")
         url = prompting.url
-        self._url = self._compile(url, "url") if url is not None and "{" in url else None
+        self._url = self._compile(url, "url") if url is not None and is_template(url) else None
+        if self._system is not None and self._url is None and not _takes_system(url or CHAT):
+            raise ConfigError(
+                f"a request to {url} has no place for a system message",
+                hint="put its text into --prompt, or write the whole body with --body",
+            )
         self._output_path = parse_output_path(prompting.output_path)
 
     def request(self, row: dict[str, Any]) -> Request:
         """The request of one row. Raises Rejected where the row does not fit."""
-        if "body" in row and "url" in row and self._prompt is None and self._body is None:
+        if self._prompt is None and self._body is None and _is_batch_row(row):
             return self._batch_request(row)
         url = self._prompting.url or CHAT
         if self._url is not None:
@@ -56,22 +63,22 @@ class Renderer:
         return Request(
             method=method,
             url=url,
-            body=None if method in ("GET", "HEAD") else self._make_body(row, url),
+            body=None if method in BODILESS else self._make_body(row, url),
             output_path=self._output_path,
         )
 
     def _batch_request(self, row: dict[str, Any]) -> Request:
-        url, body, method = row["url"], row["body"], row.get("method") or "POST"
+        url, body, method = row["url"], row.get("body"), row.get("method") or "POST"
         if not isinstance(url, str) or not isinstance(method, str):
             raise Rejected("`url` and `method` must be text")
+        if body is None and method.upper() in BODILESS:
+            return Request(method=method.upper(), url=url, output_path=self._output_path)
         if not isinstance(body, dict):
             raise Rejected("`body` must be an object")
-        return Request(
-            method=method.upper(),
-            url=url,
-            body={**self._defaults(), **body},
-            output_path=self._output_path,
-        )
+        body = {**self._defaults(), **body}
+        if _api_of(url) == _CHAT and isinstance(body.get("messages"), list):
+            body["messages"] = self._with_system(body["messages"], row)
+        return Request(method=method.upper(), url=url, body=body, output_path=self._output_path)
 
     def _make_body(self, row: dict[str, Any], url: str) -> Any:
         if self._body is not None:
@@ -79,7 +86,7 @@ class Renderer:
         if self._prompt is not None:
             content = self._shape(self._render(self._prompt, row, "prompt"), row, url)
             return {**self._defaults(), **content, **_own_body(row)}
-        if self._prompting.url is not None and not _is_model_api(url):
+        if _api_of(url) is None:
             # A plain endpoint without a template: the row itself is the body.
             own = {name: value for name, value in row.items() if name != "custom_id"}
             return {**self._defaults(), **own}
@@ -89,14 +96,21 @@ class Renderer:
 
     def _own_content(self, row: dict[str, Any], url: str) -> dict[str, Any]:
         """The body fields of a row that brings `messages`, `prompt` or `input`."""
-        if "messages" in row and url.endswith("/chat/completions"):
+        api = _api_of(url)
+        if row.get("messages") is not None and api in (_CHAT, _RESPONSES):
             messages = row["messages"]
             if not isinstance(messages, list) or not messages:
                 raise Rejected("`messages` must be a list of at least one message")
-            return {"messages": self._with_system(messages, row)}
-        for name in ("prompt", "input", "messages"):
-            if name in row and row[name] is not None:
+            name = "messages" if api == _CHAT else "input"
+            return {name: self._with_system(messages, row)}
+        for name in ("prompt", "input"):
+            if row.get(name) is not None:
                 return self._shape(row[name], row, url)
+        if row.get("messages") is not None:
+            raise Rejected(
+                f"the row has `messages`, which {url} does not take",
+                hint="give it a `prompt` or `input`, or make one with --prompt",
+            )
         raise Rejected(
             "the row has no `messages`, `prompt` or `input`; its columns are: "
             + (", ".join(row) or "none"),
@@ -105,15 +119,21 @@ class Renderer:
 
     def _shape(self, content: Any, row: dict[str, Any], url: str) -> dict[str, Any]:
         """The prompt in the field that the API of `url` takes it from."""
-        if url.endswith("/chat/completions"):
+        api = _api_of(url)
+        if api == _CHAT:
             messages = [{"role": "user", "content": content}]
             return {"messages": self._with_system(messages, row)}
-        if url.endswith(("/embeddings", "/responses")):
-            return {"input": content}
-        return {"prompt": content}
+        if self._system is not None:
+            if not _takes_system(url):
+                raise Rejected(f"a request to {url} has no place for a system message")
+            return {"input": content, "instructions": self._render(self._system, row, "system")}
+        return {"input" if api in (_EMBEDDINGS, _RESPONSES) else "prompt": content}
 
     def _with_system(self, messages: list[Any], row: dict[str, Any]) -> list[Any]:
-        if self._system is None:
+        """The messages under the system message, unless they bring their own."""
+        first = messages[0] if messages else None
+        has_own = isinstance(first, dict) and first.get("role") in _SYSTEM_ROLES
+        if self._system is None or has_own:
             return messages
         text = self._render(self._system, row, "system")
         return [{"role": "system", "content": text}, *messages]
@@ -167,13 +187,31 @@ def parse_output_path(text: str | None) -> tuple[str | int, ...]:
     return tuple(int(part) if part.isdigit() else part for part in parts)
 
 
+def _is_batch_row(row: dict[str, Any]) -> bool:
+    """The row names its own request, as in a file for the OpenAI Batch API."""
+    if "url" not in row or any(name in row for name in ("messages", "prompt", "input")):
+        return False
+    return "body" in row or str(row.get("method", "")).upper() in BODILESS
+
+
 def _own_body(row: dict[str, Any]) -> dict[str, Any]:
     body = row.get("body")
     return body if isinstance(body, dict) else {}
 
 
-def _is_model_api(url: str) -> bool:
-    return url.endswith((COMPLETIONS, EMBEDDINGS, RESPONSES, "/completions"))
+def is_template(url: str) -> bool:
+    """It holds a Jinja expression or statement."""
+    return "{{" in url or "{%" in url
+
+
+def _api_of(url: str) -> str | None:
+    """The known API that a path ends in, its query aside; None for plain JSON."""
+    path = url.partition("?")[0].rstrip("/")
+    return next((api for api in _APIS if path.endswith(api)), None)
+
+
+def _takes_system(url: str) -> bool:
+    return _api_of(url) in (_CHAT, _RESPONSES)
 
 
 def _to_json(value: Any) -> str:

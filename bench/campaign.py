@@ -1,0 +1,168 @@
+"""Long tests, resumable: bench/campaign.py NAME --minutes N.
+
+A campaign is a list of parts. Each part's figures are saved as it ends, so that a campaign which
+was cut short goes on at the next part; one of another commit, or a finished one, begins anew. The
+record is bench/results/NAME.json. Exit status 0 once every part has passed, 1 where one has
+failed, 3 where the minutes were over first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "bench" / "results"
+sys.path.insert(0, str(ROOT / "tests"))
+
+from crash.killing import LIMITED, SATURATED, Plan, kill_until_done  # noqa: E402
+
+UNFINISHED = 3
+_PACKAGES = ("redline", "aiohttp", "msgspec", "uvloop")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One bounded piece of a campaign: `work` returns raw figures, or raises AssertionError."""
+
+    name: str
+    seed: int
+    work: Callable[[Path], dict[str, Any]]
+
+
+def kills() -> list[Part]:
+    """50 kills -9 of runs of 2,000 rows at random moments, once under a limit, once without."""
+
+    def part(name: str, plan: Plan) -> Part:
+        def work(folder: Path) -> dict[str, Any]:
+            figures = kill_until_done(plan, folder)
+            found = asdict(plan) | asdict(figures)
+            found["wasted_per_kill"] = round(figures.wasted / figures.kills, 2)
+            if figures.received > figures.allowed:
+                raise OutOfBoundsError(
+                    f"{figures.received} requests, {figures.allowed} allowed", found
+                )
+            return found
+
+        return Part(name, plan.seed, work)
+
+    return [
+        part("limited", replace(LIMITED, kills=50, seed=11)),
+        part("saturated", replace(SATURATED, kills=50, seed=12)),
+    ]
+
+
+CAMPAIGNS: dict[str, Callable[[], list[Part]]] = {"kills": kills}
+
+
+class OutOfBoundsError(AssertionError):
+    """A figure that is too large; `found` keeps the figures for the record."""
+
+    def __init__(self, what: str, found: dict[str, Any]) -> None:
+        super().__init__(what)
+        self.found = found
+
+
+def begin(name: str, path: Path) -> dict[str, Any]:
+    """The record to go on with, or a new one."""
+    commit = _commit()
+    if path.exists():
+        old: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        if old["commit"] == commit and not old["is_finished"]:
+            return old
+    return {
+        "campaign": name,
+        "commit": commit,
+        "command": f"bench/campaign.py {name}",
+        "begun": datetime.now(UTC).isoformat("T", "seconds"),
+        "versions": {package: version(package) for package in _PACKAGES}
+        | {"python": platform.python_version(), "system": platform.platform()},
+        "cores": os.cpu_count(),
+        "seeds": {},
+        "is_finished": False,
+        "has_passed": False,
+        "duration_s": 0.0,
+        "parts": {},
+    }
+
+
+def _commit() -> str:
+    """The commit, and `+changes` where the tree differs from it but for results."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
+        ).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "src", "tests", "bench/campaign.py")
+    return (git("rev-parse", "HEAD") or "unknown") + ("+changes" if changed else "")
+
+
+def save(record: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".new")
+    beside.write_text(json.dumps(record, indent=2) + "\n", "utf-8")
+    beside.replace(path)
+
+
+def run_part(part: Part) -> dict[str, Any]:
+    """The part's figures with `passed` and `duration_s`; the reason where it failed."""
+    begun_s = time.monotonic()
+    found: dict[str, Any] = {"passed": True}
+    with tempfile.TemporaryDirectory(prefix="redline-campaign-") as folder:
+        try:
+            found |= part.work(Path(folder))
+        except AssertionError as error:
+            found |= getattr(error, "found", {})
+            found |= {"passed": False, "reason": str(error)}
+    found["duration_s"] = round(time.monotonic() - begun_s, 2)
+    return found
+
+
+def run_campaign(name: str, minutes: float) -> int:
+    """Runs the parts that are not done yet, as long as the minutes last; the exit status."""
+    path = RESULTS / f"{name}.json"
+    record, parts = begin(name, path), CAMPAIGNS[name]()
+    ends_s = time.monotonic() + 60 * minutes
+    for part in parts:
+        if part.name in record["parts"]:
+            print(f"{name}/{part.name}: done before")
+            continue
+        if time.monotonic() >= ends_s:
+            print(f"{name}: the {minutes:g} minutes are over; the same command goes on")
+            return UNFINISHED
+        found = run_part(part)
+        record["parts"][part.name] = found
+        record["seeds"][part.name] = part.seed
+        record["duration_s"] = round(record["duration_s"] + found["duration_s"], 2)
+        save(record, path)
+        print(f"{name}/{part.name}: {'passed' if found['passed'] else found['reason']}", flush=True)
+    record["is_finished"] = True
+    record["has_passed"] = all(found["passed"] for found in record["parts"].values())
+    save(record, path)
+    print(f"{name}: {path.relative_to(ROOT)}, {record['duration_s']:g} s")
+    return 0 if record["has_passed"] else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("name", choices=sorted(CAMPAIGNS))
+    parser.add_argument("--minutes", type=float, default=10, help="begin no part after this")
+    given = parser.parse_args()
+    return run_campaign(given.name, given.minutes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

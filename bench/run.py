@@ -1,0 +1,160 @@
+"""What a call costs the client: `redline run` and the usual script against the same server.
+
+    python bench/run.py [--rounds 5] [--rows 10000] [--clients redline,openai,openai-aiohttp]
+
+CPU seconds (user and system, of the whole client process, its start-up included) per 1,000 calls,
+and rows a second of wall time, with the same rows of 1 KB, at two loads:
+
+  64 in flight, answers at once     what the client itself costs
+  1,000 in flight, 200 ms an answer what it costs to wait for many
+
+redline writes its journal and draws its progress on a terminal. The usual script is the newest
+openai SDK in an environment of its own: AsyncOpenAI, a semaphore and gather; once as it comes, and
+once with the aiohttp transport that its README recommends for concurrency. The server is a
+`redline sim` of its own for each load; how busy it was stands beside the figures, for a server that
+is busy all the time would be what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import record
+
+CLIENTS = ("redline", "openai", "openai-aiohttp")
+HERE = Path(__file__).resolve().parent
+# name: in flight, the server's latency in seconds.
+LOADS = {"64 in flight, 0 ms": (64, 0.0), "1,000 in flight, 200 ms": (1000, 0.2)}
+PROMPT_BYTES = 1024
+
+
+def command(kind: str, python: Path | None, url: str, in_flight: int) -> list[str]:
+    """The client's command line, in a folder that holds rows.jsonl."""
+    if kind == "redline":
+        flags = f"--model sim --base-url {url} -c {in_flight} -o out.jsonl".split()
+        return [*record.REDLINE, "run", "rows.jsonl", *flags]
+    transport = "aiohttp" if kind == "openai-aiohttp" else "httpx"
+    script = str(HERE / "peers" / "usual_script.py")
+    return [str(python), script, "rows.jsonl", "out.jsonl", url, str(in_flight), transport]
+
+
+def measure(
+    kind: str, python: Path | None, server: record.Server, in_flight: int, rows: int
+) -> dict[str, Any]:
+    """One client's run over `rows` rows, every one of which must have its result."""
+    with record.scratch() as folder:
+        record.write_rows(folder / "rows.jsonl", rows, PROMPT_BYTES)
+        before_s = server.cpu_s()
+        words = command(kind, python, server.url, in_flight)
+        process = record.run_client(words, folder, on_terminal=kind == "redline")
+        server_s = server.cpu_s() - before_s
+        written = len((folder / "out.jsonl").read_bytes().splitlines())
+    if written != rows:
+        raise RuntimeError(f"{kind}: {written} of {rows} results were written")
+    return {
+        "client": kind,
+        "rows": rows,
+        "cpu_s": round(process.cpu_s, 3),
+        "wall_s": round(process.wall_s, 3),
+        "peak_rss_mb": round(process.peak_rss_mb, 1),
+        "server_busy": round(server_s / process.wall_s, 3),
+    }
+
+
+def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Medians and extremes by load and client, and ratios to redline's medians."""
+    summary: dict[str, Any] = {}
+    for load in dict.fromkeys(run["load"] for run in runs):
+        rows = summary[load] = {}
+        for kind in dict.fromkeys(run["client"] for run in runs):
+            own = [run for run in runs if (run["load"], run["client"]) == (load, kind)]
+            if not own:
+                continue
+            cpu_s = [1000 * run["cpu_s"] / run["rows"] for run in own]
+            per_s = [run["rows"] / run["wall_s"] for run in own]
+            rows[kind] = {
+                "rounds": len(own),
+                "cpu_s_per_1000": round(statistics.median(cpu_s), 3),
+                "cpu_s_per_1000_min": round(min(cpu_s), 3),
+                "cpu_s_per_1000_max": round(max(cpu_s), 3),
+                "rows_per_s": round(statistics.median(per_s)),
+                "rows_per_s_min": round(min(per_s)),
+                "rows_per_s_max": round(max(per_s)),
+                "peak_rss_mb": round(statistics.median(run["peak_rss_mb"] for run in own)),
+                "server_busy": round(statistics.median(run["server_busy"] for run in own), 2),
+            }
+        base = rows.get("redline")
+        for row in rows.values():
+            if base is not None:
+                row["cpu_to_redline"] = round(row["cpu_s_per_1000"] / base["cpu_s_per_1000"], 1)
+                row["rate_to_redline"] = round(row["rows_per_s"] / base["rows_per_s"], 2)
+    return summary
+
+
+def show(summary: dict[str, Any]) -> str:
+    """The summary for a terminal."""
+    lines = []
+    for load, rows in summary.items():
+        lines.append(f"\n{load}")
+        lines.append(
+            f"{'client':16} {'CPU s/1,000':>12} {'rows/s':>8} {'peak MB':>8} {'server':>7}"
+        )
+        lines += [
+            f"{kind:16} {row['cpu_s_per_1000']:12.3f} {row['rows_per_s']:8,} "
+            f"{row['peak_rss_mb']:8,} {row['server_busy']:7.0%}"
+            for kind, row in rows.items()
+        ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=10_000)
+    parser.add_argument("--clients", default=",".join(CLIENTS))
+    parser.add_argument("--results", type=Path, default=record.RESULTS)
+    args = parser.parse_args()
+    kinds = args.clients.split(",")
+    settings = {
+        "rounds": args.rounds,
+        "rows": args.rows,
+        "prompt_bytes": PROMPT_BYTES,
+        "loads": {name: dict(zip(("in_flight", "latency_s"), load, strict=True))
+                  for name, load in LOADS.items()},
+        "server": "redline sim",
+        "max_retries": "each client's default",
+    }  # fmt: skip
+    result = record.Record("run", settings, {"sim": 0})
+    python = None
+    if set(kinds) - {"redline"}:
+        python = record.peer_python("openai", "openai[aiohttp]")
+        peers = record.peer_versions(python, "openai", "httpx2", "aiohttp")
+        result.versions.update({f"peer {name}": found for name, found in peers.items()})
+    result.versions.update(record.own_versions("aiohttp", "uvloop", "msgspec"))
+    runs: list[dict[str, Any]] = []
+    for load, (in_flight, latency_s) in LOADS.items():
+        with record.serving(record.sim("--latency", str(latency_s))) as server:
+            for number in range(args.rounds):
+                turn = number % len(kinds)
+                for kind in kinds[turn:] + kinds[:turn]:
+                    run = {"load": load, "round": number + 1}
+                    run |= measure(kind, python, server, in_flight, args.rows)
+                    runs.append(run)
+                    print(
+                        f"{load}, round {number + 1}: {kind:14} {run['cpu_s']:7.2f} CPU s, "
+                        f"{run['wall_s']:6.2f} s",
+                        flush=True,
+                    )
+    summary = summarize(runs)
+    path = result.write(args.results, summary, runs)
+    print(show(summary), f"written: {path}", sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""One `redline run` from its flags to its exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from typer import Context
+
+from redline.cli import configuration as configurations
+from redline.cli import values
+from redline.cli.command import stated
+from redline.cli.configuration import Kind
+from redline.cli.output import Lines, Notes, lost_stdout, say, tell
+from redline.cli.present import plan_text, summary_line, summary_text
+from redline.cli.resolve import Resolved, resolve
+from redline.run import Report, run_job
+from redline.run.execute import Display
+from redline.run.plan import plan
+from redline.run.progress import JsonProgress, PlainProgress, TerminalProgress
+
+ALL_DONE, SOME_FAILED, STOPPED, INTERRUPTED = 0, 1, 2, 130
+LOGS = ("text", "json")
+
+# Flags that belong to one command and not to a project.
+_NOT_SETTINGS = ("rows", "dry_run")
+
+
+def run_command(ctx: Context, rows: str) -> int:
+    """Plans or runs, tells what came of it, and says the exit status.
+
+    Raises ConfigError or JournalError where the run cannot begin, BrokenPipeError where nobody
+    reads the results any more.
+    """
+    configuration = configurations.load(Path.cwd(), _kinds(ctx))
+    given = {name: value for name, value in stated(ctx).items() if name not in _NOT_SETTINGS}
+    is_dry = bool(ctx.params.get("dry_run"))
+    log = values.choice({**configuration.run, **given}, "log", LOGS) or "text"
+    is_quiet = "quiet" in given or configuration.run.get("quiet") is True
+    resolved = resolve(rows, given, configuration, is_sending=not is_dry)
+    if is_dry:
+        made = plan(resolved.job)
+        say(plan_text(made, has_output=resolved.job.output is not None))
+        return SOME_FAILED if made.bad_rows else ALL_DONE
+    notes = Notes(is_json=log == "json")
+    is_unseen = is_quiet or sys.stderr is None
+    display = None if is_unseen else _display(resolved, is_json=notes.is_json)
+    report = _run(resolved, display, notes)
+    argv = ctx.obj["argv"] if isinstance(ctx.obj, dict) else []
+    tell(summary_line(report, argv, notes) if notes.is_json else summary_text(report, argv, notes))
+    return _status(report)
+
+
+def _kinds(ctx: Context) -> dict[str, Kind]:
+    """What redline.toml's [run] may set, and what each setting holds."""
+    kinds: dict[str, Kind] = {}
+    for param in ctx.command.params:
+        if param.name is not None and param.name not in _NOT_SETTINGS:
+            is_flag, is_list = getattr(param, "is_flag", False), getattr(param, "multiple", False)
+            kinds[param.name] = Kind.FLAG if is_flag else Kind.LIST if is_list else Kind.TEXT
+    return kinds
+
+
+def _display(resolved: Resolved, *, is_json: bool) -> Display:
+    if is_json:
+        return JsonProgress(sys.stderr)
+    # A line that redraws itself needs a terminal that can, and one without results in between.
+    is_shared = resolved.job.output is None and sys.stdout is not None and sys.stdout.isatty()
+    if not sys.stderr.isatty() or is_shared or os.environ.get("TERM") in ("dumb", "unknown"):
+        return PlainProgress(sys.stderr)
+    return TerminalProgress(sys.stderr)
+
+
+def _run(resolved: Resolved, display: Display | None, notes: Notes) -> Report:
+    if resolved.job.output is not None:
+        return run_job(resolved.job, display=display, on_result=notes.note)
+    lines = Lines(sys.stdout, resolved.lines, notes)
+    lost: OSError | None = None
+    try:
+        return run_job(resolved.job, display=display, on_result=lines.write)
+    except* OSError as group:
+        lost = next(error for error in _leaves(group) if isinstance(error, OSError))
+    raise lost_stdout(lost)
+
+
+def _leaves(group: BaseExceptionGroup[OSError]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+def _status(report: Report) -> int:
+    if report.interrupted:
+        return INTERRUPTED
+    if report.stopped is not None:
+        return STOPPED
+    # Failures that an earlier run left in the file count, too: not all is done.
+    has_old = report.output is not None and report.output.failed_path.exists()
+    return SOME_FAILED if report.failed or has_old else ALL_DONE

@@ -1,0 +1,243 @@
+"""The program as a process of its own: pipes, terminals, signals, and a shell's completion."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from summaries import sums
+
+Cli = Callable[..., Any]
+Rows = Callable[..., str]
+
+REDLINE = [sys.executable, "-m", "redline"]
+SIM = ["--endpoint", "sim", "--prompt", "{{ text }}"]
+TIMEOUT_S = 60
+
+
+def many(rows: Rows, count: int) -> str:
+    return rows(*({"text": str(number)} for number in range(count)))
+
+
+def shell(command: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Runs `command` in bash, where `redline` is the program under test."""
+    text = f'redline() {{ "{sys.executable}" -m redline "$@"; }}\nset -o pipefail\n{command}'
+    return subprocess.run(
+        ["bash", "-c", text],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "redline run in.jsonl --endpoint sim --prompt '{{ text }}' | head -1",
+        "redline run in.jsonl --endpoint sim --prompt '{{ text }}' --dry-run | head -1",
+        "redline run --help | head -1",
+    ],
+)
+def test_a_reader_that_leaves_early_is_success(rows: Rows, command: str) -> None:
+    many(rows, 3000)
+    done = shell(command)
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 1)
+    assert "Traceback" not in done.stderr
+    assert "error" not in done.stderr
+
+
+@pytest.mark.parametrize("more", ["", "--dry-run"])
+def test_a_full_disk_behind_stdout_is_an_error(rows: Rows, more: str) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full on this system")
+    many(rows, 300)
+    done = shell(
+        f"redline run in.jsonl --endpoint sim --prompt '{{{{ text }}}}' {more} > /dev/full"
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: cannot write to stdout: No space left on device\n\n"
+        "hint: make room; with -o FILE the same command continues where it stopped\n"
+    )
+
+
+def test_a_closed_stdout_is_told_before_anything_is_sent(rows: Rows) -> None:
+    many(rows, 3)
+    done = shell("redline run in.jsonl --endpoint sim --prompt '{{ text }}' >&-")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: stdout is closed, so results have no place\n\nhint: give -o FILE\n",
+    )
+    done = shell("redline run in.jsonl --endpoint sim --prompt '{{ text }}' -o out.jsonl >&-")
+    assert (done.returncode, "error" in done.stderr) == (0, False)
+
+
+def test_a_closed_stderr_does_not_end_the_run(rows: Rows) -> None:
+    many(rows, 3)
+    done = shell("redline run in.jsonl --endpoint sim --prompt '{{ text }}' -o out.jsonl 2>&-")
+    assert done.returncode == 0
+    assert len(Path("out.jsonl").read_text().splitlines()) == 3
+
+
+def test_nobody_to_read_stderr_does_not_end_the_run(rows: Rows) -> None:
+    many(rows, 300)
+    done = shell(
+        "redline run in.jsonl --endpoint sim --prompt '{{ text }}' -o out.jsonl 2> >(true)"
+    )
+    assert done.returncode == 0
+    assert len(Path("out.jsonl").read_text().splitlines()) == 300
+
+
+def test_a_pipeline_of_two_runs(rows: Rows) -> None:
+    rows({"text": "a"})
+    done = shell(
+        "cat in.jsonl | redline run - --endpoint sim --prompt '{{ text }}' -q"
+        " | redline run - --endpoint sim --prompt '{{ output }}!' -q"
+    )
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["output"] == "You said: You said: a!"
+    assert [whole for whole, _ in sums(done.stderr)] == [1, 1]
+
+
+def test_an_interrupt_drains_and_names_the_command_that_continues(cli: Cli, rows: Rows) -> None:
+    name = many(rows, 400)
+    command = ["run", name, *SIM, "-o", "out.jsonl", "--rps", "100", "-c", "4"]
+    process = subprocess.Popen(
+        [*REDLINE, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    output = Path("out.jsonl")
+    ends_s = time.monotonic() + TIMEOUT_S
+    while not (output.exists() and output.read_bytes().count(b"\n") > 5):
+        assert time.monotonic() < ends_s
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, out) == (130, "")
+    assert [whole == parts for whole, parts in sums(err)] == [True]
+    assert "; the input is not read to its end\n" in err
+    assert err.splitlines()[-1] == (
+        "continue with: redline run in.jsonl --endpoint sim --prompt '{{ text }}' -o out.jsonl "
+        "--rps 100 -c 4"
+    )
+    assert cli("run", name, *SIM, "-o", "out.jsonl").status == 0
+    assert cli("verify", "out.jsonl").out == "verify: 400 of 400, each once\n"
+
+
+def on_a_terminal(command: list[str], columns: int, **environ: str) -> tuple[int, str]:
+    """The exit status and everything that a terminal of that width is shown on stderr."""
+    outer, inner = pty.openpty()
+    process = subprocess.Popen(
+        command,
+        env=os.environ | {"COLUMNS": str(columns), "TERM": "xterm-256color"} | environ,
+        stdout=subprocess.DEVNULL,
+        stderr=inner,
+    )
+    os.close(inner)
+    shown = b""
+    ends_s = time.monotonic() + TIMEOUT_S
+    try:
+        while time.monotonic() < ends_s:
+            if not select.select([outer], [], [], 0.2)[0]:
+                continue
+            try:
+                block = os.read(outer, 65536)
+            except OSError:  # Linux says EIO where the other end is closed.
+                break
+            if not block:
+                break
+            shown += block
+        status = process.wait(timeout=TIMEOUT_S)
+    finally:
+        os.close(outer)
+        if process.poll() is None:
+            process.kill()
+    return status, shown.decode()
+
+
+def visible(text: str) -> list[str]:
+    """The lines without the terminal's commands."""
+    return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text))
+
+
+@pytest.mark.parametrize("columns", [100, 40])
+def test_a_terminal_is_shown_a_bar_and_counts(rows: Rows, columns: int) -> None:
+    name = many(rows, 120)
+    command = [*REDLINE, "run", name, *SIM, "-o", "out.jsonl", "--rps", "80"]
+    status, shown = on_a_terminal(command, columns, NO_COLOR="1")
+    assert status == 0
+    lines = visible(shown)
+    summary = next(number for number, line in enumerate(lines) if line.startswith("120 rows ="))
+    progress = lines[:summary]
+    assert any("in.jsonl" in line and "%" in line for line in progress)
+    assert any("done, 0 failed, 0 retrying" in line for line in progress)
+    assert max(map(len, progress)) <= columns
+    # NO_COLOR: the screen is moved about on, but nothing is coloured.
+    assert not re.search(r"\x1b\[[0-9;]*(3[0-9]|4[0-9]|9[0-7])[0-9;]*m", shown)
+
+
+def test_a_terminal_that_cannot_redraw_gets_plain_text(rows: Rows) -> None:
+    command = [*REDLINE, "run", many(rows, 20), *SIM, "-o", "out.jsonl"]
+    status, shown = on_a_terminal(command, 100, TERM="dumb")
+    assert status == 0
+    assert "\x1b" not in shown
+    assert visible(shown)[0].startswith("20 rows =")
+
+
+def test_the_simulator_says_its_url_first(rows: Rows) -> None:
+    process = subprocess.Popen(
+        [*REDLINE, "sim", "--requests", "1000/1s"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/v1", url)
+        done = shell(
+            f"redline run {many(rows, 20)} --base-url {url} --model m --prompt '{{{{ text }}}}' -q"
+        )
+        assert done.returncode == 0
+        assert len(done.stdout.splitlines()) == 20
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+    assert err.startswith("simulating requests 1000/1s (fixed); latency 0 s; seed 0; Ctrl-C")
+
+
+def completed(words: str) -> list[str]:
+    """What bash would offer for the last word."""
+    done = shell(
+        "redline",
+        _REDLINE_COMPLETE="complete_bash",
+        COMP_WORDS=words,
+        COMP_CWORD=str(len(words.split(" ")) - 1),
+    )
+    return done.stdout.split()
+
+
+def test_bash_completes_commands_flags_and_values() -> None:
+    script = shell("redline --show-completion", SHELL=shutil.which("bash") or "/bin/bash")
+    assert script.returncode == 0
+    assert "_REDLINE_COMPLETE=complete_bash" in script.stdout
+    assert completed("redline ") == ["run", "verify", "sim"]
+    assert completed("redline run in.jsonl --prof") == ["--profile"]
+    assert completed("redline run in.jsonl --profile f") == ["fixed"]
+    assert completed("redline run in.jsonl --log ") == ["text", "json"]

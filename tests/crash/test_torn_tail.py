@@ -1,0 +1,175 @@
+"""What a sudden death leaves at the end of a file is cut off; what others wrote is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import redline
+from crash.killing import sealed_lines
+from mutants import assert_caught, mutant
+from redline.errors import ConfigError, JournalError, Rejected
+from redline.run import record, results_file
+from redline.run.results_file import ResultsFile
+from redline.run.settings import Output
+from redline.run.verify import verify
+
+ROWS = [{"custom_id": f"r{number}", "text": f"text {number} é"} for number in range(1, 7)]
+
+
+def work(output: Path, rows: object = ROWS, **options: Any) -> list[str]:
+    """Runs the rows to the end, every third failing; those that were asked, in order."""
+    asked = []
+
+    async def call(row: dict[str, Any]) -> str:
+        asked.append(row["custom_id"])
+        if int(row["custom_id"][1:]) % 3 == 0:
+            raise Rejected("each third row fails")
+        return "an answer with\na line break"
+
+    report = redline.run(rows, call=call, output=output, concurrency=1, progress=False, **options)
+    assert report.is_complete
+    return asked
+
+
+def keys(path: Path, module: Any = results_file) -> list[str]:
+    """The lines that opening `path` accepts."""
+    found: list[str] = []
+    module.ResultsFile(path, lambda entry, _: found.append(entry.hash)).close()
+    return found
+
+
+@pytest.mark.parametrize("format", ["redline", "batch"])
+@pytest.mark.parametrize("name", ["labels.jsonl", "labels.failed.jsonl"])
+def test_a_tail_cut_at_any_byte_costs_that_line_only(
+    tmp_path: Path, name: str, format: str
+) -> None:
+    work(tmp_path / "labels.jsonl", format=format)
+    path = tmp_path / name
+    data = path.read_bytes()
+    before = data[: data[:-1].rfind(b"\n") + 1]
+    expected = keys(path)
+    assert len(expected) >= 2
+    # Without its newline alone, the line is not known to be whole either.
+    for end in range(len(before), len(data)):
+        path.write_bytes(data[:end])
+        assert keys(path) == expected[:-1], f"cut at byte {end}"
+        assert path.read_bytes() == before, f"cut at byte {end}"
+
+
+def test_the_row_of_a_torn_line_is_done_again_and_no_other(tmp_path: Path) -> None:
+    output = tmp_path / "labels.jsonl"
+    work(output)
+    data = output.read_bytes()
+    output.write_bytes(data[:-20])
+    assert work(output) == ["r5"]
+    kept = data[: data[:-1].rfind(b"\n") + 1]
+    assert output.read_bytes().startswith(kept)
+    assert sorted(line["custom_id"] for line in sealed_lines(output)) == ["r1", "r2", "r4", "r5"]
+    assert verify(Output(path=output), ROWS).is_whole
+
+
+def test_a_torn_failure_is_done_again(tmp_path: Path) -> None:
+    output = tmp_path / "labels.jsonl"
+    work(output)
+    failed = tmp_path / "labels.failed.jsonl"
+    failed.write_bytes(failed.read_bytes()[:-1])
+    assert work(output) == ["r6"]
+    assert [line["custom_id"] for line in sealed_lines(failed)] == ["r3", "r6"]
+
+
+def test_a_tail_of_zeros_as_a_power_loss_leaves_it_is_cut_off(tmp_path: Path) -> None:
+    output = tmp_path / "labels.jsonl"
+    work(output)
+    data = output.read_bytes()
+    output.write_bytes(data + bytes(4096))
+    assert work(output) == []
+    assert output.read_bytes() == data
+
+
+def test_a_damaged_line_in_the_middle_is_refused_by_its_number_and_nothing_is_changed(
+    tmp_path: Path,
+) -> None:
+    output = tmp_path / "labels.jsonl"
+    work(output)
+    data = output.read_bytes().replace(b'"custom_id":"r2"', b'"custom_id":"rX"')
+    output.write_bytes(data)
+    with pytest.raises(JournalError, match=r"line 2 of .* is damaged") as caught:
+        work(output)
+    assert "--restart" in caught.value.hint
+    assert output.read_bytes() == data
+
+
+def test_a_row_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    output = tmp_path / "labels.jsonl"
+    work(output)
+    data = output.read_bytes()
+    output.write_bytes(data + data.splitlines(keepends=True)[0])
+    with pytest.raises(JournalError, match="row 1 stands twice"):
+        work(output)
+
+
+@pytest.mark.parametrize("foreign", [b"my notes", b"my notes\n", b'{"a": 1}\n', b"one\ntwo\n"])
+def test_a_foreign_file_is_refused_and_left_alone_even_by_force(
+    tmp_path: Path, foreign: bytes
+) -> None:
+    output = tmp_path / "labels.jsonl"
+    output.write_bytes(foreign)
+    with pytest.raises(ConfigError, match="is not a results file of redline"):
+        work(output)
+    with pytest.raises(JournalError, match=r"line 1 of .* is damaged"):
+        work(output, force=True)
+    assert output.read_bytes() == foreign
+
+
+def test_a_foreign_last_line_is_refused(tmp_path: Path) -> None:
+    output = tmp_path / "labels.jsonl"
+    work(output)
+    data = output.read_bytes() + b"seen by Ines\n"
+    output.write_bytes(data)
+    with pytest.raises(JournalError, match=r"line 5 of .* is damaged"):
+        work(output)
+    assert output.read_bytes() == data
+
+
+def _torn_tail_goes(folder: Path) -> Any:
+    output = folder / "labels.jsonl"
+    work(output)
+    data = output.read_bytes()
+
+    def check(module: Any) -> None:
+        output.write_bytes(data[:-1])
+        keys(output, module)
+        assert output.read_bytes() == data[: data[:-1].rfind(b"\n") + 1]
+
+    return check
+
+
+def test_the_torn_tail_test_notices_a_tail_that_stays(tmp_path: Path) -> None:
+    line = "self._size = self._load(on_entry)"
+    kept = mutant(results_file, line, f"{line}; self._size = os.fstat(self._fd).st_size")
+    assert_caught(_torn_tail_goes(tmp_path), results_file, kept)
+
+
+def test_every_byte_of_a_line_is_under_its_checksum(tmp_path: Path) -> None:
+    output = tmp_path / "labels.jsonl"
+    work(output, ROWS[:1])
+    line = output.read_bytes()[:-1]
+    assert record.read_entry(line) is not None
+    for at in range(len(line)):
+        changed = line[:at] + bytes([line[at] ^ 1]) + line[at + 1 :]
+        assert record.read_entry(changed) is None, f"byte {at}"
+
+
+def test_a_file_is_read_back_across_blocks(tmp_path: Path) -> None:
+    output = tmp_path / "labels.jsonl"
+    rows = [{"custom_id": f"r{number}", "text": "x" * 300_000} for number in range(1, 9)]
+    work(output, rows, keep_input=True)
+    assert output.stat().st_size > 1 << 20
+    found: list[int] = []
+    file = ResultsFile(output, lambda _, offset: found.append(offset))
+    file.close()
+    data = output.read_bytes()
+    assert found == [0, *(at + 1 for at in range(len(data) - 1) if data[at] == 0x0A)]

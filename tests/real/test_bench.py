@@ -1,0 +1,58 @@
+"""The benchmarks run, in their smallest form, and leave the files that the page is made of."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
+
+
+def bench(name: str, folder: Path, *flags: str) -> dict[str, Any]:
+    """The result file of one benchmark run."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "bench" / f"{name}.py"), "--results", str(folder), *flags],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (folder / f"{name}.json").exists(), done.stdout + done.stderr
+    result: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    assert set(result) > {"commit", "command", "versions", "settings", "seeds", "raw", "duration_s"}
+    assert f"{name}.json" in done.stdout
+    return result
+
+
+def test_the_articles_comparison(tmp_path: Path) -> None:
+    result = bench("article", tmp_path, "--runs", "1", "--calls", "6", "--clients", "redline")
+    (run,) = result["raw"]
+    assert run["rejected"] == 0
+    assert len(run["latencies_s"]) == 6
+    assert run["arrivals_s"] == sorted(run["arrivals_s"])
+    assert run["fastest_possible_s"] < run["bar_s"]
+    # The last answer cannot come before the server has sent it.
+    last = max(a + b for a, b in zip(run["arrivals_s"], run["latencies_s"], strict=True))
+    assert run["end_s"] >= last - 0.001
+
+
+def test_the_cost_of_a_call(tmp_path: Path) -> None:
+    result = bench("run", tmp_path, "--rounds", "1", "--rows", "200", "--clients", "redline")
+    assert [run["load"] for run in result["raw"]] == list(result["settings"]["loads"])
+    for run in result["raw"]:
+        assert run["cpu_s"] > 0
+        assert run["rows"] == 200
+
+
+def test_the_memory_curve(tmp_path: Path) -> None:
+    result = bench("memory", tmp_path, "--rows", "6000")
+    rows = [sample["rows"] for sample in result["raw"]]
+    assert rows == sorted(rows)
+    assert len(result["summary"]["rss_mb"]) == 10
+    assert all(20 < sample["rss_mb"] < 2000 for sample in result["raw"])

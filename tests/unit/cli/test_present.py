@@ -1,0 +1,122 @@
+"""Errors, summaries and plans as text."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redline.cli.output import Notes, tell
+from redline.cli.present import error_text, plan_text, summary_line, summary_text
+from redline.errors import ConfigError, Refused, Rejected
+from redline.run import Report
+from redline.run.plan import Plan
+from redline.run.settings import Output
+
+ARGV = ["run", "in put.jsonl", "-o", "out.jsonl", "--restart"]
+
+
+def report(tmp_path: Path | None = None, **changes: Any) -> Report:
+    output = Output(path=tmp_path / "out.jsonl") if tmp_path is not None else None
+    fields: dict[str, Any] = {"is_input_done": True, "elapsed_s": 75.0, "output": output}
+    return Report(**{**fields, **changes})
+
+
+def test_an_error_has_up_to_four_parts() -> None:
+    whole = ConfigError("what", where="here", hint="do this")
+    assert error_text(whole, "87 of 500 results in labels.jsonl") == (
+        "error: what\nwhere: here\nsaved: 87 of 500 results in labels.jsonl\n\nhint: do this\n"
+    )
+    assert error_text(ConfigError("what")) == "error: what\n"
+
+
+def test_a_summary_with_everything(tmp_path: Path) -> None:
+    (tmp_path / "out.failed.jsonl").touch()
+    notes = Notes()
+    notes.first_failure = Rejected("too long", where="in.jsonl:3", hint="shorten it")
+    text = summary_text(
+        report(
+            tmp_path, offered=1500, succeeded=1490, failed=8, skipped=20, attempts=1600,
+            retries=100, rate_limited=3, most_in_flight=64, input_tokens=12_000,
+            output_tokens=3_000, is_input_done=False,
+            errors_by_kind={"server_failed": 97, "rate_limited": 3},
+        ),
+        ARGV,
+        notes,
+    )  # fmt: skip
+    assert text == (
+        "1,500 rows = 1,490 succeeded + 8 failed + 2 unfinished; 20 were done before; the input is "
+        "not read to its end\n"
+        "1 m 15 s, 1,600 requests at 21.3/s, 100 retries, 3 x 429, at most 64 in flight\n"
+        "12,000 tokens in, 3,000 out\n"
+        "failed attempts: 97 server_failed, 3 rate_limited\n"
+        f"results: {tmp_path}/out.jsonl\n"
+        f"failures: {tmp_path}/out.failed.jsonl (--retry-failed tries them again)\n"
+        "first failure: too long (in.jsonl:3): shorten it\n"
+        "continue with: redline run 'in put.jsonl' -o out.jsonl\n"
+    )
+
+
+def test_a_run_that_was_stopped_says_why_once(tmp_path: Path) -> None:
+    stopped = Refused("the endpoint refused the key: HTTP 401", where="in.jsonl:88", hint="set it")
+    notes = Notes()
+    notes.first_failure = stopped
+    text = summary_text(
+        report(tmp_path, offered=88, succeeded=87, stopped=stopped, attempts=88), ARGV, notes
+    )
+    assert text.count("HTTP 401") == 1
+    assert text.endswith(
+        "continue with: redline run 'in put.jsonl' -o out.jsonl\n\n"
+        "error: the endpoint refused the key: HTTP 401\n"
+        "where: in.jsonl:88\n"
+        f"saved: 87 of 88 results in {tmp_path}/out.jsonl\n\n"
+        "hint: set it\n"
+    )
+
+
+def test_a_run_that_did_not_begin_is_only_an_error(tmp_path: Path) -> None:
+    nothing = report(tmp_path, stopped=ConfigError("no rows in x"), is_input_done=False)
+    assert summary_text(nothing, ARGV, Notes()) == "error: no rows in x\n"
+
+
+def test_the_line_of_json(tmp_path: Path) -> None:
+    fields = json.loads(
+        summary_line(report(tmp_path, offered=2, succeeded=1, interrupted=True), ARGV, Notes())
+    )
+    assert (fields["unfinished"], fields["is_interrupted"]) == (1, True)
+    assert fields["continue_with"] == "redline run 'in put.jsonl' -o out.jsonl"
+    assert json.loads(summary_line(report(offered=1), ARGV, Notes()))["continue_with"] is None
+
+
+def test_the_command_that_continues_shows_no_secret(tmp_path: Path) -> None:
+    argv = [
+        *("run", "a", "--header", "Authorization: Bearer sk-1", "--header=X-Key:sk-2"),
+        *("--proxy", "http://me:sk-3@proxy:80", "--proxy=http://sk-4@p", "-o", "out.jsonl"),
+    ]
+    text = summary_text(report(tmp_path, offered=1), argv, Notes())
+    assert text.endswith(
+        "continue with: redline run a --header 'Authorization: ...' '--header=X-Key: ...' "
+        "--proxy http://...@proxy:80 --proxy=http://...@p -o out.jsonl\n"
+    )
+
+
+def test_a_plan_without_an_output_says_nothing_of_done_rows() -> None:
+    plan = Plan(rows=3, bad_rows=1, input_tokens=1, first_problem="in.jsonl:2: bad")
+    assert plan_text(plan, has_output=False) == (
+        "3 rows = 2 to send + 1 that cannot be sent\n"
+        "the first that cannot be sent: in.jsonl:2: bad\n"
+        "about 1 token: 1 in, and up to 0 out\n"
+        "no limit is set: the server and the concurrency decide the time\n"
+    )
+
+
+def test_nobody_reading_stderr_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stderr", Closed())
+    tell("text")

@@ -1,0 +1,118 @@
+"""Text of flags becomes values, or an error that names the flag."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redline.cli import values
+from redline.errors import ConfigError
+from redline.limits import Rate
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30", 30.0), ("1.5s", 1.5), ("500ms", 0.5), (" 5m ", 300.0), ("6 h", 21_600.0), (".5", 0.5),
+     ("2d", 172_800.0)],
+)  # fmt: skip
+def test_times(text: str, seconds: float) -> None:
+    assert values.duration({"t": text}, "t") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "abc", "-1", "5 minutes", "1e3", "0", "0ms", "32d", "inf"])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--row-deadline ") as caught:
+        values.duration({"row_deadline": text}, "row_deadline")
+    assert caught.value.hint == "write it like 30, 500ms, 5m or 6h"
+
+
+def test_what_is_not_given_is_none() -> None:
+    assert values.duration({}, "t") is None
+    assert values.whole({}, "n", 1) is None
+    assert values.number({}, "n") is None
+    assert values.choice({}, "n", ["a"]) is None
+    assert values.text_or_file({}, "n") is None
+    assert values.rates({}, "r") == values.rate_per({}, "r", 1.0) == []
+    assert values.words({}, "w") == []
+    assert values.pairs({}, "p") == values.headers({}, "h") == {}
+
+
+def test_whole_numbers_and_their_bounds() -> None:
+    assert values.whole({"n": " 8 "}, "n", 1, 8) == 8
+    for text, problem in {
+        "9": "--n must be 1 to 8, not 9",
+        "0": "--n must be 1 to 8, not 0",
+        "1.5": "--n is not a whole number: 1.5",
+        "": "--n is not a whole number: ",
+    }.items():
+        with pytest.raises(ConfigError) as caught:
+            values.whole({"n": text}, "n", 1, 8)
+        assert caught.value.what == problem
+    with pytest.raises(ConfigError, match="--n must be at least 1, not 0"):
+        values.whole({"n": "0"}, "n", 1)
+
+
+@pytest.mark.parametrize("text", ["hot", "nan", "inf", "-inf", ""])
+def test_what_is_no_number(text: str) -> None:
+    with pytest.raises(ConfigError, match="--temperature is not a number"):
+        values.number({"temperature": text}, "temperature")
+
+
+def test_numbers() -> None:
+    assert values.number({"n": "-0.5"}, "n") == -0.5
+
+
+def test_rates() -> None:
+    assert values.rates({"r": ["2/1s", "10k/1d"]}, "r") == [Rate(2, 1.0), Rate(10_000, 86_400.0)]
+    assert values.rate_per({"rps": "2"}, "rps", 1.0) == [Rate(2, 1.0)]
+    assert values.rate_per({"tpm": "1.5m"}, "tpm", 60.0) == [Rate(1_500_000, 60.0)]
+    assert values.rate_per({"rps": "0.25"}, "rps", 1.0) == [Rate(1, 4.0)]
+    for text in ("0", "-1", "abc", "2.5", "nan", "inf"):
+        with pytest.raises(ConfigError, match=r"^--rps "):
+            values.rate_per({"rps": text}, "rps", 1.0)
+
+
+def test_words_and_choices() -> None:
+    flags = {"fail_on": ["empty, length", "", "refusal,"]}
+    assert values.words(flags, "fail_on") == ["empty", "length", "refusal"]
+    with pytest.raises(ConfigError) as caught:
+        values.choices(flags, "fail_on", ["empty", "refusals"])
+    assert caught.value.what == "--fail-on is one of empty, refusals, not length"
+    assert caught.value.hint == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("k=7", 7), ("k=0.5", 0.5), ("k=true", True), ('k="7"', "7"), ("k=bob", "bob"), ("k=", ""),
+     ("k=a=b", "a=b"), ('k=["a"]', ["a"]), ("k={broken", "{broken")],
+)  # fmt: skip
+def test_parameters_are_json_where_they_can_be(text: str, value: Any) -> None:
+    assert values.pairs({"param": [text]}, "param") == {"k": value}
+
+
+@pytest.mark.parametrize("text", ["seed", "=7", ""])
+def test_what_is_no_parameter(text: str) -> None:
+    with pytest.raises(ConfigError, match="--param is not NAME=VALUE"):
+        values.pairs({"param": [text]}, "param")
+
+
+def test_headers_and_a_wrong_one_that_is_not_repeated() -> None:
+    assert values.headers({"header": ["A: b:c", "D:e"]}, "header") == {"A": "b:c", "D": "e"}
+    for text in ("secret", ": secret"):
+        with pytest.raises(ConfigError) as caught:
+            values.headers({"header": [text]}, "header")
+        assert "secret" not in str(caught.value)
+
+
+def test_text_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "p.txt"
+    path.write_text("caf\u00e9\n", "utf-8")
+    assert values.text_or_file({"prompt": f"@{path}"}, "prompt") == "caf\u00e9\n"
+    assert values.text_or_file({"prompt": "a@b"}, "prompt") == "a@b"
+    path.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"--prompt cannot read .*: it is not UTF-8"):
+        values.text_or_file({"prompt": f"@{path}"}, "prompt")
+    with pytest.raises(ConfigError, match="Is a directory"):
+        values.text_or_file({"prompt": f"@{tmp_path}"}, "prompt")

@@ -1,0 +1,126 @@
+"""The options of `redline.run`, and the job they make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redline.calls import Endpoint
+from redline.errors import ConfigError
+from redline.limits import Limits, Rate
+from redline.run.options import make_job
+
+ROWS = [{"prompt": "a"}]
+
+
+def job(environ: dict[str, str] | None = None, rows: object = ROWS, **options: Any) -> Any:
+    return make_job(rows, options, environ or {})  # type: ignore[arg-type]
+
+
+async def answer(row: Any) -> Any:
+    return row
+
+
+def test_the_default_endpoint_and_key() -> None:
+    endpoint = job().endpoint
+    assert (endpoint.base_url, endpoint.api_key) == ("https://api.openai.com/v1", None)
+    environ = {"OPENAI_BASE_URL": "http://a.example/v1", "OPENAI_API_KEY": "k"}
+    endpoint = job(environ).endpoint
+    assert (endpoint.base_url, endpoint.api_key) == ("http://a.example/v1", "k")
+    endpoint = job(environ, endpoint="http://b.example/v1", api_key="own").endpoint
+    assert (endpoint.base_url, endpoint.api_key) == ("http://b.example/v1", "own")
+
+
+def test_an_unknown_option_is_named_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="unknown option: promt") as caught:
+        job(promt="x")
+    assert caught.value.hint == "did you mean prompt?"
+
+
+def test_none_means_not_given() -> None:
+    made = job(prompt=None, rpm=None, output=None, timeout_s=None)
+    assert (made.prompting.prompt, made.output, made.timeout_s) == (None, None, 600.0)
+    assert made.limits == Limits()
+
+
+def test_limits_and_their_short_forms_hold_together() -> None:
+    made = job(limits=Limits(requests="2/1s", headroom=0.5), rps=4, rpm=90, tpm="200k")
+    assert made.limits.requests == (Rate(2, 1.0), Rate(4, 1.0), Rate(90, 60.0))
+    assert made.limits.tokens == (Rate(200_000, 60.0),)
+    assert made.limits.headroom == 0.5
+    assert made.endpoint.limits == made.limits
+    assert job(rps=0.25).limits.requests == (Rate(1, 4.0),)
+
+
+@pytest.mark.parametrize("value", [0, -1, "0", "abc", None.__class__, float("nan")])
+def test_a_rate_that_is_none(value: Any) -> None:
+    with pytest.raises(ConfigError, match="rpm"):
+        job(rpm=value)
+
+
+def test_an_endpoint_brings_its_own_limits_and_key() -> None:
+    endpoint = Endpoint(base_url="http://a.example/v1")
+    assert job(endpoint=endpoint).endpoint is endpoint
+    for name, value in {"rpm": 1, "api_key": "k", "timeout_s": 3.0, "headers": {}}.items():
+        with pytest.raises(ConfigError, match=f"{name} and an Endpoint exclude each other"):
+            job(endpoint=endpoint, **{name: value})
+
+
+def test_the_embedded_endpoint() -> None:
+    made = job(endpoint="sim")
+    assert made.is_simulated
+    assert made.endpoint.label == "sim"
+    assert not job(endpoint="http://a.example/v1").is_simulated
+
+
+def test_a_function_takes_the_place_of_the_endpoint() -> None:
+    made = job(call=answer, concurrency=3)
+    assert made.call is answer
+    assert made.endpoint is None
+    assert made.limits.slots() == 3
+
+
+def test_output_and_times(tmp_path: Path) -> None:
+    path = tmp_path / "a.b.jsonl"
+    made = job(output=path, ordered=True, raw=True, timeout_s=3.0, deadline_s=9.0, max_retries=2)
+    assert made.output.path == path
+    assert made.output.failed_path == tmp_path / "a.b.failed.jsonl"
+    assert made.output.state_path == tmp_path / "a.b.redline"
+    assert (made.output.ordered, made.output.raw, made.output.keep_input) == (True, True, False)
+    assert made.endpoint.timeouts.attempt_s == 3.0
+    assert (made.deadline_s, made.retry.max_retries) == (9.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"limit": 0}, "limit must be at least 1 row, not 0"),
+        ({"deadline_s": 0}, "deadline must be above 0 s, not 0"),
+        ({"row_deadline_s": -1}, "row_deadline must be above 0 s, not -1"),
+        ({"fail_on": ["lenght"]}, "unknown reason to fail on: lenght"),
+        ({"output": "o", "format": "btch"}, "unknown format: btch"),
+        ({"retry_failed": True}, "there are no failed rows to retry without an output file"),
+        ({"restart": True, "force": True}, "--restart and --force exclude each other"),
+        ({"max_retries": 101}, "max_retries must be 0 to 100, not 101"),
+        ({"endpoint": "localhost:8000"}, "not a base URL: localhost:8000"),
+    ],
+)
+def test_a_value_that_cannot_work(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        job(**options)
+
+
+def test_the_input_is_not_written_over(tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text("{}\n")
+    (tmp_path / "link.jsonl").symlink_to(source)
+    for output in (source, tmp_path / "link.jsonl", tmp_path / "x" / ".." / "rows.jsonl"):
+        with pytest.raises(ConfigError, match="is the input, and would be written to"):
+            job(rows=source, output=output)
+    failed = tmp_path / "out.failed.jsonl"
+    with pytest.raises(ConfigError, match="is the input") as caught:
+        job(rows=str(failed), output=tmp_path / "out.jsonl")
+    assert "--retry-failed" in caught.value.hint
+    assert job(rows=source, output=tmp_path / "out.jsonl").output is not None

@@ -1,0 +1,193 @@
+"""Snapshots of a run, their one line, and how often it is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from redline.run.progress import (
+    JsonProgress,
+    Meter,
+    PlainProgress,
+    Snapshot,
+    TerminalProgress,
+    duration,
+    line_of,
+)
+from redline.run.tally import Tally
+from redline.testing import ManualClock, virtual_run
+
+
+class Feed:
+    """What a meter reads of a feed."""
+
+    def __init__(self) -> None:
+        self.is_read = False
+        self.rows_read = 0
+        self.rows_skipped = 0
+        self.total_rows: int | None = None
+        self.limit: int | None = None
+        self.fraction: float | None = None
+
+    def read_fraction(self) -> float | None:
+        return self.fraction
+
+
+def view() -> Any:
+    runner = SimpleNamespace(is_draining=False)
+    return SimpleNamespace(tally=Tally(), feed=Feed(), runner=runner, source_name="in.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "under 0.1 s"),
+        (0.099, "under 0.1 s"),
+        (0.1, "0.1 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 m 00 s"),
+        (3599, "59 m 59 s"),
+        (3600, "1 h 00 m"),
+        (7 * 3600 + 125, "7 h 02 m"),
+        (86_400, "1 d 00 h"),
+        (3 * 86_400 + 5 * 3600, "3 d 05 h"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_snapshot_at_the_beginning() -> None:
+    found = Meter(view(), ManualClock()).read()
+    assert (found.done, found.failed, found.left, found.eta_s) == (0, 0, None, None)
+    assert (found.rows_per_s, found.fraction, found.elapsed_s) == (0.0, None, 0.0)
+
+
+def test_rates_and_the_time_left() -> None:
+    clock, seen = ManualClock(), view()
+    seen.feed.total_rows = 100
+    meter = Meter(seen, clock)
+    clock.advance(2.0)
+    seen.tally.succeeded, seen.tally.failed = 18, 2
+    seen.tally.input_tokens, seen.tally.output_tokens = 300, 100
+    found = meter.read()
+    assert (found.rows_per_s, found.tokens_per_s) == (10.0, 200.0)
+    assert (found.left, found.eta_s, found.fraction) == (80, 8.0, 0.2)
+
+
+def test_a_steady_rate_is_read_as_it_is_and_a_new_one_is_followed() -> None:
+    clock, seen = ManualClock(), view()
+    meter = Meter(seen, clock)
+    for _ in range(100):
+        clock.advance(0.5)
+        seen.tally.succeeded += 10
+        steady = meter.read().rows_per_s
+    assert steady == pytest.approx(20.0)
+    for _ in range(100):
+        clock.advance(0.5)
+        slower = meter.read().rows_per_s
+    assert 0 <= slower < 0.5
+
+
+def test_the_number_of_rows_is_estimated_from_the_bytes_read() -> None:
+    seen = view()
+    meter = Meter(seen, ManualClock())
+    seen.feed.rows_read, seen.feed.fraction = 256, 0.25
+    seen.feed.rows_skipped = 24
+    assert meter.read().left == 1000
+    seen.feed.limit = 500
+    assert meter.read().left == 476
+    seen.feed.is_read, seen.feed.rows_read = True, 300
+    assert meter.read().left == 276
+
+
+def snapshot(**changes: Any) -> Snapshot:
+    fields: dict[str, Any] = {
+        "elapsed_s": 1.0,
+        "done": 1200,
+        "failed": 3,
+        "skipped": 0,
+        "in_flight": 64,
+        "retrying": 2,
+        "left": 98_797,
+        "rows_per_s": 20.04,
+        "tokens_per_s": 5123.4,
+        "rate_limited": 1,
+        "parked_s": 0.0,
+        "eta_s": 4940.0,
+        "fraction": 0.01,
+        "is_draining": False,
+    }
+    return Snapshot(**{**fields, **changes})
+
+
+def test_a_line_says_it_all() -> None:
+    assert line_of(snapshot()) == (
+        "1,200 done, 3 failed, 2 retrying, 98,797 left, 64 in flight, 20.0 rows/s, "
+        "5,123 tokens/s, 1 x 429, ETA 1 h 22 m"
+    )
+    assert line_of(snapshot(skipped=5, left=None, eta_s=None)).startswith(
+        "5 done before, 1,200 done, 3 failed, 2 retrying, ? left, "
+    )
+    assert line_of(snapshot(parked_s=12.0)).endswith(", told to wait 12 s, ETA 1 h 22 m")
+    assert line_of(snapshot(is_draining=True)).endswith(", finishing what is in flight")
+
+
+def shown(display: Any, seen: Any, for_s: float, drains_at_s: float | None = None) -> None:
+    """Lets a display show for a while of virtual time."""
+
+    async def watch() -> None:
+        task = asyncio.create_task(display.show(seen))
+        if drains_at_s is not None:
+            await asyncio.sleep(drains_at_s)
+            seen.runner.is_draining = True
+            await asyncio.sleep(for_s - drains_at_s)
+        else:
+            await asyncio.sleep(for_s)
+        task.cancel()
+        await asyncio.wait([task])
+
+    virtual_run(watch())
+
+
+def test_plain_lines_come_every_10_s() -> None:
+    stream = io.StringIO()
+    shown(PlainProgress(stream), view(), 31.0)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("0 done, 0 failed, 0 retrying, ? left, ") for line in lines)
+
+
+def test_a_line_comes_at_once_when_the_run_begins_to_drain() -> None:
+    stream = io.StringIO()
+    shown(PlainProgress(stream), view(), 4.0, drains_at_s=1.2)
+    (line,) = stream.getvalue().splitlines()
+    assert line.endswith(", finishing what is in flight")
+
+
+def test_json_lines_hold_the_snapshot() -> None:
+    stream = io.StringIO()
+    shown(JsonProgress(stream), view(), 21.0)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["event"] for line in lines] == ["progress", "progress"]
+    assert set(lines[0]) == {"event", *Snapshot.__struct_fields__}
+
+
+def test_the_terminal_shows_the_file_and_the_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    stream, seen = io.StringIO(), view()
+    seen.feed.total_rows, seen.tally.succeeded = 4, 1
+    shown(TerminalProgress(stream), seen, 2.0)
+    text = stream.getvalue()
+    assert "in.jsonl" in text
+    assert "25%" in text
+    assert "1 done, 0 failed" in text
