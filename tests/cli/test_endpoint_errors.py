@@ -68,7 +68,7 @@ def test_a_wrong_path_is_each_rows_failure(cli: Cli, rows: Rows, odd: Any) -> No
     assert told.err.splitlines()[-1] == (
         "first failure: the endpoint rejected the request: HTTP 404: no such model "
         f"(in.jsonl:1, endpoint {odd.url.removeprefix('http://')}, attempt 1 of 9): "
-        "check --base-url, --url and --model"
+        "check --model, --url, and that --base-url ends in the API's /v1"
     )
 
 
@@ -125,7 +125,10 @@ def test_failures_and_summary_as_json(cli: Cli, rows: Rows, odd: Any) -> None:
     assert (failure["event"], failure["row"]) == ("failure", 1)
     assert failure["error"]["kind"] == "rejected"
     assert failure["error"]["status"] == 404
-    assert failure["error"]["hint"] == "check --base-url, --url and --model"
+    assert (
+        failure["error"]["hint"]
+        == "check --model, --url, and that --base-url ends in the API's /v1"
+    )
     assert (summary["event"], summary["failed"], summary["stopped"]) == ("summary", 1, None)
 
 

@@ -711,7 +711,7 @@ def test_an_unreachable_endpoint_costs_no_attempts_and_then_ends_the_run(
         assert isinstance(outcome.error, NoEndpoint)
         assert outcome.error.stops_run
         assert outcome.attempts > 2
-        assert "cannot be reached since 0 s" in what(outcome)
+        assert "has not been reachable for 0 s" in what(outcome)
         assert outcome.error.hint.startswith("nothing listens there")
         assert outcome.status == "rejected"
 

@@ -91,7 +91,7 @@ def test_on_one_line(where: str, hint: str, text: str) -> None:
         ("first_byte", 0.5, "no first byte within 0.5 s (first_byte timeout)"),
         ("attempt", 600.0, "no whole answer within 600 s (attempt timeout)"),
         ("row", None, "no success in time (row timeout)"),
-        ("run", 3600.0, "no end of the run within 3600 s (run timeout)"),
+        ("run", 3600.0, "the run did not end within 3600 s (run timeout)"),
     ],
 )
 def test_a_timeout_names_its_clock(phase: str, after_s: float | None, what: str) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
@@ -302,6 +303,9 @@ def _translate(error: Exception, *, was_sent: bool) -> CallError:
 
 def _reason(error: Exception) -> str:
     """The error in the system's words where there are some, without aiohttp's wrapping."""
-    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.strerror:
-        return f"{error.host}:{error.port}: {error.os_error.strerror}"
-    return str(error)
+    if not isinstance(error, aiohttp.ClientConnectorError):
+        return str(error)
+    # A failed name look-up has a negative number and a text of its own.
+    number = error.os_error.errno or 0
+    reason = os.strerror(number) if number > 0 else error.os_error.strerror
+    return f"{error.host}:{error.port}: {reason or error.os_error}"
