@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import traceback
 from typing import Annotated, Any
@@ -60,6 +61,10 @@ def _root(
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line and exits with its status."""
     hold_standard_streams()
+    # What is imported lives to the end, and a run's garbage is almost all counted away: with
+    # Python's default of 700 objects, the collector takes a quarter of a busy client's time.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     sys.exit(_status(sys.argv[1:] if argv is None else argv))
 
 
