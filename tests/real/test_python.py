@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -218,4 +220,15 @@ def test_results_of_a_run_are_plain_json_lines(tmp_path: Path) -> None:
     assert list(line) == [
         *("v", "hash", "custom_id", "row", "output", "tool_calls", "finish_reason", "usage"),
         *("model", "endpoint", "attempts", "latency_s", "crc"),
+    ]
+
+
+def test_a_process_pool_takes_the_work_after_a_call() -> None:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        report = redline.run(
+            ROWS[:3], endpoint="sim", after=str.upper, executor=pool, progress=False
+        )
+    assert report.outcomes is not None
+    assert [outcome.output for outcome in report.outcomes] == [
+        f"YOU SAID: HELLO {number}" for number in range(3)
     ]
