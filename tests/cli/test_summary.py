@@ -186,8 +186,8 @@ def test_a_row_above_the_token_limit_is_found_by_a_dry_run(cli: Cli, rows: Rows)
     told = cli("run", name, *SIM, "--tpm", "600", "--dry-run")
     assert told.out.splitlines()[:2] == [
         "2 rows = 1 to send + 1 that cannot be sent",
-        "the first that cannot be sent: in.jsonl:2: the call needs about 1,511 tokens, more than "
-        "the limit allows",
+        "the first that cannot be sent: in.jsonl:2: the prompt alone has about 1,255 tokens, more "
+        "than the limit allows",
     ]
     assert "the limits ask for no wait: the server decides the time\n" in told.out
 

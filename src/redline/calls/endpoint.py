@@ -38,8 +38,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One HTTP endpoint: where it is, who asks, and what it allows.
 
     base_url: ends in `/v1`, as in the openai SDK. api_key: sent as a bearer token; never printed
-    and never written. proxy: an http:// URL; None takes HTTP(S)_PROXY and NO_PROXY from the
-    environment. max_reply_bytes: a longer answer is an error of that row.
+    and never written. proxy: an http:// URL, or "" for none at all; None takes HTTP(S)_PROXY and
+    NO_PROXY from the environment. max_reply_bytes: a longer answer is an error of that row.
     Raises ConfigError for an unusable URL or header.
     """
 
@@ -73,7 +73,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in self.headers.items():
             if not name or not (name + value).isprintable() or ":" in name:
                 raise ConfigError(f"not a header: {name!r}")
-        if self.proxy is not None and not self.proxy.startswith(("http://", "https://")):
+        if self.proxy and not self.proxy.startswith(("http://", "https://")):
             raise ConfigError("the proxy is not an http:// URL", hint="http://host:port")
         if self.max_reply_bytes < 1:
             raise ConfigError(f"max_reply_bytes must be at least 1, not {self.max_reply_bytes}")

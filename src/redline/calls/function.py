@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Coroutine
@@ -100,7 +101,7 @@ class FunctionBackend:
         until_s = min(self._timeout_s, call.deadline_s - self._clock.now_s())
         try:
             async with asyncio.timeout(until_s) as timer:
-                result = self._function(request.body)
+                result = self._function(copy.deepcopy(request.body))
                 if not inspect.isawaitable(result):
                     raise Rejected(
                         f"{self.label} is not a coroutine function",
@@ -116,6 +117,12 @@ class FunctionBackend:
             raise TimedOut("row" if is_row else "attempt", after_s) from error
         except ConnectionError as error:
             raise Disconnected(f"{type(error).__name__}: {error}") from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Not this call but something inside it was cancelled.
+            raise Rejected(f"{self.label} raised CancelledError: {error}") from error
         except Exception as error:
             # The row boundary: a defect in the user's function fails its row and not the run.
             raise Rejected(f"{self.label} raised {type(error).__name__}: {error}") from error

@@ -54,7 +54,7 @@ class HttpBackend:
         if endpoint.api_key:
             self._headers["Authorization"] = f"Bearer {endpoint.api_key}"
         self._headers.update(endpoint.headers)
-        self._secrets = _secrets(endpoint)
+        self._secrets = _secrets(endpoint, self._transport.proxy)
 
     def room(self, cost: Cost, now_s: float) -> float:
         wait_s = max(self._outage.wait_s(now_s), self.limiter.room_s(cost.tokens, now_s))
@@ -117,12 +117,12 @@ class HttpBackend:
     def _tokens(self, request: Request) -> int:
         """Tokens to reserve; 0 where nothing limits them.
 
-        The output is a guess: it is cut to what the limit can grant at all, and settled later.
+        What is learned is a guess: it is cut to what the limit can grant at all, and settled later.
         """
         if not self.limiter.counts_tokens:
             return 0
         cost = self.estimator.estimate(request)
-        return max(cost.input_tokens, min(cost.tokens, self.limiter.most_tokens))
+        return max(self.estimator.least(request), min(cost.tokens, self.limiter.most_tokens))
 
     async def _attempt(
         self, request: Request, call: Call, exchange: Exchange, sink: Sink | None
@@ -155,7 +155,11 @@ class HttpBackend:
 
     def _read(self, request: Request, answer: Answer, reader: StreamReader | None) -> Reply:
         if not 200 <= answer.status < 300:
-            raise judge(answer.status, answer.headers, answer.body, self._clock.wall_s())
+            body = answer.body
+            for secret in self._secrets:
+                # Before a long message is cut, which could leave half a key in it.
+                body = body.replace(secret.encode(), b"<key>")
+            raise judge(answer.status, answer.headers, body, self._clock.wall_s())
         if reader is not None and reader.has_begun:
             reply = reader.finish()
         else:
@@ -213,13 +217,15 @@ class HttpBackend:
         self._listener.on_event(AttemptEnded(now_s, self.label, kind, latency_s, *used))
 
 
-def _secrets(endpoint: Endpoint) -> list[str]:
-    """What must not show in a message: the key, and what headers of the user's own may hold.
+def _secrets(endpoint: Endpoint, proxy: str | None) -> list[str]:
+    """What must not show in a message: the key, a proxy's password, and what headers may hold.
 
     Longest first, so that a part is not cut out of a whole. A header such as `Bearer abc` is
     quoted with its scheme or without.
     """
     found = {endpoint.api_key or ""}
+    if proxy is not None and "@" in proxy:
+        found.add(proxy.partition("://")[2].rpartition("@")[0])
     for value in endpoint.headers.values():
         found |= {value, value.rpartition(" ")[2]}
     return sorted((text for text in found if len(text) >= _SECRET_LEAST), key=len, reverse=True)

@@ -40,11 +40,14 @@ class TokenEstimator:
         body = request.body
         if not isinstance(body, dict):
             return Cost(1, 1)
-        units = sum(_text_units(body[name]) for name in _TEXT_FIELDS if name in body)
-        input_tokens = max(1, round(units * self._input_factor))
+        input_tokens = max(1, round(_body_units(body) * self._input_factor))
         if request.url.endswith("/embeddings"):
             return Cost(input_tokens, 0)
         return Cost(input_tokens, max(1, self._output_tokens(body)))
+
+    def least(self, request: Request) -> int:
+        """Input tokens by the first guess alone: what is learned may be another kind of row's."""
+        return max(1, round(_body_units(request.body))) if isinstance(request.body, dict) else 1
 
     def learn(self, request: Request, reply: Reply) -> None:
         """Corrects the estimates by a reply's usage; does nothing where it has none."""
@@ -72,6 +75,10 @@ class TokenEstimator:
             return (most if most is not None else _FIRST_OUTPUT_TOKENS) * copies
         learned = round(self._output_mean + 2 * self._output_deviation)
         return learned if most is None else min(learned, most * copies)
+
+
+def _body_units(body: dict[str, Any]) -> float:
+    return sum(_text_units(body[name]) for name in _TEXT_FIELDS if name in body)
 
 
 def _text_units(value: Any) -> float:

@@ -154,7 +154,8 @@ class Transport:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._proxy = endpoint.proxy or _env_proxy(endpoint.base_url)
+        is_stated = endpoint.proxy is not None
+        self.proxy = (endpoint.proxy or None) if is_stated else _env_proxy(endpoint.base_url)
         self._session: aiohttp.ClientSession | None = None
         self.url = lru_cache(maxsize=1024)(self._url)
 
@@ -219,7 +220,7 @@ class Transport:
                     wire.url,
                     data=wire.body,
                     headers=wire.headers,
-                    proxy=self._proxy,
+                    proxy=self.proxy,
                     allow_redirects=False,
                 )
             except _StaleConnection:

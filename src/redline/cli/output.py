@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import select
 import sys
 from typing import Any, TextIO
 
@@ -101,6 +103,7 @@ class Lines:
         if stream is None:
             raise ConfigError("stdout is closed, so results have no place", hint="give -o FILE")
         self._stream = stream
+        self._turn = asyncio.Lock()
         self._lines = lines
         self._notes = notes
 
@@ -108,11 +111,21 @@ class Lines:
         """Raises OSError where nobody reads any more, or where there is no room."""
         error = result.outcome.error
         if result.outcome.is_success:
-            self._stream.write(result_line(result, self._lines).decode())
-            self._stream.flush()
+            async with self._turn:
+                await self._put(result_line(result, self._lines))
         elif error is not None and self._notes.is_json:
             row = result.row.number
             fields = {"event": "failure", "row": row, "error": error_fields(error)}
             tell(msgspec.json.encode(fields).decode() + "\n")
         elif error is not None:
             tell(f"failed: {error}\n")
+
+    async def _put(self, data: bytes) -> None:
+        """A reader that is slow holds back the results, and not the event loop."""
+        fd, poll = self._stream.fileno(), select.poll()
+        poll.register(fd, select.POLLOUT)
+        while data:
+            # A ready pipe takes this much without blocking (POSIX).
+            while not poll.poll(0):  # noqa: ASYNC110, a pipe has no event on every platform
+                await asyncio.sleep(0.01)
+            data = data[os.write(fd, data[: select.PIPE_BUF]) :]

@@ -145,10 +145,11 @@ def _saved(report: Report) -> str:
     """`87 of 500 results in labels.jsonl`, or nothing where no file is written."""
     if report.output is None:
         return ""
-    done = report.succeeded + report.failed + report.skipped
+    done = report.succeeded + report.skipped
     of = f" of {report.offered + report.skipped:,}" if report.is_input_done else ""
     results = "result" if done == 1 and not of else "results"
-    return f"{done:,}{of} {results} in {report.output.path}"
+    failures = f", {_count(report.failed, 'failure')} beside it" if report.failed else ""
+    return f"{done:,}{of} {results} in {report.output.path}{failures}"
 
 
 def _count(number: int, one: str, many: str = "") -> str:

@@ -100,4 +100,4 @@ def _status(report: Report) -> int:
         return STOPPED
     # Failures that an earlier run left in the file count, too: not all is done.
     has_old = report.output is not None and report.output.failed_path.exists()
-    return SOME_FAILED if report.failed or has_old else ALL_DONE
+    return SOME_FAILED if report.failed or report.unfinished or has_old else ALL_DONE

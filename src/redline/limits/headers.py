@@ -37,7 +37,7 @@ def _number(text: str | None, unit_s: float) -> float | None:
 def _until(text: str, wall_s: float) -> float | None:
     try:
         date = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     if date.tzinfo is None:
         # The old asctime form names no zone; an HTTP date is always UTC (RFC 9110, 5.6.7).

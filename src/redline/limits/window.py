@@ -105,6 +105,8 @@ class Window:
         """Replaces the estimate of a sent booking by `used`, at least 0; ignores an open one."""
         if booking.is_open:
             return
+        # More than a whole window cannot be owed: a server that counts wrongly would stop the run.
+        used = min(used, max(self.rate.count, booking.amount))
         difference = used - booking.amount
         booking.amount = used
         self._shift(difference * self._unit_s)

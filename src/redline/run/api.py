@@ -88,10 +88,11 @@ async def _end(
     task: asyncio.Task[Report], runners: list[Runner], outcomes: asyncio.Queue[Outcome | None]
 ) -> None:
     """Gives up what is left of a stream's run."""
-    for runner in runners:
-        runner.on_result = None
-        runner.abort()
     while not task.done():
+        # Each time: it may be about to start.
+        for runner in runners:
+            runner.on_result = None
+            runner.abort()
         # Workers that wait to hand an outcome over must get rid of it to end.
         while not outcomes.empty():
             outcomes.get_nowait()
@@ -106,7 +107,7 @@ async def embed(job: Job, stack: AsyncExitStack) -> Job:
     from redline.sim import Sim, SimSettings
 
     sim = await stack.enter_async_context(Sim(SimSettings()))
-    endpoint = msgspec.structs.replace(job.endpoint, base_url=sim.base_url)
+    endpoint = msgspec.structs.replace(job.endpoint, base_url=sim.base_url, proxy="")
     return msgspec.structs.replace(job, endpoint=endpoint)
 
 

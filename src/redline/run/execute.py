@@ -53,6 +53,7 @@ class _Run:
         self.manifest: Manifest | None = None
         source = open_source(job.rows)
         self.source_name = source.name
+        self._skipped = 0
         self._untried = 0
         self.feed = Feed(source, self._is_wanted, job.limit)
         if job.output is not None and job.output.ordered:
@@ -73,11 +74,13 @@ class _Run:
         if journal is None:
             return True
         if key in journal.succeeded:
+            self._skipped += 1
             return False
         has_failed = key in journal.failed
         if self.job.retry_failed:
             self._untried += not has_failed
             return has_failed
+        self._skipped += has_failed
         return not has_failed
 
     def acknowledge(self, results: list[Result]) -> None:
@@ -91,7 +94,7 @@ class _Run:
             offered=runner.offered,
             succeeded=tally.succeeded,
             failed=tally.failed,
-            skipped=self.feed.rows_skipped - self._untried,
+            skipped=self._skipped,
             untried=self._untried,
             retries=tally.retries,
             rate_limited=tally.rate_limited,
@@ -148,7 +151,8 @@ async def execute(
 async def _opened(run: _Run) -> AsyncIterator[None]:
     """Backend, feed and journal; closed in the order in which work flows through them."""
     job = run.job
-    raise_limit(run.slots)
+    if job.call is None:
+        raise_limit(run.slots)
     async with AsyncExitStack() as stack:
         if job.output is not None:
             output = job.output

@@ -101,7 +101,7 @@ class Feed:
         if not self.is_input_done:
             self._is_closed = True
         self._source.close()
-        if isinstance(self._source, AsyncRows) and self._refill is not None:
+        if self._refill is not None:
             # It may wait for a row that never comes.
             self._refill.cancel()
 
@@ -161,3 +161,7 @@ class Feed:
                 self.keys.append(key)
             if self._is_wanted(key):
                 batch.picked.append(Picked(row, key, is_duplicate))
+            if row.number == self.limit:
+                # Without a look at the row after it, which a pipe may never bring.
+                batch.is_end = True
+                return

@@ -20,7 +20,9 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from redline.errors import JournalError
+from msgspec import MsgspecError
+
+from redline.errors import JournalError, Rejected
 from redline.run.identity import KeySet
 from redline.run.record import Entry, Result, failure_line, result_line
 from redline.run.results_file import ResultsFile
@@ -122,19 +124,29 @@ class Journal:
 
     def _write(self, result: Result) -> None:
         was_failed = result.key in self.failed
+        line = self._line(result)
         if result.outcome.is_success:
-            line = result_line(result, self.output)
             self._results.write(line)
             if was_failed:
                 # No other success need be remembered: its row is not read again by this run.
                 self.succeeded.add(result.key)
         else:
-            line = failure_line(result)
             failures = self._failures if self._failures is not None else self._open_failures()
             failures.write(line)
         self._mended += was_failed
         self._group.results.append(result)
         self._group.size_bytes += len(line)
+
+    def _line(self, result: Result) -> bytes:
+        """The row's line. A success that has no JSON form, such as an object, is a failure."""
+        outcome = result.outcome
+        if outcome.is_success:
+            try:
+                return result_line(result, self.output)
+            except (TypeError, ValueError, ArithmeticError, RecursionError, MsgspecError) as error:
+                outcome.status, outcome.reply = "rejected", None
+                outcome.error = Rejected(f"the output cannot be written as JSON: {error}")
+        return failure_line(result)
 
     async def _sync_groups(self) -> None:
         loop = asyncio.get_running_loop()

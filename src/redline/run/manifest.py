@@ -40,7 +40,10 @@ def make(job: Job) -> Manifest:
     assert job.output is not None
     call = getattr(job.call, "__qualname__", type(job.call).__name__) if job.call else None
     rows = job.rows
-    is_path = isinstance(rows, (str, os.PathLike)) and os.fspath(rows) != "-"
+    path = ""
+    if isinstance(rows, (str, os.PathLike)) and os.fspath(rows) != "-":
+        # A file's name may be no UTF-8; then it can be shown, and verify is told it again.
+        path = os.fsencode(os.path.abspath(rows)).decode("utf-8", "replace")
     settings = {
         "call": call,
         **msgspec.to_builtins(job.prompting),
@@ -49,7 +52,7 @@ def make(job: Job) -> Manifest:
         "keep_input": job.output.keep_input,
     }
     return Manifest(
-        input=os.path.abspath(os.fspath(rows)) if is_path else "",  # type: ignore[call-overload]
+        input=path,
         settings={name: value for name, value in settings.items() if value},
     )
 

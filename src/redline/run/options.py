@@ -91,6 +91,10 @@ def make_job(rows: object, options: Options, environ: Mapping[str, str]) -> Job:
                 f"unknown option: {name}", hint=nearest(name, Options.__annotations__)
             )
     given = {name: value for name, value in options.items() if value is not None}
+    if "call" in given:
+        for name in ("endpoint", "api_key", "headers", "proxy"):
+            if name in given:
+                raise ConfigError(f"call and {name} exclude each other", hint="leave one out")
     limits = _limits(given)
     output = given.get("output")
     return Job(

@@ -11,7 +11,7 @@ import msgspec
 
 from redline.calls import Request, TokenEstimator
 from redline.errors import ConfigError, OverBudget, Rejected
-from redline.limits import Limits
+from redline.limits import Limits, Rate
 from redline.run import manifest as manifests
 from redline.run.identity import Identifier, KeySet
 from redline.run.record import read_entry
@@ -84,9 +84,10 @@ def _survey(job: Job, source: Source, made: Plan) -> None:
                 raise Rejected("an earlier row has the same custom_id")
             request = renderer.request(row.data)
             cost = estimator.estimate(request)
-            if most_tokens is not None and cost.tokens > most_tokens:
+            if most_tokens is not None and cost.input_tokens > most_tokens:
                 raise OverBudget(
-                    f"the call needs about {cost.tokens:,} tokens, more than the limit allows"
+                    f"the prompt alone has about {cost.input_tokens:,} tokens, more than the "
+                    "limit allows"
                 )
         except (Rejected, OverBudget) as error:
             made.bad_rows += 1
@@ -111,9 +112,12 @@ def _done(job: Job) -> tuple[KeySet, KeySet]:
     if output is None or job.restart:
         return KeySet(), KeySet()
     old = manifests.load(output)
-    if old is not None and not job.force:
-        manifests.check(old, manifests.make(job), output)
-    return _keys(output.path), _keys(output.failed_path)
+    succeeded, new = _keys(output.path), manifests.make(job)
+    if old is not None and len(succeeded) and not job.force:
+        manifests.check(old, new, output)
+    is_changed = old is not None and old.settings != new.settings and not job.retry_failed
+    # As a run does: failures under other settings, with no success beside them, are done anew.
+    return succeeded, KeySet() if is_changed and not len(succeeded) else _keys(output.failed_path)
 
 
 def _keys(path: Path) -> KeySet:
@@ -144,15 +148,23 @@ def _time(made: Plan, limits: Limits) -> tuple[float, str | None]:
     """The longest of the limits' own times, by the last-send formulas of docs/architecture.md."""
     sent = made.sent_rows
     tokens = made.input_tokens + made.output_tokens
-    times: list[tuple[float, str | None]] = []
-    for rate in limits.request_rates():
-        span_s = rate.window_s + limits.guard_s
-        if limits.profile in ("fixed", "moving"):
-            times.append((max(0, sent - 1) // rate.count * span_s, f"{rate} requests"))
-        else:
-            times.append((max(0, sent - 1) * span_s / rate.count, f"{rate} requests"))
-    for rate in limits.token_rates():
-        span_s = rate.window_s + limits.guard_s
-        last = tokens / max(1, sent)
-        times.append((max(0.0, tokens - last) * span_s / rate.count, f"{rate} tokens"))
+    before_last = tokens - tokens / max(1, sent)
+    times = [
+        (_last_send_s(max(0, sent - 1), rate, limits), f"{rate} requests")
+        for rate in limits.request_rates()
+    ]
+    times += [
+        (_last_send_s(before_last, rate, limits), f"{rate} tokens") for rate in limits.token_rates()
+    ]
     return max(times, key=lambda pair: pair[0], default=(0.0, None))
+
+
+def _last_send_s(before: float, rate: Rate, limits: Limits) -> float:
+    """When the last send may go, after requests or tokens of the amount `before`."""
+    span_s = rate.window_s + limits.guard_s
+    if limits.profile in ("fixed", "moving"):
+        return before // rate.count * span_s
+    if limits.profile == "bucket":
+        capacity = rate.count * max(0.0, 1 - limits.guard_s / rate.window_s)
+        return max(0.0, before - capacity) * rate.window_s / rate.count
+    return before * span_s / rate.count

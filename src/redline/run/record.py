@@ -105,7 +105,13 @@ def _whole_reply(outcome: Outcome) -> Any:
     """The reply's JSON as it came; the output alone where no HTTP reply stands behind it."""
     if outcome.reply is None or not outcome.reply.body:
         return outcome.output
-    return msgspec.Raw(outcome.reply.body.strip())
+    body = outcome.reply.body.strip()
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        # The parser skips what nobody reads; a results file must be readable as a whole.
+        body = body.decode("utf-8", "replace").encode()
+    return msgspec.Raw(body)
 
 
 def _error_fields(outcome: Outcome) -> dict[str, Any] | None:
@@ -114,11 +120,16 @@ def _error_fields(outcome: Outcome) -> dict[str, Any] | None:
         return None
     return {
         "kind": error.kind,
-        "message": error.what,
+        "message": _writable(error.what),
         "status": error.status if isinstance(error, CallError) else None,
-        "where": error.where,
+        "where": _writable(error.where),
         "hint": error.hint,
     }
+
+
+def _writable(text: str) -> str:
+    """The text without lone surrogates, which file names and exceptions may hold."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _beginning(content: bytes) -> str:

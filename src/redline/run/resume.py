@@ -11,7 +11,7 @@ from redline.run import manifest as manifests
 from redline.run.journal import Journal
 from redline.run.manifest import Manifest
 from redline.run.record import Result
-from redline.run.results_file import drop_unfinished, telling
+from redline.run.results_file import drop_unfinished, sync_folder, telling
 from redline.run.settings import Job, Output
 
 
@@ -28,9 +28,14 @@ def open_journal(
     new = manifests.make(job)
     old = None if job.restart else _begun(job, output)
     if old is not None:
-        # Where nothing has succeeded yet, nothing can be mixed.
-        if not job.force and _size(output.path):
-            manifests.check(old, new, output)
+        if _size(output.path):
+            if not job.force:
+                manifests.check(old, new, output)
+        elif old.settings != new.settings and not job.retry_failed:
+            # Nothing has succeeded yet, so nothing can be mixed: what failed under the old
+            # settings, such as a wrong model, is done anew under these.
+            output.failed_path.unlink(missing_ok=True)
+            sync_folder(output.path.parent)
         new.begun = old.begun
     for path in (output.path, output.failed_path):
         drop_unfinished(path)

@@ -15,6 +15,7 @@ Rows without an outcome stay unfinished and are done by the next run.
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -70,6 +71,7 @@ class Runner:
         self._renderer = Renderer(job.prompting)
         self._workers = slots + max(_LEAST_SPARE_WORKERS, min(slots, _MOST_SPARE_WORKERS))
         self._tasks: dict[asyncio.Task[None], Call | None] = {}
+        self._handing: set[asyncio.Task[None]] = set()
         self._rejected_at_first = 0
         self._has_succeeded = False
         self.journal: Journal | None = None
@@ -101,7 +103,7 @@ class Runner:
         """Gives up what is on the wire as well."""
         self.drain()
         for task, call in self._tasks.items():
-            if call is not None:
+            if call is not None or task in self._handing:
                 task.cancel()
 
     def stop(self, error: RedlineError) -> None:
@@ -157,6 +159,11 @@ class Runner:
         except RedlineError as error:
             self.stop(error)
             return None
+        except Exception as error:
+            # The user's own iterable: what is in flight is still finished and saved.
+            what = f"reading {self._source_name} raised {type(error).__name__}: {error}"
+            self.stop(ConfigError(what, where=f"after {self._feed.rows_read} rows"))
+            return None
 
     def _row_deadline_s(self) -> float:
         row_s = self._job.row_deadline_s
@@ -167,7 +174,11 @@ class Runner:
         try:
             row = self._checked(picked)
             if self._job.hooks.before is not None:
-                row = await self._in_executor(self._job.hooks.before, row, "before")
+                # A copy: what the user's function changes must not change the row that is recorded.
+                copied = copy.deepcopy(row)
+                row = await self._in_executor(self._job.hooks.before, copied, "before")
+                if not isinstance(row, dict):
+                    raise Rejected(f"the `before` function returned {_article(row)}, not a dict")
             is_http = self._job.call is None
             request = self._renderer.request(row) if is_http else Request(body=row)
             outcome = await self._backend.send(request, call)
@@ -178,6 +189,10 @@ class Runner:
             return outcome
         except Rejected as error:
             return Outcome(status="rejected", error=error, attempts=call.attempts)
+        except Exception as error:
+            # The row boundary: what nobody foresaw in a template or a reply fails its row alone.
+            what = f"the row could not be done: {type(error).__name__}: {error}"
+            return Outcome(status="rejected", error=Rejected(what), attempts=call.attempts)
 
     def _checked(self, picked: Picked) -> dict[str, Any]:
         row = picked.row
@@ -200,7 +215,11 @@ class Runner:
             outcome.status = "rejected"
             outcome.error = Rejected(f"{reason} ({reply.finish_reason})")
         elif self._job.hooks.after is not None:
-            reply.output = await self._in_executor(self._job.hooks.after, reply.output, "after")
+            try:
+                reply.output = await self._in_executor(self._job.hooks.after, reply.output, "after")
+            except Rejected as error:
+                # The answer is paid for: it stays in the outcome and in the failure's line.
+                outcome.status, outcome.error = "rejected", error
 
     async def _in_executor(self, function: Callable[[Any], Any], value: Any, name: str) -> Any:
         loop = asyncio.get_running_loop()
@@ -235,14 +254,24 @@ class Runner:
                 return
         self.ended += 1
         if self.on_result is not None:
-            await self.on_result(result)
+            # It is saved; only an abort ends the wait for whoever takes it.
+            task = asyncio.current_task()
+            assert task is not None
+            self._handing.add(task)
+            try:
+                await self.on_result(result)
+            finally:
+                self._handing.discard(task)
 
     def _where(self, picked: Picked, outcome: Outcome) -> str:
         parts = [f"{self._source_name}:{picked.row.line}"]
         if outcome.endpoint:
             parts.append(f"endpoint {outcome.endpoint}")
         if outcome.attempts:
-            parts.append(f"attempt {outcome.attempts} of {self._job.retry.max_retries + 1}")
+            most = self._job.retry.max_retries + 1
+            # Attempts that were not the row's fault do not count against its retries.
+            of = f" of {most}" if outcome.attempts <= most else ""
+            parts.append(f"attempt {outcome.attempts}{of}")
         return ", ".join(parts)
 
     def _look_for_hope(self, outcome: Outcome) -> None:
@@ -253,7 +282,9 @@ class Runner:
         elif self._job.strict and error is not None:
             error.hint = error.hint or "leave out --strict to go on past rows that fail"
             self.stop(error)
-        elif not self._has_succeeded and isinstance(error, CallError):
+        elif (
+            not self._has_succeeded and not self._job.retry_failed and isinstance(error, CallError)
+        ):
             self._rejected_at_first += 1
             if self._rejected_at_first >= HOPELESS_ROWS:
                 self.stop(
@@ -265,3 +296,7 @@ class Runner:
                         "then start over with --restart",
                     )
                 )
+
+
+def _article(value: object) -> str:
+    return f"a value of type {type(value).__name__}"

@@ -88,11 +88,16 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failed_path(self) -> Path:
-        return self.path.with_name(f"{self.path.stem}.failed.jsonl")
+        return self.path.with_name(f"{self._stem}.failed.jsonl")
 
     @property
     def state_path(self) -> Path:
-        return self.path.with_name(f"{self.path.stem}.redline")
+        return self.path.with_name(f"{self._stem}.redline")
+
+    @property
+    def _stem(self) -> str:
+        """What the names beside it begin with: two outputs in one folder never share them."""
+        return self.path.stem if self.path.suffix == ".jsonl" else self.path.name
 
 
 class Hooks(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,8 +34,9 @@ class IterableRows:
     def batches(self) -> Iterator[list[Row]]:
         """Lists of 1 to 256 rows.
 
-        A batch begins at one row, doubles while the iterable is quick, and falls back to one
-        row when it takes longer than 50 ms: so few rows wait for a slow one.
+        Of a sized container, a batch begins at one row, doubles while it is quick, and falls back
+        to one row when it takes longer than 50 ms. Anything else may wait for the outcome of the
+        row it gave last, so each row is handed on alone.
         """
         batch = Batch()
         wanted, since_s = 1, time.monotonic()
@@ -46,7 +47,8 @@ class IterableRows:
             batch.add(row_of_item(item, self._number, self._max_row_bytes))
             is_late = time.monotonic() - since_s > _PATIENCE_S
             if is_late or batch.is_full or len(batch.rows) >= wanted:
-                wanted = 1 if is_late else min(2 * wanted, BATCH_ROWS)
+                may_grow = not is_late and self.total_rows is not None
+                wanted = min(2 * wanted, BATCH_ROWS) if may_grow else 1
                 yield batch.take()
                 since_s = time.monotonic()
         if batch.rows:

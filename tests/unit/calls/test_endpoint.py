@@ -95,7 +95,7 @@ def test_its_label_is_its_name_or_its_host() -> None:
     assert Endpoint(base_url="https://h:8/v1", name="gpu-2").label == "gpu-2"
 
 
-@pytest.mark.parametrize("proxy", ["", "h:3128", "socks5://h"])
+@pytest.mark.parametrize("proxy", ["h:3128", "socks5://h"])
 def test_a_proxy_is_an_http_url(proxy: str) -> None:
     with pytest.raises(ConfigError, match="proxy"):
         Endpoint(base_url="https://h/v1", proxy=proxy)

@@ -77,7 +77,7 @@ def test_one_row_waits_for_no_limit() -> None:
 
 
 def test_a_row_above_the_token_limit_cannot_be_sent() -> None:
-    made = planned([{"prompt": "a", "max_tokens": 5000}, ROWS[0]], limits=Limits(tokens="1k/60s"))
+    made = planned([{"prompt": "word " * 1000}, ROWS[0]], limits=Limits(tokens="1k/60s"))
     assert (made.sent_rows, made.bad_rows) == (1, 1)
     assert "more than the limit allows" in (made.first_problem or "")
 

@@ -189,16 +189,32 @@ class TestIterables:
     def test_a_slow_iterable_is_handed_on_row_by_row(self, monkeypatch: pytest.MonkeyPatch) -> None:
         now_s = 0.0
 
-        def slow() -> Iterator[str]:
-            nonlocal now_s
-            for i in range(30):
-                now_s += 0.06 if 20 <= i < 25 else 0.0
-                yield str(i)
+        class Slow:
+            def __len__(self) -> int:
+                return 30
+
+            def __iter__(self) -> Iterator[str]:
+                nonlocal now_s
+                for i in range(30):
+                    now_s += 0.06 if 20 <= i < 25 else 0.0
+                    yield str(i)
 
         clock = types.SimpleNamespace(monotonic=lambda: now_s)
         monkeypatch.setattr(source_iterable, "time", clock)
-        sizes = [len(batch) for batch in open_source(slow()).batches()]
+        sizes = [len(batch) for batch in open_source(Slow()).batches()]
         assert sizes == [1, 2, 4, 8, 6, 1, 1, 1, 1, 1, 2, 2]
+
+    def test_a_generator_may_wait_for_what_becomes_of_its_last_row(self) -> None:
+        given: list[int] = []
+
+        def live() -> Iterator[str]:
+            for i in range(40):
+                assert len(given) == i, "the rows before are still held back"
+                yield str(i)
+
+        for batch in open_source(live()).batches():
+            given += [row.number for row in batch]
+        assert len(given) == 40
 
     def test_closing_ends_at_the_next_item(self) -> None:
         source = open_source(str(i) for i in range(1000))
