@@ -88,7 +88,10 @@ def begin(name: str, path: Path) -> dict[str, Any]:
         "command": f"bench/campaign.py {name}",
         "begun": datetime.now(UTC).isoformat("T", "seconds"),
         "versions": {package: version(package) for package in _PACKAGES}
-        | {"python": platform.python_version(), "system": platform.platform()},
+        | {
+            "python": platform.python_version(),
+            "system": f"{platform.system()} {platform.machine()}",
+        },
         "cores": os.cpu_count(),
         "seeds": {},
         "is_finished": False,

@@ -245,7 +245,7 @@ class Record:
             "versions": {
                 "python": platform.python_version(),
                 "redline": version("redline"),
-                "platform": platform.platform(),
+                "platform": f"{platform.system()} {platform.machine()}",
                 "cpus": str(os.cpu_count()),
                 **self.versions,
             },

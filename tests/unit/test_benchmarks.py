@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import json
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -100,3 +102,12 @@ def test_the_bars_of_the_kept_figures_are_kept(results: dict[str, Any]) -> None:
         assert run["rejected"] == 0
         assert run["end_s"] <= bar_s + 0.2
     assert results["memory"]["summary"]["is_flat"]
+
+
+def test_every_record_is_of_a_committed_tree_and_has_passed() -> None:
+    records = sorted((ROOT / "bench" / "results").glob("*.json"))
+    assert len(records) >= 4
+    for path in records:
+        record = json.loads(path.read_text())
+        assert record.get("has_passed", True), path.name
+        assert re.fullmatch("[0-9a-f]{40}", record["commit"]), path.name

@@ -28,8 +28,6 @@ class Tally:
         self.failed = 0
         self.input_tokens = 0
         self.output_tokens = 0
-        self.limited_s = 0.0
-        self.latency_s = 0.0
         self.parked_until_s = 0.0
         self.errors: Counter[str] = Counter()
 
@@ -52,12 +50,10 @@ class Tally:
                 self.attempts += 1
                 self.in_flight += 1
                 self.most_in_flight = max(self.most_in_flight, self.in_flight)
-                self.limited_s += event.wait_s
             case AttemptEnded():
                 self.in_flight -= 1
                 self.input_tokens += event.input_tokens
                 self.output_tokens += event.output_tokens
-                self.latency_s += event.latency_s
                 if event.error is not None:
                     self.errors[event.error] += 1
             case RowsSaved():
