@@ -58,45 +58,56 @@ async def stream(rows: object, **options: Unpack[Options]) -> AsyncIterator[Outc
     no row can get around.
     """
     job = make_job(rows, options, os.environ)
-    outcomes: asyncio.Queue[Outcome | None] = asyncio.Queue(_STREAM_AHEAD)
-    runners: list[Runner] = []
+    handover = _Handover()
     async with AsyncExitStack() as stack:
         job = await embed(job, stack)
 
-        async def put(result: Result) -> None:
-            await outcomes.put(result.outcome)
-
         async def work() -> Report:
             try:
-                return await execute(job, on_start=runners.append, on_result=put)
+                return await execute(job, on_start=handover.start, on_result=handover.put)
             finally:
-                ending = asyncio.create_task(outcomes.put(None))
+                ending = asyncio.create_task(handover.outcomes.put(None))
                 stack.callback(ending.cancel)
 
         task = asyncio.create_task(work(), name="redline stream")
         try:
-            while (outcome := await outcomes.get()) is not None:
+            while (outcome := await handover.outcomes.get()) is not None:
                 yield outcome
             report = await task
             if report.stopped is not None:
                 raise report.stopped
         finally:
-            await _end(task, runners, outcomes)
+            await handover.leave(task)
 
 
-async def _end(
-    task: asyncio.Task[Report], runners: list[Runner], outcomes: asyncio.Queue[Outcome | None]
-) -> None:
-    """Gives up what is left of a stream's run."""
-    while not task.done():
-        # Each time: it may be about to start.
-        for runner in runners:
-            runner.on_result = None
+class _Handover:
+    """Outcomes on their way from a run's workers to whoever reads a stream."""
+
+    def __init__(self) -> None:
+        self.outcomes: asyncio.Queue[Outcome | None] = asyncio.Queue(_STREAM_AHEAD)
+        self._runner: Runner | None = None
+        self._is_left = False
+
+    def start(self, runner: Runner) -> None:
+        """The run is about to begin, or not at all where the reader has gone meanwhile."""
+        self._runner = runner
+        if self._is_left:
             runner.abort()
-        # Workers that wait to hand an outcome over must get rid of it to end.
-        while not outcomes.empty():
-            outcomes.get_nowait()
-        await asyncio.wait([task], timeout=0.05)
+
+    async def put(self, result: Result) -> None:
+        await self.outcomes.put(result.outcome)
+
+    async def leave(self, task: asyncio.Task[Report]) -> None:
+        """The reader has gone: gives up what is left of the run, and waits for its end."""
+        self._is_left = True
+        if self._runner is not None:
+            self._runner.on_result = None
+            self._runner.abort()
+        while not task.done():
+            # The run's end stands in the queue, too, and needs room.
+            while not self.outcomes.empty():
+                self.outcomes.get_nowait()
+            await asyncio.wait([task], timeout=0.05)
 
 
 async def embed(job: Job, stack: AsyncExitStack) -> Job:
