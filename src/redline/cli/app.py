@@ -28,9 +28,9 @@ app = Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
 )
-app.command("run", cls=Command)(run)
-app.command("verify", cls=Command)(verify)
-app.command("sim", cls=Command)(sim)
+app.command("run", cls=Command, short_help="Send every row of a file to an endpoint.")(run)
+app.command("verify", cls=Command, short_help="Prove that a results file is complete.")(verify)
+app.command("sim", cls=Command, short_help="Simulate a provider to try things on.")(sim)
 
 
 def _show_version(is_wanted: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -76,6 +77,20 @@ _OF_ENDPOINT = (
     *("limits", "rps", "rpm", "tpm", "concurrency"),
     *("api_key", "headers", "proxy", "timeout_s"),
 )
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("prompt", "system", "body", "url", "method", "model"), (str,)),
+    **dict.fromkeys(("output_path", "api_key", "proxy", "format"), (str,)),
+    **dict.fromkeys(("rps", "rpm", "tpm"), (int, float, str)),
+    **dict.fromkeys(("concurrency", "max_retries", "limit"), (int,)),
+    **dict.fromkeys(("timeout_s", "row_deadline_s", "deadline_s"), (int, float)),
+    **dict.fromkeys(("ordered", "keep_input", "raw", "strict", "progress"), (bool,)),
+    **dict.fromkeys(("retry_failed", "restart", "force"), (bool,)),
+    "endpoint": (Endpoint, str),
+    "limits": (Limits,),
+    "output": (str, os.PathLike),
+    "headers": (Mapping,),
+    "params": (Mapping,),
+}
 _SHORT_WINDOWS_S = {"rps": 1.0, "rpm": 60.0}
 
 
@@ -91,6 +106,7 @@ def make_job(rows: object, options: Options, environ: Mapping[str, str]) -> Job:
                 f"unknown option: {name}", hint=nearest(name, Options.__annotations__)
             )
     given = {name: value for name, value in options.items() if value is not None}
+    _check_types(given)
     if "call" in given:
         for name in ("endpoint", "api_key", "headers", "proxy"):
             if name in given:
@@ -113,6 +129,19 @@ def make_job(rows: object, options: Options, environ: Mapping[str, str]) -> Job:
         fail_on=tuple(given.get("fail_on", ())),  # type: ignore[arg-type]
         **_some(given, ("timeout_s", *_JOB)),
     )
+
+
+def _check_types(given: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a value whose type its option cannot use."""
+    for name, value in given.items():
+        kinds = _TYPES.get(name)
+        # True is an int to Python, and never a number here.
+        is_flag = isinstance(value, bool)
+        if kinds is not None and (is_flag != (kinds == (bool,)) or not isinstance(value, kinds)):
+            names = " or ".join(kind.__name__ for kind in kinds)
+            raise ConfigError(f"{name} must be {names}, not {type(value).__name__}: {value!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{name} must be a finite number, not {value}")
 
 
 def _default_model(given: Mapping[str, Any]) -> dict[str, str]:

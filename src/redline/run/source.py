@@ -106,4 +106,11 @@ def _hint_for(path: Path) -> str:
         names = [entry.name for entry in islice(os.scandir(path.parent), _MAX_LISTED)]
     except OSError:
         return f"the folder {path.parent} does not exist or cannot be read"
-    return nearest(path.name, names) or f"no file in {path.parent.resolve()} has a name like it"
+    # By their stems: a shared suffix makes any two short names alike.
+    stems = {Path(name).stem: name for name in names}
+    close = nearest(path.stem, stems).removeprefix("did you mean ").removesuffix("?")
+    return (
+        f"did you mean {stems[close]}?"
+        if close
+        else f"no file in {path.parent.resolve()} has a name like it"
+    )

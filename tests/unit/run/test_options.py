@@ -124,3 +124,23 @@ def test_the_input_is_not_written_over(tmp_path: Path) -> None:
         job(rows=str(failed), output=tmp_path / "out.jsonl")
     assert "--retry-failed" in caught.value.hint
     assert job(rows=source, output=tmp_path / "out.jsonl").output is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "what"),
+    [
+        ("concurrency", "4", "concurrency must be int, not str: '4'"),
+        ("concurrency", 2.5, "concurrency must be int, not float: 2.5"),
+        ("timeout_s", "5", "timeout_s must be int or float, not str: '5'"),
+        ("limit", True, "limit must be int, not bool: True"),
+        ("strict", 1, "strict must be bool, not int: 1"),
+        ("prompt", 5, "prompt must be str, not int: 5"),
+        ("limits", 5, "limits must be Limits, not int: 5"),
+        ("rpm", float("inf"), "rpm must be a finite number, not inf"),
+        ("output_path", 3, "output_path must be str, not int: 3"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_by_name(name: str, value: object, what: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_job([], {name: value}, {})  # type: ignore[misc]
+    assert caught.value.what == what
