@@ -6,12 +6,12 @@ import asyncio
 import os
 import select
 import sys
-from typing import Any, TextIO
+from typing import TextIO
 
 import msgspec
 
-from redline.errors import CallError, ConfigError, JournalError, RedlineError
-from redline.run.record import Result, result_line
+from redline.errors import ConfigError, JournalError, RedlineError
+from redline.run.record import Result, error_fields, result_line
 from redline.run.settings import Output
 
 
@@ -66,19 +66,6 @@ def hold_standard_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-
-
-def error_fields(error: RedlineError | None) -> dict[str, Any] | None:
-    """An error for programs, None for none."""
-    if error is None:
-        return None
-    return {
-        "kind": error.kind,
-        "message": error.what,
-        "status": error.status if isinstance(error, CallError) else None,
-        "where": error.where,
-        "hint": error.hint,
-    }
 
 
 class Notes:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from redline.cli.output import Notes, error_fields
+from redline.cli.output import Notes
 from redline.errors import ConfigError, RedlineError
 from redline.run.plan import Plan
 from redline.run.progress import duration
+from redline.run.record import error_fields
 from redline.run.report import Report
 
 _CREDENTIALS = re.compile("//.*@")

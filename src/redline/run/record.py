@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from redline.calls import Outcome
-from redline.errors import CallError
+from redline.errors import CallError, RedlineError
 from redline.run.settings import Output
 from redline.run.source import Row
 
@@ -68,7 +68,7 @@ def failure_line(result: Result) -> bytes:
             "row": row.number,
             "line": row.line,
             "status": outcome.status,
-            "error": _error_fields(outcome),
+            "error": error_fields(outcome.error),
             "output": outcome.output,
             "endpoint": outcome.endpoint,
             "attempts": outcome.attempts,
@@ -114,8 +114,8 @@ def _whole_reply(outcome: Outcome) -> Any:
     return msgspec.Raw(body)
 
 
-def _error_fields(outcome: Outcome) -> dict[str, Any] | None:
-    error = outcome.error
+def error_fields(error: RedlineError | None) -> dict[str, Any] | None:
+    """An error for programs and for files, None for none."""
     if error is None:
         return None
     return {
