@@ -117,11 +117,6 @@ class Journal:
         if self._error is not None:
             raise self._error
 
-    @property
-    def syncs(self) -> int:
-        """Calls of fsync so far."""
-        return self._results.syncs + (self._failures.syncs if self._failures else 0)
-
     def _write(self, result: Result) -> None:
         was_failed = result.key in self.failed
         line = self._line(result)

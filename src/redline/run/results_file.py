@@ -25,7 +25,6 @@ class ResultsFile:
     def __init__(self, path: Path, on_entry: Callable[[Entry, int], None]) -> None:
         self.path = path
         self.lines = 0
-        self.syncs = 0
         self._is_synced = True
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -71,7 +70,6 @@ class ResultsFile:
             os.fsync(self._fd)
         except OSError as error:
             raise self._failed(error) from error
-        self.syncs += 1
 
     def close(self) -> None:
         os.close(self._fd)
