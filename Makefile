@@ -13,6 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 VENV := .venv/.stamp-venv
 CORE := .venv/.stamp-core
 TESTS := .venv/.stamp-test
+REDIS := .venv/.stamp-redis
 SOURCES := $(wildcard src tests bench examples)
 FAST := $(wildcard tests/unit tests/property tests/test_house.py)
 
@@ -74,7 +75,16 @@ $(CORE): pyproject.toml | $(VENV)
 	@$(PIP) install --editable .
 	@touch $@
 
-$(TESTS): pyproject.toml $(CORE)
+$(TESTS): pyproject.toml $(CORE) | $(REDIS)
 	@echo "installing the extras and tools the tests need"
-	@$(PIP) install --editable '.[parquet,zst,hf]' --group dev
+	@$(PIP) install --editable '.[parquet,zst,hf,redis,tokens]' --group dev
+	@touch $@
+
+# A real server for the tests of shared limits. Where it cannot be installed they are skipped.
+$(REDIS): | $(VENV)
+	@command -v redis-server >/dev/null || { \
+		echo "installing redis-server for the tests"; \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+			apt-get install -y -qq --no-install-recommends redis-server; } >/dev/null 2>&1 || \
+		echo "note: redis-server cannot be installed here; the tests that need it are skipped"; }
 	@touch $@

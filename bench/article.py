@@ -193,7 +193,7 @@ def main() -> int:
         result.versions.update(record.peer_versions(python, "requests", "aiohttp"))
     result.versions.update(record.own_versions("fastapi", "slowapi", "limits", "uvicorn"))
     runs: list[dict[str, Any]] = []
-    with record.serving([sys.executable, str(HERE / "article_server.py")]) as server:
+    with record.serving([sys.executable, "-P", str(HERE / "article_server.py")]) as server:
         for number in range(args.runs):
             turn = number % len(kinds)
             for kind in kinds[turn:] + kinds[:turn]:

@@ -27,9 +27,11 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
 sys.path.insert(0, str(ROOT / "tests"))
 
+import limit_campaign  # noqa: E402
 from crash.killing import LIMITED, SATURATED, Plan, kill_until_done  # noqa: E402
 
 UNFINISHED = 3
+_BENCHES = ("bench/campaign.py", "bench/limit_campaign.py", "bench/limits.py", "bench/peers")
 _PACKAGES = ("redline", "aiohttp", "msgspec", "uvloop")
 
 
@@ -64,7 +66,15 @@ def kills() -> list[Part]:
     ]
 
 
-CAMPAIGNS: dict[str, Callable[[], list[Part]]] = {"kills": kills}
+def limit_servers() -> list[Part]:
+    """Every real limiter, jitter, rate and profile, ten times, and the long runs."""
+    return [Part(name, seed, work) for name, seed, work in limit_campaign.parts()]
+
+
+CAMPAIGNS: dict[str, Callable[[], list[Part]]] = {
+    "kills": kills,
+    "limit-servers": limit_servers,
+}
 
 
 class OutOfBoundsError(AssertionError):
@@ -109,7 +119,7 @@ def _commit() -> str:
             ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
         ).stdout.strip()
 
-    changed = git("status", "--porcelain", "--", "src", "tests", "bench/campaign.py")
+    changed = git("status", "--porcelain", "--", "src", "tests", *_BENCHES)
     return (git("rev-parse", "HEAD") or "unknown") + ("+changes" if changed else "")
 
 

@@ -140,9 +140,11 @@ def _is_command(module: Module, function: Function) -> bool:
 
 
 def _is_flag(annotation: ast.expr | None) -> bool:
-    """Whether it is `Annotated[..., Option(...)]`, or typer's own Context."""
+    """Whether it is `Annotated[..., Option(...)]`, a name for one, or typer's own Context."""
     if annotation is None or ast.unparse(annotation) in {"Context", "typer.Context"}:
         return annotation is not None
+    if isinstance(annotation, ast.Name) and annotation.id.endswith("Flag"):
+        return True
     return (
         isinstance(annotation, ast.Subscript)
         and ast.unparse(annotation.value) in {"Annotated", "typing.Annotated"}

@@ -1,15 +1,16 @@
-"""One window driven in virtual time, and what a server makes of its sends."""
+"""One window or budget driven in virtual time, and what a server makes of its sends."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+import random
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from redline.limits import Rate
+from redline.limits import Cost, Rate
 from redline.sim.admission import FixedWindow, MovingWindow, SlidingCounter, TokenBucket
 
 SLACK_S = 1e-6  # float noise of sums of waits
@@ -184,3 +185,55 @@ def rejections(
         else:
             server.take(amount, at_s)
     return rejected
+
+
+# A law of times: seconds, drawn for call `number` that is written at `now_s`.
+Law = Callable[[random.Random, float, int], float]
+
+
+@dataclass
+class Exchanged:
+    """The writes in order, how late each came to the server, and the guard in the end."""
+
+    sends: list[Sent]
+    delays_s: list[float]
+    guard_s: float
+
+
+def exchange(
+    budget: Any, calls: int, way: Law, answer: Law, chance: random.Random, lag_s: float = 0.0
+) -> Exchanged:
+    """`calls` calls that all wait from the start; each reply proves how late its call was.
+
+    budget: a Budget. way: from the write to the server's limiter. answer: from there to the first
+    byte of the reply. lag_s: by how much a timer rings late at most.
+    """
+    cost = Cost()
+    found = Exchanged([], [], 0.0)
+    replies: list[tuple[float, int, Any, float]] = []
+    now_s, due_s = 0.0, math.inf
+    while len(found.sends) < calls:
+        wait_s = budget.wait_s(cost, now_s)
+        if wait_s == 0:
+            bookings = budget.book(cost, now_s, max(0.0, now_s - due_s))
+            due_s = math.inf
+            for booking in bookings:
+                booking.window.sent(booking, now_s)
+            number = len(found.sends)
+            delay_s = way(chance, now_s, number)
+            took_s = delay_s + answer(chance, now_s, number)
+            heapq.heappush(replies, (now_s + took_s, number, bookings, took_s))
+            found.sends.append(Sent(now_s, 1))
+            found.delays_s.append(delay_s)
+            continue
+        due_s = now_s + wait_s
+        rings_s = due_s + chance.uniform(0, lag_s)
+        if replies and replies[0][0] <= rings_s:
+            # It may have let the next one go earlier, or have to wait longer.
+            at_s, _, bookings, took_s = heapq.heappop(replies)
+            budget.replied(bookings, took_s, at_s - took_s)
+            now_s = max(now_s, at_s)
+        else:
+            now_s = rings_s
+    found.guard_s = budget.guard_s
+    return found

@@ -30,7 +30,7 @@ from redline.errors import (
     TimedOut,
     Unpaid,
 )
-from redline.limits import Limits, Rate
+from redline.limits import Cost, Limiter, Limits, Rate, SyncLimiter
 from redline.run import Report, run, stream
 
 __all__ = [
@@ -40,10 +40,12 @@ __all__ = [
     "Chunk",
     "Client",
     "ConfigError",
+    "Cost",
     "Disconnected",
     "Endpoint",
     "Final",
     "JournalError",
+    "Limiter",
     "Limits",
     "NoEndpoint",
     "Outcome",
@@ -59,6 +61,7 @@ __all__ = [
     "RetryPolicy",
     "Retryable",
     "ServerFailed",
+    "SyncLimiter",
     "TimedOut",
     "Timeouts",
     "Unpaid",

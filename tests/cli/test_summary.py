@@ -128,6 +128,7 @@ def test_the_summary_as_json(cli: Cli, rows: Rows) -> None:
         "input_tokens": 1,
         "output_tokens": 3,
         "errors_by_kind": {},
+        "found_limits": [],
         "is_input_done": True,
         "is_interrupted": False,
         "stopped": None,

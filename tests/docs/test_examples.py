@@ -328,13 +328,9 @@ def _flags() -> set[str]:
     return flags - {"--ctx", "--rows", "--results"} | {"--input"}
 
 
-# Flags that the pages say are not there yet.
-PLANNED_FLAGS = {"--rate"}
-
-
 def test_every_flag_in_the_pages_exists() -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", _prose()))
-    assert named <= _flags() | PLANNED_FLAGS
+    assert named <= _flags()
 
 
 def test_every_flag_is_in_the_pages() -> None:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mutants import assert_caught, mutant
-from pacing import SERVERS, Ask, SmallBucket, drive, most_in, rejections
-from redline.limits import Rate
+from mutants import assert_caught, mutant, with_names
+from pacing import SERVERS, Ask, Law, SmallBucket, drive, exchange, most_in, rejections
+from redline.limits import Limits, Rate
+from redline.limits import budget as budget_module
+from redline.limits import jitter as jitter_module
 from redline.limits import window as window_module
+from redline.limits.budget import Budget
 from redline.limits.window import Window
 
 GUARD_S = 0.05
 HARD = ("any", "counter", "fixed", "moving")
 RATES = st.builds(Rate, st.integers(1, 12), st.sampled_from([0.5, 1.0, 2.0]))
-MANY = settings(max_examples=150, deadline=None)
+MANY = settings(max_examples=60, deadline=None)
 
 
 def seconds(most: float) -> st.SearchStrategy[float]:
@@ -68,10 +72,9 @@ def test_after_all_is_done_nothing_stays_booked_and_a_full_window_is_free(
     window = Window(rate, profile=profile, guard_s=GUARD_S)
     drive(window, data.draw(asks(rate.count)))
     later_s = 1000.0
-    assert window._booked_amount == 0
+    assert window.used(later_s) == 0
+    assert window.sends(later_s) == []
     assert window.wait_s(rate.count, later_s) == 0
-    assert window._sent_amount == 0
-    assert not window._sent
 
 
 NEVER_REJECTED = [
@@ -84,7 +87,7 @@ NEVER_REJECTED = [
 
 
 @pytest.mark.parametrize(("profile", "servers"), NEVER_REJECTED)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(data=st.data())
 def test_a_server_of_the_profile_never_rejects(
     profile: str, servers: tuple[str, ...], data: st.DataObject
@@ -100,7 +103,7 @@ def test_a_server_of_the_profile_never_rejects(
         assert rejections(SERVERS[name](rate), driven.sends, jitters_s, phase_s) == 0, name
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(st.data())
 def test_any_is_never_rejected_by_the_smallest_bucket(data: st.DataObject) -> None:
     rate = data.draw(RATES)
@@ -113,7 +116,7 @@ def test_any_is_never_rejected_by_the_smallest_bucket(data: st.DataObject) -> No
 
 
 @pytest.mark.parametrize("server", ["moving", "bucket"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_weighted_calls_are_never_rejected(server: str, data: st.DataObject) -> None:
     rate = Rate(data.draw(st.integers(2, 400)), 1.0)
@@ -125,12 +128,94 @@ def test_weighted_calls_are_never_rejected(server: str, data: st.DataObject) -> 
     assert rejections(SERVERS[server](rate), driven.sends, jitters_s) == 0
 
 
+# The measured guard: each reply proves how late its own call was. JITTER_S is the most that a call
+# is late, by laws of the way to the server and of the time it takes to answer.
+
+JITTER_S = 0.05
+STEADY_WAYS: dict[str, Law] = {
+    "none": lambda chance, now_s, number: 0.0,
+    "uniform": lambda chance, now_s, number: chance.uniform(0, JITTER_S),
+    "a fifth of it": lambda chance, now_s, number: chance.uniform(0, JITTER_S / 5),
+    "bell": lambda chance, now_s, number: JITTER_S * chance.betavariate(3, 3),
+}
+# With these the guard is far below the slowest, each of which is known by its own reply.
+HEAVY_WAYS: dict[str, Law] = {
+    "one in 25": lambda chance, now_s, number: (
+        JITTER_S if chance.random() < 0.04 else chance.uniform(0, 0.002)
+    ),
+    "exponential": lambda chance, now_s, number: min(JITTER_S, chance.expovariate(200)),
+    "log-normal": lambda chance, now_s, number: min(JITTER_S, chance.lognormvariate(-5.8, 1.2)),
+    "slower from 150 on": lambda chance, now_s, number: JITTER_S * (number >= 150),
+}
+ANSWERS: dict[str, Law] = {
+    "at once": lambda chance, now_s, number: 0.0,
+    "quick": lambda chance, now_s, number: chance.uniform(0.02, 0.023),
+    "quick, with noise": lambda chance, now_s, number: chance.uniform(0.02, 0.045),
+    "generated": lambda chance, now_s, number: chance.uniform(1, 4),
+    "always 3 s": lambda chance, now_s, number: chance.uniform(3, 3.001),
+    "one in 25 generated": lambda chance, now_s, number: (
+        chance.uniform(2, 4) if chance.random() < 0.04 else 0.02
+    ),
+    "long tail": lambda chance, now_s, number: chance.lognormvariate(-3.9, 0.5),
+    "quick, then slow": lambda chance, now_s, number: (
+        0.02 if number < 150 else chance.uniform(0.5, 2)
+    ),
+}
+GUARDED = [Rate(20, 1.0), Rate(60, 6.0), Rate(5, 1.0), Rate(2, 1.0), Rate(100, 1.0)]
+# Of the hard rule; a counter and a bucket also see how calls bunch, which is the pace's business.
+WINDOWS = ("fixed", "aligned", "moving")
+
+
+def rejected(
+    profile: str, servers: tuple[str, ...], ways: dict[str, Law], kind: Any = Budget
+) -> dict[str, int]:
+    """Rejections of 300 calls in each of 60 drawn scenarios, by what went on."""
+    found: dict[str, int] = {}
+    for seed in range(60):
+        chance = random.Random(seed)
+        rate = chance.choice(GUARDED)
+        way, answer = chance.choice(list(ways)), chance.choice(list(ANSWERS))
+        limits = Limits(requests=rate, profile=profile)
+        lag_s = chance.choice([0.0, 0.002])
+        went = exchange(kind(limits), 300, ways[way], ANSWERS[answer], chance, lag_s)
+        for name in servers:
+            server = SERVERS[name](rate)
+            phase_s = chance.uniform(0, rate.window_s)
+            count = rejections(server, went.sends, went.delays_s, phase_s)
+            if count:
+                found[f"{seed}: {rate}, {way}, {answer}, {name}"] = count
+    return found
+
+
+@pytest.mark.parametrize(("profile", "servers"), NEVER_REJECTED)
+def test_a_measured_guard_is_never_rejected(profile: str, servers: tuple[str, ...]) -> None:
+    assert rejected(profile, servers, STEADY_WAYS) == {}
+
+
+@pytest.mark.parametrize("profile", ["any", "fixed", "moving"])
+def test_a_call_that_was_far_later_than_most_is_known_by_its_reply(profile: str) -> None:
+    servers = tuple(name for name in dict(NEVER_REJECTED)[profile] if name in WINDOWS)
+    assert rejected(profile, servers, HEAVY_WAYS) == {}
+
+
 def ideal_s(profile: str, rate: Rate, calls: int) -> float:
     """When the last of `calls` may be sent at best (docs/architecture.md, Limits)."""
     span_s = rate.window_s + GUARD_S
     if profile in ("fixed", "moving"):
         return math.floor((calls - 1) / rate.count) * span_s
     return (calls - 1) * span_s / rate.count
+
+
+def spread_s(profile: str, rate: Rate, calls: int) -> float:
+    """What the last of `calls` may lose: a burst is spread over a twentieth of its window.
+
+    By no more than 5 ms a call; calls within 1/4096 of a window count as one.
+    """
+    if profile not in ("fixed", "moving"):
+        return 0.0
+    apart_s = min(0.005, rate.window_s / 20 / rate.count)
+    grain_s = (rate.window_s + GUARD_S) / 4096
+    return (calls - 1) % rate.count * apart_s + (calls - 1) // rate.count * (grain_s + apart_s)
 
 
 @pytest.mark.parametrize("profile", HARD)
@@ -140,8 +225,8 @@ def test_the_last_send_is_as_early_as_it_can_be(profile: str, late_s: float, rat
     calls = 6 * rate.count + 1
     driven = drive(Window(rate, profile=profile, guard_s=GUARD_S), [Ask()] * calls, late_s=late_s)
     # The hard rule starts each window at a real stamp, so a late timer costs once a window.
-    spare_s = late_s * (calls / rate.count + 1) + 1e-6
-    assert driven.stamps[-1] == pytest.approx(ideal_s(profile, rate, calls), abs=spare_s)
+    spare_s = late_s * (calls / rate.count + 1) + spread_s(profile, rate, calls) + 1e-6
+    assert driven.stamps[-1] <= ideal_s(profile, rate, calls) + spare_s
     assert driven.stamps[-1] >= ideal_s(profile, rate, calls) - 1e-6
 
 
@@ -151,13 +236,15 @@ def test_makespan_of_any_rate(count: int, window_s: float, calls: int) -> None:
     rate = Rate(count, window_s)
     for profile in ("any", "fixed"):
         driven = drive(Window(rate, profile=profile, guard_s=GUARD_S), [Ask()] * calls)
-        assert driven.stamps[-1] == pytest.approx(ideal_s(profile, rate, calls), abs=1e-5)
+        best_s = ideal_s(profile, rate, calls)
+        assert best_s - 1e-5 <= driven.stamps[-1]
+        assert driven.stamps[-1] <= best_s + spread_s(profile, rate, calls) + 1e-5
 
 
 def test_a_bucket_is_used_up_and_then_follows_its_refill() -> None:
     rate = Rate(100, 1.0)
     driven = drive(Window(rate, profile="bucket", guard_s=GUARD_S), [Ask()] * 295)
-    assert driven.stamps[94] == 0
+    assert driven.stamps[94] <= 0.05
     assert driven.stamps[-1] == pytest.approx(2.0)
 
 
@@ -209,32 +296,49 @@ def check_idle(window: Any) -> None:
 
 
 MUTANTS = [
-    (check_idle, "from_s = now_s - min(late_s, self._catch_up_s)", "from_s = now_s - 0.05"),
     (
-        check_any_window,
-        "self._span_s = rate.window_s + (guard_s if self._is_hard else 0.0)",
-        "self._span_s = rate.window_s",
+        check_idle,
+        "full_at_s = now_s - min(late_s, self._catch_up_s) - self._credit_s",
+        "full_at_s = now_s - self._catch_up_s",
     ),
     (
         check_any_window,
-        "excess = self._sent_amount + self._booked_amount + amount - self.rate.count",
-        "excess = self._sent_amount + self._booked_amount + amount - self.rate.count - 1",
+        'was_hard, self._is_hard = self._is_hard, profile != "bucket"',
+        "was_hard, self._is_hard = False, False",
     ),
     (
         check_any_window,
-        "excess = self._sent_amount + self._booked_amount + amount - self.rate.count",
-        "excess = self._sent_amount + amount - self.rate.count",
+        "self.unproven_s = guard_s if unproven_s is None else unproven_s",
+        "self.unproven_s = 0.0",
     ),
-    (check_any_window, "booking.sent_s = now_s", "booking.sent_s = booking.booked_s"),
+    (
+        check_any_window,
+        "excess = held + amount + math.ceil(margin) - self.rate.count",
+        "excess = held + amount + math.ceil(margin) - self.rate.count - 1",
+    ),
+    (
+        check_any_window,
+        "held = self._sent_amount + self._booked_amount",
+        "held = self._sent_amount",
+    ),
+    (
+        check_any_window,
+        "record = booking.record = self._count(booking.amount, now_s)",
+        "record = booking.record = self._count(booking.amount, booking.booked_s)",
+    ),
     (
         check_no_leak,
-        "self._shift(-max(0.0, booking.amount * self._unit_s - held_s))",
+        "self._shift(-max(0.0, booking.paced_s - held_s))",
         "self._booked_amount += booking.amount",
     ),
     (check_settling, "booking.amount = used", "pass"),
     (check_settling, "self._sent_amount += difference", "pass"),
-    (check_settling, "self._shift(difference * self._unit_s)", "pass"),
-    (check_pace, "self._catch_up_s = guard_s if self._burst == 1 else 0.0", "self._catch_up_s = 0"),
+    (check_settling, "self._shift(by_s)", "pass"),
+    (
+        check_pace,
+        "self._catch_up_s = max(min(guard_s, catch_up_s), MARGIN_S) if self._is_even else 0.0",
+        "self._catch_up_s = 0.0",
+    ),
 ]
 
 
@@ -242,6 +346,25 @@ MUTANTS = [
 def test_mutants_are_caught(check: Any, line: str, replacement: str) -> None:
     changed = mutant(window_module, line, replacement)
     assert_caught(check, Window, changed.Window)
+
+
+def check_measured(kind: Any) -> None:
+    assert rejected("moving", ("moving",), HEAVY_WAYS, kind) == {}
+
+
+MEASURING_MUTANTS = [
+    (window_module, "if late_s > record.late_s:", "if late_s < record.late_s:"),
+    (jitter_module, "late_s = took_s - fastest_s", "late_s = 0.0"),
+    (jitter_module, "return self.unproven_s", "return MARGIN_S"),
+    (jitter_module, "return max(self._prior_s, self._network_s) + MARGIN_S", "return self.guard_s"),
+]
+
+
+@pytest.mark.parametrize(("module", "line", "replacement"), MEASURING_MUTANTS)
+def test_mutants_of_the_measured_guard_are_caught(module: Any, line: str, replacement: str) -> None:
+    changed = mutant(module, line, replacement)
+    names = {"Window": changed.Window} if module is window_module else {"Jitter": changed.Jitter}
+    assert_caught(check_measured, Budget, with_names(budget_module, **names).Budget)
 
 
 def test_a_mutant_whose_line_is_gone_is_an_error() -> None:

@@ -249,6 +249,158 @@ def test_a_token_limit_charges_what_will_be_answered() -> None:
     run(main())
 
 
+# The prompt has 1 token, the answer 3, or fewer with max_tokens; n=2 answers twice.
+@pytest.mark.parametrize(
+    ("charge", "more", "charged"),
+    [
+        ("actual", {"max_tokens": 2}, 3),
+        ("actual", {"max_tokens": 50, "n": 2}, 7),
+        ("reserved", {}, 4),
+        ("reserved", {"max_tokens": 50}, 51),
+        ("reserved", {"max_tokens": 9, "max_completion_tokens": 20, "n": 2}, 41),
+        ("answered", {"max_tokens": 50}, 4),
+    ],
+)
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_tokens_are_charged_as_stated(
+    charge: str, more: dict[str, Any], charged: int, is_stream: bool
+) -> None:
+    async def main() -> None:
+        settings = {"tokens": (Rate(1000, 3600.0),), "charge": charge}
+        async with serving(**settings) as (sim, session):
+            url = f"{sim.base_url}/chat/completions"
+            async with session.post(url, json=chat("hi", **more, stream=is_stream)) as reply:
+                assert reply.status == 200
+                await reply.read()
+            _, _, headers = await ask(sim, session, {"model": "m", "input": "x"}, "/embeddings")
+            assert int(headers["x-ratelimit-remaining-tokens"]) == 1000 - charged - 1
+
+    run(main())
+
+
+def test_what_is_reserved_covers_every_prompt_of_a_completion() -> None:
+    async def main() -> None:
+        async with serving(tokens=(Rate(1000, 3600.0),), charge="reserved") as (sim, session):
+            for prompt, charged in [(["a", "b", "c"], 3 + 30), ("a", 1 + 10), ([7, 8], 2 + 10)]:
+                _, _, before = await ask(sim, session, {"model": "m", "input": "x"}, "/embeddings")
+                body = {"model": "m", "prompt": prompt, "max_tokens": 10}
+                _, _, after = await ask(sim, session, body, "/completions")
+                left = [int(h["x-ratelimit-remaining-tokens"]) for h in (before, after)]
+                assert left[0] - left[1] == charged
+
+    run(main())
+
+
+def test_an_answer_counts_when_it_ends_whether_it_fits_or_not() -> None:
+    async def main() -> None:
+        settings = {"tokens": (Rate(20, 3600.0),), "charge": "answered", "latency": Constant(0.05)}
+        async with serving(**settings) as (sim, session):
+            # All four are in before the first answer counts; together they use 36 of 20.
+            replies = await asyncio.gather(*(ask(sim, session) for _ in range(4)))
+            assert [status for status, _, _ in replies] == [200] * 4
+            status, reply, headers = await ask(sim, session)
+            assert status == 429
+            assert "Used 20, Requested 2" in reply["error"]["message"]
+            assert headers["x-ratelimit-remaining-tokens"] == "0"
+
+    run(main())
+
+
+def test_anthropic_shows_input_and_output_apart() -> None:
+    async def main() -> None:
+        rates = {"input_tokens": (Rate(50, 60.0),), "output_tokens": (Rate(10, 60.0),)}
+        async with serving(headers="anthropic", **rates) as (sim, session):
+            _, _, headers = await ask(sim, session, chat("hi"))
+            assert headers["anthropic-ratelimit-input-tokens-limit"] == "50"
+            assert headers["anthropic-ratelimit-input-tokens-remaining"] == "49"
+            assert headers["anthropic-ratelimit-output-tokens-remaining"] == "7"
+            assert "anthropic-ratelimit-tokens-limit" not in headers
+            status, reply, headers = await ask(sim, session, chat("hello world, how are you?"))
+            assert (status, reply["error"]["type"]) == (429, "output-tokens")
+            assert headers["anthropic-ratelimit-output-tokens-remaining"] == "7"
+            assert sim.stats()["rejected_by_limit"] == {"output-tokens 10/60s": 1}
+        async with serving(headers="openai", tokens=(Rate(99, 60.0),), **rates) as (sim, session):
+            _, _, headers = await ask(sim, session)
+            shown = [name for name in headers if name.startswith("x-ratelimit-limit")]
+            assert shown == ["x-ratelimit-limit-tokens"]
+
+    run(main())
+
+
+def test_gemini_tells_the_wait_in_the_body() -> None:
+    async def main() -> None:
+        async with serving(headers="gemini", requests=(Rate(1, 60.0),)) as (sim, session):
+            await ask(sim, session)
+            status, reply, headers = await ask(sim, session)
+            assert status == 429
+            assert reply["error"]["status"] == "RESOURCE_EXHAUSTED"
+            assert reply["error"]["details"][0]["retryDelay"] == "60s"
+            assert "retry-after" not in headers
+
+    run(main())
+
+
+def test_jitter_comes_before_the_limits() -> None:
+    async def main() -> None:
+        settings = {"jitter_s": 0.2, "seed": 1, "requests": (Rate(9, 3600.0),)}
+        async with serving(**settings) as (sim, session):
+            await asyncio.gather(*(ask(sim, session) for _ in range(12)))
+            async with session.get(f"{root(sim)}/sim/requests") as reply:
+                records = (await reply.json())["requests"]
+        by_arrival = sorted(records, key=lambda record: record["arrival_s"])
+        # All were sent at once; the limit let in the nine that came out of the jitter first.
+        assert [record["outcome"] for record in by_arrival] == ["answered"] * 9 + ["rejected"] * 3
+        assert [record["number"] for record in by_arrival] != list(range(1, 13))
+        # Without jitter they arrive within a few milliseconds.
+        assert by_arrival[-1]["arrival_s"] - by_arrival[0]["arrival_s"] > 0.05
+
+    run(main())
+
+
+async def change(
+    sim: Sim, session: aiohttp.ClientSession, body: Any, method: str = "POST"
+) -> tuple[int, Any]:
+    async with session.request(method, f"{root(sim)}/sim/limits", json=body) as reply:
+        return reply.status, await reply.json()
+
+
+def test_limits_change_while_it_runs() -> None:
+    async def main() -> None:
+        settings = {"requests": (Rate(2, 3600.0),), "tokens": (Rate(900, 60.0),)}
+        async with serving(**settings) as (sim, session):
+            assert [(await ask(sim, session))[0] for _ in range(3)] == [200, 200, 429]
+            status, shown = await change(sim, session, {"requests": ["3/1h"]})
+            assert status == 200
+            assert shown == {
+                "requests": ["3/3600s"],
+                "tokens": ["900/60s"],
+                "input_tokens": [],
+                "output_tokens": [],
+            }
+            assert [(await ask(sim, session))[0] for _ in range(2)] == [200, 429]
+            assert (await change(sim, session, None, "GET"))[1] == shown
+            await change(sim, session, {"requests": [], "output_tokens": ["4/60s"]})
+            assert [(await ask(sim, session))[0] for _ in range(2)] == [200, 429]
+            assert sim.stats()["received"] == 7
+
+    run(main())
+
+
+def test_limits_that_make_no_sense_are_refused_and_change_nothing() -> None:
+    async def main() -> None:
+        async with serving(requests=(Rate(2, 60.0),), api_key="sk-right") as (sim, session):
+            assert (await change(sim, session, {"requests": []}))[0] == 401
+            session.headers["Authorization"] = "Bearer sk-right"
+            for body in ({"requests": ["2"]}, {"request": ["2/1s"]}, {"requests": "2/1s"}, []):
+                status, reply = await change(sim, session, body)
+                assert (status, reply["error"]["type"]) == (400, "invalid_request_error")
+            assert (await change(sim, session, {}, "PUT"))[0] == 405
+            assert (await change(sim, session, {}))[1]["requests"] == ["2/60s"]
+            assert sim.stats()["received"] == 0
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     ("style", "present", "absent"),
     [
@@ -738,6 +890,8 @@ def test_the_program_tells_its_url_first_and_ends_cleanly(ending: signal.Signals
     [
         (["--requests", "0/1s"], "--requests must be a whole number of at least 1"),
         (["--latency", "soon"], "latency is not a time: soon"),
+        (["--charge", "twice"], "--charge is one of actual, reserved, answered, not twice"),
+        (["--jitter", "61"], "the jitter must be between 0 and 60 s, not 61"),
         (["--faults", "5"], "a share of faults lies in 0 to 1, not 5"),
         (["--replay", "/nowhere/at/all.jsonl"], "the replay file cannot be read"),
     ],

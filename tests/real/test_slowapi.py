@@ -1,4 +1,7 @@
-"""Against the limiters that people really deploy: no rejection, and the limit used."""
+"""A whole run against limiters that people deploy: no rejection, and the limit used.
+
+test_limits.py has every limiter, rate and jitter, on the backend alone.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +44,7 @@ def counts(base_url: str) -> dict[str, int]:
 @pytest.mark.parametrize("jitter_ms", [20])
 @pytest.mark.parametrize(
     ("strategy", "profile"),
-    [
-        ("fixed", "any"),
-        ("moving", "any"),
-        ("counter", "any"),
-        ("fixed", "fixed"),
-        ("moving", "moving"),
-    ],
+    [("counter", "any"), ("moving", "moving")],
 )
 def test_no_call_is_rejected_and_the_limit_is_used(
     strategy: str, profile: str, jitter_ms: int
@@ -68,7 +65,7 @@ def test_no_call_is_rejected_and_the_limit_is_used(
     assert report.outcomes[0].output == "hello"
     # The last send's time by the design's formula; a limiter that wastes the limit takes far
     # longer, so the factor leaves room for a busy machine only.
-    span_s = 1 + limits.guard_s
+    span_s = 1.0
     is_burst = profile in ("fixed", "moving")
     last_s = (CALLS - 1) // RATE * span_s if is_burst else (CALLS - 1) * span_s / RATE
     assert report.elapsed_s >= last_s - 0.01

@@ -1,13 +1,15 @@
 """Requests, outcomes, and the backends that turn one into the other."""
 
-from redline.calls.backend import Backend, Call, Chunk, Cost, Request, Sink
+from redline.calls.backend import Backend, Call, Chunk, Request, Sink
 from redline.calls.client import Client
 from redline.calls.endpoint import Endpoint, Timeouts
 from redline.calls.function import FunctionBackend
 from redline.calls.http import HttpBackend
 from redline.calls.outcome import Outcome, Reply, failed
 from redline.calls.retry import Retry, RetryPolicy
+from redline.calls.steering import Stores
 from redline.calls.tokens import TokenEstimator
+from redline.limits import Cost
 
 __all__ = [
     "Backend",
@@ -24,6 +26,7 @@ __all__ = [
     "Retry",
     "RetryPolicy",
     "Sink",
+    "Stores",
     "Timeouts",
     "TokenEstimator",
     "failed",

@@ -9,17 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from redline.calls.outcome import Outcome
-
-
-class Cost(msgspec.Struct, frozen=True):
-    """What a call is expected to use: one request and these tokens, each 0 or more."""
-
-    input_tokens: int = 0
-    output_tokens: int = 0
-
-    @property
-    def tokens(self) -> int:
-        return self.input_tokens + self.output_tokens
+from redline.limits import Cost
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,12 +9,16 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from redline.calls.backend import Call, Cost, Request, Sink
+from redline.calls.backend import Call, Request, Sink
 from redline.calls.outcome import Outcome, Reply, failed
+from redline.calls.steering import Stores
 from redline.clock import SYSTEM, Clock
-from redline.errors import CallError, ConfigError, Disconnected, Rejected, TimedOut
+from redline.errors import CallError, ConfigError, Disconnected, NoEndpoint, Rejected, TimedOut
 from redline.events import SILENCE, AttemptEnded, AttemptStarted, Listener
-from redline.limits import Grant, Limiter, Limits, Slots
+from redline.limits import Cost, Limiter, Limits, Slots
+from redline.limits.opening import AnyGrant, open_limiter
+from redline.limits.recent import RecentSends
+from redline.limits.settings import AUTO
 
 T = TypeVar("T")
 
@@ -40,37 +44,54 @@ class FunctionBackend:
             raise ConfigError(f"timeout_s must be above 0 and at most 86,400 s, not {timeout_s:g}")
         self.label = getattr(function, "__name__", type(function).__name__)
         limits = limits if limits is not None else Limits()
-        if limits.token_rates():
+        if limits.counts_tokens:
             raise ConfigError(
                 "a token limit cannot be kept for a function of your own",
                 hint="limit its requests, or give an endpoint instead of a function",
             )
+        if AUTO in (limits.rate, limits.concurrency):
+            raise ConfigError(
+                "limits cannot be found for a function of your own",
+                hint="state them, or give an endpoint instead of a function",
+            )
         self.slots = Slots(limits.slots())
         self._function = function
-        self._limiter = Limiter(limits, clock)
+        self._limiter = open_limiter(limits, self.label, clock)
+        self._recent: RecentSends | None = None
         self._timeout_s = timeout_s
         self._clock = clock
         self._listener = listener
 
     def room(self, cost: Cost, now_s: float) -> float:
-        wait_s = self._limiter.room_s(cost.tokens, now_s)
+        wait_s = self._limiter.room_s(cost, now_s)
         return wait_s if self.slots.is_free else max(wait_s, math.ulp(0.0))
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         try:
             return await self._in_slot(request, call)
-        except CallError as error:
+        except (CallError, NoEndpoint) as error:
             return failed(error, endpoint=self.label)
 
+    def keep(self, stores: Stores) -> None:
+        """Sends outlive this backend in `stores`, and count from there. Before the first call."""
+        if stores.recent is not None and isinstance(self._limiter, Limiter):
+            self._recent = RecentSends(stores.recent, self.label, self._clock)
+            self._limiter.budget.keep_in(self._recent)
+
     async def aclose(self) -> None:
-        """Does nothing: the function is the user's."""
+        """Closes the files; the function is the user's."""
+        if self._recent is not None:
+            self._recent.close()
+        if not isinstance(self._limiter, Limiter):
+            await self._limiter.aclose()
 
     async def _in_slot(self, request: Request, call: Call) -> Outcome:
         if self._clock.now_s() >= call.deadline_s:
             raise TimedOut("row")
         await self._by_deadline(self.slots.acquire(call.priority), call)
         try:
-            grant = await self._by_deadline(self._limiter.acquire(0, call.priority), call)
+            turn: Coroutine[Any, Any, AnyGrant] = self._limiter.acquire(priority=call.priority)
+            grant = await self._by_deadline(turn, call)
             return await self._granted(request, call, grant)
         finally:
             self.slots.release()
@@ -83,13 +104,14 @@ class FunctionBackend:
         except TimeoutError:
             raise TimedOut("row") from None
 
-    async def _granted(self, request: Request, call: Call, grant: Grant) -> Outcome:
+    async def _granted(self, request: Request, call: Call, grant: AnyGrant) -> Outcome:
         sent_s = call.sent_s = self._clock.now_s()
         grant.sent(sent_s)
         self._listener.on_event(AttemptStarted(sent_s, self.label, grant.waited_s))
         outcome: Outcome | None = None
         try:
             outcome = await self._call(request, call)
+            grant.replied(self._clock.now_s() - sent_s)
         except CallError as error:
             outcome = failed(error, endpoint=self.label)
         finally:

@@ -8,12 +8,13 @@ import math
 import msgspec
 
 from redline.calls import apis
-from redline.calls.backend import Call, Chunk, Cost, Request, Sink
+from redline.calls.backend import Call, Chunk, Request, Sink
 from redline.calls.endpoint import Endpoint
 from redline.calls.outage import Outage, is_unreachable
 from redline.calls.outcome import Outcome, Reply, failed
+from redline.calls.steering import Steering, Stores
 from redline.calls.stream import StreamReader, streaming
-from redline.calls.tokens import TokenEstimator
+from redline.calls.tokens import Sending, TokenEstimator
 from redline.calls.transport import Answer, Exchange, Transport, Wire
 from redline.calls.verdict import judge
 from redline.clock import SYSTEM, Clock
@@ -26,13 +27,25 @@ from redline.errors import (
     TimedOut,
 )
 from redline.events import SILENCE, AttemptEnded, AttemptStarted, EndpointParked, Listener
-from redline.limits import Grant, Limiter, Slots
+from redline.limits import Cost
+from redline.limits.opening import AnyGrant
 
 # Statuses whose Retry-After speaks for the whole endpoint and not for one row.
 _PARKING = frozenset({429, 503, 529})
 # A shorter key is a placeholder such as `EMPTY`, and may be part of any word.
 _SECRET_LEAST = 8
+_NOTHING = Cost()
 _ENCODE = msgspec.json.Encoder().encode
+
+
+class _Attempt(Exchange):
+    """An exchange, and what is to be learned from it.
+
+    in_flight: calls on the way when this one was written, itself included.
+    """
+
+    sending: Sending | None = None
+    in_flight: int = 0
 
 
 class HttpBackend:
@@ -43,12 +56,13 @@ class HttpBackend:
     ) -> None:
         self.endpoint = endpoint
         self.label = endpoint.label
-        self.slots = Slots(endpoint.limits.slots())
-        self.limiter = Limiter(endpoint.limits, clock)
+        self._steering = Steering(endpoint, clock)
+        self.slots = self._steering.slots
+        self.limiter = self._steering.limiter
         self.estimator = TokenEstimator()
         self._clock = clock
         self._listener = listener
-        self._transport = Transport(endpoint)
+        self._transport = Transport(endpoint, self._steering.shook_hands)
         self._outage = Outage()
         self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if endpoint.api_key:
@@ -57,22 +71,26 @@ class HttpBackend:
         self._secrets = _secrets(endpoint, self._transport.proxy)
 
     def room(self, cost: Cost, now_s: float) -> float:
-        wait_s = max(self._outage.wait_s(now_s), self.limiter.room_s(cost.tokens, now_s))
+        wait_s = max(self._outage.wait_s(now_s), self.limiter.room_s(cost, now_s))
         return wait_s if self.slots.is_free else max(wait_s, math.ulp(0.0))
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         outcome: Outcome | None = None
-        tokens = self._tokens(request)
-        exchange = self._exchange_for(tokens, call)
+        self._steering.begin(request.body)
+        cost = self._cost(request)
+        exchange = self._exchange_for(request, cost, call)
         try:
             # Refused before anything is waited for where no limit could ever grant it.
-            self.limiter.check(tokens)
+            self.limiter.check(cost)
             await self._take_slot(call)
             try:
                 reply = await self._attempt(request, call, exchange, sink)
                 outcome = Outcome(status="succeeded", reply=reply, endpoint=self.label)
             finally:
                 self.slots.release()
+        except NoEndpoint as error:
+            # Limits that are shared have been out of reach for too long.
+            outcome = failed(error, endpoint=self.label)
         except CallError as error:
             outcome = failed(self._located(error), endpoint=self.label)
         finally:
@@ -82,7 +100,16 @@ class HttpBackend:
             self._conclude(request, exchange, outcome)
         return outcome
 
+    def keep(self, stores: Stores) -> None:
+        """Limits outlive this backend in `stores`, and go on from there. Before the first call."""
+        self._steering.keep(stores)
+
+    def found(self) -> list[str]:
+        """The limits that were found, in words, where they were to be found."""
+        return self._steering.found()
+
     async def aclose(self) -> None:
+        await self._steering.aclose()
         await self._transport.aclose()
 
     async def _take_slot(self, call: Call) -> None:
@@ -95,9 +122,9 @@ class HttpBackend:
         except TimeoutError:
             raise TimedOut("row") from None
 
-    def _exchange_for(self, tokens: int, call: Call) -> Exchange:
-        async def acquire() -> Grant:
-            return await self.limiter.acquire(tokens, call.priority)
+    def _exchange_for(self, request: Request, cost: Cost, call: Call) -> _Attempt:
+        async def acquire() -> AnyGrant:
+            return await self.limiter.acquire(cost, call.priority)
 
         written_s: float | None = None
 
@@ -109,35 +136,57 @@ class HttpBackend:
                 self._listener.on_event(
                     AttemptEnded(sent_s, self.label, "disconnected", lasted_s, 0, 0)
                 )
+            elif self.limiter.counts_tokens:
+                attempt.sending = self.estimator.begin(request)
+            attempt.in_flight = self.slots.in_use
+            self._steering.sent(sent_s)
             call.sent_s = written_s = sent_s
             self._listener.on_event(AttemptStarted(sent_s, self.label, waited_s))
 
-        return Exchange(self.endpoint.timeouts, self._clock, acquire, on_sent)
+        attempt = _Attempt(self.endpoint.timeouts, self._clock, acquire, on_sent)
+        return attempt
 
-    def _tokens(self, request: Request) -> int:
-        """Tokens to reserve; 0 where nothing limits them.
+    def _cost(self, request: Request) -> Cost:
+        """What to reserve; nothing where no limit counts tokens.
 
-        What is learned is a guess: it is cut to what the limit can grant at all, and settled later.
+        What is learned is a guess: it is cut to what the limits can grant at all, and settled
+        later.
         """
-        if not self.limiter.counts_tokens:
-            return 0
-        cost = self.estimator.estimate(request)
-        return max(self.estimator.least(request), min(cost.tokens, self.limiter.most_tokens))
+        limiter = self.limiter
+        if not limiter.counts_tokens:
+            return _NOTHING
+        is_reserved = self._steering.charges_reserved
+        cost = self.estimator.most(request) if is_reserved else self.estimator.estimate(request)
+        most = limiter.most("tokens")
+        least = self.estimator.least(request)
+        input_tokens = max(least, int(min(cost.input_tokens, limiter.most("input_tokens"), most)))
+        spare = min(limiter.most("output_tokens"), max(0, most - input_tokens))
+        return Cost(input_tokens, int(min(cost.output_tokens, spare)), cost.spread)
 
     async def _attempt(
-        self, request: Request, call: Call, exchange: Exchange, sink: Sink | None
+        self, request: Request, call: Call, exchange: _Attempt, sink: Sink | None
     ) -> Reply:
         if sink is None:
             answer = await self._transport.exchange(self._wire(request, call), exchange)
+            self._heed(answer, exchange)
             return self._read(request, answer, None)
         reader = StreamReader(sink, call)
         wire = self._wire(streaming(request), call)
         answer = await self._transport.stream(wire, exchange, reader.take)
+        self._heed(answer, exchange)
         reply = self._read(request, answer, reader)
         if not reader.has_begun and isinstance(reply.output, str):
             # The server does not stream: its whole answer is the one chunk.
             await sink.put(Chunk(reply.output, msgspec.json.decode(answer.body)))
         return reply
+
+    def _heed(self, answer: Answer, exchange: _Attempt) -> None:
+        """Tells the limiter what the answer shows of the way to the server."""
+        if exchange.grant is None or exchange.sent_s is None or exchange.first_byte_s is None:
+            return
+        took_s = exchange.first_byte_s - exchange.sent_s
+        refusal = answer.body if answer.status == 429 else b""
+        self._steering.heard(answer.headers, exchange.grant, took_s, refusal)
 
     def _wire(self, request: Request, call: Call) -> Wire:
         try:
@@ -187,7 +236,7 @@ class HttpBackend:
             )
         return error
 
-    def _conclude(self, request: Request, exchange: Exchange, outcome: Outcome | None) -> None:
+    def _conclude(self, request: Request, exchange: _Attempt, outcome: Outcome | None) -> None:
         """Settles the tokens, parks the endpoint where it asked for that, tells the listener.
 
         outcome: None for an attempt that was cancelled.
@@ -196,18 +245,20 @@ class HttpBackend:
             return
         now_s = self._clock.now_s()
         latency_s = now_s - exchange.sent_s
+        if exchange.sending is not None:
+            reply = None if outcome is None else outcome.reply
+            self.estimator.end(exchange.sending, request, reply, latency_s)
         if outcome is None:
             self._listener.on_event(AttemptEnded(now_s, self.label, "cancelled", latency_s, 0, 0))
             return
         outcome.latency_s = latency_s
         self._outage.answered()
+        self._steering.ended(outcome, exchange.sent_s, exchange.in_flight, now_s)
         used = (0, 0)
         if outcome.reply is not None:
-            if self.limiter.counts_tokens:
-                self.estimator.learn(request, outcome.reply)
             used = (outcome.reply.input_tokens or 0, outcome.reply.output_tokens or 0)
             if exchange.grant is not None and sum(used) > 0:
-                exchange.grant.settle(sum(used))
+                self._steering.settle(exchange.grant, Cost(*used))
         error = outcome.error
         if isinstance(error, Retryable) and error.retry_after_s and error.status in _PARKING:
             is_news = self.limiter.park(now_s + error.retry_after_s)

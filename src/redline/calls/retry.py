@@ -17,7 +17,7 @@ import random
 
 import msgspec
 
-from redline.calls.backend import Backend, Call, Cost, Request, Sink
+from redline.calls.backend import Backend, Call, Request, Sink
 from redline.calls.outage import is_unreachable
 from redline.calls.outcome import Outcome, failed
 from redline.clock import SYSTEM, Clock
@@ -30,6 +30,7 @@ from redline.errors import (
     TimedOut,
 )
 from redline.events import SILENCE, Listener, RetryScheduled, RetryStarted
+from redline.limits import Cost
 
 _BAD_REPLY_RETRIES = 2
 # A 429 says that the endpoint is full, not that the row is bad.

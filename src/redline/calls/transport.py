@@ -14,14 +14,17 @@ import asyncio
 import errno
 import math
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import msgspec
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest, ClientResponse
 from aiohttp.connector import Connection
 from yarl import URL
@@ -30,7 +33,7 @@ from redline._version import __version__
 from redline.calls.endpoint import Endpoint, Timeouts
 from redline.clock import Clock
 from redline.errors import BadReply, CallError, Disconnected, Rejected, TimedOut
-from redline.limits import Grant
+from redline.limits.opening import AnyGrant
 
 # Servers close idle connections after 5 s (uvicorn) to 75 s (nginx). One that was closed meanwhile
 # costs a reconnect and no attempt, so this only bounds idle sockets.
@@ -67,7 +70,7 @@ class Exchange:
         self,
         timeouts: Timeouts,
         clock: Clock,
-        acquire: Callable[[], Awaitable[Grant]],
+        acquire: Callable[[], Awaitable[AnyGrant]],
         on_sent: Callable[[float, float], None],
     ) -> None:
         self._timeouts = timeouts
@@ -78,8 +81,9 @@ class Exchange:
         self._deadline_s = math.inf
         self._is_spent = False  # the grant was used for a write
         self.phase = "connect"
-        self.grant: Grant | None = None
+        self.grant: AnyGrant | None = None
         self.sent_s: float | None = None
+        self.first_byte_s: float | None = None
 
     def start(self, timer: asyncio.Timeout, deadline_s: float) -> None:
         """The exchange begins now, under `timer`."""
@@ -113,6 +117,7 @@ class Exchange:
 
     def headers_came(self) -> None:
         """The first byte of the answer is here."""
+        self.first_byte_s = self._clock.now_s()
         if self.phase == "first_byte" and self.sent_s is not None:
             self._enter("attempt", self.sent_s + self._timeouts.attempt_s)
 
@@ -149,11 +154,43 @@ class _GatedRequest(ClientRequest):
         return await super().send(conn)
 
 
-class Transport:
-    """Keep-alive connections to one endpoint; as many as there are exchanges at once."""
+class _TimingConnector(aiohttp.TCPConnector):
+    """Tells how long a connection took that was the only one in the making.
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    Several at once wait for each other's turn on the event loop, which says nothing of the network.
+    """
+
+    def __init__(self, on_handshake: Callable[[float], None]) -> None:
+        super().__init__(limit=0, keepalive_timeout=_KEEP_ALIVE_S, ttl_dns_cache=60)
+        self._on_handshake = on_handshake
+        self._making = 0
+        self._begun = 0
+
+    async def _create_connection(
+        self, req: ClientRequest, traces: list[Any], within: aiohttp.ClientTimeout
+    ) -> ResponseHandler:
+        self._begun += 1
+        number, others = self._begun, self._making
+        self._making += 1
+        begun_s = time.monotonic()
+        try:
+            made = await super()._create_connection(req, traces, within)
+        finally:
+            self._making -= 1
+        if others == 0 and self._begun == number:
+            self._on_handshake(time.monotonic() - begun_s)
+        return made
+
+
+class Transport:
+    """Keep-alive connections to one endpoint; as many as there are exchanges at once.
+
+    on_handshake: told the seconds that a connection took, of some of them.
+    """
+
+    def __init__(self, endpoint: Endpoint, on_handshake: Callable[[float], None]) -> None:
         self._endpoint = endpoint
+        self._on_handshake = on_handshake
         is_stated = endpoint.proxy is not None
         self.proxy = (endpoint.proxy or None) if is_stated else _env_proxy(endpoint.base_url)
         self._session: aiohttp.ClientSession | None = None
@@ -230,9 +267,7 @@ class Transport:
     def _connected(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    limit=0, keepalive_timeout=_KEEP_ALIVE_S, ttl_dns_cache=60
-                ),
+                connector=_TimingConnector(self._on_handshake),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 request_class=_GatedRequest,
                 # Redline's own clocks know their phases; see Exchange.

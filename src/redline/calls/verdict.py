@@ -76,7 +76,7 @@ def judge(status: int, headers: Mapping[str, str], body: bytes, wall_s: float) -
     if not _may_pass(status, headers):
         hint = _REDIRECT_HINT if 300 <= status < 400 else _HINTS.get(status, "")
         return Rejected(f"the endpoint rejected the request: {what}", hint=hint, status=status)
-    wait_s = retry_after_s(headers, wall_s)
+    wait_s = retry_after_s(headers, wall_s, body if status == 429 else b"")
     if status == 429:
         return RateLimited(f"over the rate limit: {what}", status=status, retry_after_s=wait_s)
     return ServerFailed(f"the server failed: {what}", status=status, retry_after_s=wait_s)

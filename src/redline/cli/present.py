@@ -45,6 +45,8 @@ def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
         )
     if report.input_tokens or report.output_tokens:
         lines.append(f"{_count(report.input_tokens, 'token')} in, {report.output_tokens:,} out")
+    if report.found_limits:
+        lines.append(f"limits found: {', '.join(report.found_limits)}")
     if report.errors_by_kind:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in report.errors_by_kind.items())
         lines.append(f"failed attempts: {kinds}")
@@ -75,6 +77,7 @@ def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
         "output_tokens": report.output_tokens,
         "elapsed_s": round(report.elapsed_s, 3),
         "errors_by_kind": report.errors_by_kind,
+        "found_limits": report.found_limits,
         "is_input_done": report.is_input_done,
         "is_interrupted": report.interrupted,
         "first_failure": error_fields(notes.first_failure),

@@ -14,8 +14,15 @@ from redline.cli.configuration import Configuration, where_endpoint, where_run
 from redline.cli.values import Flags, flag_of
 from redline.errors import ConfigError, nearest
 from redline.limits import Limits
-from redline.limits.settings import MAX_CONCURRENCY, PROFILES
-from redline.run.options import OPENAI, SIM
+from redline.limits.settings import (
+    AUTO,
+    CHARGES,
+    MAX_CONCURRENCY,
+    MAX_GUARD_S,
+    PROFILES,
+    RATES,
+)
+from redline.run.options import OPENAI, SIM, memory_path
 from redline.run.settings import FAIL_ON, FORMATS, Job, Output, Prompting
 from redline.run.source import open_source
 
@@ -70,7 +77,10 @@ def resolve(
                     f"{flag_of(name)} needs an output file", hint="name one: -o labels.jsonl"
                 )
         endpoint = _endpoint(server, flags, configuration, is_sending=is_sending)
-        return _resolved(rows, flags, endpoint, is_simulated=server.is_sim)
+        resolved = _resolved(rows, flags, endpoint, is_simulated=server.is_sim)
+        memory = memory_path(configuration.environ)
+        job = msgspec.structs.replace(resolved.job, memory=memory)
+        return Resolved(job=job, lines=resolved.lines)
     except ConfigError as error:
         error.where = error.where or _origin(error.what, stated, server, configuration)
         raise
@@ -268,9 +278,17 @@ def _limits(flags: Flags) -> Limits:
             *values.rate_per(flags, "rpm", 60.0),
         ),
         tokens=(*values.rates(flags, "tokens"), *values.rate_per(flags, "tpm", 60.0)),
-        concurrency=values.whole(flags, "concurrency", 1, MAX_CONCURRENCY),
+        input_tokens=values.rates(flags, "input_tokens"),
+        output_tokens=values.rates(flags, "output_tokens"),
+        concurrency=AUTO
+        if flags.get("concurrency") == AUTO
+        else values.whole(flags, "concurrency", 1, MAX_CONCURRENCY),
+        rate=values.choice(flags, "rate", RATES) or "stated",
         profile=values.choice(flags, "profile", PROFILES) or "any",
         headroom=1.0 if headroom is None else headroom,
+        guard_s=values.duration(flags, "guard", MAX_GUARD_S),
+        charge=values.choice(flags, "charge", CHARGES) or AUTO,
+        share=flags.get("share", ""),
     )
 
 

@@ -7,11 +7,26 @@ from typing import Annotated
 from typer import Argument, Context, Exit, Option
 
 from redline.cli.command import one_of
+from redline.cli.limit_flags import (
+    ChargeFlag,
+    ConcurrencyFlag,
+    GuardFlag,
+    HeadroomFlag,
+    InputTokensFlag,
+    OutputTokensFlag,
+    ProfileFlag,
+    RateFlag,
+    RequestsFlag,
+    RpmFlag,
+    RpsFlag,
+    ShareFlag,
+    TokensFlag,
+    TpmFlag,
+)
 from redline.cli.session import LOGS, run_command
-from redline.limits.settings import PROFILES
 from redline.run.settings import FAIL_ON, FORMATS, METHODS
 
-_PROMPT, _ENDPOINT, _LIMITS = "How a row becomes a request", "Who answers", "How fast"
+_PROMPT, _ENDPOINT = "How a row becomes a request", "Who answers"
 _OUTPUT, _AGAIN = "What comes out", "When the output is there already"
 _END, _SHOW = "When to give up", "What is shown"
 
@@ -149,60 +164,20 @@ def run(
             rich_help_panel=_ENDPOINT,
         ),
     ] = None,
-    rps: Annotated[
-        Text, Option(metavar="N", help="Requests a second.", rich_help_panel=_LIMITS)
-    ] = None,
-    rpm: Annotated[
-        Text, Option(metavar="N", help="Requests a minute.", rich_help_panel=_LIMITS)
-    ] = None,
-    tpm: Annotated[
-        Text,
-        Option(metavar="N", help="Tokens a minute, such as 200k.", rich_help_panel=_LIMITS),
-    ] = None,
-    requests: Annotated[
-        list[str] | None,
-        Option(
-            metavar="N/W",
-            help="Any request limit, such as 2/1s or 10k/1d. Repeatable; all limits hold at once.",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = None,
-    tokens: Annotated[
-        list[str] | None,
-        Option(
-            metavar="N/W",
-            help="Any token limit, such as 200k/60s. Repeatable.",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = None,
-    concurrency: Annotated[
-        Text,
-        Option(
-            "-c",
-            "--concurrency",
-            metavar="N",
-            help="Most requests in flight. Default: 64, or what a request limit can use.",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = None,
-    profile: Annotated[
-        Text,
-        Option(
-            metavar="NAME",
-            help="How the server counts: any (safe with all, the default), or fixed or moving "
-            "window, sliding-window counter, or token bucket.",
-            autocompletion=one_of(*PROFILES),
-            rich_help_panel=_LIMITS,
-        ),
-    ] = None,
-    headroom: Annotated[
-        Text,
-        Option(
-            metavar="SHARE",
-            help="Share of each rate to use: 0.8 leaves a fifth to others.",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = None,
+    requests: RequestsFlag = None,
+    tokens: TokensFlag = None,
+    input_tokens: InputTokensFlag = None,
+    output_tokens: OutputTokensFlag = None,
+    rps: RpsFlag = None,
+    rpm: RpmFlag = None,
+    tpm: TpmFlag = None,
+    concurrency: ConcurrencyFlag = None,
+    rate: RateFlag = None,
+    profile: ProfileFlag = None,
+    headroom: HeadroomFlag = None,
+    guard: GuardFlag = None,
+    charge: ChargeFlag = None,
+    share: ShareFlag = None,
     output: Annotated[
         Text,
         Option(

@@ -14,7 +14,7 @@ from redline.cli.command import one_of, stated
 from redline.cli.values import Flags, flag_of
 from redline.errors import ConfigError
 from redline.sim import SimSettings, parse_faults, parse_latency, serve_forever
-from redline.sim.settings import ALGORITHMS, HEADER_STYLES
+from redline.sim.settings import ALGORITHMS, CHARGES, HEADER_STYLES
 
 _WHERE, _LIMITS = "Where it listens", "What it allows"
 _SPEED, _ANSWERS = "How fast and how well it works", "What it answers"
@@ -54,6 +54,22 @@ def sim(
             rich_help_panel=_LIMITS,
         ),
     ] = None,
+    input_tokens: Annotated[
+        list[str] | None,
+        Option(
+            metavar="N/W",
+            help="Limit on the tokens of prompts alone. Repeatable.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None,
+    output_tokens: Annotated[
+        list[str] | None,
+        Option(
+            metavar="N/W",
+            help="Limit on the tokens of answers alone. Repeatable.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None,
     algorithm: Annotated[
         str | None,
         Option(
@@ -61,6 +77,17 @@ def sim(
             help="How limits count: fixed (the default) or moving window, sliding-window counter, "
             "or token bucket.",
             autocompletion=one_of(*ALGORITHMS),
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None,
+    charge: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="When tokens are counted: actual (the default), prompt and answer on arrival; "
+            "reserved, prompt and max_tokens on arrival, never given back; answered, the prompt on "
+            "arrival and the answer when it ends.",
+            autocompletion=one_of(*CHARGES),
             rich_help_panel=_LIMITS,
         ),
     ] = None,
@@ -76,8 +103,8 @@ def sim(
         str | None,
         Option(
             metavar="NAME",
-            help="Style of the limit headers: openai (the default), azure, anthropic, or none, "
-            "which sends no Retry-After either.",
+            help="Style of the limit headers: openai (the default), azure, anthropic, gemini, "
+            "envoy, ietf, slowapi, or none, which sends no Retry-After either.",
             autocompletion=one_of(*HEADER_STYLES),
             rich_help_panel=_LIMITS,
         ),
@@ -99,6 +126,15 @@ def sim(
             rich_help_panel=_SPEED,
         ),
     ] = None,
+    jitter: Annotated[
+        str | None,
+        Option(
+            metavar="SECONDS",
+            help="Hold each request up by 0 to so many seconds before the limits are asked. "
+            "Default 0.",
+            rich_help_panel=_SPEED,
+        ),
+    ] = None,
     faults: Annotated[
         list[str] | None,
         Option(
@@ -112,7 +148,7 @@ def sim(
         str | None,
         Option(
             metavar="N",
-            help="Fixes latencies and faults, in order of arrival. Default 0.",
+            help="Fixes latencies, faults and jitter, in order of arrival. Default 0.",
             rich_help_panel=_SPEED,
         ),
     ] = None,
@@ -158,7 +194,11 @@ def _settings(flags: Flags) -> SimSettings:
         port=values.whole(flags, "port", 0, 65_535) or 0,
         requests=tuple(values.rates(flags, "requests")),
         tokens=tuple(values.rates(flags, "tokens")),
+        input_tokens=tuple(values.rates(flags, "input_tokens")),
+        output_tokens=tuple(values.rates(flags, "output_tokens")),
         algorithm=values.choice(flags, "algorithm", ALGORITHMS) or usual.algorithm,
+        charge=values.choice(flags, "charge", CHARGES) or usual.charge,
+        jitter_s=values.number(flags, "jitter") or 0.0,
         concurrency=values.whole(flags, "concurrency", 1),
         latency=_parsed(flags, "latency", parse_latency, usual.latency),
         per_token_s=values.number(flags, "per_token") or 0.0,

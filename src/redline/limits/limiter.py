@@ -9,56 +9,57 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
+from types import TracebackType
 
 from redline.clock import SYSTEM, Clock
 from redline.errors import OverBudget
+from redline.limits.booking import Booking
+from redline.limits.budget import Budget
+from redline.limits.cost import Cost, Kind
+from redline.limits.grant import Grant
 from redline.limits.queue import WaitQueue
 from redline.limits.rate import Rate
 from redline.limits.settings import Limits
-from redline.limits.window import Booking, Window
 
 # uvloop's timers count whole milliseconds: a shorter one would spin.
 _SHORTEST_TIMER_S = 0.001
-
-
-class Grant:
-    """Leave to send one call now. Ends in exactly one of `sent` or `release`."""
-
-    __slots__ = ("_bookings", "_limiter", "tokens", "waited_s")
-
-    def __init__(
-        self, limiter: Limiter, bookings: tuple[Booking, ...], tokens: int, waited_s: float
-    ) -> None:
-        self._limiter = limiter
-        self._bookings = bookings
-        self.tokens = tokens
-        self.waited_s = waited_s
-
-    def sent(self, now_s: float) -> None:
-        """The call was written at `now_s`: the windows count from here."""
-        self._limiter._sent(self._bookings, now_s)
-
-    def release(self) -> None:
-        """The call was not written: everything is given back. Does nothing after `sent`."""
-        self._limiter._release(self._bookings)
-
-    def settle(self, tokens: int) -> None:
-        """The call used `tokens`, 0 or more, in place of its estimate. Only after `sent`."""
-        self._limiter._settle(self._bookings, tokens)
+_NOTHING = Cost()
 
 
 class Limiter:
-    """The rate limits of `limits`, without its concurrency (see Slots)."""
+    """The rate limits of `limits`, without its concurrency (see Slots).
 
-    def __init__(self, limits: Limits, clock: Clock = SYSTEM) -> None:
+    limits: a Limits, or the request limit alone, such as "2/1s". For one event loop; in threads
+    use SyncLimiter.
+
+        async with limiter(tokens=900) as grant:
+            reply = await call()
+            grant.settle(reply.usage.total_tokens)
+    """
+
+    def __init__(self, limits: Limits | Rate | str, clock: Clock = SYSTEM) -> None:
+        limits = limits if isinstance(limits, Limits) else Limits(requests=limits)
+        self.budget = Budget(limits)
         self._clock = clock
-        self._requests = [_window(rate, limits) for rate in limits.request_rates()]
-        self._tokens = [_window(rate, limits) for rate in limits.token_rates()]
-        self._windows = self._requests + self._tokens
-        self._queue: WaitQueue[int, tuple[Booking, ...]] = WaitQueue()
+        self._queue: WaitQueue[Cost, list[Booking]] = WaitQueue()
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = math.inf  # when the timer should ring; inf without one
         self._parked_until_s = -math.inf
+
+    def __call__(
+        self,
+        tokens: int = 0,
+        *,
+        output_tokens: int = 0,
+        priority: int = 0,
+    ) -> _Entry:
+        """A context that is entered when one call may be sent, which is then taken as sent.
+
+        tokens: of the input, or of input and output where they are not told apart; 0 or more.
+        priority: lower goes first. Entering raises OverBudget for what could never be granted.
+        """
+        return _Entry(self, Cost(tokens, output_tokens), priority)
 
     @property
     def waiting(self) -> int:
@@ -68,31 +69,26 @@ class Limiter:
     @property
     def counts_tokens(self) -> bool:
         """A token limit is set, so estimates matter."""
-        return bool(self._tokens)
+        return self.budget.counts_tokens()
 
     @property
-    def most_tokens(self) -> int:
-        """The largest call that could ever be granted. Only where tokens are counted."""
-        return min(window.rate.count for window in self._tokens)
+    def guard_s(self) -> float:
+        """Seconds added to each window now."""
+        return self.budget.guard_s
 
-    def check(self, tokens: int) -> None:
-        """Raises OverBudget when `tokens` could never be granted."""
-        for window in self._tokens:
-            if tokens > window.rate.count:
-                raise OverBudget(
-                    f"the call needs about {tokens:,} tokens, more than the limit of "
-                    f"{window.rate} allows at all",
-                    hint="shorten the prompt, lower max_tokens, or raise the token limit",
-                )
+    def most(self, kind: Kind) -> float:
+        """The largest amount that one call could ever be granted; inf where nothing limits it."""
+        return self.budget.most(kind)
 
-    def room_s(self, tokens: int, now_s: float) -> float:
-        """Seconds until a call of `tokens` could be granted were nobody waiting; books nothing."""
-        wait_s = max(0.0, self._parked_until_s - now_s)
-        for window in self._requests:
-            wait_s = max(wait_s, window.wait_s(1, now_s))
-        for window in self._tokens:
-            wait_s = max(wait_s, window.wait_s(tokens, now_s))
-        return wait_s
+    def check(self, cost: Cost) -> None:
+        """Raises OverBudget when `cost` could never be granted."""
+        self.budget.check(cost)
+
+    def room_s(self, cost: Cost, now_s: float) -> float:
+        """Seconds until a call of `cost` could be granted were nobody waiting; books nothing."""
+        wait_s = self.budget.wait_s(cost, now_s)
+        parked_s = self._parked_until_s - now_s
+        return parked_s if parked_s > wait_s else wait_s
 
     def park(self, until_s: float) -> bool:
         """No grants before `until_s` (monotonic). True if that is later than before."""
@@ -101,17 +97,18 @@ class Limiter:
         self._parked_until_s = until_s
         return True
 
-    async def acquire(self, tokens: int = 0, priority: int = 0) -> Grant:
-        """A grant for one request of `tokens`; waits for it in turn.
+    async def acquire(self, cost: Cost | int = _NOTHING, priority: int = 0) -> Grant[list[Booking]]:
+        """A grant for one request of `cost`; waits for it in turn.
 
-        tokens: 0 or more, input and output together. priority: lower goes first.
+        cost: a number stands for tokens, input and output together. priority: lower goes first.
         Raises OverBudget at once when it could never be granted.
         """
-        self.check(tokens)
+        cost = cost if isinstance(cost, Cost) else Cost(cost)
+        self.budget.check(cost)
         asked_s = self._clock.now_s()
-        if not self._queue and self.room_s(tokens, asked_s) <= 0:
-            return Grant(self, self._book(tokens, asked_s), tokens, 0.0)
-        waiter = self._queue.add(tokens, priority)
+        if not self._queue and self.room_s(cost, asked_s) <= 0:
+            return Grant(self, self.budget.book(cost, asked_s), cost, 0.0)
+        waiter = self._queue.add(cost, priority)
         # Only a new head changes when the timer must ring.
         if self._queue.head() is waiter:
             self._pump()
@@ -121,56 +118,116 @@ class Limiter:
             if waiter.future.cancelled():
                 self._queue.forget()
                 self._pump()
-            else:
+            elif waiter.future.exception() is None:
                 # Granted in the same tick as the cancellation.
-                self._release(waiter.future.result())
+                self.give_back(waiter.future.result())
             raise
-        return Grant(self, bookings, tokens, self._clock.now_s() - asked_s)
+        return Grant(self, bookings, cost, self._clock.now_s() - asked_s)
 
-    def _book(self, tokens: int, now_s: float, late_s: float = 0.0) -> tuple[Booking, ...]:
-        bookings = [window.book(1, now_s, late_s) for window in self._requests]
-        bookings += [window.book(tokens, now_s, late_s) for window in self._tokens]
-        return tuple(bookings)
+    def set_rates(self, kind: Kind, rates: Sequence[Rate]) -> None:
+        """Other limits of one kind from now on; who waits goes on waiting in turn."""
+        self.budget.set_rates(kind, rates, self._clock.now_s())
+        self.refresh()
 
-    def _pump(self) -> None:
-        """Grants from the head of the queue all that may go now, then sets the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        now_s = self._clock.now_s()
-        late_s = max(0.0, now_s - self._due_s)
-        self._due_s = math.inf
-        while (head := self._queue.head()) is not None:
-            wait_s = self.room_s(head.want, now_s)
-            if wait_s > 0:
-                if wait_s < math.inf:
-                    self._due_s = now_s + wait_s
-                    loop = asyncio.get_running_loop()
-                    self._timer = loop.call_later(max(wait_s, _SHORTEST_TIMER_S), self._pump)
-                return
-            self._queue.wake_head(self._book(head.want, now_s, late_s))
+    def refresh(self) -> None:
+        """Looks again at who may go, after a change of the rules.
 
-    def _sent(self, bookings: tuple[Booking, ...], now_s: float) -> None:
-        for window, booking in zip(self._windows, bookings, strict=True):
-            window.sent(booking, now_s)
-        # A head that waited for this stamp had no timer.
-        if self._queue and self._timer is None:
-            self._pump()
-
-    def _release(self, bookings: tuple[Booking, ...]) -> None:
-        now_s = self._clock.now_s()
-        for window, booking in zip(self._windows, bookings, strict=True):
-            window.release(booking, now_s)
+        Who could never go any more is refused with OverBudget.
+        """
+        for waiter in self._queue.waiters():
+            try:
+                self.budget.check(waiter.want)
+            except OverBudget as error:
+                waiter.future.set_exception(error)
+                self._queue.forget()
         if self._queue:
             self._pump()
 
-    def _settle(self, bookings: tuple[Booking, ...], tokens: int) -> None:
-        first = len(self._requests)
-        for window, booking in zip(self._tokens, bookings[first:], strict=True):
-            window.settle(booking, tokens)
-        if self._queue and self._tokens:
+    def mark_sent(self, taken: list[Booking], now_s: float) -> None:
+        """A grant's call was written at `now_s`: nothing of it is given back any more."""
+        for booking in taken:
+            booking.window.sent(booking, now_s)
+        # A head that waited for this stamp had no timer.
+        if self._timer is None and self._queue:
             self._pump()
 
+    def give_back(self, taken: list[Booking]) -> None:
+        """A grant's call was not written, unless it was sent before."""
+        now_s = self._clock.now_s()
+        for booking in taken:
+            booking.window.release(booking, now_s)
+        if self._queue:
+            self._pump()
 
-def _window(rate: Rate, limits: Limits) -> Window:
-    return Window(rate, profile=limits.profile, guard_s=limits.guard_s)
+    def settle(self, taken: list[Booking], used: Cost) -> None:
+        """A grant's call used `used`."""
+        self.budget.settle(taken, used)
+        if self._queue and self.counts_tokens:
+            self._pump()
+
+    def replied(self, taken: list[Booking], took_s: float, sent_s: float) -> None:
+        """A grant's reply began `took_s` after its write."""
+        self.budget.replied(taken, took_s, sent_s)
+
+    def now_s(self) -> float:
+        """The limiter's own clock."""
+        return self._clock.now_s()
+
+    def _pump(self) -> None:
+        """Grants from the head of the queue all that may go now, then sets the timer."""
+        now_s = self._clock.now_s()
+        late_s = max(0.0, now_s - self._due_s)
+        due_s = math.inf
+        while (head := self._queue.head()) is not None:
+            wait_s = self.room_s(head.want, now_s)
+            if wait_s > 0:
+                due_s = now_s + wait_s
+                break
+            self._queue.wake_head(self.budget.book(head.want, now_s, late_s))
+        self._ring_at(due_s, now_s)
+
+    def _ring_at(self, due_s: float, now_s: float) -> None:
+        """Sets the timer to `due_s`; inf for none."""
+        if self._timer is not None:
+            if due_s == self._due_s:
+                return
+            self._timer.cancel()
+            self._timer = None
+        self._due_s = due_s
+        if due_s < math.inf:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(due_s - now_s, _SHORTEST_TIMER_S), self._rang)
+
+    def _rang(self) -> None:
+        self._timer = None
+        self.budget.rang(max(0.0, self._clock.now_s() - self._due_s))
+        self._pump()
+
+
+class _Entry:
+    """One call of a limiter's context."""
+
+    __slots__ = ("_cost", "_grant", "_limiter", "_priority", "_sent_s")
+
+    def __init__(self, limiter: Limiter, cost: Cost, priority: int) -> None:
+        self._limiter = limiter
+        self._cost = cost
+        self._priority = priority
+        self._grant: Grant[list[Booking]] | None = None
+        self._sent_s = 0.0
+
+    async def __aenter__(self) -> Grant[list[Booking]]:
+        self._grant = await self._limiter.acquire(self._cost, self._priority)
+        self._sent_s = self._limiter.now_s()
+        self._grant.sent(self._sent_s)
+        return self._grant
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # The call has been answered by now, so it had reached the server.
+        if self._grant is not None and error is None:
+            self._grant.replied(self._limiter.now_s() - self._sent_s)

@@ -46,7 +46,14 @@ class Slots:
 
     def release(self) -> None:
         """Hands the slot to the first waiter, or frees it."""
-        if self._queue.head() is None:
+        if self.in_use > self.count or self._queue.head() is None:
             self.in_use -= 1
         else:
+            self._queue.wake_head(None)
+
+    def resize(self, count: int) -> None:
+        """There are `count` slots from now on, at least 1; what is in use above that runs out."""
+        self.count = count
+        while self.in_use < count and self._queue.head() is not None:
+            self.in_use += 1
             self._queue.wake_head(None)

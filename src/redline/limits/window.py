@@ -6,11 +6,23 @@ Both rules hold (docs/architecture.md, Limits):
 
   profile          b   hard rule   T
   any, counter     1   yes         (W + g) / N
-  fixed, moving    N   yes         (W + g) / N
+  fixed, moving    N   yes         none: the hard rule says as much
   bucket           N (1 - g/W)     no    W / N   the guard is taken from the capacity
 
+In the hard rule a send counts for W + u, where u is the guard before anything is measured, and for
+W + its own lateness once its reply has proved how late it can have reached the server at most
+(limits/jitter.py).
+
+A burst of requests is not sent at once but W / 20 N apart, at most 5 ms: a server that gets six
+hundred at once lets the last of them wait for seconds, and counts them so much later. As each send
+waits for the one N before it, this costs a part of one window and not of each.
+
+Token amounts are estimates until they are settled. What they may come to lie above their estimates
+stays free, in the hard rule and in the pace (record.py, Doubt). A sliding-window counter also sees
+the largest amount twice at the edge of its window, so with a burst of 1 that stays free, too.
+
 A booking goes through these states:
-  booked -> sent -> expired     the normal way; settled at any time after `sent`
+  booked -> sent -> expired     the normal way; proved and settled at any time after `sent`
   booked -> released            it was never written; everything is given back
 """
 
@@ -18,131 +30,347 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 
+from redline.limits.booking import Booking
+from redline.limits.cost import CERTAIN, Kind, Spread
+from redline.limits.jitter import MARGIN_S
 from redline.limits.rate import Rate
+from redline.limits.record import BucketLevel, Doubt, Keeper, Record
 
 # Sums of floats differ in the last bits; a wait below this is none.
 _EPSILON_S = 1e-9
-
-
-class Booking:
-    """An amount taken from one window, and where it stands."""
-
-    __slots__ = ("amount", "booked_s", "is_counted", "is_open", "sent_s")
-
-    def __init__(self, amount: int, booked_s: float) -> None:
-        self.amount = amount
-        self.booked_s = booked_s
-        self.is_open = True  # booked: neither sent nor released
-        self.is_counted = False  # sent, and not yet expired from the hard rule's window
-        self.sent_s = 0.0
+# Sends within this share of a window stand in one record with the stamp of the last of them: the
+# memory of a limit of ten million a day is bounded, and its rate is 0.02 % lower.
+_GRAIN = 1 / 4096
+# What margins may take of a limit at most: a limit of a few calls is paced by its hard rule.
+_MOST_FREE = 0.5
+# How a burst is spread out: over this share of the window, and not slower than this.
+_BURST_SHARE = 1 / 20
+_BURST_MOST_S = 0.005
 
 
 class Window:
-    """One `Rate` under one profile. Synchronous; the caller brings the time."""
+    """One `Rate` under one profile. Synchronous; the caller brings the time.
 
-    def __init__(self, rate: Rate, *, profile: str = "any", guard_s: float = 0.05) -> None:
+    kind: what it counts.
+    """
+
+    def __init__(
+        self,
+        rate: Rate,
+        *,
+        kind: Kind = "requests",
+        profile: str = "any",
+        guard_s: float = 0.05,
+        unproven_s: float | None = None,
+        catch_up_s: float = MARGIN_S,
+    ) -> None:
+        self.kind: Kind = kind
+        self._full_at_s: float | None = None
+        self._next_s = -math.inf  # of the next request in a burst
+        self._level = BucketLevel()
+        self._records: deque[Record] = deque()
+        self._number = 0
+        self._sent_amount = 0
+        self._booked_amount = 0
+        self._largest = 0
+        self._doubt = Doubt()
+        self._credit_s = 0.0  # refunds that the pace has not used yet
+        self._keeper: Keeper | None = None
+        self._is_hard = profile != "bucket"
+        self.reshape(rate, profile, guard_s, unproven_s, catch_up_s)
+
+    def reshape(
+        self,
+        rate: Rate,
+        profile: str,
+        guard_s: float,
+        unproven_s: float | None = None,
+        catch_up_s: float = MARGIN_S,
+    ) -> None:
+        """Other rules from now on; what was sent still counts.
+
+        guard_s: of the pace. unproven_s: of sends without a reply, in the hard rule; None takes the
+        guard. catch_up_s: by how much a send may follow another one too early, where that one was
+        late by a timer; what the guard has over the network's jitter.
+        """
+        self.rate = rate
+        self.guard_s = guard_s
+        self.unproven_s = guard_s if unproven_s is None else unproven_s
         if profile == "bucket" and _spare(rate, guard_s) < 1:
             # Too small to keep the guard free in its capacity; `any` keeps it in time instead.
             profile = "any"
-        self.rate = rate
-        self.guard_s = guard_s
-        self._is_hard = profile != "bucket"
+        was_hard, self._is_hard = self._is_hard, profile != "bucket"
+        if was_hard != self._is_hard:
+            self._change_books(rate)
         self._span_s = rate.window_s + (guard_s if self._is_hard else 0.0)
+        self._grain_s = self._span_s * _GRAIN
         self._unit_s = self._span_s / rate.count
         self._burst = _burst(rate, profile, guard_s)
-        # With a burst of 1 the lateness of a timer would be lost at every send, so the pace may
-        # catch up by as much as the guard, which covers the event loop's lag.
-        self._catch_up_s = guard_s if self._burst == 1 else 0.0
-        self._full_at_s: float | None = None
-        self._sent: deque[Booking] = deque()
-        self._sent_amount = 0
-        self._booked_amount = 0
+        self._is_even = self._is_hard and self._burst == 1
+        # With a burst of 1 the lateness of a timer would be lost at every send. Timers count in
+        # milliseconds, so even without a guard some of it is made up for.
+        self._catch_up_s = max(min(guard_s, catch_up_s), MARGIN_S) if self._is_even else 0.0
+        is_spread = self.kind == "requests" and not self._is_even
+        apart_s = min(_BURST_MOST_S, rate.window_s * _BURST_SHARE / rate.count)
+        self._apart_s = apart_s if is_spread else 0.0
 
-    def wait_s(self, amount: int, now_s: float) -> float:
+    @property
+    def full_at_s(self) -> float | None:
+        """When the pace has paid for all that was booked; None before the first."""
+        return self._full_at_s if self._is_hard else self._level.full_at_s(self._unit_s)
+
+    def wait_s(self, amount: int, now_s: float, spread: Spread = CERTAIN) -> float:
         """Seconds until `amount` may be sent; 0 now, inf until a booked one is sent or released.
 
-        amount: 1..rate.count; more than that is never granted and must be refused before.
+        amount: 1 or more; what is above the limit as it is stated must be refused before.
         """
-        return max(self._paced_wait_s(amount, now_s), self._hard_wait_s(amount, now_s))
+        margin = 0.0
+        if spread is not CERTAIN or self._doubt.variance:
+            margin = self._doubt.margin(spread)
+        wait_s = self._paced_s(amount, now_s, margin)
+        if not self._is_hard:
+            return wait_s
+        self._expire(now_s)
+        held = self._sent_amount + self._booked_amount
+        excess = held + amount + math.ceil(margin) - self.rate.count
+        if excess <= 0 or held == 0:
+            # Alone in its window, an amount needs no margin: waiting longer would not help.
+            return wait_s
+        return max(wait_s, self._freed_s(excess) - now_s)
 
-    def book(self, amount: int, now_s: float, late_s: float = 0.0) -> Booking:
+    def book(
+        self, amount: int, now_s: float, late_s: float = 0.0, spread: Spread = CERTAIN
+    ) -> Booking:
         """Takes `amount`; call only when `wait_s` is 0.
 
         late_s: how long the caller was kept past its time, by a timer that rang late. Time in which
         nobody asked is not caught up: the next two sends would follow too closely.
         """
-        from_s = now_s - min(late_s, self._catch_up_s)
-        full_at_s = from_s if self._full_at_s is None else max(self._full_at_s, from_s)
-        self._full_at_s = full_at_s + amount * self._unit_s
+        booking = Booking(self, amount, now_s, spread)
+        if self._apart_s:
+            self._next_s = max(self._next_s, now_s - min(late_s, _BURST_MOST_S)) + self._apart_s
+        if self._is_even:
+            full_at_s = now_s - min(late_s, self._catch_up_s) - self._credit_s
+            if self._full_at_s is not None and self._full_at_s > full_at_s:
+                full_at_s = self._full_at_s
+            booking.paced_s = self._cost_s(amount, spread)
+            self._full_at_s = full_at_s + booking.paced_s
+            self._credit_s = min(self._credit_s, max(0.0, now_s - self._full_at_s))
+        elif not self._is_hard:
+            booking.entry = self._level.take(now_s, amount)
         self._booked_amount += amount
-        return Booking(amount, now_s)
+        if spread is not CERTAIN:
+            self._doubt.add(spread)
+        return booking
 
     def sent(self, booking: Booking, now_s: float) -> None:
         """The booking was written at `now_s`, from when its window counts."""
         if not booking.is_open:
             return
         booking.is_open = False
-        booking.sent_s = now_s
+        booking.is_sent = True
         self._booked_amount -= booking.amount
         if self._is_hard:
-            booking.is_counted = True
-            self._sent.append(booking)
-            self._sent_amount += booking.amount
+            record = booking.record = self._count(booking.amount, now_s)
+            if booking.spread is not CERTAIN:
+                record.doubt = record.doubt or Doubt()
+                record.doubt.add(booking.spread)
+            return
+        if booking.entry is not None and self.kind == "requests":
+            self._level.amend(booking.entry, booking.amount)
+        self._keep_pace()
 
     def release(self, booking: Booking, now_s: float) -> None:
         """Gives back a booking that was never written; one that was sent stays.
 
         The pace gets back only what has not refilled since: time that has passed cannot be sent in.
         """
-        if booking.is_open:
-            booking.is_open = False
-            self._booked_amount -= booking.amount
+        if not booking.is_open:
+            return
+        booking.is_open = False
+        self._booked_amount -= booking.amount
+        self._doubt.add(booking.spread, -1)
+        if booking.entry is not None:
+            self._level.amend(booking.entry, 0)
+        else:
             held_s = now_s - booking.booked_s
-            self._shift(-max(0.0, booking.amount * self._unit_s - held_s))
+            self._shift(-max(0.0, booking.paced_s - held_s))
+
+    def prove(self, booking: Booking, late_s: float) -> None:
+        """The reply has shown that the send reached the server at most `late_s` late."""
+        record = booking.record
+        if record is not None and not booking.is_proved:
+            booking.is_proved = True
+            record.unproven -= 1
+            if late_s > record.late_s:
+                record.late_s = late_s
 
     def settle(self, booking: Booking, used: int) -> None:
-        """Replaces the estimate of a sent booking by `used`, at least 0; ignores an open one."""
-        if booking.is_open:
+        """Replaces the estimate of a sent booking by `used`, at least 0; ignores any other one."""
+        if not booking.is_sent:
             return
         # More than a whole window cannot be owed: a server that counts wrongly would stop the run.
         used = min(used, max(self.rate.count, booking.amount))
         difference = used - booking.amount
+        each_s = booking.paced_s / booking.amount if booking.amount else self._unit_s
+        by_s = difference * each_s
+        booking.paced_s += by_s
         booking.amount = used
-        self._shift(difference * self._unit_s)
-        if booking.is_counted:
+        spread, booking.spread = booking.spread, CERTAIN
+        if booking.entry is not None:
+            self._level.amend(booking.entry, used)
+            self._doubt.add(spread, -1)
+            self._keep_pace()
+            return
+        self._shift(by_s)
+        if by_s < 0:
+            # The next send may use it even where the pace has caught up with the clock; as much as
+            # the largest amount, which is what an even pace keeps free.
+            self._credit_s = min(self._largest * self._unit_s, self._credit_s - by_s)
+        record = booking.record
+        if record is None:
+            return
+        record.amount += difference
+        if self._records and record.number >= self._records[0].number:
+            if record.doubt is not None:
+                record.doubt.add(spread, -1)
+                self._doubt.add(spread, -1)
             self._sent_amount += difference
+            if self._keeper is not None:
+                self._keeper.keep(record)
+
+    def take(self, amount: int, now_s: float) -> None:
+        """Somebody else has used `amount` of this limit just now."""
+        if amount > 0:
+            booking = self.book(amount, now_s)
+            self.sent(booking, now_s)
+            self.settle(booking, amount)
+
+    def recall(self, sends: Iterable[tuple[float, int]]) -> None:
+        """What was sent before this window was made: (stamp, amount), oldest first."""
+        for sent_s, amount in sends:
+            if not self._is_hard:
+                self._level.amend(self._level.take(sent_s, amount), amount)
+                # The limit may have been larger: after a window all of it is over in any case.
+                self._level.cap(sent_s + self._span_s, self._unit_s)
+                continue
+            self._count(amount, sent_s)
+            if self._is_even:
+                full_at_s = sent_s if self._full_at_s is None else max(self._full_at_s, sent_s)
+                self._full_at_s = min(full_at_s + amount * self._unit_s, sent_s + self._span_s)
+
+    def resume_pace(self, full_at_s: float) -> None:
+        """The pace goes on from `full_at_s`, where it is not later already."""
+        if not self._is_hard:
+            self._level.resume(full_at_s)
+        elif self._full_at_s is None or self._full_at_s < full_at_s:
+            self._full_at_s = full_at_s
+
+    def attach(self, keeper: Keeper) -> None:
+        """`keeper` gets what is counted now, and every send from now on."""
+        self._keeper = keeper
+        for record in self._records:
+            keeper.keep(record)
+        self._keep_pace()
+
+    def used(self, now_s: float) -> int:
+        """What has been taken and counts still, booked or sent."""
+        self._expire(now_s)
+        return self._sent_amount + self._booked_amount
+
+    def sends(self, now_s: float) -> list[tuple[float, int]]:
+        """(stamp, amount) of what the window still counts, oldest first; for `recall`.
+
+        What is booked counts as sent at now_s.
+        """
+        found = [(record.sent_s, record.amount) for record in self._records]
+        return [*found, (now_s, self._booked_amount)] if self._booked_amount else found
+
+    def _change_books(self, rate: Rate) -> None:
+        """What was counted by the hard rule counts in the bucket from now on, or the other way."""
+        unit_s = rate.window_s / rate.count
+        if self._is_hard:
+            # Nothing until the bucket would be full: what it gave is in no record.
+            full_at_s = self._level.full_at_s(unit_s)
+            if full_at_s is not None:
+                self._next_s = max(self._next_s, full_at_s)
+            self._level = BucketLevel()
+            return
+        for record in self._records:
+            entry = self._level.take(record.sent_s, record.amount)
+            self._level.amend(entry, record.amount)
+        self._records.clear()
+        self._sent_amount = 0
+        self._doubt = Doubt()
+
+    def _paced_s(self, amount: int, now_s: float, margin: float) -> float:
+        wait_s = self._next_s - now_s
+        # Where a burst is the whole limit, the hard rule alone says as much as both.
+        full_at_s = self.full_at_s if self._is_even or not self._is_hard else None
+        if full_at_s is not None:
+            spare = max(0.0, self._burst - amount - margin) if not self._is_even else 0.0
+            wait_s = max(wait_s, full_at_s - spare * self._unit_s - now_s)
+        return wait_s if wait_s > _EPSILON_S else 0.0
+
+    def _cost_s(self, amount: int, spread: Spread) -> float:
+        """How long the pace needs for `amount`."""
+        if not self._is_even or self.kind == "requests":
+            return amount * self._unit_s
+        # Forgotten by halves in some fifty calls, when large ones have become rare.
+        self._largest = max(amount, math.ceil(self._largest * 0.985))
+        count = self.rate.count
+        free = max(self._doubt.margin(spread), self._largest)
+        return amount * self._span_s / max(count - free, count * (1 - _MOST_FREE))
+
+    def _count(self, amount: int, now_s: float) -> Record:
+        record = self._records[-1] if self._records else None
+        if record is None or now_s - record.first_s > self._grain_s:
+            record = Record(self._number, now_s)
+            self._number += 1
+            self._records.append(record)
+        record.sent_s = max(record.sent_s, now_s)
+        record.amount += amount
+        record.unproven += 1
+        self._sent_amount += amount
+        if self._keeper is not None:
+            self._keeper.keep(record)
+        return record
+
+    def _keep_pace(self) -> None:
+        """Without records the pace is all that a later process can go by."""
+        if self._keeper is not None and not self._is_hard:
+            full_at_s = self.full_at_s
+            if full_at_s is not None:
+                self._keeper.keep_pace(full_at_s)
 
     def _shift(self, by_s: float) -> None:
         if self._full_at_s is not None:
             self._full_at_s += by_s
 
-    def _paced_wait_s(self, amount: int, now_s: float) -> float:
-        if self._full_at_s is None:
-            return 0.0
-        at_s = self._full_at_s - max(0, self._burst - amount) * self._unit_s
-        wait_s = at_s - now_s
-        return wait_s if wait_s > _EPSILON_S else 0.0
-
-    def _hard_wait_s(self, amount: int, now_s: float) -> float:
-        if not self._is_hard:
-            return 0.0
-        self._expire(now_s)
-        excess = self._sent_amount + self._booked_amount + amount - self.rate.count
-        if excess <= 0:
-            return 0.0
-        for booking in self._sent:
-            excess -= booking.amount
+    def _freed_s(self, excess: int) -> float:
+        """When `excess` of what is counted will have left the window; inf if never by itself."""
+        window_s, at_s = self.rate.window_s, -math.inf
+        for record in self._records:
+            at_s = max(at_s, record.sent_s + window_s + self._late_s(record))
+            excess -= record.amount
             if excess <= 0:
-                return max(booking.sent_s + self._span_s - now_s, 0.0)
-        return math.inf
+                return at_s
+        # All that is counted leaves the window, though not all of the margin can come free.
+        return math.inf if self._booked_amount else at_s
+
+    def _late_s(self, record: Record) -> float:
+        return self.unproven_s if record.unproven else record.late_s
 
     def _expire(self, now_s: float) -> None:
-        horizon_s = now_s - self._span_s + _EPSILON_S
-        while self._sent and self._sent[0].sent_s <= horizon_s:
-            booking = self._sent.popleft()
-            booking.is_counted = False
-            self._sent_amount -= booking.amount
+        horizon_s = now_s - self.rate.window_s + _EPSILON_S
+        records = self._records
+        while records and records[0].sent_s + self._late_s(records[0]) <= horizon_s:
+            record = records.popleft()
+            self._sent_amount -= record.amount
+            if record.doubt is not None:
+                self._doubt.subtract(record.doubt)
 
 
 def _burst(rate: Rate, profile: str, guard_s: float) -> int:

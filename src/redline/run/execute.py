@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
-from redline.calls import Backend, FunctionBackend, HttpBackend, Retry
+from redline.calls import Backend, FunctionBackend, HttpBackend, Retry, Stores
 from redline.clock import SYSTEM
 from redline.errors import JournalError
 from redline.events import Listener, RowsSaved
@@ -58,7 +58,8 @@ class _Run:
         self.feed = Feed(source, self._is_wanted, job.limit)
         if job.output is not None and job.output.ordered:
             self.feed.keys = array("Q")
-        self.backend, self.slots = _backend(job, self.tally)
+        self.inner, self.slots = _backend(job, self.tally)
+        self.backend: Backend = Retry(self.inner, job.retry, listener=self.tally)
         self.runner = Runner(
             job,
             backend=self.backend,
@@ -107,6 +108,7 @@ class _Run:
             interrupted=runner.is_draining and runner.stopped is None,
             stopped=runner.stopped,
             errors_by_kind=kinds,
+            found_limits=self.inner.found() if isinstance(self.inner, HttpBackend) else [],
             output=self.job.output,
         )
 
@@ -164,6 +166,8 @@ async def _opened(run: _Run) -> AsyncIterator[None]:
             run.journal = run.runner.journal = journal
             stack.push_async_callback(journal.close)
             journal.start()
+        # Under the lock: the sends of another run's window are not this one's to write.
+        run.inner.keep(_stores(job))
         stack.push_async_callback(run.backend.aclose)
         stack.push_async_callback(run.feed.aclose)
         yield
@@ -179,14 +183,16 @@ async def _finish(run: _Run, output: Output) -> None:
     manifests.save(output, run.manifest)
 
 
-def _backend(job: Job, listener: Listener) -> tuple[Backend, int]:
-    """The backend of a job and the number of its slots."""
-    inner: HttpBackend | FunctionBackend
+def _stores(job: Job) -> Stores:
+    """Where limits outlive the run."""
+    recent = None if job.output is None else job.output.state_path / "limits"
+    return Stores(recent=recent, memory=job.memory)
+
+
+def _backend(job: Job, listener: Listener) -> tuple[HttpBackend | FunctionBackend, int]:
+    """Who makes the job's calls, and how many at once at most."""
     if job.endpoint is not None:
-        inner = HttpBackend(job.endpoint, listener=listener)
-    else:
-        assert job.call is not None
-        inner = FunctionBackend(
-            job.call, limits=job.limits, timeout_s=job.timeout_s, listener=listener
-        )
-    return Retry(inner, job.retry, listener=listener), inner.slots.count
+        return HttpBackend(job.endpoint, listener=listener), job.endpoint.limits.slots()
+    assert job.call is not None
+    made = FunctionBackend(job.call, limits=job.limits, timeout_s=job.timeout_s, listener=listener)
+    return made, job.limits.slots()

@@ -9,6 +9,8 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, TypedDict
 
+import msgspec
+
 from redline.calls import Endpoint, RetryPolicy, Timeouts
 from redline.errors import ConfigError, nearest
 from redline.limits import Limits, Rate, as_rates, parse_rate
@@ -24,7 +26,7 @@ class Options(TypedDict, total=False):
     How a row becomes a request: prompt, system, body, url (Jinja templates), method, model,
     params, output_path. Who answers: call (a coroutine function of one row), or endpoint (an
     Endpoint, a URL, or "sim" for the embedded simulated one), api_key, headers, proxy. How fast:
-    limits, or its short forms rps, rpm, tpm, concurrency. Where to: output, format, ordered,
+    limits, or its short forms rps, rpm, tpm, concurrency, rate. Where to: output, format, ordered,
     keep_input, raw. When to give up: timeout_s, max_retries, row_deadline_s, deadline_s, limit,
     fail_on, strict. On an output that is there: retry_failed, restart, force. Functions before and
     after each call: before, after, executor (None: threads). progress: shown on a terminal.
@@ -47,7 +49,8 @@ class Options(TypedDict, total=False):
     rps: float
     rpm: float
     tpm: float
-    concurrency: int
+    concurrency: int | str
+    rate: str
     output: str | os.PathLike[str]
     format: str
     ordered: bool
@@ -74,14 +77,16 @@ _OUTPUT = ("format", "ordered", "keep_input", "raw")
 _JOB = ("row_deadline_s", "deadline_s", "limit", "strict", "retry_failed", "restart", "force")
 _HOOKS = ("before", "after", "executor")
 _OF_ENDPOINT = (
-    *("limits", "rps", "rpm", "tpm", "concurrency"),
+    *("limits", "rps", "rpm", "tpm", "concurrency", "rate"),
     *("api_key", "headers", "proxy", "timeout_s"),
 )
 _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("prompt", "system", "body", "url", "method", "model"), (str,)),
     **dict.fromkeys(("output_path", "api_key", "proxy", "format"), (str,)),
     **dict.fromkeys(("rps", "rpm", "tpm"), (int, float, str)),
-    **dict.fromkeys(("concurrency", "max_retries", "limit"), (int,)),
+    **dict.fromkeys(("max_retries", "limit"), (int,)),
+    "concurrency": (int, str),
+    "rate": (str,),
     **dict.fromkeys(("timeout_s", "row_deadline_s", "deadline_s"), (int, float)),
     **dict.fromkeys(("ordered", "keep_input", "raw", "strict", "progress"), (bool,)),
     **dict.fromkeys(("retry_failed", "restart", "force"), (bool,)),
@@ -119,6 +124,7 @@ def make_job(rows: object, options: Options, environ: Mapping[str, str]) -> Job:
         endpoint=None if "call" in given else _endpoint(given, limits, environ),
         is_simulated=given.get("endpoint") == SIM,
         limits=limits,
+        memory=memory_path(environ),
         prompting=Prompting(
             params=dict(given.get("params", {})),  # type: ignore[call-overload]
             **{**_default_model(given), **_some(given, _PROMPTING)},
@@ -129,6 +135,14 @@ def make_job(rows: object, options: Options, environ: Mapping[str, str]) -> Job:
         fail_on=tuple(given.get("fail_on", ())),  # type: ignore[arg-type]
         **_some(given, ("timeout_s", *_JOB)),
     )
+
+
+def memory_path(environ: Mapping[str, str]) -> Path | None:
+    """Where limits that were found are kept, by the XDG base directories; None without a home."""
+    cache, home = environ.get("XDG_CACHE_HOME"), environ.get("HOME")
+    if cache:
+        return Path(cache, "redline", "limits.json")
+    return Path(home, ".cache", "redline", "limits.json") if home else None
 
 
 def _check_types(given: Mapping[str, Any]) -> None:
@@ -163,13 +177,12 @@ def _limits(given: Mapping[str, Any]) -> Limits:
             requests.append(_short(name, given[name], window_s))
     if "tpm" in given:
         tokens.append(_short("tpm", given["tpm"], 60.0))
-    return Limits(
+    return msgspec.structs.replace(
+        limits,
         requests=tuple(requests),
         tokens=tuple(tokens),
         concurrency=given.get("concurrency", limits.concurrency),
-        profile=limits.profile,
-        headroom=limits.headroom,
-        guard_s=limits.guard_s,
+        rate=given.get("rate", limits.rate),
     )
 
 

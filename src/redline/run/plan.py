@@ -12,6 +12,7 @@ import msgspec
 from redline.calls import Request, TokenEstimator
 from redline.errors import ConfigError, OverBudget, Rejected
 from redline.limits import Limits, Rate
+from redline.limits.jitter import FIRST_GUARD_S
 from redline.run import manifest as manifests
 from redline.run.identity import Identifier, KeySet
 from redline.run.record import read_entry
@@ -65,7 +66,11 @@ def plan(job: Job) -> Plan:
 
 def _survey(job: Job, source: Source, made: Plan) -> None:
     """Counts the rows by what would become of each."""
-    renderer, estimator, identifier = Renderer(job.prompting), TokenEstimator(), Identifier()
+    renderer, estimator, identifier = (
+        Renderer(job.prompting),
+        TokenEstimator(may_block=True),
+        Identifier(),
+    )
     most_tokens = min((rate.count for rate in _limits(job).token_rates()), default=None)
     succeeded, failed = _done(job)
     for row in _rows(source, job.limit):
@@ -161,10 +166,11 @@ def _time(made: Plan, limits: Limits) -> tuple[float, str | None]:
 
 def _last_send_s(before: float, rate: Rate, limits: Limits) -> float:
     """When the last send may go, after requests or tokens of the amount `before`."""
-    span_s = rate.window_s + limits.guard_s
+    guard_s = FIRST_GUARD_S if limits.guard_s is None else limits.guard_s
+    span_s = rate.window_s + guard_s
     if limits.profile in ("fixed", "moving"):
         return before // rate.count * span_s
     if limits.profile == "bucket":
-        capacity = rate.count * max(0.0, 1 - limits.guard_s / rate.window_s)
+        capacity = rate.count * max(0.0, 1 - guard_s / rate.window_s)
         return max(0.0, before - capacity) * rate.window_s / rate.count
     return before * span_s / rate.count

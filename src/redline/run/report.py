@@ -16,7 +16,8 @@ class Report(msgspec.Struct, kw_only=True):
     an earlier run has done. untried: rows that no run has tried, which `retry_failed` leaves out.
     is_input_done: the input was read to its end, or to its limit. stopped: why the run ended early,
     None where it did not; interrupted: by the user. errors_by_kind: failed attempts by kind of
-    error, those tried again included. outcomes: in input order, only for a run without an output
+    error, those tried again included. found_limits: where limits were to be found, what was, as
+    `20/1s requests` or `45 in flight`. outcomes: in input order, only for a run without an output
     file.
     """
 
@@ -36,6 +37,7 @@ class Report(msgspec.Struct, kw_only=True):
     interrupted: bool = False
     stopped: RedlineError | None = None
     errors_by_kind: dict[str, int] = {}
+    found_limits: list[str] = []
     output: Output | None = None
     outcomes: list[Outcome] | None = None
 

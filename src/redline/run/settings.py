@@ -116,10 +116,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One run.
 
     rows: whatever `open_source` takes. endpoint or call: who answers; call is a coroutine function
-    of one row. is_simulated: an embedded simulated server takes the place of the endpoint's base
-    URL. row_deadline_s: a row with its retries. deadline_s: the run; what is unfinished then is
-    done on the next run. limit: only the first N rows. fail_on: finish reasons that make a result
-    a failure. strict: the first bad row ends the run.
+    of one row. memory: a file of the limits that rate "auto" has found. is_simulated: an embedded
+    simulated server takes the place of the endpoint's base URL. row_deadline_s: a row with its
+    retries. deadline_s: the run; what is unfinished then is done on the next run. limit: only the
+    first N rows. fail_on: finish reasons that make a result a failure. strict: the first bad row
+    ends the run.
     """
 
     rows: object
@@ -127,6 +128,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     call: Callable[[Any], Awaitable[Any]] | None = None
     is_simulated: bool = False
     limits: Limits = Limits()
+    memory: Path | None = None
     prompting: Prompting = Prompting()
     output: Output | None = None
     hooks: Hooks = Hooks()

@@ -11,6 +11,9 @@ Everything here decides at once and takes `now_s`, so that tests turn the clock 
 
 `fixed` and the rounding down in `counter` are those of the Python package `limits`, on which
 slowapi and flask-limiter stand. Windows of `counter` begin at whole multiples of W.
+
+Where an answer is counted when it ends, a count may come to stand above its limit. Then nothing
+fits until it is back.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -28,6 +31,8 @@ from redline.limits.rate import Rate
 # A wait that ends a hair late: the counter's condition is strict, so at the exact moment it
 # still refuses.
 _STRICTLY_AFTER_S = 1e-6
+# What limits count, named as in Anthropic's headers. `tokens` is input and output together.
+KINDS = ("requests", "tokens", "input-tokens", "output-tokens")
 # Float noise of a bucket that has refilled for exactly the wait it announced.
 _DROP = 1e-6
 
@@ -40,7 +45,11 @@ class Window(Protocol):
         ...
 
     def take(self, amount: int, now_s: float) -> None:
-        """Counts `amount`, for which `wait_s` has just been 0."""
+        """Counts `amount`, whether it fits or not."""
+        ...
+
+    def resize(self, rate: Rate, now_s: float) -> None:
+        """Allows `rate`, of the same window_s, from now on. What is counted stays counted."""
         ...
 
     def left(self, now_s: float) -> int:
@@ -76,9 +85,12 @@ class FixedWindow:
             self._ends_s = now_s + self._rate.window_s
         self._count += amount
 
+    def resize(self, rate: Rate, now_s: float) -> None:
+        self._rate = rate
+
     def left(self, now_s: float) -> int:
         self._roll(now_s)
-        return self._rate.count - self._count
+        return max(0, self._rate.count - self._count)
 
     def reset_s(self, now_s: float) -> float:
         return max(0.0, self._ends_s - now_s)
@@ -87,7 +99,7 @@ class FixedWindow:
 class MovingWindow:
     """At most N in any W seconds: a log of every hit, forgotten once it is W old.
 
-    The log holds at most N hits.
+    The log holds at most N hits, and the answers that ended in these W seconds.
     """
 
     def __init__(self, rate: Rate) -> None:
@@ -115,9 +127,12 @@ class MovingWindow:
         self._log.append((now_s, amount))
         self._count += amount
 
+    def resize(self, rate: Rate, now_s: float) -> None:
+        self._rate = rate
+
     def left(self, now_s: float) -> int:
         self._roll(now_s)
-        return self._rate.count - self._count
+        return max(0, self._rate.count - self._count)
 
     def reset_s(self, now_s: float) -> float:
         self._roll(now_s)
@@ -166,6 +181,9 @@ class SlidingCounter:
         self._roll(now_s)
         self._count += amount
 
+    def resize(self, rate: Rate, now_s: float) -> None:
+        self._rate = rate
+
     def reset_s(self, now_s: float) -> float:
         since_s = self._roll(now_s)
         if self._count:
@@ -198,6 +216,13 @@ class TokenBucket:
     def take(self, amount: int, now_s: float) -> None:
         self._roll(now_s)
         self._level -= amount
+
+    def resize(self, rate: Rate, now_s: float) -> None:
+        """A larger bucket is not fuller at once, a smaller one spills (Go's x/time/rate)."""
+        self._roll(now_s)
+        self._level = min(float(rate.count), self._level)
+        self._capacity = rate.count
+        self._per_s = rate.count / rate.window_s
 
     def left(self, now_s: float) -> int:
         self._roll(now_s)
@@ -243,40 +268,90 @@ class Reading(msgspec.Struct, frozen=True):
     reset_s: float
 
 
-class Admission:
-    """All limits of one provider: a request is counted by every one of them, or by none."""
+class Charge(msgspec.Struct, frozen=True, gc=False):
+    """What one request is counted as: itself, where it is one, and tokens of either kind."""
 
-    def __init__(
-        self, requests: Sequence[Rate], tokens: Sequence[Rate], algorithm: str = "fixed"
-    ) -> None:
-        window = _WINDOWS[algorithm]
+    input_tokens: int = 0
+    output_tokens: int = 0
+    requests: int = 1
+
+    def amount(self, what: str) -> int:
+        """What a limit of the kind `what` counts of it."""
+        if what == "requests":
+            return self.requests
+        if what == "tokens":
+            return self.input_tokens + self.output_tokens
+        return self.input_tokens if what == "input-tokens" else self.output_tokens
+
+
+Rates = Mapping[str, Sequence[Rate]]
+
+
+class Admission:
+    """All limits of one provider: a request is counted by every one of them, or by none.
+
+    rates: the limits by kind; the kinds are those of KINDS.
+    """
+
+    def __init__(self, rates: Rates, algorithm: str = "fixed") -> None:
+        self._make = _WINDOWS[algorithm]
         self._limits: list[tuple[str, Rate, Window]] = [
-            *(("requests", rate, window(rate)) for rate in requests),
-            *(("tokens", rate, window(rate)) for rate in tokens),
+            (what, rate, self._make(rate)) for what in KINDS for rate in rates.get(what, ())
         ]
 
-    def ask(self, tokens: int, now_s: float) -> Rejection | None:
-        """None when admitted, and then one request and `tokens` are counted.
+    @property
+    def rates(self) -> dict[str, list[Rate]]:
+        """The limits by kind, every kind named."""
+        return {what: [rate for kind, rate, _ in self._limits if kind == what] for what in KINDS}
+
+    def change(self, rates: Rates, now_s: float) -> None:
+        """Replaces all limits of the kinds in `rates`; the other kinds stay.
+
+        A limit that has the window_s of an earlier one of its kind goes on from what that one has
+        counted, the first from the first. Any other begins with nothing counted.
+        """
+        found: list[tuple[str, Rate, Window]] = []
+        before = self._limits
+        for what in KINDS:
+            if what not in rates:
+                found += [limit for limit in before if limit[0] == what]
+                continue
+            old = [limit for limit in before if limit[0] == what]
+            for rate in rates[what]:
+                kept = next((limit for limit in old if limit[1].window_s == rate.window_s), None)
+                if kept is None:
+                    found.append((what, rate, self._make(rate)))
+                else:
+                    old.remove(kept)
+                    kept[2].resize(rate, now_s)
+                    found.append((what, rate, kept[2]))
+        self._limits = found
+
+    def ask(self, charge: Charge, now_s: float) -> Rejection | None:
+        """None when admitted, and then the charge is counted.
 
         Otherwise nothing is counted, and the limit with the longest wait is returned.
         """
         worst: tuple[float, str, Rate, Window] | None = None
         for what, rate, window in self._limits:
-            wait_s = window.wait_s(1 if what == "requests" else tokens, now_s)
+            wait_s = window.wait_s(charge.amount(what), now_s)
             if wait_s > 0 and (worst is None or wait_s > worst[0]):
                 worst = (wait_s, what, rate, window)
         if worst is None:
-            for what, _, window in self._limits:
-                amount = 1 if what == "requests" else tokens
-                if amount:
-                    window.take(amount, now_s)
+            self.count(charge, now_s)
             return None
         wait_s, what, rate, window = worst
-        asked = 1 if what == "requests" else tokens
-        return Rejection(what, rate, rate.count - window.left(now_s), asked, wait_s)
+        used = rate.count - window.left(now_s)
+        return Rejection(what, rate, used, charge.amount(what), wait_s)
+
+    def count(self, charge: Charge, now_s: float) -> None:
+        """Counts the charge, whether it fits or not."""
+        for what, _, window in self._limits:
+            if amount := charge.amount(what):
+                window.take(amount, now_s)
 
     def readings(self, now_s: float) -> list[Reading]:
-        """At most one reading of requests and one of tokens: of the limit with the least left."""
+        """At most one reading of each kind: of the limit with the least left."""
         least: dict[str, Reading] = {}
         for what, rate, window in self._limits:
             left = window.left(now_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from redline.sim.admission import Reading
@@ -13,33 +13,78 @@ def limit_headers(style: str, readings: Sequence[Reading], wall_s: float) -> dic
     """The headers that tell a client how much of each limit is left.
 
     style: `openai` (resets as durations like `6m0s`), `azure` (the same names, resets in whole
-    seconds), `anthropic` (resets as RFC 3339 times, for which wall_s is the time now), or `none`.
+    seconds), `anthropic` (resets as RFC 3339 times, for which wall_s is the time now), `ietf`
+    (RateLimit and RateLimit-Policy of the draft's version 08), `envoy` and `slowapi` (one limit of
+    requests: resets in seconds, or as a moment one second late). `gemini` and `none` have none.
     """
-    headers: dict[str, str] = {}
-    if style == "none":
-        return headers
-    for reading in readings:
-        if style == "anthropic":
-            prefix = f"anthropic-ratelimit-{reading.what}"
-            headers[f"{prefix}-limit"] = str(reading.limit)
-            headers[f"{prefix}-remaining"] = str(reading.left)
-            headers[f"{prefix}-reset"] = rfc3339(wall_s + reading.reset_s)
-            continue
-        reset = duration(reading.reset_s) if style == "openai" else str(whole(reading.reset_s))
-        headers[f"x-ratelimit-limit-{reading.what}"] = str(reading.limit)
-        headers[f"x-ratelimit-remaining-{reading.what}"] = str(reading.left)
-        headers[f"x-ratelimit-reset-{reading.what}"] = reset
-    return headers
+    if style in ("openai", "azure"):
+        return _openai(readings, duration if style == "openai" else lambda s: str(whole(s)))
+    if style == "anthropic":
+        return _anthropic(readings, wall_s)
+    if style == "ietf":
+        return _ietf(readings)
+    requests = next((reading for reading in readings if reading.what == "requests"), None)
+    if style not in ("envoy", "slowapi") or requests is None:
+        return {}
+    # slowapi adds a second to what its window says (its extension.py, `reset_in`).
+    late = str(wall_s + requests.reset_s + 1)
+    return {
+        "x-ratelimit-limit": str(requests.limit),
+        "x-ratelimit-remaining": str(requests.left),
+        "x-ratelimit-reset": late if style == "slowapi" else str(whole(requests.reset_s)),
+    }
 
 
 def retry_headers(style: str, wait_s: float) -> dict[str, str]:
     """`retry-after` in whole seconds and `retry-after-ms`; after either the request fits.
 
-    Nothing for style `none`, and nothing for a request that will never fit.
+    No milliseconds for `envoy`, `ietf` and `slowapi`, where it is plain HTTP. Nothing for style
+    `none`, nor for `gemini` (see `retry_details`), nor for a request that will never fit.
     """
-    if style == "none" or math.isinf(wait_s):
+    if style in ("none", "gemini") or math.isinf(wait_s):
         return {}
-    return {"retry-after": str(whole(wait_s)), "retry-after-ms": str(whole(wait_s * 1000))}
+    headers = {"retry-after": str(whole(wait_s))}
+    if style in ("openai", "azure", "anthropic"):
+        headers["retry-after-ms"] = str(whole(wait_s * 1000))
+    return headers
+
+
+def retry_details(style: str, wait_s: float) -> list[dict[str, str]]:
+    """What a 429's body holds under `error.details`: RetryInfo for style `gemini`, else nothing.
+
+    Nothing for a request that will never fit.
+    """
+    if style != "gemini" or math.isinf(wait_s):
+        return []
+    kind = "type.googleapis.com/google.rpc.RetryInfo"
+    return [{"@type": kind, "retryDelay": f"{whole(wait_s)}s"}]
+
+
+def _openai(readings: Sequence[Reading], reset: Callable[[float], str]) -> dict[str, str]:
+    headers = {}
+    for reading in readings:
+        headers[f"x-ratelimit-limit-{reading.what}"] = str(reading.limit)
+        headers[f"x-ratelimit-remaining-{reading.what}"] = str(reading.left)
+        headers[f"x-ratelimit-reset-{reading.what}"] = reset(reading.reset_s)
+    return headers
+
+
+def _anthropic(readings: Sequence[Reading], wall_s: float) -> dict[str, str]:
+    headers = {}
+    for reading in readings:
+        prefix = f"anthropic-ratelimit-{reading.what}"
+        headers[f"{prefix}-limit"] = str(reading.limit)
+        headers[f"{prefix}-remaining"] = str(reading.left)
+        headers[f"{prefix}-reset"] = rfc3339(wall_s + reading.reset_s)
+    return headers
+
+
+def _ietf(readings: Sequence[Reading]) -> dict[str, str]:
+    if not readings:
+        return {}
+    rates = [f'"{each.what}";r={each.left};t={whole(each.reset_s)}' for each in readings]
+    policies = [f'"{each.what}";q={each.limit};qu="{each.what}"' for each in readings]
+    return {"ratelimit": ", ".join(rates), "ratelimit-policy": ", ".join(policies)}
 
 
 def duration(seconds_s: float) -> str:

@@ -1,8 +1,9 @@
 """One request's way through the simulated provider.
 
-Read -> key -> draft of the reply -> room in the queue -> rate limits -> fault drawn -> slot ->
-latency -> reply. What is refused before the rate limits costs nothing. What is admitted is
-charged, and may then meet a fault: a provider charges for those, too.
+Read -> jitter -> key -> draft of the reply -> room in the queue -> rate limits -> fault drawn ->
+slot -> latency -> reply. What is refused before the rate limits costs nothing. What is admitted is
+charged, and may then meet a fault: a provider charges for those, too. Where answers are charged
+when they end, a request whose client leaves before costs its prompt only.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import asyncio
 import math
 from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 import msgspec
 from aiohttp import HttpVersion11, web
 
 from redline.clock import Clock
-from redline.sim.admission import Admission, Rejection
+from redline.errors import ConfigError
+from redline.limits.rate import Rate, parse_rate
+from redline.sim.admission import Admission, Charge, Rejection
 from redline.sim.answers import Answers
-from redline.sim.bodies import BadCall
+from redline.sim.bodies import BadCall, decode
 from redline.sim.drafts import ENDPOINTS, Draft, Object
-from redline.sim.headers import limit_headers, retry_headers
+from redline.sim.headers import limit_headers, retry_details, retry_headers
 from redline.sim.replay import load_replay
 from redline.sim.settings import SimSettings
 from redline.sim.slots import Slots
@@ -41,6 +45,39 @@ _AT_THE_DOOR = {
 _FAILED = error_reply(500, "The server had an error (injected fault).", "server_error")
 _FULL = error_reply(503, "The queue is full.", "service_unavailable", code="overloaded")
 _HTML = Reply(200, HTML_PAGE, content_type="text/html; charset=utf-8")
+# Headers of these styles have names for input and output apart; the others know `tokens` only.
+_SPLIT_STYLES = frozenset({"anthropic"})
+
+
+class _Ceiling(msgspec.Struct):
+    """What a body says of the most that may be answered, in the words of every endpoint."""
+
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    n: int | None = None
+    prompt: str | list[Any] = ""
+
+    def tokens(self, otherwise: int) -> int:
+        """The most output tokens of all choices together; `otherwise` where there is no bound."""
+        most = self.max_completion_tokens or self.max_tokens or self.max_output_tokens
+        if most is None:
+            return otherwise
+        is_list = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
+        return most * (self.n or 1) * (len(self.prompt) if is_list else 1)
+
+
+class _NewLimits(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST /sim/limits. A kind that is left out stays as it is."""
+
+    requests: list[str] | None = None
+    tokens: list[str] | None = None
+    input_tokens: list[str] | None = None
+    output_tokens: list[str] | None = None
+
+
+_CEILING = msgspec.json.Decoder(_Ceiling)
+_NEW_LIMITS = msgspec.json.Decoder(_NewLimits)
 
 
 class Provider:
@@ -50,8 +87,9 @@ class Provider:
         self._settings = settings
         self._clock = clock
         self._answers = Answers(load_replay(settings.replay) if settings.replay else None)
-        self._admission = Admission(settings.requests, settings.tokens, settings.algorithm)
+        self._admission = Admission(settings.rates, settings.algorithm)
         # Streams of their own, so that faults do not shift the latencies of one seed.
+        self._jitter_rng = Random(f"{settings.seed} jitter")
         self._latency_rng = Random(f"{settings.seed} latency")
         self._fault_rng = Random(f"{settings.seed} fault")
         self._slots = Slots(settings.concurrency)
@@ -65,8 +103,10 @@ class Provider:
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answers one request, which ends in exactly one class of the statistics.
 
-        Cancelled when the client leaves.
+        Cancelled when the client leaves. What changes the limits is no such request.
         """
+        if request.path == "/sim/limits":
+            return self.write(request, await self._change(request))
         ticket = self.stats.receive(self._clock.now_s())
         try:
             return await self._serve(request, ticket)
@@ -104,14 +144,15 @@ class Provider:
     async def _serve(self, request: web.BaseRequest, ticket: Ticket) -> web.StreamResponse:
         try:
             raw = await _read(request)
+            if self._settings.jitter_s:
+                await asyncio.sleep(self._jitter_rng.uniform(0, self._settings.jitter_s))
             ticket.arrival_s = self._clock.now_s()
             draft = self._draft(request, raw)
         except BadCall as error:
             return self._reply(request, ticket, refusal(error), "refused")
         if self._slots.is_full:
             return self._reply(request, ticket, _FULL, "overloaded")
-        tokens = draft.prompt_tokens + draft.completion_tokens
-        rejection = self._admission.ask(tokens, ticket.arrival_s)
+        rejection = self._admission.ask(self._charge(raw, draft), ticket.arrival_s)
         if rejection is not None:
             over = self._rejected(rejection, ticket.arrival_s)
             return self._reply(request, ticket, over, "rejected", rejection.limit)
@@ -141,6 +182,8 @@ class Provider:
         wait_s = first_s if draft.is_stream else ticket.latency_s
         if wait_s > 0:
             await asyncio.sleep(wait_s)
+        if fault is not None or not draft.is_stream:
+            self._charge_answer(draft)
         if fault == "half":
             return await self._half(request, ticket, draft)
         if fault is not None:
@@ -160,6 +203,35 @@ class Provider:
             raise BadCall(f"{request.path} takes POST, not {request.method}.", status=405)
         return endpoint(raw, self._answers)
 
+    def _charge(self, raw: bytes, draft: Draft) -> Charge:
+        """What the request counts as on arrival."""
+        if self._settings.charge == "actual":
+            return Charge(draft.prompt_tokens, draft.completion_tokens)
+        if self._settings.charge == "answered":
+            return Charge(draft.prompt_tokens)
+        most = decode(_CEILING, raw).tokens(draft.completion_tokens)
+        return Charge(draft.prompt_tokens, most)
+
+    def _charge_answer(self, draft: Draft) -> None:
+        if self._settings.charge == "answered":
+            answer = Charge(output_tokens=draft.completion_tokens, requests=0)
+            self._admission.count(answer, self._clock.now_s())
+
+    async def _change(self, request: web.BaseRequest) -> Reply:
+        """Shows the limits, and before that changes them where the request is a POST."""
+        try:
+            self.refuse_key(request)
+            if request.method == "POST":
+                body = decode(_NEW_LIMITS, await _read(request))
+                self._admission.change(_rates(body), self._clock.now_s())
+            elif request.method not in ("GET", "HEAD"):
+                raise BadCall(f"/sim/limits takes GET and POST, not {request.method}.", status=405)
+        except BadCall as error:
+            return refusal(error)
+        limits = self._admission.rates.items()
+        shown = {what.replace("-", "_"): [str(rate) for rate in rates] for what, rates in limits}
+        return Reply(200, msgspec.json.encode(shown))
+
     def _rejected(self, rejection: Rejection, now_s: float) -> Reply:
         rate = rejection.rate
         asked = (
@@ -170,22 +242,24 @@ class Provider:
             message = f"Request too large on {asked} It can never be admitted; make it smaller."
         else:
             message = f"Rate limit reached on {asked} Please try again in {rejection.wait_s:.3f}s."
+        style = self._settings.headers
+        headers = {**self._limit_headers(now_s), **retry_headers(style, rejection.wait_s)}
+        if details := retry_details(style, rejection.wait_s):
+            status = "RESOURCE_EXHAUSTED"
+            error = {"code": 429, "message": message, "status": status, "details": details}
+            return Reply(429, msgspec.json.encode({"error": error}), headers)
         return error_reply(
-            429,
-            message,
-            rejection.what,
-            code="rate_limit_exceeded",
-            headers={
-                **self._limit_headers(now_s),
-                **retry_headers(self._settings.headers, rejection.wait_s),
-            },
+            429, message, rejection.what, code="rate_limit_exceeded", headers=headers
         )
 
     def _limit_headers(self, now_s: float) -> dict[str, str]:
-        if self._settings.headers == "none":
+        style = self._settings.headers
+        if style == "none":
             return {}
         readings = self._admission.readings(now_s)
-        return limit_headers(self._settings.headers, readings, self._clock.wall_s())
+        if style not in _SPLIT_STYLES:
+            readings = [each for each in readings if each.what in ("requests", "tokens")]
+        return limit_headers(style, readings, self._clock.wall_s())
 
     def _reply(
         self,
@@ -251,6 +325,7 @@ class Provider:
         self, request: web.BaseRequest, ticket: Ticket, draft: Draft
     ) -> web.StreamResponse:
         def finish() -> None:
+            self._charge_answer(draft)
             if not _has_left(request):
                 self.stats.spend(draft.prompt_tokens, draft.completion_tokens)
                 self.stats.settle(ticket, "answered", 200, self._clock.now_s())
@@ -279,6 +354,18 @@ class Provider:
 def refusal(error: BadCall) -> Reply:
     """The reply to a request that is itself wrong."""
     return error_reply(error.status, error.message, "invalid_request_error", code=error.code)
+
+
+def _rates(body: _NewLimits) -> dict[str, list[Rate]]:
+    """The limits of the kinds that are given. Raises BadCall for what is no rate."""
+    try:
+        return {
+            name.replace("_", "-"): [parse_rate(text, name) for text in texts]
+            for name, texts in msgspec.structs.asdict(body).items()
+            if texts is not None
+        }
+    except ConfigError as error:
+        raise BadCall(f"{error.what}: {error.hint}" if error.hint else error.what) from None
 
 
 def _has_left(request: web.BaseRequest) -> bool:

@@ -12,23 +12,30 @@ from redline.sim.faults import Faults
 from redline.sim.latency import Constant, Latency
 
 ALGORITHMS = ("fixed", "moving", "counter", "bucket")
-HEADER_STYLES = ("openai", "azure", "anthropic", "none")
+HEADER_STYLES = ("openai", "azure", "anthropic", "gemini", "envoy", "ietf", "slowapi", "none")
+CHARGES = ("actual", "reserved", "answered")
 MAX_PER_TOKEN_S = 60.0
+MAX_JITTER_S = 60.0
 
 
 class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a simulated provider does, fixed before it starts.
 
     host, port: where it listens; port 0 lets the system pick one.
-    requests, tokens: the rate limits; all of them hold at once.
+    requests, tokens, input_tokens, output_tokens: the rate limits; all of them hold at once.
+        `tokens` counts input and output together.
     algorithm: how the limits count: `fixed` and `moving` windows, sliding window `counter`,
         token `bucket`.
+    charge: when tokens are counted. `actual`: prompt and answer on arrival; `reserved`: prompt and
+        max_tokens on arrival, never given back (the answer's tokens where there is no max_tokens);
+        `answered`: the prompt on arrival, the answer when it ends.
+    jitter_s: each request is held up by 0 to so many seconds before the limits are asked.
     concurrency: requests served at once; further ones wait in arrival order. None for no cap.
     latency: seconds before the first byte; per_token_s: seconds more per completion token.
     faults: the share of admitted requests that goes wrong, by kind.
     headers: whose limit headers to imitate. `none` sends no limit headers and no Retry-After.
     replay: a file of `question` and `answer` lines to answer from.
-    seed: fixes latencies and faults, in the order of arrival.
+    seed: fixes latencies, faults and jitter, in the order of arrival.
     api_key: where set, the key every request must carry.
     Raises ConfigError for a value that cannot work.
     """
@@ -37,7 +44,11 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
     requests: tuple[Rate, ...] = ()
     tokens: tuple[Rate, ...] = ()
+    input_tokens: tuple[Rate, ...] = ()
+    output_tokens: tuple[Rate, ...] = ()
     algorithm: str = "fixed"
+    charge: str = "actual"
+    jitter_s: float = 0.0
     concurrency: int | None = None
     latency: Latency = Constant(0.0)
     per_token_s: float = 0.0
@@ -49,6 +60,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _one_of("algorithm", self.algorithm, ALGORITHMS)
+        _one_of("charge", self.charge, CHARGES)
         _one_of("header style", self.headers, HEADER_STYLES)
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"a port lies in 0 to 65535, not {self.port}", hint="0 picks one")
@@ -63,14 +75,32 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"not {self.per_token_s:g}",
                 hint="0.02 is 50 tokens a second",
             )
+        if not 0 <= self.jitter_s <= MAX_JITTER_S:
+            raise ConfigError(
+                f"the jitter must be between 0 and {MAX_JITTER_S:g} s, not {self.jitter_s:g}",
+                hint="0.05 is a slow network",
+            )
         if self.api_key is not None and not self.api_key.strip():
             raise ConfigError("the key to ask for is empty", hint="leave it out to ask for none")
 
+    @property
+    def rates(self) -> dict[str, tuple[Rate, ...]]:
+        """The rate limits by kind, as redline.sim.admission names the kinds."""
+        return {
+            "requests": self.requests,
+            "tokens": self.tokens,
+            "input-tokens": self.input_tokens,
+            "output-tokens": self.output_tokens,
+        }
+
     def __str__(self) -> str:
         """What is simulated, on one line. The key is not shown."""
-        rates = [f"requests {rate}" for rate in self.requests]
-        rates += [f"tokens {rate}" for rate in self.tokens]
-        parts = [f"{', '.join(rates)} ({self.algorithm})" if rates else "no rate limit"]
+        told = [f"{what} {rate}" for what, rates in self.rates.items() for rate in rates]
+        parts = [f"{', '.join(told)} ({self.algorithm})" if told else "no rate limit"]
+        if self.charge != "actual":
+            parts.append(f"tokens as {self.charge}")
+        if self.jitter_s:
+            parts.append(f"jitter 0-{self.jitter_s:g} s")
         if self.concurrency is not None:
             parts.append(f"{self.concurrency} at once")
         parts.append(f"latency {self.latency}")

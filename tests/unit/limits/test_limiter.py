@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mutants import assert_caught, mutant, with_names
 from redline.errors import OverBudget
-from redline.limits import Grant, Limiter, Limits, Rate
+from redline.limits import Cost, Grant, Limiter, Limits, Rate
 from redline.limits import limiter as limiter_module
 from redline.limits import queue as queue_module
 from redline.limits import window as window_module
@@ -35,7 +35,8 @@ async def take(
 ) -> Any:
     """Waits for a grant, notes it, and writes at once."""
     grant = await limiter.acquire(tokens, priority)
-    granted.append((name, pytest.approx(now_s())))
+    # The calls of a burst go a few milliseconds apart.
+    granted.append((name, pytest.approx(now_s(), abs=0.02)))
     grant.sent(now_s())
     return grant
 
@@ -105,8 +106,7 @@ async def test_every_limit_holds_and_none_is_booked_alone() -> None:
             group.create_task(take(limiter, name, granted, tokens))
         await settled()
         # `b` waits for tokens alone: the request windows have booked and counted `a` only.
-        assert [window._booked_amount for window in limiter._windows] == [0, 0, 0]
-        assert [window._sent_amount for window in limiter._windows] == [1, 1, 90]
+        assert [line.window.used(now_s()) for line in limiter.budget.lines] == [1, 1, 90]
     assert granted == [("a", 0), ("b", 1), ("c", 1), ("d", 10)]
 
 
@@ -124,7 +124,7 @@ async def test_a_call_larger_than_the_budget_is_refused_at_once() -> None:
     )
     assert "shorten the prompt" in caught.value.hint
     first.sent(0.0)
-    assert (await waiting).tokens == 200
+    assert (await waiting).cost.tokens == 200
 
 
 @in_virtual_time
@@ -138,7 +138,7 @@ async def test_parking_holds_everybody_until_the_latest_wish() -> None:
         await asyncio.sleep(1)
         # The timer is set for 5; a later wish while it runs must hold too.
         assert limiter.park(9.0)
-        assert limiter.room_s(0, now_s()) == 8.0
+        assert limiter.room_s(Cost(), now_s()) == 8.0
     assert granted == [("a", 9)]
 
 
@@ -271,7 +271,8 @@ def test_cancelling_anywhere_leaks_nothing(
         limiter = limiter_of(requests="3/1s", tokens="100/1s", profile=profile)
         await churn(limiter, plan)
         assert limiter.waiting == 0
-        assert [window._booked_amount for window in limiter._windows] == [0, 0]
+        windows = [line.window for line in limiter.budget.lines]
+        assert [window._booked_amount for window in windows] == [0, 0]
         await asyncio.sleep(500)
         async with asyncio.timeout(3):
             await limiter.acquire(100)
@@ -280,55 +281,114 @@ def test_cancelling_anywhere_leaks_nothing(
     virtual_run(main())
 
 
-class CountedOperations(queue_module.Waiter[Any, Any]):
-    comparisons = 0
-
-    def __lt__(self, other: queue_module.Waiter[Any, Any]) -> bool:
-        type(self).comparisons += 1
-        return super().__lt__(other)
-
-
 @pytest.mark.parametrize("is_cancelled", [False, True])
-def test_a_hundred_thousand_waiters_cost_a_few_operations_each(
+def test_many_waiters_cost_a_few_operations_each(
     monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
 ) -> None:
-    """n log n comparisons and a constant number of window questions for each waiter."""
-    waiters, questions = 100_000, 0
+    """A constant number of window questions for each waiter, and no search in the queue."""
+    waiters, questions = 20_000, 0
     ask = window_module.Window.wait_s
 
-    def counted(self: window_module.Window, amount: int, at_s: float) -> float:
+    def counted(self: window_module.Window, amount: int, at_s: float, *more: Any) -> float:
         nonlocal questions
         questions += 1
-        return ask(self, amount, at_s)
+        return ask(self, amount, at_s, *more)
 
     monkeypatch.setattr(window_module.Window, "wait_s", counted)
-    monkeypatch.setattr(queue_module, "Waiter", CountedOperations)
-    monkeypatch.setattr(CountedOperations, "comparisons", 0)
 
     async def main() -> None:
         limiter = limiter_of(requests="1000/1s", profile="moving")
         for _ in range(1000):
             (await limiter.acquire()).sent(now_s())
-        futures = [limiter._queue.add(0, 0) for _ in range(waiters)]
+        futures = [limiter._queue.add(Cost(), 0) for _ in range(waiters)]
         limiter._pump()
         if is_cancelled:
             for waiter in futures:
                 waiter.future.cancel()
                 limiter._queue.forget()
                 limiter._pump()
-            assert len(limiter._queue._heap) <= 64
+            assert sum(map(len, limiter._queue._lines.values())) <= 64
             return
         done = 0
         while done < waiters:
             await futures[done].future
             while done < waiters and futures[done].future.done():
-                limiter._sent(futures[done].future.result(), now_s())
+                limiter.mark_sent(futures[done].future.result(), now_s())
                 done += 1
-        assert now_s() == pytest.approx(100)
+        assert now_s() == pytest.approx(waiters / 1000, rel=0.03)
 
     virtual_run(main())
-    assert questions <= 6 * waiters
-    assert CountedOperations.comparisons <= 40 * waiters
+    assert questions <= 3 * waiters
+
+
+@in_virtual_time
+async def test_a_cancelled_head_lets_the_next_one_go_at_once() -> None:
+    limiter = limiter_of(tokens="100/1s", profile="moving")
+    (await limiter.acquire(60)).sent(now_s())
+    large = asyncio.create_task(limiter.acquire(100))
+    small = asyncio.create_task(limiter.acquire(40))
+    await asyncio.sleep(0.5)
+    assert not small.done()
+    large.cancel()
+    await small
+    assert now_s() == 0.5
+
+
+@in_virtual_time
+async def test_lowered_limits_refuse_who_could_never_go_and_lose_nobody_else() -> None:
+    limiter = limiter_of(tokens="100/1s", profile="moving")
+    (await limiter.acquire(100)).sent(now_s())
+    large = asyncio.create_task(limiter.acquire(80))
+    small = asyncio.create_task(limiter.acquire(50))
+    await asyncio.sleep(0.5)
+    limiter.set_rates("tokens", [Rate(50, 1.0)])
+    with pytest.raises(OverBudget):
+        await large
+    assert now_s() == 0.5
+    await small
+    assert now_s() == pytest.approx(1)
+    assert limiter.waiting == 0
+
+
+@in_virtual_time
+async def test_a_caller_cancelled_in_the_tick_of_its_refusal_stays_cancelled() -> None:
+    limiter = limiter_of(tokens="100/1s", profile="moving")
+    (await limiter.acquire(100)).sent(now_s())
+    large = asyncio.create_task(limiter.acquire(80))
+    await asyncio.sleep(0.5)
+    limiter.set_rates("tokens", [Rate(50, 1.0)])
+    large.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await large
+    assert limiter.waiting == 0
+
+
+@in_virtual_time
+async def test_raised_limits_let_the_head_go_at_once() -> None:
+    limiter = limiter_of(requests="1/60s", profile="moving")
+    (await limiter.acquire()).sent(now_s())
+    waiting = asyncio.create_task(limiter.acquire())
+    await asyncio.sleep(3)
+    limiter.set_rates("requests", [Rate(2, 60.0)])
+    await waiting
+    assert now_s() == 3
+
+
+@in_virtual_time
+async def test_a_context_sends_on_entry_and_proves_by_its_end() -> None:
+    limiter = Limiter(
+        Limits(requests="40/1s", profile="moving"), VirtualClock(asyncio.get_running_loop())
+    )
+    first_guard_s = limiter.guard_s
+
+    async def one() -> None:
+        async with limiter() as grant:
+            assert grant.sent_s == now_s()
+            await asyncio.sleep(0.02)
+
+    for _ in range(100):
+        await one()
+    assert limiter.guard_s < first_guard_s
 
 
 # Mutants: a queue by amount, a queue without order, a grant that is lost.
@@ -373,29 +433,51 @@ def check_no_leak(kind: Any) -> None:
     virtual_run(main())
 
 
+def check_next(kind: Any) -> None:
+    """Who is next goes as soon as the head has been cancelled or refused."""
+
+    async def main() -> None:
+        limiter = limiter_of(kind, tokens="100/1s", profile="moving")
+        (await limiter.acquire(60)).sent(now_s())
+        large = asyncio.create_task(limiter.acquire(100))
+        small = asyncio.create_task(limiter.acquire(40))
+        await settled()
+        large.cancel()
+        await small
+        assert now_s() == 0
+        small.result().release()
+        large = asyncio.create_task(limiter.acquire(90))
+        small = asyncio.create_task(limiter.acquire(20))
+        await settled()
+        limiter.set_rates("tokens", [Rate(80, 1.0)])
+        (refused,) = await asyncio.gather(large, return_exceptions=True)
+        assert isinstance(refused, OverBudget)
+        await small
+        assert now_s() == 0
+
+    virtual_run(main(), limit_s=60)
+
+
 FORGETFUL = "def forget(self) -> None: return\n\n    def unused(self) -> None:"
+BY_AMOUNT = (
+    "line.append(waiter); self._lines[priority] = deque(sorted(line, key=lambda w: w.want.tokens))"
+)
+UNSEEN = "if waiter.future.cancelled() and self._queue.forget() is None:\n                raise\n"
+UNSEEN += "            if False:"
 MUTANTS = [
-    (check_no_leak, limiter_module, "self._release(waiter.future.result())", "pass"),
-    (check_no_leak, limiter_module, "window.release(booking, now_s)", "pass"),
+    (check_no_leak, limiter_module, "self.give_back(waiter.future.result())", "pass"),
+    (check_no_leak, limiter_module, "booking.window.release(booking, now_s)", "pass"),
     (check_no_leak, queue_module, "def forget(self) -> None:", FORGETFUL),
-    (
-        check_order,
-        queue_module,
-        "return (self.priority, self.number) < (other.priority, other.number)",
-        "return self.want < other.want",
-    ),
-    (
-        check_order,
-        queue_module,
-        "return (self.priority, self.number) < (other.priority, other.number)",
-        "return self.number > other.number",
-    ),
+    (check_order, queue_module, "line.append(waiter)", BY_AMOUNT),
+    (check_order, queue_module, "line.append(waiter)", "line.appendleft(waiter)"),
     (
         check_order,
         limiter_module,
-        "if not self._queue and self.room_s(tokens, asked_s) <= 0:",
-        "if self.room_s(tokens, asked_s) <= 0:",
+        "if not self._queue and self.room_s(cost, asked_s) <= 0:",
+        "if self.room_s(cost, asked_s) <= 0:",
     ),
+    (check_next, limiter_module, "if waiter.future.cancelled():", UNSEEN),
+    (check_next, limiter_module, "waiter.future.set_exception(error)", "continue"),
 ]
 
 

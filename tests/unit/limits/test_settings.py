@@ -47,6 +47,33 @@ def test_concurrency_follows_the_request_rate(
     assert Limits(requests=requests, concurrency=concurrency).slots() == slots
 
 
+def test_each_kind_of_token_has_its_own_limits() -> None:
+    limits = Limits(input_tokens="30k/60s", output_tokens=("8k/60s", "1/1s"), headroom=0.5)
+    assert limits.input_token_rates() == (Rate(15_000, 60.0),)
+    assert limits.output_token_rates() == (Rate(4000, 60.0), Rate(1, 1.0))
+    assert limits.request_rates() == limits.token_rates() == ()
+    assert limits.rates("input_tokens") == limits.input_token_rates()
+    assert limits.counts_tokens
+    assert not Limits(requests="2/1s").counts_tokens
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_adaptive", "slots"),
+    [
+        ({}, False, 64),
+        ({"rate": "auto"}, True, 1000),
+        ({"rate": "auto", "concurrency": 5}, False, 5),
+        ({"concurrency": "auto", "requests": "1/1s"}, True, 1000),
+    ],
+)
+def test_what_is_found_and_not_stated(
+    settings: dict[str, object], is_adaptive: bool, slots: int
+) -> None:
+    limits = Limits(**settings)  # type: ignore[arg-type]
+    assert limits.is_adaptive == is_adaptive
+    assert limits.slots() == slots
+
+
 def refused(**settings: object) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
         Limits(**settings)  # type: ignore[arg-type]
@@ -78,3 +105,18 @@ def test_concurrency_has_bounds(concurrency: int) -> None:
 def test_a_bad_rate_says_which_limit() -> None:
     assert refused(requests="2").what == "the request limit is not a rate: 2"
     assert refused(tokens=["200k"]).what == "the token limit is not a rate: 200k"
+    assert refused(input_tokens="x/1s").what == "the input token limit is not a number: x"
+    assert refused(output_tokens="2").what == "the output token limit is not a rate: 2"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "what", "hint"),
+    [
+        ("charge", "actuall", "unknown charge: actuall", "did you mean actual?"),
+        ("rate", "states", "unknown rate: states", "did you mean stated?"),
+        ("concurrency", "auot", "unknown concurrency: auot", "did you mean auto?"),
+    ],
+)
+def test_an_unknown_word_names_the_nearest(name: str, value: str, what: str, hint: str) -> None:
+    error = refused(**{name: value})
+    assert (error.what, error.hint) == (what, hint)

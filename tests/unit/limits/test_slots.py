@@ -113,3 +113,44 @@ def test_never_more_than_the_count_and_none_lost(
         assert not slots.is_free
 
     virtual_run(main())
+
+
+def test_more_slots_go_to_those_who_wait_in_turn() -> None:
+    async def main() -> None:
+        slots, order = Slots(1), []
+
+        async def one(name: str) -> None:
+            await slots.acquire()
+            order.append(name)
+
+        await slots.acquire()
+        tasks = [asyncio.create_task(one(name)) for name in "abc"]
+        await settled()
+        slots.resize(3)
+        await settled()
+        assert order == ["a", "b"]
+        assert slots.in_use == 3
+        tasks[2].cancel()
+        await settled()
+        slots.resize(4)
+        assert slots.is_free
+
+    virtual_run(main())
+
+
+def test_fewer_slots_run_out_and_are_not_handed_on() -> None:
+    async def main() -> None:
+        slots = Slots(3)
+        for _ in range(3):
+            await slots.acquire()
+        waiting = asyncio.create_task(slots.acquire())
+        slots.resize(1)
+        for _ in range(2):
+            slots.release()
+            await settled()
+            assert not waiting.done()
+        slots.release()
+        await waiting
+        assert slots.in_use == 1
+
+    virtual_run(main())

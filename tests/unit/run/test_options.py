@@ -129,8 +129,8 @@ def test_the_input_is_not_written_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "what"),
     [
-        ("concurrency", "4", "concurrency must be int, not str: '4'"),
-        ("concurrency", 2.5, "concurrency must be int, not float: 2.5"),
+        ("concurrency", "4", "unknown concurrency: 4"),
+        ("concurrency", 2.5, "concurrency must be int or str, not float: 2.5"),
         ("timeout_s", "5", "timeout_s must be int or float, not str: '5'"),
         ("limit", True, "limit must be int, not bool: True"),
         ("strict", 1, "strict must be bool, not int: 1"),

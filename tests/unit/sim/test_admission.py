@@ -13,6 +13,7 @@ from redline.limits.rate import Rate
 from redline.sim import admission
 from redline.sim.admission import (
     Admission,
+    Charge,
     FixedWindow,
     MovingWindow,
     SlidingCounter,
@@ -214,18 +215,30 @@ def test_the_log_of_a_moving_window_stays_within_its_limit() -> None:
         assert len(window._log) <= 5
 
 
-@pytest.mark.parametrize("algorithm", sorted(admission._WINDOWS))
+ALGORITHMS = sorted(admission._WINDOWS)
+
+
+def limits_of(algorithm: str = "fixed", **rates: list[Rate]) -> Admission:
+    """Limits by kind: `input_tokens=[...]` are those of input-tokens."""
+    return Admission({what.replace("_", "-"): found for what, found in rates.items()}, algorithm)
+
+
+def left(limits: Admission, now_s: float) -> dict[str, int]:
+    return {reading.what: reading.left for reading in limits.readings(now_s)}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_rejected_request_consumes_nothing(algorithm: str) -> None:
-    limits = Admission([Rate(3, 1.0), Rate(100, 60.0)], [Rate(50, 1.0)], algorithm)
-    assert limits.ask(40, 100.0) is None
+    limits = limits_of(algorithm, requests=[Rate(3, 1.0), Rate(100, 60.0)], tokens=[Rate(50, 1.0)])
+    assert limits.ask(Charge(40), 100.0) is None
     before = limits.readings(100.0)
-    rejection = limits.ask(11, 100.0)
+    rejection = limits.ask(Charge(6, 5), 100.0)
     assert rejection is not None
     assert (rejection.limit, rejection.asked, rejection.used) == ("tokens 50/1s", 11, 40)
     assert limits.readings(100.0) == before
-    assert limits.ask(10, 100.0) is None
-    assert limits.ask(0, 100.0) is None
-    rejection = limits.ask(0, 100.0)
+    assert limits.ask(Charge(1, 9), 100.0) is None
+    assert limits.ask(Charge(), 100.0) is None
+    rejection = limits.ask(Charge(), 100.0)
     assert rejection is not None
     assert rejection.limit == "requests 3/1s"
     assert {r.what: (r.limit, r.left) for r in limits.readings(100.0)} == {
@@ -235,22 +248,100 @@ def test_a_rejected_request_consumes_nothing(algorithm: str) -> None:
 
 
 def test_a_request_above_the_limit_never_fits() -> None:
-    limits = Admission([], [Rate(50, 1.0)], "moving")
-    rejection = limits.ask(51, 5.0)
+    limits = limits_of("moving", tokens=[Rate(50, 1.0)])
+    rejection = limits.ask(Charge(51), 5.0)
     assert rejection is not None
     assert math.isinf(rejection.wait_s)
-    assert limits.ask(50, 5.0) is None
+    assert limits.ask(Charge(50), 5.0) is None
 
 
 def test_the_longest_wait_is_the_one_reported() -> None:
-    limits = Admission([Rate(1, 1.0), Rate(1, 60.0)], [], "fixed")
-    assert limits.ask(0, 5.0) is None
-    rejection = limits.ask(0, 5.5)
+    limits = limits_of(requests=[Rate(1, 1.0), Rate(1, 60.0)])
+    assert limits.ask(Charge(), 5.0) is None
+    rejection = limits.ask(Charge(), 5.5)
     assert rejection is not None
     assert (rejection.limit, rejection.wait_s) == ("requests 1/60s", pytest.approx(59.5))
 
 
 def test_without_limits_everything_is_admitted() -> None:
-    limits = Admission([], [])
-    assert all(limits.ask(10**6, 0.0) is None for _ in range(100))
+    limits = limits_of()
+    assert all(limits.ask(Charge(10**6), 0.0) is None for _ in range(100))
     assert limits.readings(0.0) == []
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_input_and_output_are_counted_apart_and_together(algorithm: str) -> None:
+    limits = limits_of(
+        algorithm,
+        tokens=[Rate(100, 60.0)],
+        input_tokens=[Rate(50, 60.0)],
+        output_tokens=[Rate(30, 60.0)],
+    )
+    assert limits.ask(Charge(40, 20), 120.0) is None
+    assert left(limits, 120.0) == {"tokens": 40, "input-tokens": 10, "output-tokens": 10}
+    refused = {"input-tokens 50/60s": (11, 0), "output-tokens 30/60s": (0, 11)}
+    for limit, (prompt, answer) in refused.items():
+        rejection = limits.ask(Charge(prompt, answer), 120.0)
+        assert rejection is not None
+        assert (rejection.limit, rejection.asked) == (limit, 11)
+    assert limits.ask(Charge(10, 10), 120.0) is None
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_answer_that_ends_is_counted_though_it_does_not_fit(algorithm: str) -> None:
+    limits = limits_of(algorithm, requests=[Rate(9, 60.0)], tokens=[Rate(100, 60.0)])
+    for _ in range(2):
+        assert limits.ask(Charge(40), 120.0) is None
+    for _ in range(2):
+        limits.count(Charge(output_tokens=30, requests=0), 120.0)
+    assert left(limits, 120.0) == {"requests": 7, "tokens": 0}
+    rejection = limits.ask(Charge(1), 120.0)
+    assert rejection is not None
+    # 140 of 100 are counted; it fits when the wait is over, and no sooner.
+    assert 0 < rejection.wait_s < 120
+    assert limits.ask(Charge(1), 120.0 + rejection.wait_s - 0.01) is not None
+    assert limits.ask(Charge(1), 120.0 + rejection.wait_s) is None
+
+
+# What is left of a limit of 10, of which 6 are used, once it allows 5, and once it allows 20.
+RESIZED = {"fixed": (0, 14), "moving": (0, 14), "counter": (0, 14), "bucket": (4, 4)}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_limits_that_change_keep_what_is_counted(algorithm: str) -> None:
+    def changed(count: int) -> int:
+        limits = limits_of(algorithm, requests=[Rate(10, 60.0)], tokens=[Rate(7, 1.0)])
+        for _ in range(6):
+            assert limits.ask(Charge(1), 120.0) is None
+        limits.change({"requests": [Rate(count, 60.0)]}, 120.0)
+        assert limits.rates["requests"] == [Rate(count, 60.0)]
+        # The other kind is as it was.
+        assert left(limits, 120.0)["tokens"] == 1
+        return left(limits, 120.0)["requests"]
+
+    assert (changed(5), changed(20)) == RESIZED[algorithm]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_limit_of_another_window_begins_anew_and_limits_can_go(algorithm: str) -> None:
+    limits = limits_of(algorithm, requests=[Rate(2, 60.0)])
+    assert limits.ask(Charge(), 120.0) is None
+    limits.change({"requests": [Rate(2, 30.0), Rate(2, 60.0)]}, 120.0)
+    assert limits.ask(Charge(), 120.0) is None
+    rejection = limits.ask(Charge(), 120.0)
+    assert rejection is not None
+    assert rejection.limit == "requests 2/60s"
+    limits.change({"requests": []}, 120.0)
+    assert limits.ask(Charge(), 120.0) is None
+    assert limits.readings(120.0) == []
+
+
+def test_two_limits_of_one_window_are_told_apart_by_their_order() -> None:
+    limits = limits_of(requests=[Rate(2, 60.0), Rate(3, 60.0)])
+    assert limits.ask(Charge(), 120.0) is None
+    limits.change({"requests": [Rate(8, 60.0), Rate(9, 60.0), Rate(4, 60.0)]}, 120.0)
+    for _ in range(4):
+        assert limits.ask(Charge(), 120.0) is None
+    rejection = limits.ask(Charge(), 120.0)
+    assert rejection is not None
+    assert rejection.limit == "requests 4/60s"

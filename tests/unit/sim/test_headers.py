@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
+from redline.limits.headers import HeaderReader, Stated, retry_after_s
 from redline.sim.admission import Reading
-from redline.sim.headers import duration, limit_headers, retry_headers
+from redline.sim.headers import duration, limit_headers, retry_details, retry_headers
+from redline.sim.settings import HEADER_STYLES
 
 WALL_S = 1_767_225_600.25
 READINGS = [Reading("requests", 500, 499, 0.114), Reading("tokens", 200_000, 198_000, 360.0)]
@@ -42,9 +45,83 @@ def test_anthropic_shows_moments() -> None:
     }
 
 
+def test_envoy_shows_requests_in_seconds() -> None:
+    assert limit_headers("envoy", READINGS, WALL_S) == {
+        "x-ratelimit-limit": "500",
+        "x-ratelimit-remaining": "499",
+        "x-ratelimit-reset": "1",
+    }
+    assert limit_headers("envoy", READINGS[1:], WALL_S) == {}
+
+
+def test_slowapi_shows_a_moment_one_second_late() -> None:
+    assert limit_headers("slowapi", [Reading("requests", 500, 499, 0.25)], WALL_S) == {
+        "x-ratelimit-limit": "500",
+        "x-ratelimit-remaining": "499",
+        "x-ratelimit-reset": "1767225601.5",
+    }
+
+
+def test_ietf_shows_policies() -> None:
+    assert limit_headers("ietf", READINGS, WALL_S) == {
+        "ratelimit": '"requests";r=499;t=1, "tokens";r=198000;t=360',
+        "ratelimit-policy": '"requests";q=500;qu="requests", "tokens";q=200000;qu="tokens"',
+    }
+    assert limit_headers("ietf", [], WALL_S) == {}
+
+
+def test_gemini_shows_a_wait_in_the_body_only() -> None:
+    assert limit_headers("gemini", READINGS, WALL_S) == {}
+    assert retry_headers("gemini", 1.5) == {}
+    kind = "type.googleapis.com/google.rpc.RetryInfo"
+    assert retry_details("gemini", 1.5) == [{"@type": kind, "retryDelay": "2s"}]
+    assert retry_details("gemini", math.inf) == []
+
+
 def test_none_shows_nothing() -> None:
     assert limit_headers("none", READINGS, WALL_S) == {}
     assert retry_headers("none", 1.5) == {}
+    assert all(retry_details(style, 1.5) == [] for style in HEADER_STYLES if style != "gemini")
+
+
+# By style: how late a reset may read, and what else is known.
+READ = {
+    "openai": (0.001, ["requests", "tokens"], None),
+    "azure": (1.0, ["requests", "tokens"], None),
+    "anthropic": (1.0, ["requests", "tokens"], 60.0),
+    "gemini": (0.0, [], None),
+    "envoy": (1.0, ["requests"], None),
+    "ietf": (1.0, ["requests", "tokens"], None),
+    "slowapi": (1.0, ["requests"], None),
+    "none": (0.0, [], None),
+}
+
+
+@pytest.mark.parametrize("style", HEADER_STYLES)
+def test_the_client_reads_every_style(style: str) -> None:
+    late_s, kinds, window_s = READ[style]
+    headers = limit_headers(style, READINGS, WALL_S)
+    found = {stated.kind: stated for stated in HeaderReader().read(headers, WALL_S)}
+    assert list(found) == kinds
+    for reading in READINGS:
+        if reading.what in kinds:
+            stated = found[reading.what]
+            assert stated.reset_s is not None
+            assert -1e-6 <= stated.reset_s - reading.reset_s <= late_s + 1e-6
+            told = Stated(stated.kind, reading.limit, reading.left, stated.reset_s, window_s)
+            assert stated == told
+
+
+@pytest.mark.parametrize("style", HEADER_STYLES)
+@pytest.mark.parametrize("wait_s", [0.0, 0.3, 1.0, 59.2])
+def test_after_the_wait_that_is_read_the_request_fits(style: str, wait_s: float) -> None:
+    body = msgspec.json.encode({"error": {"details": retry_details(style, wait_s)}})
+    read_s = retry_after_s(retry_headers(style, wait_s), WALL_S, body)
+    if style == "none":
+        assert read_s is None
+    else:
+        assert read_s is not None
+        assert wait_s <= read_s <= wait_s + 1
 
 
 @pytest.mark.parametrize(
@@ -71,6 +148,7 @@ def test_retry_after_is_rounded_up_in_both_units() -> None:
     assert retry_headers("openai", 1.0014) == {"retry-after": "2", "retry-after-ms": "1002"}
     assert retry_headers("azure", 2.0) == {"retry-after": "2", "retry-after-ms": "2000"}
     assert retry_headers("anthropic", 0.3) == {"retry-after": "1", "retry-after-ms": "300"}
+    assert retry_headers("envoy", 0.3) == {"retry-after": "1"}
 
 
 def test_what_never_fits_has_no_retry_after() -> None:

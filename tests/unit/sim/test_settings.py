@@ -17,6 +17,9 @@ from redline.sim import SimSettings, Uniform, parse_faults
     [
         ({"algorithm": "fixd"}, "did you mean fixed?"),
         ({"headers": "opnai"}, "did you mean openai?"),
+        ({"charge": "actuel"}, "did you mean actual?"),
+        ({"jitter_s": -0.1}, "0.05 is a slow network"),
+        ({"jitter_s": float("nan")}, "0.05 is a slow network"),
         ({"port": 65536}, "0 picks one"),
         ({"port": -1}, "0 picks one"),
         ({"concurrency": 0}, "leave it out for no cap"),
@@ -37,6 +40,10 @@ def test_settings_tell_what_they_simulate_but_not_the_key() -> None:
         SimSettings(
             requests=(Rate(2, 1.0), Rate(500, 60.0)),
             tokens=(Rate(200_000, 60.0),),
+            input_tokens=(Rate(50_000, 60.0),),
+            output_tokens=(Rate(10_000, 60.0),),
+            charge="reserved",
+            jitter_s=0.05,
             algorithm="moving",
             concurrency=8,
             latency=Uniform(2, 5),
@@ -48,6 +55,7 @@ def test_settings_tell_what_they_simulate_but_not_the_key() -> None:
         )
     )
     assert told == (
-        "requests 2/1s, requests 500/60s, tokens 200000/60s (moving); 8 at once; latency 2-5 s; "
-        "0.02 s per token; faults 5 %; answers from gsm8k.jsonl; seed 7"
+        "requests 2/1s, requests 500/60s, tokens 200000/60s, input-tokens 50000/60s, "
+        "output-tokens 10000/60s (moving); tokens as reserved; jitter 0-0.05 s; 8 at once; "
+        "latency 2-5 s; 0.02 s per token; faults 5 %; answers from gsm8k.jsonl; seed 7"
     )

@@ -1,0 +1,150 @@
+"""What of a request's body becomes tokens: its texts, messages, token ids and media."""
+
+from __future__ import annotations
+
+from string import ascii_letters
+from typing import Any
+
+import msgspec
+
+# Fields whose strings are read by the model.
+_TEXT_FIELDS = frozenset({"messages", "prompt", "input", "instructions", "system", "suffix"})
+# Fields that are put into the prompt as JSON, names and all.
+_JSON_FIELDS = frozenset({"tools", "functions", "response_format", "text"})
+# Names whose strings say what a part is, and are no part of the text.
+_LABELS = frozenset({"role", "type"})
+_MEDIA_TYPES = frozenset(
+    {"image", "image_url", "input_image", "audio", "input_audio", "video_url", "file", "input_file"}
+)
+# An embeddings call may have 2,048 inputs. Beyond this many values a body is not read further,
+# which also ends a list that holds itself.
+_MOST_VALUES = 50_000
+# Pieces of a long text that stand for the whole. Eight spread evenly see a prompt's instructions,
+# its documents and its end alike.
+_PIECES = 8
+
+# Per class of character one weight: the number of characters, in this order, that `Prompt.classes`
+# returns. Spaces stand apart from letters since most words are one token however long.
+CLASSES = ("letters", "spaces", "digits", "marks", "accented", "wide")
+_SPACE, _DIGIT, _MARK, _ACCENTED, _WIDE, _TAIL = b" 0.aw-"
+_LETTERS = ascii_letters.encode()
+
+
+def _class_of(byte: int) -> int:
+    """The class of one byte of UTF-8 that is no ASCII letter.
+
+    A lead byte stands for its character. 0xC2-0xDF lead U+0080-U+07FF: accented Latin, Greek,
+    Cyrillic, Hebrew, Arabic. 0xE2 leads U+2000-U+2FFF: quotes, dashes and symbols. The others
+    lead Indic and Thai, CJK, and emoji, which take about a token a character or more.
+    """
+    if byte < 0x80:
+        return _SPACE if byte == 0x20 else _DIGIT if 0x30 <= byte <= 0x39 else _MARK
+    if byte < 0xC0:
+        return _TAIL
+    if byte < 0xE0:
+        return _ACCENTED
+    return _MARK if byte == 0xE2 else _WIDE
+
+
+_CLASS_OF = bytes(map(_class_of, range(256)))
+
+
+class Prompt:
+    """The parts of one body. `length`: characters in all texts. `ids`: tokens given as numbers."""
+
+    __slots__ = ("ids", "length", "media", "messages", "texts")
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.texts: list[str] = []
+        self.messages = self.media = self.ids = 0
+        todo = []
+        for name, value in body.items():
+            if name in _TEXT_FIELDS:
+                todo.append(value)
+            elif name in _JSON_FIELDS and value is not None:
+                self._add_json(value)
+        values_left = _MOST_VALUES
+        while todo and values_left > 0:
+            values_left -= 1
+            value = todo.pop()
+            if isinstance(value, dict):
+                self._open(value, todo)
+            elif isinstance(value, (list, tuple)):
+                if value and type(value[0]) is int:
+                    self.ids += len(value)
+                else:
+                    todo += value[:values_left]
+            elif isinstance(value, str):
+                self._add_text(value)
+        self.length = sum(map(len, self.texts))
+
+    def _open(self, value: dict[str, Any], todo: list[Any]) -> None:
+        """Adds what an object holds to `todo`."""
+        if "role" in value:
+            self.messages += 1
+        if "type" in value and isinstance(value["type"], str) and value["type"] in _MEDIA_TYPES:
+            # Its base64 text, or its address, says nothing of what it costs.
+            self.media += 1
+            return
+        for name, item in value.items():
+            if name in _LABELS:
+                continue
+            if isinstance(item, str):
+                self._add_text(item)
+            else:
+                todo.append(item)
+
+    def _add_text(self, text: str) -> None:
+        if text.startswith("data:"):
+            self.media += 1
+        else:
+            self.texts.append(text)
+
+    def _add_json(self, value: Any) -> None:
+        try:
+            text = msgspec.json.encode(value).decode()
+        except (TypeError, ValueError, RecursionError):
+            # Not JSON: the call itself will be refused for it.
+            return
+        self.texts.append(text)
+
+    def sample(self, most_chars: int) -> str:
+        """All texts joined, or evenly spread pieces of them, `most_chars` characters at most."""
+        if self.length <= most_chars:
+            return self.texts[0] if len(self.texts) == 1 else "".join(self.texts)
+        piece, stride = most_chars // _PIECES, self.length / _PIECES
+        found: list[str] = []
+        # In the middle of each stride one piece, which runs on into the next texts.
+        middle, missing, offset = stride / 2, piece, 0
+        begin = int(middle - piece / 2)
+        for text in self.texts:
+            end = offset + len(text)
+            while begin < end and middle < self.length:
+                found.append(text[begin - offset : begin - offset + missing])
+                missing -= len(found[-1])
+                begin = end
+                if not missing:
+                    middle, missing = middle + stride, piece
+                    begin = int(middle - piece / 2)
+            offset = end
+        return "".join(found)
+
+    def classes(self, most_chars: int) -> tuple[float, float, float, float, float, float]:
+        """Characters of each of CLASSES, scaled up from a sample of `most_chars` characters."""
+        sample = self.sample(most_chars)
+        raw = sample.encode("utf-8", "surrogatepass")
+        rest = raw.translate(_CLASS_OF, _LETTERS)
+        letters = len(raw) - len(rest)
+        spaces, digits = rest.count(_SPACE), rest.count(_DIGIT)
+        if len(raw) == len(sample):
+            accented = wide = 0
+            marks = len(rest) - spaces - digits
+        else:
+            marks, accented, wide = rest.count(_MARK), rest.count(_ACCENTED), rest.count(_WIDE)
+        if self.length > most_chars and sample:
+            scale = self.length / len(sample)
+            return (
+                letters * scale, spaces * scale, digits * scale,
+                marks * scale, accented * scale, wide * scale,
+            )  # fmt: skip
+        return letters, spaces, digits, marks, accented, wide

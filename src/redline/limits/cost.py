@@ -1,0 +1,48 @@
+"""What one call takes from the limits, and what limits count."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+import msgspec
+
+Kind = Literal["requests", "tokens", "input_tokens", "output_tokens"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+class Spread(NamedTuple):
+    """How far an amount may come to lie from its estimate, which is its mean.
+
+    variance, third: its second and third central moment, 0 or more. most: by how much it can be
+    above at most.
+    """
+
+    variance: float = 0.0
+    third: float = 0.0
+    most: float = 0.0
+
+
+CERTAIN = Spread()
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """What a call is expected to use: one request and these tokens, each 0 or more.
+
+    The output's number is a mean where it is learned; spread: of the true ones around it.
+    """
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    spread: Spread = CERTAIN
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+    def amount(self, kind: Kind) -> int:
+        """What a limit of this kind counts of it."""
+        return 1 if kind == "requests" else int(getattr(self, kind))
+
+    def spread_of(self, kind: Kind) -> Spread:
+        """How uncertain that is."""
+        return self.spread if kind in ("tokens", "output_tokens") else CERTAIN

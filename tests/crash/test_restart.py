@@ -1,0 +1,46 @@
+"""A run that is killed and started again within a window keeps to the limit: 0 rejections."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from simulated import simulated
+
+KILLS, ROWS, COUNT, WINDOW_S = 20, 900, 40, 2
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("profile", ["any", "moving"])
+def test_twenty_kills_within_windows_draw_no_rejection(tmp_path: Path, profile: str) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"prompt": "Say {number}."}}\n' for number in range(ROWS)))
+    moments = random.Random(profile)
+    limit = f"{COUNT}/{WINDOW_S}s"
+    with simulated("--requests", limit, "--algorithm", "moving", "--headers", "none") as server:
+        words = [sys.executable, "-m", "redline", "run", str(rows), "-o", str(tmp_path / "o.jsonl")]
+        words += ["--base-url", server.base_url, "--model", "m", "--quiet"]
+        # The guard is for the way to the server, which a busy test machine makes long.
+        words += ["--requests", limit, "--profile", profile, "--guard", "200ms"]
+        kills = 0
+        for _ in range(KILLS):
+            process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            before, given_up_s = server.stats()["received"], time.monotonic() + 10
+            # It is killed soon after it has sent something, or where the limit lets it send nothing.
+            while server.stats()["received"] == before and time.monotonic() < given_up_s:
+                time.sleep(0.02)
+            time.sleep(moments.uniform(0.0, 0.2))
+            process.send_signal(signal.SIGKILL)
+            kills += process.wait(timeout=20) == -signal.SIGKILL
+        stats = server.stats()
+    assert kills == KILLS
+    assert stats["received"] > COUNT
+    assert stats["rejected"] == 0

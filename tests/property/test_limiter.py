@@ -1,0 +1,458 @@
+"""The whole limiter in virtual time, whatever its callers, its timers and its clock do.
+
+What may be sent is judged by what the callers saw: the stamps and amounts of their own writes. The
+only thing looked up inside is the order in which amounts were booked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mutants import assert_caught, mutant, with_names
+from redline.errors import OverBudget
+from redline.limits import Cost, Limiter, Limits, Rate
+from redline.limits import budget as budget_module
+from redline.limits import limiter as limiter_module
+from redline.limits import queue as queue_module
+from redline.limits import window as window_module
+from redline.testing import VirtualLoop
+
+GUARD_S = 0.05
+SLACK_S = 1e-6
+HARD = ("any", "counter", "fixed", "moving")
+FIRST = {"requests": Rate(4, 1.0), "tokens": Rate(100, 2.0)}
+OTHERS = {
+    "requests": [Rate(2, 1.0), Rate(9, 1.0), Rate(3, 0.5), Rate(6, 1.5)],
+    "tokens": [Rate(60, 2.0), Rate(140, 2.0), Rate(80, 1.0), Rate(120, 3.0)],
+}
+_NEVER = 1 << 62  # a moment that does not come
+# Far beyond every window and every wait of a scenario.
+LONG_S = 500.0
+
+
+@dataclass
+class Caller:
+    """One caller's plan, and what became of it. Times are the loop's, stamps the limiter's clock's.
+
+    end: what it does with its grant. cancel_after_s: of its arrival, or of its grant where
+    is_cancelled_late; None for never. is_cancelled_in_its_tick: when it is booked and has not run
+    yet. settles: shares of its estimate, in turn. least: the smallest amount it ever stood for.
+    """
+
+    arrive_s: float
+    tokens: int
+    priority: int
+    write_s: float
+    end: str
+    settles: list[float]
+    cancel_after_s: float | None
+    is_cancelled_late: bool
+    is_cancelled_in_its_tick: bool
+    is_replied: bool
+    cost: Cost = field(init=False)
+    fate: str = "none"
+    asked: int = -1
+    left: int = -1
+    task: asyncio.Task[None] | None = None
+    stamp_s: float | None = None
+    amount: int = 0
+    least: int = 0
+
+    def __post_init__(self) -> None:
+        self.cost = Cost(self.tokens)
+
+
+@dataclass
+class Scenario:
+    """What happens in one run. changes: (when, what, with which value)."""
+
+    profile: str
+    lates_s: list[float]
+    callers: list[Caller]
+    changes: list[tuple[float, str, Any]]
+
+
+def caller(chance: random.Random) -> Caller:
+    return Caller(
+        arrive_s=chance.choice([0.0, 0.0, round(chance.uniform(0, 4), 2)]),
+        tokens=chance.choice([1, 5, 30, 60, 100]),
+        priority=chance.choice([0, 0, 0, 1, 2]),
+        write_s=chance.choice([0.0, 0.0, 0.0, 0.3, 0.9]),
+        end=chance.choice(["sent", "sent", "sent", "sent", "released", "sent and released"]),
+        settles=chance.choice([[], [0.4], [0.5, 0.2], [0.1, 0.1, 1.3]]),
+        cancel_after_s=chance.choice([None, None, None, 0.0, 0.0, 0.3, 1.05, 2.0]),
+        is_cancelled_late=chance.random() < 0.3,
+        is_cancelled_in_its_tick=chance.random() < 0.1,
+        is_replied=chance.random() < 0.5,
+    )
+
+
+def scenario(chance: random.Random) -> Scenario:
+    callers = [caller(chance) for _ in range(chance.randint(1, 24))]
+    changes: list[tuple[float, str, Any]] = []
+    for _ in range(chance.randint(0, 4)):
+        at_s = round(chance.uniform(0, 5), 2)
+        what = chance.choice(["requests", "tokens", "share", "park", "suspend"])
+        value: Any = round(chance.uniform(0.1, 3), 1)
+        if what in OTHERS:
+            value = chance.choice(OTHERS[what])
+        elif what == "share":
+            value = chance.choice([0.5, 0.8, 1.0])
+        changes.append((at_s, what, value))
+    lates_s = [chance.choice([0.0, 0.001, 0.004, 0.03]) for _ in range(4)]
+    profile = chance.choice(HARD)
+    return Scenario(profile, lates_s, callers, sorted(changes, key=lambda change: change[0]))
+
+
+class LateLoop(VirtualLoop):
+    """Timers ring late, by each of `lates_s` in turn."""
+
+    def __init__(self, lates_s: list[float]) -> None:
+        self._lates_s = itertools.cycle(lates_s)
+        super().__init__(limit_s=10 * LONG_S)
+
+    def call_later(self, delay: float, *given: Any, **more: Any) -> asyncio.TimerHandle:
+        return super().call_later(delay + next(self._lates_s), *given, **more)
+
+
+class SleepyClock:
+    """The loop's time and whatever the machine has slept meanwhile."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.slept_s = 0.0
+
+    def now_s(self) -> float:
+        return self._loop.time() + self.slept_s
+
+    def wall_s(self) -> float:
+        return self.now_s()
+
+
+class World:
+    """A limiter, its callers and a record of what they did. `moment` numbers all that happens."""
+
+    def __init__(self, kind: Any, plan: Scenario) -> None:
+        self.plan = plan
+        self.clock = SleepyClock(asyncio.get_running_loop())
+        self.limiter = kind(
+            Limits(
+                requests=FIRST["requests"],
+                tokens=FIRST["tokens"],
+                profile=plan.profile,
+                guard_s=GUARD_S,
+            ),
+            self.clock,
+        )
+        self.moments = itertools.count()
+        # (moment, clock, caller) of each booking, and (moment, clock, kind, rate) of each change.
+        self.booked: list[tuple[int, float, Caller]] = []
+        self.rates: list[tuple[int, float, str, Rate]] = [
+            (next(self.moments), 0.0, name, rate) for name, rate in FIRST.items()
+        ]
+        self.share = 1.0
+        self.parked: list[tuple[float, float]] = []
+        self._stated = dict(FIRST)
+        self._spy()
+
+    def _spy(self) -> None:
+        by_cost = {id(caller.cost): caller for caller in self.plan.callers}
+        book = self.limiter.budget.book
+
+        def noted(cost: Cost, now_s: float, *more: Any) -> Any:
+            caller = by_cost.get(id(cost))
+            if caller is not None:
+                self.booked.append((next(self.moments), now_s, caller))
+                if caller.is_cancelled_in_its_tick and caller.task is not None:
+                    asyncio.get_running_loop().call_soon(caller.task.cancel)
+            return book(cost, now_s, *more)
+
+        self.limiter.budget.book = noted
+
+    async def call(self, caller: Caller) -> None:
+        await asyncio.sleep(caller.arrive_s)
+        caller.asked = next(self.moments)
+        task = caller.task = asyncio.current_task()
+        assert task is not None
+        loop = asyncio.get_running_loop()
+        if caller.cancel_after_s is not None and not caller.is_cancelled_late:
+            loop.call_later(caller.cancel_after_s, task.cancel)
+        grant = None
+        try:
+            grant = await self.limiter.acquire(caller.cost, caller.priority)
+            caller.fate = "granted"
+            if caller.cancel_after_s is not None and caller.is_cancelled_late:
+                loop.call_later(caller.cancel_after_s, task.cancel)
+            await asyncio.sleep(caller.write_s)
+            if caller.end != "released":
+                caller.stamp_s, caller.amount = self.clock.now_s(), caller.tokens
+                caller.least = caller.tokens
+                caller.fate = "sent"
+                grant.sent(caller.stamp_s)
+                await self._answered(caller, grant)
+        except OverBudget:
+            caller.fate = "refused"
+        except asyncio.CancelledError:
+            caller.fate = "cancelled" if caller.fate == "none" else caller.fate
+        finally:
+            caller.left = next(self.moments)
+            if grant is not None and caller.end != "sent":
+                grant.release()
+            if grant is not None:
+                grant.release()
+
+    async def _answered(self, caller: Caller, grant: Any) -> None:
+        for share in caller.settles:
+            await asyncio.sleep(0.2)
+            if caller.is_replied:
+                grant.replied(0.2)
+            # More than a whole limit is never owed; the smallest one here is 30.
+            caller.amount = min(round(caller.tokens * share), max(30, caller.amount))
+            caller.least = min(caller.least, caller.amount)
+            grant.settle(caller.amount)
+
+    async def change(self, at_s: float, what: str, value: Any) -> None:
+        await asyncio.sleep(at_s)
+        now_s = self.clock.now_s()
+        if what == "suspend":
+            self.clock.slept_s += value
+        elif what == "park":
+            if self.limiter.park(now_s + value):
+                self.parked.append((now_s, now_s + value))
+        elif what == "share":
+            self.share = value
+            for name, rate in self._stated.items():
+                self._note(name, rate, now_s)
+            self.limiter.budget.set_share(value)
+            self.limiter.refresh()
+        else:
+            self._stated[what] = value
+            self._note(what, value, now_s)
+            self.limiter.set_rates(what, [value])
+
+    def _note(self, name: str, rate: Rate, now_s: float) -> None:
+        used = Rate(max(1, int(rate.count * self.share)), rate.window_s)
+        self.rates.append((next(self.moments), now_s, name, used))
+
+    async def run(self) -> None:
+        tasks = [asyncio.create_task(self.call(caller)) for caller in self.plan.callers]
+        tasks += [asyncio.create_task(self.change(*change)) for change in self.plan.changes]
+        # Nobody is lost: every caller comes to its end without another one's help.
+        _, lost = await asyncio.wait(tasks, timeout=LONG_S)
+        assert not lost, f"{len(lost)} wait for ever"
+        for task in tasks:
+            assert task.cancelled() or task.exception() is None, task.exception()
+
+
+def amount_of(caller: Caller, name: str) -> int:
+    return 1 if name == "requests" else caller.amount
+
+
+def check_windows(world: World) -> None:
+    """No window and guard ever holds more than the count that stood when its last was booked."""
+    booked_at = {id(caller): (moment, at_s) for moment, at_s, caller in world.booked}
+    for name in FIRST:
+        rates = [(moment, at_s, rate) for moment, at_s, kind, rate in world.rates if kind == name]
+        # What the limiter can know: a longer window begins with what the shorter one still counted.
+        known_s = [-LONG_S]
+        for (_, _, old), (_, at_s, _) in itertools.pairwise(rates):
+            known_s.append(max(known_s[-1], at_s - old.window_s - GUARD_S))
+        sends = []
+        for caller in world.plan.callers:
+            if caller.stamp_s is None:
+                continue
+            moment, booked_s = booked_at[id(caller)]
+            counted_s = caller.stamp_s
+            for (_, _, old), (changed, at_s, new) in itertools.pairwise(rates):
+                # What is booked when the window's length changes counts from then on.
+                if old.window_s != new.window_s and changed > moment and at_s < counted_s:
+                    counted_s = max(booked_s, at_s)
+            sends.append((counted_s, 1 if name == "requests" else caller.least, moment))
+        for end_s, _, _ in sends:
+            check_one_window(name, rates, known_s, sends, end_s)
+
+
+def check_one_window(
+    name: str,
+    rates: list[tuple[int, float, Rate]],
+    known_s: list[float],
+    sends: list[tuple[float, int, int]],
+    end_s: float,
+) -> None:
+    for position, (changed, _, rate) in enumerate(rates):
+        until = rates[position + 1][0] if position + 1 < len(rates) else _NEVER
+        begin_s = max(end_s - rate.window_s - GUARD_S + SLACK_S, known_s[position])
+        inside = [send for send in sends if begin_s < send[0] <= end_s]
+        # The last that was booked under this rate saw all that was booked before it.
+        last = max((moment for _, _, moment in inside if changed < moment < until), default=None)
+        if last is not None:
+            counted = [amount for _, amount, moment in inside if moment <= last and amount > 0]
+            if len(counted) == 1:
+                # A share that is lowered for a while refuses no call that the limit allows.
+                continue
+            total = sum(counted)
+            assert total <= rate.count, f"{total} {name} within {rate} and guard up to {end_s}"
+
+
+def check_order(world: World) -> None:
+    """Nobody is booked while one who goes before waits: of a lower priority, or come earlier."""
+    booked_at = {id(caller): moment for moment, _, caller in world.booked}
+    assert len(booked_at) == len(world.booked), "a caller was booked twice"
+    for moment, _, caller in world.booked:
+        for other in world.plan.callers:
+            goes_first = (other.priority, other.asked) < (caller.priority, caller.asked)
+            ended = booked_at.get(id(other), other.left)
+            if goes_first and 0 <= other.asked < moment < ended:
+                # One who was cancelled in the same tick has left the queue before its task ran.
+                assert other.fate in ("cancelled", "refused"), (caller, other)
+
+
+def check_parking(world: World) -> None:
+    for _, at_s, _ in world.booked:
+        for from_s, until_s in world.parked:
+            assert not from_s < at_s < until_s - SLACK_S, "a grant while parked"
+
+
+def check_accounts(world: World, now_s: float) -> None:
+    """What each window counts is what was sent in it, and nothing else."""
+    assert world.limiter.waiting == 0
+    last = {name: [rate for _, _, kind, rate in world.rates if kind == name][-1] for name in FIRST}
+    is_same_window = len({(kind, rate.window_s) for _, _, kind, rate in world.rates}) == len(FIRST)
+    for line in world.limiter.budget.lines if is_same_window else []:
+        span_s = last[line.kind].window_s + GUARD_S
+        # Sends within 1/4096 of a window count as one.
+        grain_s = span_s / 2048 + SLACK_S
+        least = most = 0
+        for caller in world.plan.callers:
+            if caller.stamp_s is not None:
+                age_s = now_s - caller.stamp_s
+                least += amount_of(caller, line.kind) * (age_s < span_s - SLACK_S)
+                most += amount_of(caller, line.kind) * (age_s < span_s + grain_s)
+        assert least <= line.window.used(now_s) <= most
+
+
+async def check_afterwards(world: World) -> None:
+    """After a long pause the whole limit is free again, and not more than that."""
+    await asyncio.sleep(LONG_S)
+    limiter, now_s = world.limiter, world.clock.now_s()
+    for line in limiter.budget.lines:
+        assert line.window.used(now_s) == 0
+        assert line.window.wait_s(line.window.rate.count, now_s) == 0
+    most = min(line.window.rate.count for line in limiter.budget.lines if line.kind == "tokens")
+    assert limiter.room_s(Cost(most), now_s) == 0
+    grant = await limiter.acquire(most)
+    grant.sent(now_s)
+    assert limiter.room_s(Cost(1), now_s) > 0
+
+
+def check(kind: Any, plan: Scenario) -> None:
+    async def main() -> None:
+        world = World(kind, plan)
+        await world.run()
+        check_accounts(world, world.clock.now_s())
+        check_windows(world)
+        check_order(world)
+        check_parking(world)
+        await check_afterwards(world)
+
+    with asyncio.Runner(loop_factory=lambda: LateLoop(plan.lates_s)) as runner:
+        runner.run(main())
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_whatever_happens_the_limiter_keeps_its_promises(chance: random.Random) -> None:
+    check(Limiter, scenario(chance))
+
+
+# Mutants: one changed line each. A few scenarios are enough to catch each of them.
+
+DRAWN = 150
+
+
+@functools.cache
+def check_drawn(kind: Any) -> None:
+    for seed in range(DRAWN):
+        check(kind, scenario(random.Random(seed)))
+
+
+FORGETFUL = "def forget(self) -> None: return\n\n    def unused(self) -> None:"
+BY_AMOUNT = (
+    "line.append(waiter); self._lines[priority] = deque(sorted(line, key=lambda w: w.want.tokens))"
+)
+MUTANTS: list[tuple[Any, str, str]] = [
+    # Guard 0.
+    (
+        window_module,
+        "self.unproven_s = guard_s if unproven_s is None else unproven_s",
+        "self.unproven_s = 0.0",
+    ),
+    # N + 1.
+    (
+        window_module,
+        "excess = held + amount + math.ceil(margin) - self.rate.count",
+        "excess = held + amount + math.ceil(margin) - self.rate.count - 1",
+    ),
+    # What is booked and not yet written is not seen.
+    (
+        window_module,
+        "held = self._sent_amount + self._booked_amount",
+        "held = self._sent_amount",
+    ),
+    # A window begins at the grant and not at the write.
+    (
+        window_module,
+        "record = booking.record = self._count(booking.amount, now_s)",
+        "record = booking.record = self._count(booking.amount, booking.booked_s)",
+    ),
+    # Refund twice: of a release, and of a usage.
+    (
+        window_module,
+        "self._shift(-max(0.0, booking.paced_s - held_s))",
+        "self._booked_amount -= booking.amount",
+    ),
+    (window_module, "booking.amount = used", "pass"),
+    # A leak for each waiter: cancelled after its grant, in its queue, and not written.
+    (limiter_module, "self.give_back(waiter.future.result())", "pass"),
+    (queue_module, "def forget(self) -> None:", FORGETFUL),
+    (limiter_module, "booking.window.release(booking, now_s)", "pass"),
+    # By amount, and the last first.
+    (queue_module, "line.append(waiter)", BY_AMOUNT),
+    (queue_module, "line.append(waiter)", "line.appendleft(waiter)"),
+    # A newcomer passes those who wait.
+    (
+        limiter_module,
+        "if not self._queue and self.room_s(cost, asked_s) <= 0:",
+        "if self.room_s(cost, asked_s) <= 0:",
+    ),
+    # Parked for nobody.
+    (limiter_module, "return parked_s if parked_s > wait_s else wait_s", "return wait_s"),
+    # Other limits begin as if nothing had been sent.
+    (budget_module, "window.recall(sends)", "pass"),
+]
+
+
+def limiter_with(module: Any, changed: Any) -> Any:
+    """The Limiter that sees the changed module."""
+    if module is limiter_module:
+        return changed.Limiter
+    if module is queue_module:
+        return with_names(limiter_module, WaitQueue=changed.WaitQueue).Limiter
+    if module is window_module:
+        changed = with_names(budget_module, Window=changed.Window)
+    return with_names(limiter_module, Budget=changed.Budget).Limiter
+
+
+@pytest.mark.parametrize(("module", "line", "replacement"), MUTANTS)
+def test_mutants_are_caught(module: Any, line: str, replacement: str) -> None:
+    changed = limiter_with(module, mutant(module, line, replacement))
+    assert_caught(check_drawn, Limiter, changed)

@@ -1,0 +1,75 @@
+"""Whatever the body and whatever the usage: an estimate comes, and within its bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from redline.calls import Reply, Request, TokenEstimator
+
+MANY = settings(max_examples=200, deadline=None)
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner),
+    max_leaves=12,
+)
+FIELDS = [
+    "model", "messages", "prompt", "input", "instructions", "tools", "response_format", "text",
+    "max_tokens", "max_completion_tokens", "n", "system",
+]  # fmt: skip
+PARTS = st.fixed_dictionaries(
+    {}, optional={"role": ANY, "type": ANY, "content": ANY, "text": ANY, "image_url": ANY}
+)
+BODIES = st.dictionaries(st.sampled_from(FIELDS), ANY | st.lists(PARTS, max_size=3))
+URLS = st.sampled_from(["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/x?y=1", ""])
+USAGE = st.none() | st.integers(-10, 10**12) | st.sampled_from(["7", 1.5, float("inf"), True, []])
+
+
+def taught(body: Any, url: str, replies: list[tuple[Any, Any]]) -> tuple[TokenEstimator, Request]:
+    estimator, request = TokenEstimator(), Request(url=url, body=body)
+    for sent, came in replies:
+        reply = Reply(input_tokens=sent, output_tokens=came)
+        estimator.end(estimator.begin(request), request, reply, 1.0)
+    return estimator, request
+
+
+@MANY
+@given(BODIES | ANY, URLS, st.lists(st.tuples(USAGE, USAGE), max_size=30))
+def test_any_body_has_an_estimate(body: Any, url: str, replies: list[tuple[Any, Any]]) -> None:
+    estimator, request = taught(body, url, replies)
+    least_output = 0 if url.endswith("embeddings") and isinstance(body, dict) else 1
+    for cost in (estimator.estimate(request), estimator.most(request)):
+        assert cost.input_tokens >= 1
+        assert cost.output_tokens >= least_output
+        assert type(cost.input_tokens) is type(cost.output_tokens) is int
+    assert estimator.least(request) >= 1
+    estimator.accuracy()
+
+
+@MANY
+@given(
+    st.text(max_size=200),
+    st.integers(1, 10**5),
+    st.integers(1, 9),
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), max_size=30),
+)
+def test_an_output_never_passes_what_the_request_allows(
+    text: str, most: int, n: int, replies: list[tuple[int, int]]
+) -> None:
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": most, "n": n}
+    estimator, request = taught(body, "/v1/chat/completions", replies)
+    estimate = estimator.estimate(request)
+    assert 1 <= estimate.output_tokens <= most * n
+    assert estimate.output_tokens + estimate.spread.most <= most * n + n
+    assert estimator.most(request).output_tokens == most * n
+    assert min(estimate.spread) >= 0
+
+
+@MANY
+@given(st.text(max_size=500))
+def test_the_least_is_below_the_first_estimate(text: str) -> None:
+    request = Request(body={"messages": [{"role": "user", "content": text}]})
+    estimator = TokenEstimator()
+    assert estimator.least(request) <= estimator.estimate(request).input_tokens

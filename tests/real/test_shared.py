@@ -1,0 +1,335 @@
+"""Processes that share a limit through a file and through Redis, against real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from mutants import assert_caught
+from redis_server import RedisServer, needs_redis, redis_server
+from redline.errors import ConfigError, NoEndpoint
+from redline.limits import Limits
+from redline.limits import redis_ledger as redis_module
+from redline.limits import schedule as schedule_module
+from redline.limits import shared as shared_module
+from redline.limits.ledger import open_ledger
+from redline.limits.redis_ledger import RedisLedger
+from redline.limits.schedule import (
+    Change,
+    Lease,
+    LeaseRequest,
+    State,
+    described,
+    lease_s_of,
+    rules_of,
+    transact,
+)
+from redline.limits.shared import SharedLimiter
+from simulated import simulated
+
+pytestmark = pytest.mark.real
+WORKER = Path(__file__).parents[1] / "sharing_worker.py"
+GUARD_S = 0.05
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+def target(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if kind == "file":
+        return str(tmp_path / "limits")
+    server: RedisServer = request.getfixturevalue("redis")
+    return server.url
+
+
+KINDS = ["file", pytest.param("redis", marks=needs_redis)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_four_processes_are_as_fast_as_one_and_one_of_them_dies(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Kill -9 midway: no rejection by the server's own count, and the share is used again."""
+    rate, each = 100, 380
+    limits = Limits(requests=f"{rate}/1s", guard_s=GUARD_S)
+    with simulated("--requests", f"{rate}/1s", "--algorithm", "moving") as sim:
+        command = [sys.executable, str(WORKER), sim.base_url, target(kind, request, tmp_path)]
+        command += [f"{rate}/1s", str(each), str(GUARD_S)]
+        workers = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            for _ in range(4)
+        ]
+        try:
+            for worker in workers:
+                assert worker.stdout is not None
+                assert worker.stdout.readline() == b"ready\n"
+            for worker in workers:
+                assert worker.stdin is not None
+                worker.stdin.write(b"\n")
+                worker.stdin.flush()
+            time.sleep(5)
+            workers[0].send_signal(signal.SIGKILL)
+            killed_s = time.monotonic()
+            for worker in workers[1:]:
+                assert worker.wait(timeout=60) == 0
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait(timeout=20)
+                for pipe in (worker.stdin, worker.stdout):
+                    assert pipe is not None
+                    pipe.close()
+        stats, arrivals_s = sim.stats(), [record["arrival_s"] for record in sim.requests()]
+    arrivals_s.sort()
+    assert stats["rejected"] == 0
+    assert len(arrivals_s) >= 1200
+    span_s = 1 + GUARD_S
+    one_s = (len(arrivals_s) - 1) * span_s / rate
+    lease_s = lease_s_of(limits)
+    print(f"{kind}: {len(arrivals_s)} calls, {(arrivals_s[-1] - arrivals_s[0]) / one_s:.4f} of one")
+    assert arrivals_s[-1] - arrivals_s[0] <= one_s * 1.02 + lease_s
+    # The dead one's share: in the windows after its end all of the limit is used, but for a lease.
+    after = [at_s for at_s in arrivals_s if killed_s <= at_s <= killed_s + 3 * span_s]
+    assert len(after) >= 3 * rate * 0.96 - rate * lease_s
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_limiters_of_one_process_share_too(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    limits = Limits(requests="50/1s", profile="moving", guard_s=GUARD_S)
+    where = target(kind, request, tmp_path)
+    sent_s: list[float] = []
+
+    async def use(limiter: SharedLimiter) -> None:
+        async def call() -> None:
+            grant = await limiter.acquire()
+            sent_s.append(time.monotonic())
+            grant.sent(sent_s[-1])
+
+        await asyncio.gather(*(call() for _ in range(60)))
+        await limiter.aclose()
+
+    async def main() -> None:
+        limiters = [SharedLimiter(limits, open_ledger(where, limits, "two")) for _ in range(2)]
+        await asyncio.gather(*map(use, limiters))
+
+    asyncio.run(main())
+    assert len(sent_s) == 120
+    for first_s, later_s in zip(sent_s, sent_s[50:], strict=False):
+        assert later_s - first_s >= 1.05 - 1e-6
+
+
+LIMITS = [
+    Limits(requests="10/1s", profile="moving", guard_s=GUARD_S),
+    Limits(requests=("30/1s", "100/10s"), tokens="2000/2s", guard_s=GUARD_S),
+    Limits(requests="40/1s", output_tokens="5000/1s", profile="bucket", guard_s=GUARD_S),
+]
+
+
+def history(seed: int, limits: Limits) -> Iterator[tuple[LeaseRequest, float, list[Lease]]]:
+    """Requests of three processes; each may use what was answered to those before it."""
+    draw = random.Random(seed)
+    rates = schedule_module.rated(limits)
+    leases: list[Lease] = []
+    slots: list[tuple[float, list[int]]] = []
+    now_s = 1.79e9
+    for turn in range(60):
+        now_s += draw.choice([0.0, 0.001, 0.02, 0.3, 2.0]) if draw.random() > 0.02 else -1.0
+        wants = [
+            [1 if kind == "requests" else draw.randint(0, rate.count // 8) for kind, rate in rates]
+            for _ in range(draw.choice([0, 1, 3, 8]))
+        ]
+        changes = []
+        for stamp_s, amounts in draw.sample(slots, min(len(slots), 3)):
+            used = [draw.randint(0, amount) for amount in amounts]
+            planned_s = draw.choice([0.0, 0.0, stamp_s - 0.07])
+            changes.append(Change(stamp_s, stamp_s - draw.random() / 20, amounts, used, planned_s))
+        seen_s = now_s + 5 if turn == 40 else 0.0
+        request = LeaseRequest(
+            owner=draw.choice("abc"),
+            limits=described(limits) if draw.random() > 0.03 else "others",
+            rules=rules_of(limits, draw.choice([0.05, 0.02])),
+            wants=wants,
+            changes=changes,
+            guard_s=0.05,
+            slack_s=0.02,
+            lead_s=draw.choice([0.0, 0.003]),
+            lease_s=lease_s_of(limits),
+            seen_s=seen_s,
+            park_s=now_s + 1 if draw.random() < 0.05 else 0.0,
+        )
+        yield request, now_s, leases
+        slots += [
+            (at_s + 0.02 + 0.05, want) for at_s, want in zip(leases[-1].times, wants, strict=False)
+        ]
+
+
+@needs_redis
+@pytest.mark.parametrize("limits", LIMITS, ids=["requests", "joint", "bucket"])
+@pytest.mark.parametrize("seed", range(8))
+def test_the_rule_in_lua_is_the_rule_in_python(
+    redis: RedisServer, limits: Limits, seed: int
+) -> None:
+    """The same histories give the same leases and leave the same state, to the last bit."""
+    assert agreed(redis, history(seed, limits)) > 5
+
+
+def agreed(redis: RedisServer, turns: Iterator[Any], line: str = "", other: str = "") -> int:
+    """How many slots both rules planned alike. line, other: a change of the Lua one."""
+    import redis as redis_py
+
+    script = redis_module._SCRIPT
+    for old, new in [("local now_s = clock_s()", "local now_s = tonumber(ARGV[2])"), (line, other)]:
+        assert not old or script.count(old) == 1
+        script = script.replace(old, new) if old else script
+    state: State | None = None
+    planned = 0
+    with redis_py.Redis.from_url(redis.url) as client:
+        client.delete("{same}")
+        for request, now_s, leases in turns:
+            blob = msgspec.msgpack.encode(request)
+            answer: Any = client.eval(script, 1, "{same}", blob, repr(now_s))
+            state, lease = transact(state, request, now_s)
+            assert msgspec.msgpack.decode(answer, type=Lease) == lease
+            if not lease.others:
+                kept: Any = client.get("{same}")
+                assert msgspec.msgpack.decode(kept, type=State) == state
+            leases.append(lease)
+            planned += len(lease.times)
+    return planned
+
+
+@needs_redis
+@pytest.mark.parametrize(
+    ("line", "other"),
+    [
+        ("local excess = book.total + amount - rule[2]", "local excess = book.total - rule[2]"),
+        ("if at_s > until_s then break end", ""),
+        ("amount = math.min(amount, book.amounts[at])", ""),
+        ("state.last_s = now_s + 2 * lease_s + lead_s", ""),
+        ("local by = math.floor(by_s / book.grain_s)", "local by = math.ceil(by_s / book.grain_s)"),
+        ("return times, now_s + (#others > 0 and lease_s / 8 or 0)", "return times, now_s"),
+    ],
+)
+def test_a_change_of_one_rule_alone_is_noticed(redis: RedisServer, line: str, other: str) -> None:
+    def check(change: tuple[str, str]) -> None:
+        for seed in range(8):
+            agreed(redis, history(seed, LIMITS[seed % 2]), *change)
+
+    assert_caught(check, ("", ""), (line, other))
+
+
+@needs_redis
+def test_the_key_expires_by_itself(redis: RedisServer) -> None:
+    import redis as redis_py
+
+    async def main(ledger: RedisLedger) -> None:
+        limiter = SharedLimiter(LIMITS[0], ledger)
+        (await limiter.acquire()).release()
+        await limiter.aclose()
+
+    ledger = RedisLedger(redis.url, "expiring", described(LIMITS[0]))
+    asyncio.run(main(ledger))
+    with redis_py.Redis.from_url(redis.url) as client:
+        (key,) = [key for key in client.scan_iter("redline:{*}") if key.decode() == ledger._key]
+        left_ms: Any = client.pttl(key)
+    assert 0 < left_ms <= 65_000
+
+
+@needs_redis
+def test_other_limits_under_the_same_name_are_refused(redis: RedisServer) -> None:
+    async def use() -> None:
+        limiter = SharedLimiter(LIMITS[0], open_ledger(redis.url, LIMITS[0], "taken"))
+        (await limiter.acquire()).release()
+        await limiter.aclose()
+
+    asyncio.run(use())
+    with pytest.raises(ConfigError, match="is in use for 10/1s requests"):
+        open_ledger(redis.url, LIMITS[1], "taken")
+
+
+@needs_redis
+def test_a_redis_that_is_not_there_is_an_error_of_the_settings() -> None:
+    url = "redis://someone:secret@127.0.0.1:1/0"
+    with pytest.raises(ConfigError, match=r"cannot be shared through redis://127.0.0.1:1/0") as it:
+        open_ledger(url, LIMITS[0], "e")
+    assert "secret" not in str(it.value)
+
+
+@needs_redis
+def test_a_url_that_is_none_is_an_error_of_the_settings() -> None:
+    with pytest.raises(ConfigError, match="cannot be shared through"):
+        open_ledger("redis://127.0.0.1:port/0", LIMITS[0], "e")
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *rest: Any, **more: Any) -> Any:
+        if name == "redis" or name.startswith("redis."):
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ConfigError) as caught:
+        open_ledger("redis://127.0.0.1:1", LIMITS[0], "e")
+    assert caught.value.hint == "pip install 'redline[redis]'"
+
+
+@needs_redis
+def test_a_redis_that_is_lost_is_waited_for_and_never_a_free_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It comes back empty: what was sent before counts as a full window."""
+    limits = Limits(requests="20/1s", profile="moving", guard_s=GUARD_S)
+    sent_s: list[float] = []
+
+    async def call(limiter: SharedLimiter) -> None:
+        grant = await limiter.acquire()
+        sent_s.append(time.monotonic())
+        grant.sent(sent_s[-1])
+
+    async def main(server: RedisServer) -> None:
+        limiter = SharedLimiter(limits, open_ledger(server.url, limits, "e"))
+        await asyncio.gather(*(call(limiter) for _ in range(20)))
+        server.stop()
+        waiting = [asyncio.create_task(call(limiter)) for _ in range(20)]
+        await asyncio.sleep(0.3)
+        assert len(sent_s) == 20
+        server.start()
+        await asyncio.gather(*waiting)
+        server.stop()
+        monkeypatch.setattr(shared_module, "GIVE_UP_S", 0.5)
+        with pytest.raises(NoEndpoint, match="do not answer"):
+            await asyncio.wait_for(call(limiter), 20)
+        await limiter.aclose()
+
+    with redis_server() as server:
+        asyncio.run(main(server))
+    assert len(sent_s) == 40
+    assert all(b - a >= 1.05 - 1e-6 for a, b in zip(sent_s, sent_s[20:], strict=False))
+
+
+def test_the_doubt_of_a_clock_narrows_with_every_turn() -> None:
+    offset = redis_module.Offset()
+    offset.saw(100.0, 5.0, 5.2)
+    offset.saw(101.0, 6.1, 6.15)
+    low_s, high_s = offset.bounds_s(6.15)
+    assert low_s == pytest.approx(-94.9, abs=1e-3)
+    assert high_s == pytest.approx(-94.85, abs=1e-3)

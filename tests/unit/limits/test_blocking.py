@@ -1,0 +1,300 @@
+"""The limiter for threads: its windows, its order, and that nothing stays taken."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mutants import assert_caught, mutant
+from redline.clock import SYSTEM
+from redline.errors import OverBudget
+from redline.limits import Cost, Limits, Rate, SyncLimiter
+from redline.limits import blocking as blocking_module
+from redline.testing import ManualClock
+
+# Far beyond what any thread here waits; a thread that is lost fails its test by it.
+LONG_S = 20.0
+
+
+def in_threads(*jobs: Callable[[], None]) -> None:
+    """Runs each job in a thread of its own; fails if one of them does not come to its end."""
+    failures: list[BaseException] = []
+
+    def guarded(job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(job,), daemon=True) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG_S)
+    assert not any(thread.is_alive() for thread in threads), "a thread waits for ever"
+    assert not failures, failures
+
+
+def check_windows(kind: Any) -> None:
+    """No window and guard holds more than its limit, of calls or of tokens, by the stamps alone."""
+    requests, tokens, guard_s = Rate(40, 0.1), Rate(300, 0.08), 0.01
+    limits = Limits(requests=requests, tokens=tokens, guard_s=guard_s, profile="moving")
+    limiter = kind(limits)
+    sent: list[tuple[float, int]] = []
+
+    def work(number: int) -> None:
+        for turn in range(50):
+            amount = 1 + (7 * number + turn) % 5
+            with limiter(tokens=amount) as grant:
+                sent.append((grant.sent_s, amount))
+
+    in_threads(*(lambda number=number: work(number) for number in range(8)))
+    assert len(sent) == 400
+    sent.sort()
+    for rate, of_tokens in ((requests, False), (tokens, True)):
+        for end, (end_s, _) in enumerate(sent):
+            begin_s = end_s - rate.window_s - guard_s + 1e-6
+            inside = [amount for at_s, amount in sent[: end + 1] if at_s > begin_s]
+            assert (sum(inside) if of_tokens else len(inside)) <= rate.count
+
+
+def test_eight_threads_never_pass_a_limit() -> None:
+    check_windows(SyncLimiter)
+
+
+class Queue:
+    """A limiter of one call per 10 ms whose clock stands still until a test turns it."""
+
+    WINDOW_S = 0.01
+
+    def __init__(self, kind: Any, **limits: Any) -> None:
+        limits.setdefault("requests", Rate(1, self.WINDOW_S))
+        self.clock = ManualClock()
+        self.limiter = kind(Limits(guard_s=0.0, **limits), self.clock)
+        self.granted: list[str] = []
+        self._threads: list[threading.Thread] = []
+
+    def ask(self, name: str, tokens: int = 0, priority: int = 0) -> None:
+        """A thread that asks, and is in the queue on return."""
+
+        def work() -> None:
+            with self.limiter(tokens, priority=priority):
+                self.granted.append(name)
+
+        before = self.limiter.waiting
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+        wait_until(lambda: self.limiter.waiting > before)
+
+    def serve(self) -> list[str]:
+        """Turns the clock until all have had their turn; their order."""
+
+        def all_served() -> bool:
+            self.clock.advance(self.WINDOW_S / 5)
+            return not any(thread.is_alive() for thread in self._threads)
+
+        wait_until(all_served)
+        return self.granted
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    begun_s = SYSTEM.now_s()
+    pause = threading.Event()
+    while not is_so():
+        assert SYSTEM.now_s() < begun_s + LONG_S, "it does not come"
+        pause.wait(0.001)
+
+
+def check_order(kind: Any) -> None:
+    queue = Queue(kind, tokens="100/0.01s")
+    with queue.limiter():
+        pass
+    names = ["a", "large", "b", "c", "first", "d"]
+    for name in names:
+        queue.ask(name, 90 if name == "large" else 1, priority=-1 if name == "first" else 0)
+    assert queue.serve() == ["first", "a", "large", "b", "c", "d"]
+
+
+def test_threads_go_in_order_of_arrival_within_a_priority_whatever_the_size() -> None:
+    check_order(SyncLimiter)
+
+
+class InterruptingClock(ManualClock):
+    """Raises KeyboardInterrupt at one of its readings, as a signal would."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self._at = at
+        self._readings = 0
+
+    def now_s(self) -> float:
+        self._readings += 1
+        if self._readings == self._at:
+            raise KeyboardInterrupt
+        return super().now_s()
+
+
+def check_interrupts(kind: Any) -> None:
+    """At whichever reading of the clock it comes, nothing stays taken and nobody stays behind."""
+    interrupted = 0
+    for at in itertools.count(1):
+        clock = InterruptingClock(at)
+        limiter = kind(Limits(requests="3/1s", tokens="100/1s", guard_s=0.0), clock)
+        try:
+            with limiter(tokens=60):
+                pass
+        except KeyboardInterrupt:
+            interrupted += 1
+        else:
+            break
+        assert limiter.waiting == 0
+        clock.advance(5.0)
+        for line in limiter.budget.lines:
+            assert line.window.used(clock.now_s()) == 0
+        served: list[int] = []
+        in_threads(lambda served=served, limiter=limiter: serve_whole(limiter, served))
+        assert served == [100]
+    assert interrupted >= 4
+
+
+def serve_whole(limiter: Any, served: list[int]) -> None:
+    with limiter(tokens=100) as grant:
+        served.append(grant.cost.tokens)
+
+
+def test_an_interrupt_leaves_nothing_behind() -> None:
+    check_interrupts(SyncLimiter)
+
+
+def test_an_interrupt_in_the_queue_lets_the_next_one_go() -> None:
+    class Impatient(Exception):
+        pass
+
+    class Clock(ManualClock):
+        def now_s(self) -> float:
+            if threading.current_thread().name == "impatient" and queue.clock_is_turned:
+                raise Impatient
+            return super().now_s()
+
+    queue: Any = Queue(SyncLimiter)
+    queue.clock = Clock()
+    queue.clock_is_turned = False
+    queue.limiter = SyncLimiter(Limits(requests="1/10ms", guard_s=0.0), queue.clock)
+    with queue.limiter():
+        pass
+    left = threading.Event()
+
+    def impatient() -> None:
+        try:
+            with queue.limiter():
+                pass
+        except Impatient:
+            left.set()
+
+    threading.Thread(target=impatient, name="impatient", daemon=True).start()
+    wait_until(lambda: queue.limiter.waiting == 1)
+    queue.ask("next")
+    queue.clock_is_turned = True
+    assert queue.serve() == ["next"]
+    assert left.wait(LONG_S)
+    assert queue.limiter.waiting == 0
+
+
+def test_an_exception_in_the_body_passes_and_the_call_counts_as_sent() -> None:
+    clock = ManualClock()
+    limiter = SyncLimiter(Limits(requests="2/1s", guard_s=0.0, profile="fixed"), clock)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), limiter():
+            _ = 1 / 0
+        clock.advance(0.1)
+    assert limiter.waiting == 0
+    assert limiter.budget.wait_s(Cost(), clock.now_s()) == pytest.approx(0.8)
+    clock.advance(0.8)
+    with limiter() as grant:
+        assert grant.waited_s == 0
+
+
+def test_more_than_a_limit_allows_at_all_is_refused_at_once() -> None:
+    limiter = SyncLimiter(Limits(tokens="100/1s"), ManualClock())
+    with pytest.raises(OverBudget), limiter(tokens=101):
+        raise AssertionError("it was let in")
+    assert limiter.waiting == 0
+    with limiter(tokens=100):
+        pass
+
+
+def check_settling(kind: Any) -> None:
+    clock = ManualClock()
+    limiter = kind(
+        Limits(input_tokens="100/1s", output_tokens="50/1s", guard_s=0.0, profile="moving"), clock
+    )
+    with limiter(80, output_tokens=40) as grant:
+        grant.settle(Cost(20, 10))
+    clock.advance(0.1)
+    with limiter(80, output_tokens=40) as grant:
+        # A sum keeps the ratio of the estimate.
+        grant.settle(60)
+    used = {line.kind: line.window.used(clock.now_s()) for line in limiter.budget.lines}
+    assert used == {"input_tokens": 60, "output_tokens": 30}
+
+
+def test_tokens_that_were_not_used_are_given_back() -> None:
+    check_settling(SyncLimiter)
+
+
+def test_a_rate_alone_is_enough_and_a_grant_may_be_given_back() -> None:
+    clock = ManualClock()
+    limiter = SyncLimiter("1/1s", clock)
+    limiter.acquire().release()
+    limiter.acquire().sent(clock.now_s())
+    assert limiter.budget.wait_s(Cost(), clock.now_s()) >= 1.0
+
+
+def test_who_waits_for_a_call_to_be_written_is_woken_by_it() -> None:
+    clock = ManualClock()
+    limiter = SyncLimiter(Limits(requests="1/5ms", guard_s=0.0, profile="fixed"), clock)
+    grant = limiter.acquire()
+    clock.advance(1.0)
+    served: list[int] = []
+
+    def work() -> None:
+        with limiter():
+            served.append(1)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    wait_until(lambda: limiter.waiting == 1)
+    grant.sent(clock.now_s() - 1.0)
+    thread.join(LONG_S)
+    assert served == [1]
+
+
+MUTANTS: list[tuple[Any, str, str]] = [
+    (check_windows, "wait_s = self.budget.wait_s(cost, now_s)", "wait_s = 0.0"),
+    (check_windows, "booking.window.sent(booking, now_s)", "booking.window.release(booking, 0.0)"),
+    (check_order, "if self._queue[0] is ticket:", "if True:"),
+    (
+        check_order,
+        "ticket = (priority, next(self._numbers), threading.Event())",
+        "ticket = (0, next(self._numbers), threading.Event())",
+    ),
+    (
+        check_order,
+        "ticket = (priority, next(self._numbers), threading.Event())",
+        "ticket = (priority, -next(self._numbers), threading.Event())",
+    ),
+    (check_interrupts, "self._leave(ticket)", "pass"),
+    (check_interrupts, "self.give_back(bookings)", "pass"),
+    (check_interrupts, "grant.release()", "pass"),
+    (check_settling, "self.budget.settle(taken, used)", "pass"),
+]
+
+
+@pytest.mark.parametrize(("check", "line", "replacement"), MUTANTS)
+def test_mutants_are_caught(check: Any, line: str, replacement: str) -> None:
+    assert_caught(check, SyncLimiter, mutant(blocking_module, line, replacement).SyncLimiter)

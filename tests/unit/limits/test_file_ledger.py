@@ -1,0 +1,232 @@
+"""The ledger in a file: whoever dies when, and whatever stands in it."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mutants import assert_caught, mutant
+from redline.errors import ConfigError, NoEndpoint
+from redline.limits import Limits
+from redline.limits import file_ledger as file_module
+from redline.limits.file_ledger import FileLedger
+from redline.limits.ledger import open_ledger
+from redline.limits.schedule import STALE_S, LeaseRequest, described, lease_s_of, rules_of
+from redline.testing import ManualClock, virtual_run
+
+LIMITS = Limits(requests="10/1s", profile="moving", guard_s=0.05)
+WORDS = described(LIMITS)
+
+
+def request(count: int, **changes: Any) -> LeaseRequest:
+    return LeaseRequest(
+        owner=changes.pop("owner", "a"),
+        limits=WORDS,
+        rules=rules_of(LIMITS, 0.05),
+        wants=[(1,)] * count,
+        guard_s=0.05,
+        slack_s=0.05,
+        lease_s=lease_s_of(LIMITS),
+        **changes,
+    )
+
+
+def clock(now_s: float = 100.0) -> ManualClock:
+    return ManualClock(now_s)
+
+
+def turn(ledger: Any, count: int, **changes: Any) -> list[float]:
+    times: list[float] = virtual_run(ledger.transact(request(count, **changes))).times
+    return times
+
+
+def opened(path: Path, now: ManualClock, kind: Any = FileLedger, name: str = "e") -> Any:
+    return kind(path, name, WORDS, now)
+
+
+def test_two_ledgers_at_one_path_share_a_limit(tmp_path: Path) -> None:
+    now = clock()
+    first, second = opened(tmp_path / "f", now), opened(tmp_path / "f", now)
+    assert len(turn(first, 6)) == 6
+    assert len(turn(second, 9, owner="b")) == 4
+
+
+def test_endpoints_in_one_file_have_limits_of_their_own(tmp_path: Path) -> None:
+    now = clock()
+    first = opened(tmp_path / "f", now)
+    second = opened(tmp_path / "f", now, name="other")
+    assert len(turn(first, 10)) == len(turn(second, 10)) == 10
+
+
+def test_a_later_process_goes_on_where_an_earlier_one_ended(tmp_path: Path) -> None:
+    now = clock()
+    ledger = opened(tmp_path / "f", now)
+    turn(ledger, 10)
+    virtual_run(ledger.aclose())
+    now.advance(0.5)
+    assert turn(opened(tmp_path / "f", now), 1, owner="b") == []
+
+
+@pytest.mark.parametrize("content", [b"{}\n", b"redline-limits-2\n" * 3, bytes(5000)])
+def test_a_file_that_is_no_ledger_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "f").write_bytes(content)
+    with pytest.raises(ConfigError, match="is not a file of shared limits"):
+        opened(tmp_path / "f", clock())
+    assert (tmp_path / "f").read_bytes() == content
+
+
+@pytest.mark.parametrize("made", [b"", b"redl"])
+def test_a_file_whose_maker_died_is_made_again(tmp_path: Path, made: bytes) -> None:
+    (tmp_path / "f").write_bytes(made)
+    assert len(turn(opened(tmp_path / "f", clock()), 10)) == 10
+
+
+def test_a_path_that_cannot_be_written_is_an_error_of_the_settings(tmp_path: Path) -> None:
+    for path in (tmp_path / "no" / "f", tmp_path):
+        with pytest.raises(ConfigError, match="cannot be kept in"):
+            opened(path, clock())
+
+
+def test_other_limits_are_refused_while_in_use(tmp_path: Path) -> None:
+    now = clock()
+    turn(opened(tmp_path / "f", now), 1)
+    other = Limits(requests="20/1s")
+    with pytest.raises(ConfigError, match="is in use for 10/1s requests"):
+        open_ledger(str(tmp_path / "f"), other, "e", now)
+    now.advance(2 * STALE_S)
+    open_ledger(str(tmp_path / "f"), other, "e", now)
+
+
+def test_no_limit_cannot_be_shared(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no limit to share"):
+        open_ledger(str(tmp_path / "f"), Limits(), "e")
+
+
+def check_a_writer_killed_half_way_leaves_the_state_before(module: Any, path: Path) -> None:
+    """Cut anywhere in its write: what was told before still counts, nothing else does."""
+    now = clock()
+    ledger = opened(path, now, module.FileLedger)
+    assert len(turn(ledger, 6)) == 6
+    before = path.read_bytes()
+    assert len(turn(ledger, 3)) == 3
+    after = path.read_bytes()
+    changed = [at for at in range(len(after)) if before[at : at + 1] != after[at : at + 1]]
+    for cut in range(changed[0], changed[-1] + 1, max(1, len(changed) // 20)):
+        path.write_bytes(after[:cut] + before[cut:])
+        assert len(turn(opened(path, now, module.FileLedger), 9, owner="b")) == 4
+
+
+def check_a_damaged_file_counts_as_full(module: Any, path: Path) -> None:
+    now = clock()
+    turn(opened(path, now, module.FileLedger), 1)
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 0xFF
+    path.write_bytes(content)
+    again = opened(path, now, module.FileLedger)
+    assert turn(again, 10) == []
+    now.advance(1.5)
+    assert len(turn(again, 10)) == 10
+
+
+def check_a_boot_moves_the_times(module: Any, path: Path) -> None:
+    """The monotonic clock begins again; the wall clock says how long ago the last turn was."""
+    now = clock(5000.0)
+    turn(opened(path, now, module.FileLedger), 10)
+    for passed_s, free in [(0.4, 0), (2.0, 10)]:
+        copy = path.with_name(f"after {passed_s}")
+        copy.write_bytes(path.read_bytes())
+        booted = ManualClock(30.0, now.wall_s() + passed_s)
+        ledger = opened(copy, booted, module.FileLedger)
+        ledger._boot_id = "another boot"
+        assert len(turn(ledger, 10, owner="b")) == free
+
+
+def check_a_deleted_file_is_made_again_at_its_path(module: Any, path: Path) -> None:
+    now = clock()
+    first = opened(path, now, module.FileLedger)
+    turn(first, 2)
+    path.unlink()
+    # What it was given before is in no file any more; it knows of it itself.
+    assert turn(first, 2, seen_s=now.now_s()) == []
+    now.advance(5)
+    assert len(turn(first, 6)) == 6
+    assert len(turn(opened(path, now, module.FileLedger), 9, owner="b")) == 4
+
+
+def check_a_short_write_is_an_error(module: Any, path: Path) -> None:
+    ledger = opened(path, clock(), module.FileLedger)
+    whole = os.pwrite
+
+    def half(fd: int, data: bytes, offset: int) -> int:
+        return whole(fd, data[: len(data) // 2], offset)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwrite", half)
+        try:
+            given = turn(ledger, 1)
+        except NoEndpoint:
+            given = []
+    assert given == [], "slots of a turn that is not kept were given away"
+
+
+CHECKS = {
+    "half-way": check_a_writer_killed_half_way_leaves_the_state_before,
+    "damaged": check_a_damaged_file_counts_as_full,
+    "boot": check_a_boot_moves_the_times,
+    "deleted": check_a_deleted_file_is_made_again_at_its_path,
+    "short": check_a_short_write_is_an_error,
+}
+MUTANTS = [
+    ("half-way", "written = os.pwrite(self._fd, header + body, _offset(turn % 2))",
+     "written = os.pwrite(self._fd, header + body, _offset(0))"),
+    ("half-way", "if turn and zlib.crc32(body, turn % 2**32) == checksum:", "if turn:"),
+    ("damaged", "request = msgspec.structs.replace(request, seen_s=max(request.seen_s, now_s))",
+     "pass"),
+    ("boot", "passed_s = max(0.0, self._clock.wall_s() - content.wall_s)", "passed_s = 0.0"),
+    ("boot", "if content.boot_id != self._boot_id:", "if False:"),
+    ("deleted", "if _is_same(self._fd, self._path):", "if True:"),
+    ("short", "if written < len(header) + len(body):", "if False:"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_file(tmp_path: Path, name: str) -> None:
+    CHECKS[name](file_module, tmp_path / "f")
+
+
+@pytest.mark.parametrize(("name", "line", "replacement"), MUTANTS)
+def test_a_wrong_ledger_is_noticed(tmp_path: Path, name: str, line: str, replacement: str) -> None:
+    paths = iter((tmp_path / "right", tmp_path / "wrong"))
+    changed = mutant(file_module, line, replacement)
+    assert_caught(lambda module: CHECKS[name](module, next(paths)), file_module, changed)
+
+
+def test_a_lock_that_stays_held_is_an_error_in_time_and_freezes_nothing(tmp_path: Path) -> None:
+    ledger = opened(tmp_path / "f", clock())
+    other = os.open(tmp_path / "f", os.O_RDWR)
+    fcntl.flock(other, fcntl.LOCK_EX)
+
+    async def main() -> None:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                await asyncio.sleep(0.05)
+                ticks += 1
+
+        ticking = asyncio.create_task(tick())
+        with pytest.raises(NoEndpoint, match="stay locked"):
+            await ledger.transact(request(1))
+        assert ticks >= 10
+        fcntl.flock(other, fcntl.LOCK_UN)
+        assert len((await ledger.transact(request(1))).times) == 1
+        ticking.cancel()
+
+    virtual_run(main())
+    os.close(other)

@@ -1,0 +1,114 @@
+"""Who waits: order, forgetting, and a bound on what is kept."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from redline.limits.queue import Waiter, WaitQueue
+
+
+def kept(queue: WaitQueue[str, int]) -> int:
+    return sum(map(len, queue._lines.values()))
+
+
+def woken(queue: WaitQueue[str, int]) -> list[str]:
+    """Everybody, in the order in which they go."""
+    names = []
+    while (head := queue.head()) is not None:
+        names.append(head.want)
+        queue.wake_head(len(names))
+    return names
+
+
+def leave(queue: WaitQueue[str, int], waiter: Waiter[str, int]) -> None:
+    waiter.future.cancel()
+    queue.forget()
+
+
+async def test_the_lowest_priority_goes_first_and_arrival_decides_within() -> None:
+    queue: WaitQueue[str, int] = WaitQueue()
+    assert queue.head() is None
+    for want, priority in [("a", 5), ("b", -1), ("c", 0), ("d", 5), ("e", -1), ("f", 0)]:
+        queue.add(want, priority)
+    assert len(queue) == 6
+    assert [waiter.want for waiter in queue.waiters()] == list("becfad")
+    assert woken(queue) == list("becfad")
+    assert len(queue) == 0
+    assert queue.waiters() == []
+
+
+async def test_each_gets_what_it_was_woken_with() -> None:
+    queue: WaitQueue[str, int] = WaitQueue()
+    waiters = [queue.add(want, 0) for want in "abc"]
+    woken(queue)
+    assert [waiter.future.result() for waiter in waiters] == [1, 2, 3]
+
+
+async def test_who_has_left_is_passed_over() -> None:
+    queue: WaitQueue[str, int] = WaitQueue()
+    waiters = {
+        want: queue.add(want, priority)
+        for want, priority in zip("abcdef", (0, 1, 0, 1, 0, 1), strict=True)
+    }
+    for want in "abf":
+        leave(queue, waiters[want])
+    assert len(queue) == 3
+    assert woken(queue) == ["c", "e", "d"]
+    assert kept(queue) == 0
+
+
+async def test_a_newcomer_of_a_priority_that_was_used_up_is_found() -> None:
+    queue: WaitQueue[str, int] = WaitQueue()
+    for _ in range(3):
+        for priority in (2, 0, 1):
+            queue.add(str(priority), priority)
+        assert woken(queue) == ["0", "1", "2"]
+    assert queue._lines == {}
+
+
+@pytest.mark.parametrize("is_at_once", [False, True])
+async def test_what_is_kept_is_bounded_by_who_waits(is_at_once: bool) -> None:
+    """Also where all are cancelled before the first of their tasks has run."""
+    queue: WaitQueue[str, int] = WaitQueue()
+    queue.add("stays", -1)
+    for _ in range(3):
+        waiters = [queue.add("goes", 0) for _ in range(5000)]
+        if is_at_once:
+            for waiter in waiters:
+                waiter.future.cancel()
+            for _ in waiters:
+                queue.forget()
+        else:
+            for waiter in waiters:
+                leave(queue, waiter)
+        assert len(queue) == 1
+        assert kept(queue) <= 1 + 2 * 66
+    assert woken(queue) == ["stays"]
+
+
+async def test_any_mixture_keeps_the_order_and_loses_nobody() -> None:
+    chance = random.Random(7)
+    queue: WaitQueue[str, int] = WaitQueue()
+    waiting: list[tuple[int, int, Waiter[str, int]]] = []
+    for number in range(20_000):
+        step = chance.random()
+        if step < 0.5 or not waiting:
+            priority = chance.randrange(4)
+            waiting.append((priority, number, queue.add(str(number), priority)))
+        elif step < 0.75:
+            _, _, waiter = waiting.pop(chance.randrange(len(waiting)))
+            leave(queue, waiter)
+        else:
+            first = min(waiting, key=lambda entry: entry[:2])
+            waiting.remove(first)
+            assert queue.head() is first[2]
+            queue.wake_head(number)
+        assert len(queue) == len(waiting)
+        if number == 10_000:
+            del waiting[200:]
+            for waiter in queue.waiters():
+                if all(waiter is not entry[2] for entry in waiting):
+                    leave(queue, waiter)
+    assert woken(queue) == [waiter.want for _, _, waiter in sorted(waiting, key=lambda e: e[:2])]

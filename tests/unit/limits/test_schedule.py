@@ -1,0 +1,236 @@
+"""The rule by which several processes share a limit: one request after another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from mutants import assert_caught, mutant
+from redline.limits import Limits
+from redline.limits import schedule as schedule_module
+from redline.limits.schedule import (
+    STALE_S,
+    Change,
+    Lease,
+    LeaseRequest,
+    State,
+    described,
+    lease_s_of,
+    rules_of,
+)
+
+GUARD_S, SLACK_S, NOW_S = 0.05, 0.02, 1000.0
+ONE = (1,)
+
+
+class Desk:
+    """A ledger in memory, and what a process asks of it."""
+
+    def __init__(self, rule: Any = schedule_module, **limits: Any) -> None:
+        self._rule = rule
+        self.limits = Limits(**limits)
+        self.state: State | None = None
+
+    def ask(self, count: int = 0, at_s: float = NOW_S, **changes: Any) -> Lease:
+        """A turn of a process that wants `count` single calls."""
+        changes.setdefault("owner", "a")
+        changes.setdefault("wants", [ONE] * count)
+        request = LeaseRequest(
+            limits=changes.pop("limits", described(self.limits)),
+            rules=rules_of(self.limits, GUARD_S),
+            guard_s=GUARD_S,
+            slack_s=SLACK_S,
+            lease_s=lease_s_of(self.limits),
+            **changes,
+        )
+        self.state, lease = self._rule.transact(self.state, request, at_s)
+        return lease
+
+    @property
+    def total(self) -> int:
+        """What the first window counts."""
+        assert self.state is not None
+        return next(iter(self.state.books.values())).total
+
+
+def steps(times: list[float]) -> list[float]:
+    return [pytest.approx(time_s - NOW_S, abs=1e-3) for time_s in times]
+
+
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [("any", [0, 0.0105, 0.021, 0.0315]), ("moving", [0, 0, 0, 0]), ("bucket", [0, 0, 0, 0])],
+)
+def test_slots_are_paced_by_the_profile(profile: str, expected: list[float]) -> None:
+    assert steps(Desk(requests="100/1s", profile=profile).ask(4).times) == expected
+
+
+def test_a_second_process_is_planned_behind_the_first() -> None:
+    desk = Desk(requests="100/1s")
+    desk.ask(3)
+    assert steps(desk.ask(2, owner="b").times) == [0.0315, 0.042]
+
+
+def test_a_lease_reaches_no_further_than_its_time() -> None:
+    desk = Desk(requests="100/1s")
+    lease = desk.ask(50)
+    assert len(lease.times) == 10
+    assert lease.times[-1] <= NOW_S + 0.1
+    # The next one fits as soon as it lies within a lease.
+    assert lease.free_s == pytest.approx(NOW_S + 0.105 - 0.1, abs=1e-3)
+
+
+@pytest.mark.parametrize(("window", "lease_s"), [("10ms", 0.005), ("1s", 0.1), ("60s", 1.0)])
+def test_a_lease_is_a_tenth_of_the_shortest_window_within_bounds(
+    window: str, lease_s: float
+) -> None:
+    limits = Limits(requests=(f"5/{window}", "1000/1d"))
+    assert lease_s_of(limits) == pytest.approx(lease_s)
+
+
+def test_a_full_window_frees_a_slot_when_the_oldest_stamp_has_left_it() -> None:
+    desk = Desk(requests="5/1s", profile="moving")
+    assert len(desk.ask(9).times) == 5
+    # Unsent as far as the ledger knows: it may leave until planned + slack, and be late by guard.
+    late = desk.ask(1, NOW_S + 1.0)
+    assert steps(late.times) == [1 + SLACK_S + GUARD_S]
+
+
+def check_a_sent_slot_counts_from_its_stamp(rule: Any) -> None:
+    desk = Desk(rule, requests="5/1s", profile="moving")
+    desk.ask(5)
+    booked_s = NOW_S + SLACK_S + GUARD_S
+    sent_s = NOW_S + 0.003 + GUARD_S
+    lease = desk.ask(1, NOW_S + 1.0, changes=[Change(booked_s, sent_s, ONE, ONE)] * 5)
+    assert steps(lease.times) == [1.053]
+    assert desk.total == 1
+
+
+def check_a_slot_given_back_is_free(rule: Any) -> None:
+    desk = Desk(rule, requests="5/1s", profile="moving")
+    desk.ask(5)
+    booked_s = NOW_S + SLACK_S + GUARD_S
+    lease = desk.ask(2, changes=[Change(booked_s, booked_s, ONE, (0,), NOW_S)])
+    assert steps(lease.times) == [0]
+    assert desk.total == 5
+
+
+def check_only_the_last_slot_of_a_pace_is_planned_again(rule: Any) -> None:
+    for given_back, expected in [(1, 0.0105), (0, 0.021)]:
+        desk = Desk(rule, requests="100/1s")
+        planned_s = desk.ask(2).times[given_back]
+        booked_s = planned_s + SLACK_S + GUARD_S
+        lease = desk.ask(1, changes=[Change(booked_s, booked_s, ONE, (0,), planned_s)])
+        assert steps(lease.times) == [expected]
+
+
+def check_settled_tokens_are_free_again(rule: Any) -> None:
+    desk = Desk(rule, tokens="1000/1s", profile="moving")
+    desk.ask(wants=[(800,)])
+    booked_s, sent_s = NOW_S + SLACK_S + GUARD_S, NOW_S + GUARD_S
+    change = Change(booked_s, sent_s, (800,), (300,))
+    assert steps(desk.ask(wants=[(700,)], at_s=NOW_S + 0.01, changes=[change]).times) == [0.01]
+
+
+def check_a_lost_state_counts_as_full(rule: Any) -> None:
+    """Redis came back empty, or a file was deleted: what was sent is unknown."""
+    desk = Desk(rule, requests="10/1s", profile="moving")
+    seen_s = desk.ask(10).times[-1]
+    desk.state = None
+    assert desk.ask(1, NOW_S + 0.5, seen_s=seen_s).times == []
+    (at_s,) = desk.ask(1, NOW_S + 1.5, seen_s=seen_s).times
+    assert at_s >= NOW_S + 1.5 + GUARD_S
+
+
+def check_a_clock_set_back_frees_nothing(rule: Any) -> None:
+    desk = Desk(rule, requests="10/1s", profile="moving")
+    desk.ask(10)
+    assert desk.ask(1, NOW_S - 500).times == []
+    later = desk.ask(1, NOW_S - 498.95).times
+    assert len(later) == 1
+    assert later[0] >= NOW_S - 499 + GUARD_S
+
+
+def check_other_limits_are_refused_while_in_use(rule: Any) -> None:
+    desk = Desk(rule, requests="10/1s")
+    desk.ask(1)
+    refused = desk.ask(1, NOW_S + STALE_S / 2, limits="20/1s requests")
+    assert refused.others == described(desk.limits)
+    assert refused.times == []
+    assert desk.ask(1, NOW_S + 2 * STALE_S, limits="20/1s requests").others == ""
+
+
+def check_nobody_is_planned_before_the_end_of_a_pause(rule: Any) -> None:
+    desk = Desk(rule, requests="10/1s")
+    desk.ask(park_s=NOW_S + 30)
+    assert desk.ask(1, owner="b").parked_s == NOW_S + 30
+    assert desk.ask(1, NOW_S + 29, owner="b").times == []
+    assert desk.ask(1, NOW_S + 29.95, owner="b").times == [NOW_S + 30]
+
+
+def check_limits_hold_together(rule: Any) -> None:
+    desk = Desk(rule, requests="10/1s", tokens="100/1s", profile="moving")
+    assert len(desk.ask(wants=[(1, 60), (1, 60), (1, 10)]).times) == 1
+    assert desk.state is not None
+    assert [book.total for book in desk.state.books.values()] == [1, 60]
+
+
+CHECKS = {
+    "sent": check_a_sent_slot_counts_from_its_stamp,
+    "back": check_a_slot_given_back_is_free,
+    "last": check_only_the_last_slot_of_a_pace_is_planned_again,
+    "settled": check_settled_tokens_are_free_again,
+    "lost": check_a_lost_state_counts_as_full,
+    "clock": check_a_clock_set_back_frees_nothing,
+    "others": check_other_limits_are_refused_while_in_use,
+    "pause": check_nobody_is_planned_before_the_end_of_a_pause,
+    "together": check_limits_hold_together,
+}
+MUTANTS = [
+    ("sent", "book.add(to_s, after)", "book.add(change.from_s, after)"),
+    ("back", "book.remove(change.from_s, before)", "pass"),
+    ("last", "book.full_at_s -= max(0.0, refund_s)", "pass"),
+    ("last", "elif rule.burst > 1 or change.planned_s >= state.last_s:", "else:"),
+    ("settled", "amount = min(amount, self.amounts[at])", "amount = 0"),
+    ("lost", "self.add(stamp_s, rule.count)", "pass"),
+    ("clock", "state.shift(state.touched_s - now_s)", "state = State(request.limits, now_s)"),
+    ("clock", "state.shift(state.touched_s - now_s)", "pass"),
+    ("others", "if now_s - state.touched_s < STALE_S:", "if False:"),
+    (
+        "pause",
+        "from_s = max(now_s + request.lead_s, state.last_s, state.parked_s)",
+        "from_s = max(now_s + request.lead_s, state.last_s)",
+    ),
+    ("together", "from_s = max(from_s, state.books[rule.key].earliest_s(rule, amount))", "pass"),
+]
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_rule(name: str) -> None:
+    CHECKS[name](schedule_module)
+
+
+@pytest.mark.parametrize(("name", "line", "replacement"), MUTANTS)
+def test_a_wrong_rule_is_noticed(name: str, line: str, replacement: str) -> None:
+    assert_caught(CHECKS[name], schedule_module, mutant(schedule_module, line, replacement))
+
+
+@pytest.mark.parametrize("rate", ["1000000/1s", "1000000/60s", "2000000/1d", "1024/1s"])
+def test_a_state_stays_small_for_a_limit_of_millions(rate: str) -> None:
+    desk = Desk(tokens=rate, profile="moving")
+    window_s = rules_of(desk.limits, GUARD_S)[0].window_s
+    for number in range(3000):
+        desk.ask(wants=[(1 + number % 300,)], at_s=NOW_S + number * window_s / 2000)
+    assert len(msgspec.msgpack.encode(desk.state)) < 25_000
+
+
+@pytest.mark.parametrize("count", [10, 1024, 1025, 100_000])
+def test_rounding_costs_a_thousandth_at_most_and_never_frees_early(count: int) -> None:
+    limits = Limits(requests=f"{count}/1s", profile="moving")
+    (rule,) = rules_of(limits, GUARD_S)
+    assert rule.grain_s <= 0.0011
+    book = schedule_module.Book(rule.grain_s, NOW_S, 0, [], [])
+    book.fill(rule, NOW_S + 0.12345)
+    assert 0 <= book.earliest_s(rule, 1) - (NOW_S + 1.12345) <= rule.grain_s + 1e-6

@@ -1,0 +1,223 @@
+"""One window: what it counts, for how long, and what that costs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from redline.limits import Rate
+from redline.limits.window import Window
+
+HARD = ("any", "counter", "fixed", "moving")
+ALL = (*HARD, "bucket")
+
+
+def window_of(count: int, window_s: float = 1.0, **more: Any) -> Window:
+    more.setdefault("profile", "moving")
+    more.setdefault("guard_s", 0.05)
+    return Window(Rate(count, window_s), **more)
+
+
+def send(window: Window, amount: int, now_s: float) -> Any:
+    booking = window.book(amount, now_s)
+    window.sent(booking, now_s)
+    return booking
+
+
+@pytest.mark.parametrize("profile", ALL)
+def test_a_new_window_lets_a_whole_limit_go_at_once(profile: str) -> None:
+    window = window_of(100, profile=profile, kind="tokens", guard_s=0.0)
+    assert window.wait_s(100, 5.0) == 0
+
+
+@pytest.mark.parametrize("profile", HARD)
+def test_a_send_counts_for_the_window_and_the_guard(profile: str) -> None:
+    window = window_of(1, profile=profile)
+    send(window, 1, 10.0)
+    assert window.wait_s(1, 10.0) == pytest.approx(1.05)
+    assert window.wait_s(1, 11.04) == pytest.approx(0.01)
+    assert window.wait_s(1, 11.05 + 1e-6) == 0
+
+
+def test_what_is_booked_waits_for_its_write_without_end() -> None:
+    window = window_of(1)
+    booking = window.book(1, 0.0)
+    assert window.wait_s(1, 500.0) == math.inf
+    assert window.used(500.0) == 1
+    window.sent(booking, 500.0)
+    assert window.wait_s(1, 500.5) == pytest.approx(0.55)
+
+
+def test_a_reply_proves_its_own_send_and_no_other() -> None:
+    window = window_of(20)
+    first, second = send(window, 10, 0.0), send(window, 10, 0.1)
+    window.prove(first, 0.002)
+    window.prove(first, 0.04)  # it is proved only once
+    assert window.wait_s(10, 1.0) == pytest.approx(0.002)
+    assert window.wait_s(20, 1.0) == pytest.approx(0.15, abs=0.06)
+    assert window.used(1.003) == 10
+    window.prove(second, 0.03)
+    assert window.used(1.129) == 10
+    assert window.used(1.131) == 0
+
+
+def test_sends_of_one_moment_count_as_late_as_the_latest_of_them() -> None:
+    window = window_of(3)
+    bookings = [send(window, 1, 0.0) for _ in range(3)]
+    for booking, late_s in zip(bookings, (0.01, 0.03), strict=False):
+        window.prove(booking, late_s)
+    assert window.used(1.049) == 3
+    window.prove(bookings[2], 0.02)
+    assert window.used(1.029) == 3
+    assert window.used(1.031) == 0
+
+
+def test_an_unproven_send_is_as_late_as_any_may_be() -> None:
+    window = window_of(1, guard_s=0.01, unproven_s=0.06)
+    send(window, 1, 0.0)
+    assert window.wait_s(1, 1.0) == pytest.approx(0.06)
+    assert window.used(1.059) == 1
+
+
+@pytest.mark.parametrize("profile", ALL)
+def test_a_release_gives_back_once_and_only_what_was_not_written(profile: str) -> None:
+    window = window_of(100, profile=profile, kind="tokens", guard_s=0.0)
+    kept = window.book(60, 0.0)
+    for _ in range(3):
+        gone = window.book(40, 0.0)
+        window.release(gone, 0.0)
+        window.release(gone, 0.0)
+    window.sent(kept, 0.0)
+    window.release(kept, 0.0)
+    window.sent(gone, 0.0)
+    plain = window_of(100, profile=profile, kind="tokens", guard_s=0.0)
+    send(plain, 60, 0.0)
+    for amount in (40, 41, 100):
+        assert window.wait_s(amount, 0.0) == pytest.approx(plain.wait_s(amount, 0.0))
+
+
+@pytest.mark.parametrize("profile", ALL)
+def test_a_settlement_replaces_the_estimate_and_the_one_before(profile: str) -> None:
+    window = window_of(100, profile=profile, kind="tokens", guard_s=0.0)
+    booking = send(window, 90, 0.0)
+    for used in (20, 20, 70, 20):
+        window.settle(booking, used)
+        window.settle(booking, used)
+    assert window.wait_s(80, 0.9) == 0
+    assert window.wait_s(100, 0.1) > 0
+
+
+@pytest.mark.parametrize("profile", ALL)
+def test_what_was_not_sent_is_not_settled(profile: str) -> None:
+    window, plain = (window_of(100, profile=profile, kind="tokens") for _ in range(2))
+    send(window, 60, 0.0)
+    send(plain, 60, 0.0)
+    released = window.book(40, 0.0)
+    window.settle(released, 1)
+    window.release(released, 0.0)
+    window.settle(released, 0)
+    for amount in (1, 40, 41, 100):
+        assert window.wait_s(amount, 0.2) == pytest.approx(plain.wait_s(amount, 0.2), abs=1e-6)
+
+
+def test_more_than_a_window_is_never_owed() -> None:
+    window = window_of(100, kind="tokens")
+    window.settle(send(window, 10, 0.0), 10**12)
+    assert window.wait_s(100, 1.0) < 1.2
+
+
+def test_a_settlement_after_the_window_changes_nothing_in_it() -> None:
+    window = window_of(100, kind="tokens")
+    old = send(window, 90, 0.0)
+    send(window, 50, 2.0)
+    window.settle(old, 10)
+    assert window.used(2.0) == 50
+    window.settle(old, 100)
+    assert window.used(2.0) == 50
+
+
+def test_a_late_timer_is_caught_up_and_a_pause_is_not() -> None:
+    window = window_of(10, profile="any")
+    send(window, 1, 0.0)
+    booking = window.book(1, 0.109, late_s=0.004)
+    window.sent(booking, 0.109)
+    assert 0.109 + window.wait_s(1, 0.109) == pytest.approx(0.21)
+    send(window, 1, 5.0)
+    assert window.wait_s(1, 5.0) == pytest.approx(0.105)
+
+
+def test_other_rates_take_over_what_was_sent() -> None:
+    window = window_of(10)
+    for _ in range(10):
+        send(window, 1, 0.0)
+    window.reshape(Rate(4, 1.0), "moving", 0.05)
+    assert window.wait_s(1, 0.5) == pytest.approx(0.55)
+    window.reshape(Rate(20, 1.0), "moving", 0.05)
+    assert window.used(0.5) == 10
+
+
+def test_a_bucket_too_small_for_the_guard_keeps_it_in_time() -> None:
+    window = window_of(1, profile="bucket")
+    send(window, 1, 0.0)
+    assert window.wait_s(1, 0.0) == pytest.approx(1.05)
+
+
+def test_a_bucket_refunds_nothing_that_it_could_not_have_held() -> None:
+    """Full from 0.1 on: the 90 given back at 1.0 had been refilled by then already."""
+    window = window_of(100, profile="bucket", kind="tokens", guard_s=0.0)
+    booking = send(window, 100, 0.0)
+    window.settle(booking, 10)
+    assert window.wait_s(100, 1.0) == 0
+    send(window, 100, 1.0)
+    assert window.wait_s(1, 1.0) > 0
+
+
+def test_others_take_their_part() -> None:
+    window = window_of(10)
+    window.take(8, 0.0)
+    window.take(0, 0.0)
+    assert window.used(0.0) == 8
+    assert window.wait_s(2, 0.1) == 0
+    assert window.wait_s(3, 0.1) == pytest.approx(0.95)
+
+
+@pytest.mark.parametrize("profile", ALL)
+def test_what_is_recalled_counts_as_if_it_had_been_sent_here(profile: str) -> None:
+    live, recalled = (window_of(10, profile=profile) for _ in range(2))
+    sends = [(0.0, 1), (0.5, 1), (0.9, 2)]
+    for at_s, amount in sends:
+        send(live, amount, at_s)
+    recalled.recall(sends)
+    for now_s in (0.9, 1.0, 1.06, 1.5, 2.0):
+        waits = [window.wait_s(7, now_s) for window in (live, recalled)]
+        # The calls of a burst that has just been sent are kept a few milliseconds apart.
+        assert waits[1] == pytest.approx(waits[0], abs=0.011)
+        assert recalled.wait_s(1, now_s) == pytest.approx(live.wait_s(1, now_s), abs=0.011)
+
+
+@pytest.mark.parametrize("profile", ALL)
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_memory_is_bounded_whatever_is_sent(profile: str, is_settled: bool) -> None:
+    """Ten million a day: two days of sends, settled or never."""
+    window = window_of(10_000_000, 86_400.0, profile=profile, kind="tokens")
+    for number in range(30_000):
+        at_s = number * 5.76
+        booking = send(window, 1, at_s)
+        window.wait_s(1, at_s)
+        if is_settled:
+            window.settle(booking, 1)
+    assert len(window._records) <= 4100
+    assert len(window._level._entries) <= 4100
+    # What is counted is true to 1/4096 of the window.
+    if profile != "bucket":
+        assert window.used(at_s) == pytest.approx(15_000, rel=0.001)
+
+
+def test_sends_that_count_as_one_stay_as_long_as_the_last_of_them() -> None:
+    window = window_of(3, 4096.0, guard_s=0.0)
+    for at_s in (0.0, 0.4, 0.9):
+        send(window, 1, at_s)
+    assert window.used(4096.8) == 3
+    assert window.used(4097.0) == 0
