@@ -145,7 +145,7 @@ def test_a_dry_run_sends_nothing_and_needs_no_key(cli: Cli, rows: Rows, odd: Any
         "3 rows = 2 to send + 1 that cannot be sent\n"
         "the first that cannot be sent: in.jsonl:2: the prompt template does not fit the row: "
         "'text' is undefined; its columns are: txt\n"
-        "about 522 tokens: 10 in, and up to 512 out\n"
+        "about 522 tokens: 10 in (±20 %), and up to 512 out\n"
         "at least 1 m 00 s, bound by 1/60s requests\n"
         "the first request:\n"
         "{\n"
@@ -183,14 +183,29 @@ def test_a_dry_run_counts_what_is_done_already(cli: Cli, rows: Rows) -> None:
 
 
 def test_a_row_above_the_token_limit_is_found_by_a_dry_run(cli: Cli, rows: Rows) -> None:
-    name = rows({"text": "a"}, {"text": "word " * 1000})
+    name = rows({"text": "a"}, {"text": "word " * 3000})
     told = cli("run", name, *SIM, "--tpm", "600", "--dry-run")
     assert told.out.splitlines()[:2] == [
         "2 rows = 1 to send + 1 that cannot be sent",
-        "the first that cannot be sent: in.jsonl:2: the prompt alone has about 1,255 tokens, more "
-        "than the limit allows",
+        "the first that cannot be sent: in.jsonl:2: the call needs about 1,442 tokens, more than "
+        "the limit of 600/60s allows at all",
     ]
     assert "the limits ask for no wait: the server decides the time\n" in told.out
+
+
+@pytest.mark.parametrize("flag", ["--tokens", "--input-tokens"])
+@pytest.mark.parametrize(("limit", "refused"), [("950/60s", 1), ("1000/60s", 0)])
+def test_a_run_refuses_the_rows_that_its_dry_run_does(
+    cli: Cli, rows: Rows, flag: str, limit: str, refused: int
+) -> None:
+    """A row that only a guess puts above the limit is sent: the guess may be too high."""
+    # It surely has 960 tokens, by the estimate 2,400.
+    name = rows({"text": "word " * 2000})
+    command = ("run", name, *SIM, flag, limit, "--max-tokens", "5")
+    planned = cli(*command, "--dry-run").out.splitlines()[0]
+    assert planned == f"1 row = {1 - refused} to send + {refused} that cannot be sent"
+    told = cli(*command, "-o", "out.jsonl")
+    assert told.err.startswith(f"1 row = {1 - refused} succeeded + {refused} failed")
 
 
 def test_progress_off_a_terminal_is_plain_lines(

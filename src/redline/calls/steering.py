@@ -199,7 +199,9 @@ class Steering:
         now_s: float,
     ) -> None:
         error, reply = outcome.error, outcome.reply
-        is_overload = isinstance(error, TimedOut) or getattr(error, "status", 0) in _OVERLOAD
+        # A row's own deadline may be short, which says nothing of the server.
+        is_slow = isinstance(error, TimedOut) and error.phase != "row"
+        is_overload = is_slow or getattr(error, "status", 0) in _OVERLOAD
         if error is not None and not is_overload:
             # A malformed row or a broken connection says nothing of the server's load.
             return

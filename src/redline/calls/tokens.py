@@ -152,6 +152,12 @@ class TokenEstimator:
         """
         return _least(Prompt(request.body)) if isinstance(request.body, dict) else 1
 
+    def first_error(self, request: Request) -> float:
+        """How far the input's first guess is off in the mean: 0.2 is 20 %; 0 with a tokenizer."""
+        body = request.body
+        is_exact = isinstance(body, dict) and self._tokenizer(_name(body)) is not None
+        return 0.0 if is_exact else FIRST_GUESS_ERROR
+
     def begin(self, request: Request) -> Sending:
         """A call of `request` is sent now; give what this returns to `end`."""
         body = request.body

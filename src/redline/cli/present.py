@@ -100,8 +100,9 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
         lines.append(f"the first that cannot be sent: {plan.first_problem}")
     if plan.sent_rows:
         tokens = plan.input_tokens + plan.output_tokens
+        off = f" (±{plan.input_error:.0%})".replace("%", " %") if plan.input_error else ""
         lines.append(
-            f"about {_count(tokens, 'token')}: {plan.input_tokens:,} in, "
+            f"about {_count(tokens, 'token')}: {plan.input_tokens:,} in{off}, "
             f"and up to {plan.output_tokens:,} out"
         )
         if plan.bound is None:

@@ -142,6 +142,8 @@ class Evidence:
         the least, all that may have come in between for the most.
         """
         least, most = 0.0, math.inf
+        if not self._refused:
+            return Bucket(least, most, 0)
         peaks_s = list(self._peaks_s(until_s))
         for number, begin_s in enumerate(self._refused):
             for end_s in self._refused[number + 1 :]:
@@ -153,7 +155,7 @@ class Evidence:
                 between = self.count(begin_s + _BLUR_S, end_s)
                 if between > 1:
                     least = max(least, (between - 1) / (end_s - begin_s + _BLUR_S))
-        calls = self.count(self._refused[0], until_s) if self._refused else 0
+        calls = self.count(self._refused[0], until_s)
         if calls and self._pace_per_s() > 1.5 * most:
             # It was not empty all the time: it has filled up while less was asked of it.
             calls = 0

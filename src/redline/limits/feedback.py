@@ -49,11 +49,13 @@ class Feedback:
         self._crowd = _Crowd(budget)
         self._pressure = _Pressure(budget)
         self._looked_s: dict[Window, float] = {}
-        # From the start: what is on its way when the first headers come is ours.
-        budget.watch(-math.inf)
+        if budget.limits.profile == "bucket":
+            # Its window does not count, so what is sent before the first headers is noted, too.
+            budget.watch(-math.inf)
 
     def heard(self, stated: Sequence[Stated], bookings: Sequence[Booking], now_s: float) -> bool:
         """Headers told `stated` in answer to the call of `bookings`."""
+        self._budget.watch(now_s)
         changes = [self._heard_one(one, bookings, now_s) for one in stated]
         return any(changes)
 

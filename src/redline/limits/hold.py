@@ -161,7 +161,7 @@ class Hold:
                 return Word.LOST
             # Others may have used the limit up for a moment; and a fixed window that a climb has
             # filled early admits nothing until it ends.
-            self._since_block = 0
+            self._since_block = self._refused = 0
             self._last.clear()
             return Word.BLOCKED
         return Word.KEEP if is_deaf else self._trim(now_s, is_first=close == 1)
@@ -179,7 +179,7 @@ class Hold:
         if not is_first or self._since_first < _CLOSE:
             return Word.KEEP
         # A window that is one call too small refuses once in all its calls.
-        share = self._refused / max(self._since_first, self.held.count)
+        share = (self._refused - 1) / max(self._since_first, self.held.count)
         self._refused = 0
         if self._trims == 0:
             self._full, self._tolerated = self.held, 0.0

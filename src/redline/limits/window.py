@@ -318,8 +318,8 @@ class Window:
         """How long the pace needs for `amount`."""
         if not self._is_even or self.kind == "requests":
             return amount * self._unit_s
-        # Forgotten by halves in some fifty calls, when large ones have become rare.
-        self._largest = max(amount, math.ceil(self._largest * 0.985))
+        # Forgotten by halves in some 350 calls, when large ones have become rare.
+        self._largest = max(amount, math.ceil(self._largest * 0.998))
         count = self.rate.count
         free = max(self._doubt.margin(spread), self._largest)
         return amount * self._span_s / max(count - free, count * (1 - _MOST_FREE))

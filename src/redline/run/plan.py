@@ -11,7 +11,9 @@ import msgspec
 
 from redline.calls import Request, TokenEstimator
 from redline.errors import ConfigError, OverBudget, Rejected
-from redline.limits import Limits, Rate
+from redline.limits import Cost, Limits, Rate
+from redline.limits.budget import Budget
+from redline.limits.cost import KINDS
 from redline.limits.jitter import FIRST_GUARD_S
 from redline.run import manifest as manifests
 from redline.run.identity import Identifier, KeySet
@@ -27,8 +29,9 @@ class Plan(msgspec.Struct, kw_only=True):
 
     done_rows: the output has them already. untried_rows: left out by retry_failed. bad_rows: would
     fail before anything is sent; first_problem is the first one's. tokens: estimated, of the rows
-    to send. limit_s: seconds until the last row may be sent; 0 where nothing limits it. bound: the
-    limit that decides it, None where there is no limit. first_request: of the first good row.
+    to send; input_error: how far the input may be off, 0.2 is 20 %. limit_s: seconds until the last
+    row may be sent; 0 where nothing limits it. bound: the limit that decides it, None where there
+    is no limit. first_request: of the first good row.
     """
 
     rows: int = 0
@@ -38,6 +41,7 @@ class Plan(msgspec.Struct, kw_only=True):
     first_problem: str | None = None
     input_tokens: int = 0
     output_tokens: int = 0
+    input_error: float = 0.0
     limit_s: float = 0.0
     bound: str | None = None
     first_request: dict[str, Any] | None = None
@@ -71,7 +75,7 @@ def _survey(job: Job, source: Source, made: Plan) -> None:
         TokenEstimator(may_block=True),
         Identifier(),
     )
-    most_tokens = min((rate.count for rate in _limits(job).token_rates()), default=None)
+    budget = Budget(_limits(job))
     succeeded, failed = _done(job)
     for row in _rows(source, job.limit):
         made.rows += 1
@@ -88,16 +92,14 @@ def _survey(job: Job, source: Source, made: Plan) -> None:
             if is_duplicate:
                 raise Rejected("an earlier row has the same custom_id")
             request = renderer.request(row.data)
-            cost = estimator.estimate(request)
-            if most_tokens is not None and cost.input_tokens > most_tokens:
-                raise OverBudget(
-                    f"the prompt alone has about {cost.input_tokens:,} tokens, more than the "
-                    "limit allows"
-                )
+            # As a run does: a guess may be too high, so only what is sure is refused for good.
+            budget.check(Cost(estimator.least(request)))
         except (Rejected, OverBudget) as error:
             made.bad_rows += 1
             made.first_problem = made.first_problem or f"{source.name}:{row.line}: {error.what}"
             continue
+        cost = estimator.estimate(request)
+        made.input_error = max(made.input_error, estimator.first_error(request))
         made.input_tokens += cost.input_tokens
         made.output_tokens += cost.output_tokens
         made.first_request = made.first_request or _shown(request)
@@ -151,15 +153,17 @@ def _shown(request: Request) -> dict[str, Any]:
 
 def _time(made: Plan, limits: Limits) -> tuple[float, str | None]:
     """The longest of the limits' own times, by the last-send formulas of docs/architecture.md."""
-    sent = made.sent_rows
-    tokens = made.input_tokens + made.output_tokens
-    before_last = tokens - tokens / max(1, sent)
+    sent = max(1, made.sent_rows)
+    total = made.input_tokens + made.output_tokens
+    tokens = {"tokens": total, "input_tokens": made.input_tokens}
+    tokens["output_tokens"] = made.output_tokens
+    # The last row itself is not waited for.
+    before = {kind: amount - amount / sent for kind, amount in tokens.items()}
+    before["requests"] = sent - 1
     times = [
-        (_last_send_s(max(0, sent - 1), rate, limits), f"{rate} requests")
-        for rate in limits.request_rates()
-    ]
-    times += [
-        (_last_send_s(before_last, rate, limits), f"{rate} tokens") for rate in limits.token_rates()
+        (_last_send_s(before[kind], rate, limits), f"{rate} {kind.replace('_', ' ')}")
+        for kind in KINDS
+        for rate in limits.rates(kind)
     ]
     return max(times, key=lambda pair: pair[0], default=(0.0, None))
 

@@ -236,6 +236,7 @@ def check_settling(kind: Any) -> None:
     with limiter(80, output_tokens=40) as grant:
         grant.settle(Cost(20, 10))
     clock.advance(0.1)
+    assert limiter.budget.wait_s(Cost(80, 40), clock.now_s()) == 0
     with limiter(80, output_tokens=40) as grant:
         # A sum keeps the ratio of the estimate.
         grant.settle(60)

@@ -220,7 +220,7 @@ def test_a_limit_that_is_not_used_up_is_not_raised() -> None:
 
 
 def check_long_answers_are_no_queue(kind: Any) -> None:
-    """Every 100 answers they are 2.7 times as long, at 20 ms a token, and 0.1 s before the first."""
+    """After 100 answers each is 2.7 times as long, at 20 ms a token and 0.1 s before the first."""
     control = kind()
     chance = random.Random(7)
     now_s = 0.0

@@ -198,7 +198,7 @@ CHECKS = {
     "used": check_what_calls_really_used_is_told,
 }
 MUTANTS = [
-    ("cancelled", "self._table.put_back(slot)", "self._drop(slot)"),
+    ("cancelled", "self._table.put_back(taken)", "self._drop(taken)"),
     ("passed", "if now_s <= slot.until_s:", "if True:"),
     ("pause", "for slot in self._table.hand_out(now_s, self._parked_until_s):",
      "for slot in self._table.hand_out(now_s, 0.0):"),

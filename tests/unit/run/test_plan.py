@@ -9,12 +9,13 @@ import pytest
 
 from redline.errors import ConfigError
 from redline.limits import Limits
+from redline.limits.jitter import FIRST_GUARD_S
 from redline.run import Report
 from redline.run.api import run
 from redline.run.options import make_job
 from redline.run.plan import Plan, plan
 
-GUARD_S = Limits().guard_s
+GUARD_S = FIRST_GUARD_S
 ROWS = [{"prompt": f"row {number}"} for number in range(10)]
 
 
@@ -77,9 +78,9 @@ def test_one_row_waits_for_no_limit() -> None:
 
 
 def test_a_row_above_the_token_limit_cannot_be_sent() -> None:
-    made = planned([{"prompt": "word " * 1000}, ROWS[0]], limits=Limits(tokens="1k/60s"))
+    made = planned([{"prompt": "word " * 3000}, ROWS[0]], limits=Limits(tokens="1k/60s"))
     assert (made.sent_rows, made.bad_rows) == (1, 1)
-    assert "more than the limit allows" in (made.first_problem or "")
+    assert "more than the limit of 1000/60s allows" in (made.first_problem or "")
 
 
 def test_rows_that_the_output_has_are_done(tmp_path: Path) -> None:

@@ -1,0 +1,171 @@
+"""A limit that no header states is found, used, and found again after it has changed.
+
+The small form of bench/search.py, whose driver and bars these are. Virtual time throughout.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from mutants import assert_caught, mutant, with_names
+from redline.limits import Rate
+from redline.limits import bracket as bracket_module
+from redline.limits import hold as hold_module
+from redline.limits import search as search_module
+from redline.sim.admission import MovingWindow
+
+
+def _load() -> ModuleType:
+    path = Path(__file__).parents[2] / "bench" / "search.py"
+    spec = importlib.util.spec_from_file_location("bench_search", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look up their annotations through sys.modules while they are made.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+bench = _load()
+PER_SECOND, PER_MINUTE = Rate(20, 1.0), Rate(600, 60.0)
+SERVERS = ("fixed", "moving", "bucket")
+
+
+def drive(case: Any, module: Any = search_module, start: Rate | None = None) -> tuple[Any, Any]:
+    search = module.RateSearch(start)
+    return bench.Driver(case, search).run(), search
+
+
+def check_bars(module: Any, server: str, rate: Rate, lasts_s: float = 900.0, seed: int = 1) -> None:
+    seen, search = drive(bench.Case(bench.SERVERS[server](rate), seed, lasts_s), module)
+    used, rejected = seen.share(rate, lasts_s / 2, lasts_s)
+    assert used >= bench.LEAST_USED, f"{used:.2%} used, found {search.found}"
+    assert rejected <= bench.MOST_REJECTED, f"{rejected:.3%} rejected"
+    assert search.found is not None
+
+
+@pytest.mark.parametrize("rate", [PER_SECOND, PER_MINUTE], ids=str)
+@pytest.mark.parametrize("server", SERVERS)
+def test_an_unknown_limit_is_used_to_the_full(server: str, rate: Rate) -> None:
+    check_bars(search_module, server, rate)
+
+
+@pytest.mark.parametrize("rate", [Rate(3, 1.0), Rate(500, 60.0)], ids=str)
+def test_other_limits_are_found_as_well(rate: Rate) -> None:
+    check_bars(search_module, "moving", rate, 1500.0)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_the_search_is_over_in_a_few_windows_and_costs_little(server: str) -> None:
+    seen, _ = drive(bench.Case(bench.SERVERS[server](PER_MINUTE), 2, 200.0))
+    assert seen.found_s is not None
+    assert seen.found_s <= 3 * PER_MINUTE.window_s
+    assert seen.between(0, seen.found_s)[1] <= 0.3 * PER_MINUTE.count
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_slow_verdicts_with_many_calls_in_flight(server: str) -> None:
+    case = bench.Case(bench.SERVERS[server](PER_SECOND), 3, 900.0, latency_s=(5.0, 5.0))
+    seen, _ = drive(case)
+    used, rejected = seen.share(PER_SECOND, 450.0, 900.0)
+    assert used >= bench.LEAST_USED
+    assert rejected <= 2 * bench.MOST_REJECTED
+
+
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("now", [Rate(10, 1.0), Rate(40, 1.0)], ids=str)
+def test_a_limit_that_changes_is_found_again(server: str, now: Rate) -> None:
+    make = bench.SERVERS[server]
+    case = bench.Case(make(PER_SECOND), 1, 900.0, changes=[(300.0, make(now))])
+    seen, search = drive(case)
+    used, rejected = seen.share(now, 700.0, 900.0)
+    assert used >= 0.93, f"found {search.found}"
+    assert rejected <= 0.002
+    if now.count < PER_SECOND.count:
+        # Being refused shows at once; that there is more must be asked for now and then.
+        assert seen.share(now, 310.0, 370.0)[1] <= 0.01
+
+
+class Shared(MovingWindow):
+    """A limit that others use up for a moment now and then."""
+
+    def __init__(self, rate: Rate, share: float) -> None:
+        super().__init__(rate)
+        self._share = share
+        self._random = random.Random(1)
+
+    def wait_s(self, amount: int, now_s: float) -> float:
+        return 1.0 if self._random.random() < self._share else super().wait_s(amount, now_s)
+
+
+def test_refusals_that_others_cause_do_not_bring_the_rate_down() -> None:
+    seen, _ = drive(bench.Case(Shared(PER_SECOND, 0.001), 1, 900.0))
+    assert seen.share(PER_SECOND, 450.0, 900.0)[0] >= 0.85
+
+
+def test_a_server_without_a_limit_gives_all_that_the_caller_can_use() -> None:
+    case = bench.Case(bench.Unlimited(), 1, 20.0, slots=50, latency_s=(0.2, 0.2))
+    seen, _ = drive(case)
+    admitted, refused = seen.between(10.0, 20.0)
+    assert refused == 0
+    assert admitted >= 0.98 * 10.0 * 50 / 0.2
+
+
+def test_nothing_is_concluded_while_there_is_little_to_do() -> None:
+    def is_wanted(now_s: float) -> bool:
+        return now_s >= 100.0 or now_s % 1 < 0.02
+
+    seen, _ = drive(bench.Case(MovingWindow(PER_SECOND), 1, 400.0, is_wanted=is_wanted))
+    used, rejected = seen.share(PER_SECOND, 200.0, 400.0)
+    assert used >= bench.LEAST_USED
+    assert rejected <= bench.MOST_REJECTED
+
+
+def test_a_remembered_rate_needs_no_search() -> None:
+    seen, _ = drive(bench.Case(MovingWindow(PER_MINUTE), 1, 300.0), start=PER_MINUTE)
+    used, _ = seen.share(PER_MINUTE, 0.0, 300.0)
+    assert used >= bench.LEAST_USED
+    assert seen.between(0.0, 300.0)[1] <= 3
+
+
+def _with_evidence(line: str, replacement: str) -> Any:
+    changed = mutant(bracket_module, line, replacement)
+    return with_names(search_module, Evidence=changed.Evidence)
+
+
+def _with_hold(line: str, replacement: str) -> Any:
+    changed = mutant(hold_module, line, replacement)
+    return with_names(search_module, Hold=changed.Hold, Word=changed.Word)
+
+
+MUTANTS: dict[str, Callable[[], Any]] = {
+    "old verdicts are taken for new ones": lambda: mutant(
+        search_module,
+        "if self._changed_s is None or sent_s < self._changed_s:",
+        "if self._changed_s is None:",
+    ),
+    "the loosest refusal counts, not the tightest": lambda: _with_evidence(
+        "most = min(self.count(at - window_s - _BLUR_S, at + _BLUR_S) for at in self._refused)",
+        "most = max(self.count(at - window_s - _BLUR_S, at + _BLUR_S) for at in self._refused)",
+    ),
+    "climbs follow each other at once": lambda: _with_hold(
+        "self._pause = min(_PAUSE * max(self._cost, 1) * self._failures, _LONGEST_PAUSE)",
+        "self._pause = _SOON",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_search_with_a_fault_is_caught(name: str) -> None:
+    assert_caught(
+        lambda module: check_bars(module, "fixed", PER_MINUTE), search_module, MUTANTS[name]()
+    )
