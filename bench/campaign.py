@@ -28,6 +28,7 @@ RESULTS = ROOT / "bench" / "results"
 sys.path.insert(0, str(ROOT / "tests"))
 
 import limit_campaign  # noqa: E402
+
 from crash.killing import LIMITED, SATURATED, Plan, kill_until_done  # noqa: E402
 
 UNFINISHED = 3

@@ -20,10 +20,10 @@ def test_the_second_process_on_one_output_is_turned_away_and_the_first_unharmed(
 ) -> None:
     rows, output = tmp_path / "rows.jsonl", tmp_path / "labels.jsonl"
     write_rows(rows, 60)
-    with started(sim_flags(rows, output, "--rps", "40")) as first:
+    with started(sim_flags(rows, output, "--rps", "15")) as first:
         while not (output.exists() and output.read_bytes()):
             assert first.poll() is None
-        second = command(*sim_flags(rows, output, "--rps", "40"))
+        second = command(*sim_flags(rows, output, "--rps", "15"))
         assert second.returncode == 2
         assert (
             f"error: {output} is being written by another redline (process {first.pid} since"

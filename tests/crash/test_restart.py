@@ -34,7 +34,7 @@ def test_twenty_kills_within_windows_draw_no_rejection(tmp_path: Path, profile: 
         for _ in range(KILLS):
             process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             before, given_up_s = server.stats()["received"], time.monotonic() + 10
-            # It is killed soon after it has sent something, or where the limit lets it send nothing.
+            # Killed soon after it has sent something, or where the limit lets it send nothing.
             while server.stats()["received"] == before and time.monotonic() < given_up_s:
                 time.sleep(0.02)
             time.sleep(moments.uniform(0.0, 0.2))

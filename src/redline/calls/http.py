@@ -158,8 +158,10 @@ class HttpBackend:
         is_reserved = self._steering.charges_reserved
         cost = self.estimator.most(request) if is_reserved else self.estimator.estimate(request)
         most = limiter.most("tokens")
-        least = self.estimator.least(request)
-        input_tokens = max(least, int(min(cost.input_tokens, limiter.most("input_tokens"), most)))
+        input_tokens = cost.input_tokens
+        cap = min(limiter.most("input_tokens"), most)
+        if input_tokens > cap:
+            input_tokens = max(self.estimator.least(request), int(cap))
         spare = min(limiter.most("output_tokens"), max(0, most - input_tokens))
         return Cost(input_tokens, int(min(cost.output_tokens, spare)), cost.spread)
 

@@ -19,18 +19,15 @@ from redline.limits.budget import Budget, Line
 from redline.limits.rate import MAX_COUNT, Rate
 from redline.limits.stated import Stated
 from redline.limits.window import Window
+from redline.limits.window_guess import WindowGuess, window_s_of
 
-# The windows that providers state their limits for.
-_USUAL_S = (1.0, 10.0, 60.0, 3600.0, 86_400.0)
-_NEAR = 0.15
-# A minute is what a limit without a window means in the APIs that tell none.
-_DEFAULT_WINDOW_S = 60.0
 # Gateways list a few policies; one that states another window every time would fill the memory.
 _MOST_LINES = 8
 # A server counts what has reached it and we what we have sent; below this share they agree.
 _NOISE = 0.01
 # How sure it must be that a limit refills steadily, and what one look at it adds or takes away.
 _STEADY = 0.8
+_NOT_STEADY = 0.1
 _STEADY_RATE = 0.2
 # A fixed window looks like a bucket for a moment: what fits counts so often in a window at most.
 _LOOKS = 16
@@ -49,6 +46,7 @@ class Feedback:
         self._crowd = _Crowd(budget)
         self._pressure = _Pressure(budget)
         self._looked_s: dict[Window, float] = {}
+        self._guesses: dict[Window, WindowGuess] = {}
         if budget.limits.profile == "bucket":
             # Its window does not count, so what is sent before the first headers is noted, too.
             budget.watch(-math.inf)
@@ -81,7 +79,7 @@ class Feedback:
         line = self._line_of(one)
         if line is None:
             return self._is_auto and self._adopt(one, now_s)
-        is_changed = self._follow(line, one)
+        is_changed = self._follow(line, one, now_s)
         if one.remaining is not None:
             is_changed |= self._yield(line, one, bookings, now_s)
         return is_changed
@@ -102,14 +100,16 @@ class Feedback:
         headed = [line for line in lines if line.is_headed]
         return headed[0] if len(headed) == 1 else None
 
-    def _follow(self, line: Line, one: Stated) -> bool:
+    def _follow(self, line: Line, one: Stated, now_s: float) -> bool:
         """Takes over the server's count, up to the user's own."""
         assert one.limit is not None
         count, window_s = one.limit, line.stated.window_s
-        if line.user is None:
-            window_s = max(window_s, _window_s(one))
-        elif not self._is_auto:
+        if line.user is not None:
             count = min(count, line.user.count)
+        elif one.window_s is None and one.reset_s is not None:
+            guess = self._guesses.setdefault(line.window, WindowGuess(now_s))
+            is_window = line.steady < _NOT_STEADY
+            window_s = guess.revised_s(window_s, one.reset_s, now_s, is_window=is_window)
         if count == line.stated.count and window_s == line.stated.window_s:
             return False
         self._budget.restate(line, Rate(min(count, MAX_COUNT), window_s))
@@ -120,7 +120,7 @@ class Feedback:
         of_kind = [line.stated for line in self._budget.lines if line.kind == one.kind]
         if len(of_kind) >= _MOST_LINES:
             return False
-        self._budget.set_rates(one.kind, [*of_kind, Rate(one.limit, _window_s(one))], now_s)
+        self._budget.set_rates(one.kind, [*of_kind, Rate(one.limit, window_s_of(one))], now_s)
         line = next(line for line in self._budget.lines[::-1] if line.kind == one.kind)
         line.is_headed = one.window_s is None
         return True
@@ -367,24 +367,3 @@ def _noise(budget: Budget, line: Line, limit: int) -> float:
     """
     overtaken = limit * min(0.2, budget.guard_s / line.stated.window_s)
     return max(1.0, limit * _NOISE) + overtaken
-
-
-def _window_s(one: Stated) -> float:
-    """The window of a limit that the server states: told, or read off the time it takes to refill.
-
-    A bucket is whole again after (limit - remaining) x W / limit; a window, after its end at most.
-    Where both would do, a minute, or else the shorter: who sends too fast soon sees the reset grow.
-    """
-    if one.window_s is not None:
-        return one.window_s
-    if one.limit and one.reset_s and one.remaining is not None and one.remaining < one.limit:
-        refill_s = one.reset_s * one.limit / (one.limit - one.remaining)
-        steady = [usual_s for usual_s in _USUAL_S if abs(refill_s - usual_s) <= _NEAR * usual_s]
-        # Resets in whole seconds are rounded up. One that is told late in a long window reads as a
-        # short one, until the next window tells better.
-        longer = [usual_s for usual_s in _USUAL_S if usual_s >= one.reset_s - 1]
-        is_begun = longer and one.reset_s >= longer[0] * (1 - _NOISE)
-        if steady and (steady[0] <= _DEFAULT_WINDOW_S or not is_begun):
-            return steady[0]
-        return longer[0] if longer else one.reset_s
-    return _DEFAULT_WINDOW_S

@@ -7,6 +7,7 @@ not of the machine; a machine takes longer to start than most windows last. Noth
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Iterator
@@ -108,9 +109,15 @@ class _Ring:
         self._fd: int | None = os.open(path, flags, 0o600)
         # Written whole at first, so that a full disk is met here and not at a send.
         try:
-            os.pwrite(self._fd, _HEADER.pack(_MAGIC, 0.0) + bytes(_SIZE - _HEADER.size), 0)
+            written = os.pwrite(
+                self._fd, _HEADER.pack(_MAGIC, 0.0) + bytes(_SIZE - _HEADER.size), 0
+            )
+            if written < _SIZE:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
             self.close()
+            # A disk that is nearly full needs its last room for results.
+            path.unlink(missing_ok=True)
             raise
 
     def keep(self, record: Record) -> None:

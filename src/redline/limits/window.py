@@ -74,7 +74,7 @@ class Window:
         self._number = 0
         self._sent_amount = 0
         self._booked_amount = 0
-        self._largest = 0
+        self._largest = 0.0
         self._doubt = Doubt()
         self._credit_s = 0.0  # refunds that the pace has not used yet
         self._keeper: Keeper | None = None
@@ -318,10 +318,10 @@ class Window:
         """How long the pace needs for `amount`."""
         if not self._is_even or self.kind == "requests":
             return amount * self._unit_s
-        # Forgotten by halves in some 350 calls, when large ones have become rare.
-        self._largest = max(amount, math.ceil(self._largest * 0.998))
+        # Forgotten in some windows, when large ones have become rare.
+        self._largest = max(amount, self._largest * (1 - amount / (4 * self.rate.count)))
         count = self.rate.count
-        free = max(self._doubt.margin(spread), self._largest)
+        free = self._doubt.margin(spread) + self._largest
         return amount * self._span_s / max(count - free, count * (1 - _MOST_FREE))
 
     def _count(self, amount: int, now_s: float) -> Record:
