@@ -133,15 +133,6 @@ class Budget:
                 wait_s = line_s
         return wait_s
 
-    def binding(self, cost: Cost, now_s: float) -> Line | None:
-        """The limit that makes `cost` wait longest; None where it may go."""
-        waits = [
-            (line.window.wait_s(cost.amount(line.kind), now_s, cost.spread_of(line.kind)), line)
-            for line in self.lines
-        ]
-        longest = max(waits, key=lambda pair: pair[0], default=None)
-        return longest[1] if longest is not None and longest[0] > 0 else None
-
     def book(self, cost: Cost, now_s: float, late_s: float = 0.0) -> list[Booking]:
         """Takes `cost` from every window; call only when `wait_s` is 0."""
         bookings = []

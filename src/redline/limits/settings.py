@@ -94,18 +94,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """The request limits, after headroom."""
         return self.rates("requests")
 
-    def token_rates(self) -> tuple[Rate, ...]:
-        """The limits on input and output together, after headroom."""
-        return self.rates("tokens")
-
-    def input_token_rates(self) -> tuple[Rate, ...]:
-        """The limits on input alone, after headroom."""
-        return self.rates("input_tokens")
-
-    def output_token_rates(self) -> tuple[Rate, ...]:
-        """The limits on output alone, after headroom."""
-        return self.rates("output_tokens")
-
     @property
     def counts_tokens(self) -> bool:
         """A limit on tokens is stated."""

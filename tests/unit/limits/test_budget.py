@@ -57,15 +57,11 @@ def test_each_limit_counts_its_own_part_of_a_call() -> None:
     assert budget_of().most("tokens") == math.inf
 
 
-def test_the_limit_that_binds_is_the_one_with_the_longest_wait() -> None:
+def test_the_longest_wait_of_all_limits_counts() -> None:
     budget = budget_of(requests="2/1s", tokens="100/60s")
-    assert budget.binding(Cost(100), 0.0) is None
     send(budget, Cost(70), 0.0)
     assert budget.wait_s(Cost(40), 0.5) == pytest.approx(59.5)
-    binding = budget.binding(Cost(40), 0.5)
-    assert binding is not None
-    assert binding.kind == "tokens"
-    assert budget.binding(Cost(30), 0.5) is None
+    assert budget.wait_s(Cost(30), 0.6) == 0
 
 
 def test_a_settlement_goes_to_the_token_limits_and_not_to_the_requests() -> None:

@@ -14,7 +14,7 @@ from redline.limits import PROFILES, Limits, Rate
 )
 def test_one_rate_may_be_written_in_any_form(value: object) -> None:
     limits = Limits(requests=value, tokens=value)  # type: ignore[arg-type]
-    assert limits.request_rates() == limits.token_rates() == (Rate(2, 1.0),)
+    assert limits.request_rates() == limits.rates("tokens") == (Rate(2, 1.0),)
 
 
 def test_several_rates_hold_at_once() -> None:
@@ -27,7 +27,7 @@ def test_several_rates_hold_at_once() -> None:
 def test_headroom_keeps_a_share_free_and_at_least_one() -> None:
     limits = Limits(requests=("2/1s", "1/60s"), tokens="1000/60s", headroom=0.8)
     assert limits.request_rates() == (Rate(1, 1.0), Rate(1, 60.0))
-    assert limits.token_rates() == (Rate(800, 60.0),)
+    assert limits.rates("tokens") == (Rate(800, 60.0),)
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,9 @@ def test_concurrency_follows_the_request_rate(
 
 def test_each_kind_of_token_has_its_own_limits() -> None:
     limits = Limits(input_tokens="30k/60s", output_tokens=("8k/60s", "1/1s"), headroom=0.5)
-    assert limits.input_token_rates() == (Rate(15_000, 60.0),)
-    assert limits.output_token_rates() == (Rate(4000, 60.0), Rate(1, 1.0))
-    assert limits.request_rates() == limits.token_rates() == ()
-    assert limits.rates("input_tokens") == limits.input_token_rates()
+    assert limits.rates("input_tokens") == (Rate(15_000, 60.0),)
+    assert limits.rates("output_tokens") == (Rate(4000, 60.0), Rate(1, 1.0))
+    assert limits.request_rates() == limits.rates("tokens") == ()
     assert limits.counts_tokens
     assert not Limits(requests="2/1s").counts_tokens
 
