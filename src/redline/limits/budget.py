@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
 
 from redline.errors import OverBudget
@@ -15,9 +14,6 @@ from redline.limits.recent import RecentSends
 from redline.limits.record import Alone
 from redline.limits.settings import Limits, as_rates, usable
 from redline.limits.window import Window
-
-# Replies of which the proof is still to come; of more, the oldest count as late as any may be.
-_UNTOLD = 256
 
 
 class Line:
@@ -76,7 +72,6 @@ class Budget:
         self.limits = limits
         self.jitter = Jitter()
         self.is_watched = False
-        self._untold: deque[tuple[Iterable[Booking], float]] = deque(maxlen=_UNTOLD)
         self._profile = limits.profile
         self._share = 1.0
         self._recent: RecentSends | None = None
@@ -164,15 +159,9 @@ class Budget:
         """A call's first byte came `took_s` after its write, the server's own time taken off."""
         if self.limits.guard_s is not None:
             return
-        self.jitter.replied(took_s, sent_s)
-        # The first replies prove something only once there are enough of them.
-        self._untold.append((bookings, took_s))
-        if self.jitter.is_telling:
-            for told, its_s in self._untold:
-                late_s = self.jitter.proved_s(its_s)
-                for booking in told:
-                    booking.window.prove(booking, late_s)
-            self._untold.clear()
+        late_s = self.jitter.replied(took_s, sent_s)
+        for booking in bookings:
+            booking.window.prove(booking, late_s)
         self.follow_guard()
 
     def rang(self, late_s: float) -> None:
