@@ -173,7 +173,7 @@ class Driver:
         self._rates = rates
         self._windows = []
         for rate in rates:
-            window = Window(rate, profile=self.search.profile(), guard_s=self.case.guard_s)
+            window = Window(rate, guard_s=self.case.guard_s)
             if self._last_s is not None:
                 window.recall([(self._last_s, 1)])
             self._windows.append(window)

@@ -14,10 +14,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from redline.limits.cost import Kind
 from redline.limits.policies import read_list, read_one
 from redline.limits.retry_after import retry_after_s, stated_in_body
 from redline.limits.stated import (
-    Kind,
     Stated,
     read_count,
     read_limit,

@@ -18,8 +18,8 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
+from redline.limits.cost import Kind
 from redline.limits.stated import (
-    Kind,
     Stated,
     read_count,
     read_limit,

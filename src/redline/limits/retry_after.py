@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from redline.limits.stated import Kind, Stated, read_duration_s, read_limit, read_window_s
+from redline.limits.cost import Kind
+from redline.limits.stated import Stated, read_duration_s, read_limit, read_window_s
 
 # A longer silence than a day is taken for a mistake in the header.
 _LONGEST_S = 86_400.0

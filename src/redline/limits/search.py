@@ -74,10 +74,6 @@ class RateSearch:
         count = max(1, round(self._per_s))
         return (Rate(count, count / self._per_s),)
 
-    def profile(self) -> str:
-        """How to keep them: evenly spaced, because nothing else is proven."""
-        return "any"
-
     def sent(self, now_s: float) -> None:
         """A call was written."""
         if self._changed_s is None:

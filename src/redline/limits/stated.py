@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Literal
 
 import msgspec
 
+from redline.limits.cost import Kind
 from redline.limits.rate import MAX_COUNT
-
-Kind = Literal["requests", "tokens", "input_tokens", "output_tokens"]
 
 # No rate has a longer window (see Rate), so a later reset is a mistake in the header.
 _LONGEST_S = 31 * 86_400.0
