@@ -399,8 +399,8 @@ MUTANTS: list[tuple[Any, str, str]] = [
     # N + 1.
     (
         window_module,
-        "excess = held + amount + math.ceil(margin) - self.rate.count",
-        "excess = held + amount + math.ceil(margin) - self.rate.count - 1",
+        "free = self.rate.count - amount - math.ceil(margin)",
+        "free = self.rate.count - amount - math.ceil(margin) + 1",
     ),
     # What is booked and not yet written is not seen.
     (

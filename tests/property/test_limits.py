@@ -313,8 +313,8 @@ MUTANTS = [
     ),
     (
         check_any_window,
-        "excess = held + amount + math.ceil(margin) - self.rate.count",
-        "excess = held + amount + math.ceil(margin) - self.rate.count - 1",
+        "free = self.rate.count - amount - math.ceil(margin)",
+        "free = self.rate.count - amount - math.ceil(margin) + 1",
     ),
     (
         check_any_window,

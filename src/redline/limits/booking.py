@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import msgspec
+
 from redline.limits.cost import Kind, Spread
 from redline.limits.record import Alone, Entry, Record
 
@@ -19,32 +21,17 @@ class Holder(Protocol):
     def settle(self, booking: Booking, used: int) -> None: ...
 
 
-class Booking:
+class Booking(msgspec.Struct, eq=False, gc=False):
     """An amount taken from one window, and where it stands."""
 
-    __slots__ = (
-        "alone",
-        "amount",
-        "booked_s",
-        "entry",
-        "is_open",
-        "is_proved",
-        "is_sent",
-        "paced_s",
-        "record",
-        "spread",
-        "window",
-    )
-
-    def __init__(self, window: Holder, amount: int, booked_s: float, spread: Spread) -> None:
-        self.window = window
-        self.amount = amount
-        self.spread = spread  # CERTAIN once it is settled
-        self.booked_s = booked_s
-        self.paced_s = 0.0  # what it has put off the sends behind it by
-        self.is_open = True  # booked: neither sent nor released
-        self.is_sent = False
-        self.is_proved = False
-        self.record: Record | None = None  # once sent, where the hard rule holds
-        self.entry: Entry | None = None  # where there is none
-        self.alone: Alone | None = None  # what the server would count, were nobody else there
+    window: Holder
+    amount: int
+    booked_s: float
+    spread: Spread  # CERTAIN once it is settled
+    paced_s: float = 0.0  # what it has put off the sends behind it by
+    is_open: bool = True  # booked: neither sent nor released
+    is_sent: bool = False
+    is_proved: bool = False
+    record: Record | None = None  # once sent, where the hard rule holds
+    entry: Entry | None = None  # where there is none
+    alone: Alone | None = None  # what the server would count, were nobody else there

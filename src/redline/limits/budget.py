@@ -110,8 +110,9 @@ class Budget:
     def check(self, cost: Cost) -> None:
         """Raises OverBudget when `cost` could never be granted."""
         for line in self.lines:
-            amount = cost.amount(line.kind)
-            if amount > self._most(line):
+            # One request fits into every limit of requests.
+            amount = 0 if line.kind == "requests" else cost.amount(line.kind)
+            if amount and amount > self._most(line):
                 words = line.kind.replace("_", " ")
                 raise OverBudget(
                     f"the call needs about {amount:,} {words}, more than the limit of "
@@ -124,10 +125,10 @@ class Budget:
         wait_s = 0.0
         for line in self.lines:
             window = line.window
-            kind = window.kind
-            if kind == "requests":
+            if window.kind == "requests":
                 line_s = window.wait_s(1, now_s)
             else:
+                kind = window.kind
                 line_s = window.wait_s(cost.amount(kind), now_s, cost.spread_of(kind))
             if line_s > wait_s:
                 wait_s = line_s
@@ -138,9 +139,10 @@ class Budget:
         bookings = []
         for line in self.lines:
             window = line.window
-            kind = window.kind
-            amount = 1 if kind == "requests" else cost.amount(kind)
-            spread = CERTAIN if kind == "requests" else cost.spread_of(kind)
+            if window.kind == "requests":
+                amount, spread = 1, CERTAIN
+            else:
+                amount, spread = cost.amount(window.kind), cost.spread_of(window.kind)
             booking = window.book(amount, now_s, late_s, spread)
             if self.is_watched:
                 line.note(amount, now_s)

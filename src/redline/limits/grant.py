@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Generic, Protocol, TypeVar
 
+import msgspec
+
 from redline.limits.cost import Cost
 
 Taken = TypeVar("Taken")
@@ -19,22 +21,19 @@ class Issuer(Protocol[_Taken]):
     def replied(self, taken: _Taken, took_s: float, sent_s: float) -> None: ...
 
 
-class Grant(Generic[Taken]):
+class Grant(msgspec.Struct, Generic[Taken], eq=False):
     """Leave to send one call now. Ends in exactly one of `sent` or `release`.
 
     taken: what it took from the limits. waited_s: how long it was waited for. sent_s: when the call
     was written, None before.
     """
 
-    __slots__ = ("_is_open", "_issuer", "cost", "sent_s", "taken", "waited_s")
-
-    def __init__(self, issuer: Issuer[Taken], taken: Taken, cost: Cost, waited_s: float) -> None:
-        self._issuer = issuer
-        self._is_open = True
-        self.taken = taken
-        self.cost = cost
-        self.waited_s = waited_s
-        self.sent_s: float | None = None
+    _issuer: Issuer[Taken]
+    taken: Taken
+    cost: Cost
+    waited_s: float
+    sent_s: float | None = None
+    _is_open: bool = True
 
     def sent(self, now_s: float) -> None:
         """The call was written at `now_s`: the windows count from here."""

@@ -104,7 +104,8 @@ class Limiter:
         Raises OverBudget at once when it could never be granted.
         """
         cost = cost if isinstance(cost, Cost) else Cost(cost)
-        self.budget.check(cost)
+        if cost is not _NOTHING:
+            self.budget.check(cost)
         asked_s = self._clock.now_s()
         if not self._queue and self.room_s(cost, asked_s) <= 0:
             return Grant(self, self.budget.book(cost, asked_s), cost, 0.0)

@@ -7,18 +7,17 @@ from bisect import insort
 from collections import deque
 from typing import Generic, TypeVar
 
+import msgspec
+
 Want = TypeVar("Want")
 Got = TypeVar("Got")
 
 
-class Waiter(Generic[Want, Got]):
+class Waiter(msgspec.Struct, Generic[Want, Got], eq=False, gc=False):
     """One caller in a queue: `want` is what it asked for, `future` brings what it got."""
 
-    __slots__ = ("future", "want")
-
-    def __init__(self, want: Want, future: asyncio.Future[Got]) -> None:
-        self.want = want
-        self.future = future
+    want: Want
+    future: asyncio.Future[Got]
 
 
 class WaitQueue(Generic[Want, Got]):

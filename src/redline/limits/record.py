@@ -6,6 +6,8 @@ import math
 from collections import deque
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from redline.limits.cost import Spread
 
 # Margins are this many standard deviations: about one in 30,000 for a sum of many.
@@ -52,23 +54,22 @@ class Doubt:
         return max(0.0, min(margin, self.most + spread.most))
 
 
-class Record:
-    """What was sent at one time. It leaves the hard rule's window `late_s` after the window's end.
+class Record(msgspec.Struct, eq=False, gc=False):
+    """What was sent from `first_s` to `sent_s`.
+
+    It leaves the hard rule's window `late_s` after the window's end.
 
     unproven: how many of its sends have no reply yet; they count as late as any may be. doubt:
     about the amounts of those whose usage is not known yet, None where all are certain.
     """
 
-    __slots__ = ("amount", "doubt", "first_s", "late_s", "number", "sent_s", "unproven")
-
-    def __init__(self, number: int, sent_s: float) -> None:
-        self.number = number
-        self.first_s = sent_s
-        self.sent_s = sent_s
-        self.amount = 0
-        self.unproven = 0
-        self.late_s = 0.0
-        self.doubt: Doubt | None = None
+    number: int
+    first_s: float
+    sent_s: float
+    amount: int = 0
+    unproven: int = 0
+    late_s: float = 0.0
+    doubt: Doubt | None = None
 
 
 class Keeper(Protocol):

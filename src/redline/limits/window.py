@@ -132,9 +132,12 @@ class Window:
         wait_s = self._paced_s(amount, now_s, margin)
         if not self._is_hard:
             return wait_s
+        free = self.rate.count - amount - math.ceil(margin)
+        if self._sent_amount + self._booked_amount <= free:
+            return wait_s
         self._expire(now_s)
         held = self._sent_amount + self._booked_amount
-        excess = held + amount + math.ceil(margin) - self.rate.count
+        excess = held - free
         if excess <= 0 or held == 0:
             # Alone in its window, an amount needs no margin: waiting longer would not help.
             return wait_s
@@ -157,7 +160,8 @@ class Window:
                 full_at_s = self._full_at_s
             booking.paced_s = self._cost_s(amount, spread)
             self._full_at_s = full_at_s + booking.paced_s
-            self._credit_s = min(self._credit_s, max(0.0, now_s - self._full_at_s))
+            if self._credit_s:
+                self._credit_s = min(self._credit_s, max(0.0, now_s - self._full_at_s))
         elif not self._is_hard:
             booking.entry = self._level.take(now_s, amount)
         self._booked_amount += amount
@@ -285,6 +289,7 @@ class Window:
 
         What is booked counts as sent at now_s.
         """
+        self._expire(now_s)
         found = [(record.sent_s, record.amount) for record in self._records]
         return [*found, (now_s, self._booked_amount)] if self._booked_amount else found
 
@@ -306,12 +311,17 @@ class Window:
         self._doubt = Doubt()
 
     def _paced_s(self, amount: int, now_s: float, margin: float) -> float:
-        wait_s = self._next_s - now_s
+        due_s = self._next_s
         # Where a burst is the whole limit, the hard rule alone says as much as both.
-        full_at_s = self.full_at_s if self._is_even or not self._is_hard else None
-        if full_at_s is not None:
-            spare = max(0.0, self._burst - amount - margin) if not self._is_even else 0.0
-            wait_s = max(wait_s, full_at_s - spare * self._unit_s - now_s)
+        if self._is_even:
+            if self._full_at_s is not None and self._full_at_s > due_s:
+                due_s = self._full_at_s
+        elif not self._is_hard:
+            full_at_s = self._level.full_at_s(self._unit_s)
+            if full_at_s is not None:
+                spare = max(0.0, self._burst - amount - margin)
+                due_s = max(due_s, full_at_s - spare * self._unit_s)
+        wait_s = due_s - now_s
         return wait_s if wait_s > _EPSILON_S else 0.0
 
     def _cost_s(self, amount: int, spread: Spread) -> float:
@@ -327,10 +337,12 @@ class Window:
     def _count(self, amount: int, now_s: float) -> Record:
         record = self._records[-1] if self._records else None
         if record is None or now_s - record.first_s > self._grain_s:
-            record = Record(self._number, now_s)
+            self._expire(now_s)
+            record = Record(self._number, now_s, now_s)
             self._number += 1
             self._records.append(record)
-        record.sent_s = max(record.sent_s, now_s)
+        elif now_s > record.sent_s:
+            record.sent_s = now_s
         record.amount += amount
         record.unproven += 1
         self._sent_amount += amount
