@@ -354,8 +354,8 @@ def check_measured(kind: Any) -> None:
 
 MEASURING_MUTANTS = [
     (window_module, "if late_s > record.late_s:", "if late_s < record.late_s:"),
-    (jitter_module, "late_s = took_s - fastest_s", "late_s = 0.0"),
-    (jitter_module, "return self.unproven_s", "return MARGIN_S"),
+    (jitter_module, "late_s = took_s - self._fastest_s", "late_s = 0.0"),
+    (jitter_module, "return max(self._prior_s, self._network_s) + MARGIN_S", "return MARGIN_S"),
     (jitter_module, "return max(self._prior_s, self._network_s) + MARGIN_S", "return self.guard_s"),
 ]
 

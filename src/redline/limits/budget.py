@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from redline.errors import OverBudget
@@ -14,6 +15,9 @@ from redline.limits.recent import RecentSends
 from redline.limits.record import Alone
 from redline.limits.settings import Limits, as_rates, usable
 from redline.limits.window import Window
+
+# Replies of which the proof is still to come; of more, the oldest count as late as any may be.
+_UNTOLD = 256
 
 
 class Line:
@@ -72,6 +76,7 @@ class Budget:
         self.limits = limits
         self.jitter = Jitter()
         self.is_watched = False
+        self._untold: deque[tuple[Iterable[Booking], float]] = deque(maxlen=_UNTOLD)
         self._profile = limits.profile
         self._share = 1.0
         self._recent: RecentSends | None = None
@@ -161,9 +166,15 @@ class Budget:
         """A call's first byte came `took_s` after its write, the server's own time taken off."""
         if self.limits.guard_s is not None:
             return
-        late_s = self.jitter.replied(took_s, sent_s)
-        for booking in bookings:
-            booking.window.prove(booking, late_s)
+        self.jitter.replied(took_s, sent_s)
+        # The first replies prove something only once there are enough of them.
+        self._untold.append((bookings, took_s))
+        if self.jitter.is_telling:
+            for told, its_s in self._untold:
+                late_s = self.jitter.proved_s(its_s)
+                for booking in told:
+                    booking.window.prove(booking, late_s)
+            self._untold.clear()
         self.follow_guard()
 
     def rang(self, late_s: float) -> None:

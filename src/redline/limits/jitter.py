@@ -65,6 +65,11 @@ class Jitter:
         """How late a request may be of which nothing is known, in seconds."""
         return max(self._prior_s, self._network_s) + MARGIN_S
 
+    @property
+    def is_telling(self) -> bool:
+        """Replies prove more than nothing by now."""
+        return self._is_quick
+
     def rang(self, late_s: float) -> bool:
         """A timer rang late_s after its time. True where the guard has changed by that."""
         self._lags_s.append(late_s)
@@ -93,8 +98,16 @@ class Jitter:
         self._replies += 1
         if self._replies % _LEARN_EVERY == 0:
             self._learn()
+        return self.proved_s(took_s)
+
+    def proved_s(self, took_s: float) -> float:
+        """How late a request can have been at most whose reply took so long, by what is known now.
+
+        took_s: of a reply that `replied` has been told of.
+        """
         if not self._is_quick:
             return self.unproven_s
+        late_s = took_s - self._fastest_s
         return min(late_s + self._unsure_s + MARGIN_S, self.unproven_s)
 
     def shook_hands(self, took_s: float) -> None:
