@@ -179,7 +179,9 @@ def test_two_clients_share_a_limit(algorithm: str, style: str, told: str) -> Non
     found = seen(algorithm, style, told)
     assert found.total >= 0.85
     assert found.rejected <= (0.05 if style == "none" else 0.02)
-    assert min(found.used.values()) >= 0.25
+    # Without headers nobody sees the other one: shares come together by a hundredth a window, and
+    # where they stand after twenty windows is chance; no one is starved.
+    assert min(found.used.values()) >= (0.05 if style == "none" else 0.25)
     assert len(found.used) == 2
 
 

@@ -27,7 +27,7 @@ from redline.errors import (
     TimedOut,
 )
 from redline.events import SILENCE, AttemptEnded, AttemptStarted, EndpointParked, Listener
-from redline.limits import Cost
+from redline.limits import Cost, Slots
 from redline.limits.opening import AnyGrant
 
 # Statuses whose Retry-After speaks for the whole endpoint and not for one row.
@@ -41,9 +41,11 @@ _ENCODE = msgspec.json.Encoder().encode
 class _Attempt(Exchange):
     """An exchange, and what is to be learned from it.
 
+    is_ahead: it holds a place among those that wait for their grant with a connection in hand.
     in_flight: calls on the way when this one was written, itself included.
     """
 
+    is_ahead: bool = False
     sending: Sending | None = None
     in_flight: int = 0
 
@@ -58,6 +60,7 @@ class HttpBackend:
         self.label = endpoint.label
         self._steering = Steering(endpoint, clock)
         self.slots = self._steering.slots
+        self._ahead = self._steering.ahead
         self.limiter = self._steering.limiter
         self.estimator = TokenEstimator()
         self._clock = clock
@@ -82,11 +85,14 @@ class HttpBackend:
         try:
             # Refused before anything is waited for where no limit could ever grant it.
             self.limiter.check(cost)
-            await self._take_slot(call)
+            await self._take(self.slots, call)
             try:
+                await self._take(self._ahead, call)
+                exchange.is_ahead = True
                 reply = await self._attempt(request, call, exchange, sink)
                 outcome = Outcome(status="succeeded", reply=reply, endpoint=self.label)
             finally:
+                self._leave_ahead(exchange)
                 self.slots.release()
         except NoEndpoint as error:
             # Limits that are shared have been out of reach for too long.
@@ -112,19 +118,27 @@ class HttpBackend:
         await self._steering.aclose()
         await self._transport.aclose()
 
-    async def _take_slot(self, call: Call) -> None:
-        if self.slots.take_free():
+    async def _take(self, slots: Slots, call: Call) -> None:
+        if slots.take_free():
             return
         wait_s = call.deadline_s - self._clock.now_s()
         try:
             async with asyncio.timeout(None if wait_s == math.inf else wait_s):
-                await self.slots.acquire(call.priority)
+                await slots.acquire(call.priority)
         except TimeoutError:
             raise TimedOut("row") from None
 
+    def _leave_ahead(self, exchange: _Attempt) -> None:
+        """The exchange has its grant, or is over: another one may prepare its connection."""
+        if exchange.is_ahead:
+            exchange.is_ahead = False
+            self._ahead.release()
+
     def _exchange_for(self, request: Request, cost: Cost, call: Call) -> _Attempt:
         async def acquire() -> AnyGrant:
-            return await self.limiter.acquire(cost, call.priority)
+            grant = await self.limiter.acquire(cost, call.priority)
+            self._leave_ahead(attempt)
+            return grant
 
         written_s: float | None = None
 

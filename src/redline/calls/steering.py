@@ -61,6 +61,7 @@ class Steering:
         self._recent: RecentSends | None = None
         self._charges_reserved = _charges_reserved(endpoint)
         self.slots = Slots(limits.slots())
+        self.ahead = Slots(limits.ahead())
         self.limiter = open_limiter(limits, _name(endpoint), clock)
         # What is shared is steered by all who share it, through their ledger.
         self._own = self.limiter if isinstance(self.limiter, Limiter) else None

@@ -25,6 +25,11 @@ _NAMES = {kind: f"the {kind.replace('_tokens', ' token').rstrip('s')} limit" for
 LONG_ANSWER_S = 30.0
 MIN_CONCURRENCY, MAX_AUTO_CONCURRENCY, MAX_CONCURRENCY = 64, 1000, 100_000
 
+# Connections made ahead of their calls' turns, at least.
+LEAST_AHEAD = 16
+# Profiles that send all that a window allows at once.
+BURSTS = ("fixed", "moving", "bucket")
+
 Rates = Sequence[Rate | str] | Rate | str
 
 
@@ -112,6 +117,19 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             return MAX_AUTO_CONCURRENCY
         per_s = min((rate.count / rate.window_s for rate in self.request_rates()), default=0.0)
         return max(MIN_CONCURRENCY, min(MAX_AUTO_CONCURRENCY, math.ceil(per_s * LONG_ANSWER_S)))
+
+    def ahead(self) -> int:
+        """Most calls that hold a connection while they wait for their grant.
+
+        As many as may be sent in a second, or in a burst: more would open connections long before
+        they are used, and many at once keep the event loop from sending in time.
+        """
+        rates = self.request_rates()
+        if not rates:
+            return self.slots()
+        is_burst = self.profile in BURSTS
+        most = min(rate.count if is_burst else rate.count / rate.window_s for rate in rates)
+        return max(LEAST_AHEAD, math.ceil(most))
 
 
 def usable(rate: Rate, share: float) -> Rate:
