@@ -81,6 +81,20 @@ def test_slow_verdicts_with_many_calls_in_flight(server: str) -> None:
     assert rejected <= 2 * bench.MOST_REJECTED
 
 
+def check_quick_verdicts(module: Any, server: str) -> None:
+    make = bench.SERVERS[server]
+    quick: dict[str, Any] = {"jitter_s": 0.002, "guard_s": 0.007, "latency_s": (0.004, 0.008)}
+    seen, search = drive(bench.Case(make(PER_SECOND), 1, 600.0, **quick), module)
+    used, rejected = seen.share(PER_SECOND, 300.0, 600.0)
+    assert used >= bench.LEAST_USED, f"{used:.2%} used, found {search.found}"
+    assert rejected <= bench.MOST_REJECTED, f"{rejected:.3%} rejected, found {search.found}"
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_verdicts_of_a_server_next_door(server: str) -> None:
+    check_quick_verdicts(search_module, server)
+
+
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("now", [Rate(10, 1.0), Rate(40, 1.0)], ids=str)
 def test_a_limit_that_changes_is_found_again(server: str, now: Rate) -> None:
@@ -169,3 +183,14 @@ def test_a_search_with_a_fault_is_caught(name: str) -> None:
     assert_caught(
         lambda module: check_bars(module, "fixed", PER_MINUTE), search_module, MUTANTS[name]()
     )
+
+
+def test_refusals_in_pairs_that_never_trim_are_caught() -> None:
+    def check(module: Any) -> None:
+        check_quick_verdicts(module, "bucket")
+
+    changed = _with_hold(
+        "if self._since_first < (_CLOSE if is_first else 3 * _CLOSE):",
+        "if self._since_first < _CLOSE or not is_first:",
+    )
+    assert_caught(check, search_module, changed)

@@ -136,6 +136,8 @@ class Steering:
         ):
             # The server tells its limit, so there is nothing to search for.
             self._search = None
+            self._own.budget.is_searched = False
+            self._own.budget.follow_guard()
             # Nobody is let go before what the server tells has taken this one's place.
             self._own.budget.set_rates("requests", self._stated_rates(), self._clock.now_s())
         if self._feedback.heard(stated, grant.taken, self._clock.now_s()):

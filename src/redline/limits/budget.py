@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from redline.errors import OverBudget
 from redline.limits.booking import Booking
 from redline.limits.cost import CERTAIN, KINDS, Cost, Kind
-from redline.limits.jitter import Jitter
+from redline.limits.jitter import MARGIN_S, Jitter
 from redline.limits.rate import Rate
 from redline.limits.recent import RecentSends
 from redline.limits.record import Alone
-from redline.limits.settings import Limits, as_rates, usable
+from redline.limits.settings import AUTO, Limits, as_rates, usable
 from redline.limits.window import Window
 
 # Replies of which the proof is still to come; of more, the oldest count as late as any may be.
@@ -70,12 +70,15 @@ class Budget:
     """The windows of `limits`; every call takes from all of them or from none.
 
     is_watched: the server tells what is left, so each booking remembers what should be.
+    is_searched: a limit is searched for, and refusals are how it is found. The guard has no margin
+    then, for the search learns what the way needs.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.jitter = Jitter()
         self.is_watched = False
+        self.is_searched = limits.rate == AUTO
         self._untold: deque[tuple[Iterable[Booking], float]] = deque(maxlen=_UNTOLD)
         self._profile = limits.profile
         self._share = 1.0
@@ -270,8 +273,9 @@ class Budget:
         return self.limits.headroom * self._share
 
     def _guard_now_s(self) -> float:
-        stated_s = self.limits.guard_s
-        return self.jitter.guard_s if stated_s is None else stated_s
+        if self.limits.guard_s is not None:
+            return self.limits.guard_s
+        return self.jitter.guard_s - (MARGIN_S if self.is_searched else 0.0)
 
     def _unproven_s(self) -> float:
         stated_s = self.limits.guard_s

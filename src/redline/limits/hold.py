@@ -39,9 +39,10 @@ _LOST, _LOST_UNPROVEN = 3, 2
 # A second block within so many calls, or four windows, has the same cause: another limit.
 _FORGOTTEN_BLOCK = 100
 _LEAST_TRIM, _MOST_TRIM = 0.0025, 0.2
-# Refusals far apart that go on below this share of the rate are caused by others who use the same
-# key, whatever is sent: the trims are taken back, and up to three times as many are borne.
-_LEAST_SHARE = 0.9
+# Refusals far apart that go on below this share of the rate, more than half as many as before, are
+# caused by others who use the same key, whatever is sent: the trims are taken back, and up to three
+# times as many are borne.
+_LEAST_SHARE, _AS_MANY = 0.9, 0.5
 # Refusals this far apart, in calls, have nothing to do with each other.
 _FORGOTTEN = 1_000
 # What is gained is kept for good once so many refusals would have been due, over so many windows.
@@ -66,6 +67,7 @@ class Hold:
         self._burst = burst
         self._full = rate  # what it was before it was trimmed
         self._trims = 0
+        self._first_share = 0.0  # of refusals, at that rate
         self._tolerated = 0.0  # share of refusals
         self._trial: Rate | None = None  # while climbing
         self._more = 0.0  # its share above what is held; 0 for the plain rate next to it
@@ -176,17 +178,18 @@ class Hold:
             self._refused, self._since_first = 1, 0
             return Word.KEEP
         self._refused += 1
-        if not is_first or self._since_first < _CLOSE:
+        if self._since_first < (_CLOSE if is_first else 3 * _CLOSE):
             return Word.KEEP
         # A window that is one call too small refuses once in all its calls.
         share = (self._refused - 1) / max(self._since_first, self.held.count)
         self._refused = 0
         if self._trims == 0:
-            self._full, self._tolerated = self.held, 0.0
+            self._full, self._first_share, self._tolerated = self.held, share, 0.0
         if share <= self._tolerated:
             return Word.KEEP
         self._trims += 1
-        if per_second(self.held) < _LEAST_SHARE * per_second(self._full):
+        is_far = per_second(self.held) < _LEAST_SHARE * per_second(self._full)
+        if is_far and share > _AS_MANY * self._first_share:
             self.held, self._tolerated = self._full, 3 * share
             return self._change(now_s)
         share = min(max(share, _LEAST_TRIM), _MOST_TRIM)
@@ -197,7 +200,7 @@ class Hold:
         return self._change(now_s)
 
     def _step(self) -> float:
-        """The least change worth trying: a call a window, or 1 %."""
+        """The least change worth trying: a call a window, as a share of the rate."""
         count = self.held.count if self._safe is None else self._safe.count
         if count < 10:
             return 0.05
