@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 
 from redline.calls import Call, Endpoint, HttpBackend, Request
-from redline.calls.transport import Answer, Exchange, Transport, Wire
+from redline.calls.exchange import Answer, Exchange, TaskAlarm, Wire
+from redline.calls.transport import Transport
 from redline.limits import Limits, Rate
 from redline.sim.admission import Admission, Charge
 from redline.testing import VirtualClock, virtual_run
@@ -200,7 +201,7 @@ class _Server(Transport):
     """Takes each call at the gate of its exchange, as a connection would, and answers it."""
 
     def __init__(self, endpoint: Endpoint, found: Found, requests: _Requests) -> None:
-        super().__init__(endpoint, lambda took_s: None)
+        super().__init__(endpoint, VirtualClock(asyncio.get_running_loop()), lambda took_s: None)
         setting = found.setting
         rates = {kind.replace("_", "-"): [rate] for kind, rate in setting.rates.items()}
         self._admission = Admission(rates, setting.algorithm)
@@ -215,8 +216,10 @@ class _Server(Transport):
         body = msgspec.json.decode(wire.body or b"")
         usage = self._requests.usage.pop(int(body["user"]))
         async with asyncio.timeout(None) as timer:
-            exchange.start(timer, wire.deadline_s)
+            alarm = TaskAlarm(timer, VirtualClock(loop))
+            exchange.start(wire.deadline_s, alarm)
             await exchange.pass_gate(_OPEN)
+            exchange.written(alarm)
             most = body.get("max_tokens", usage[1])
             call = Sent(loop.time(), *usage, usage[0] + most)
             self._found.calls.append(call)
@@ -250,12 +253,7 @@ class _Server(Transport):
 class _Open:
     """A connection that stands."""
 
-    @property
-    def transport(self) -> _Open:
-        return self
-
-    def is_closing(self) -> bool:
-        return False
+    is_open = True
 
 
 _OPEN: Any = _Open()

@@ -10,12 +10,13 @@ import msgspec
 from redline.calls import apis
 from redline.calls.backend import Call, Chunk, Request, Sink
 from redline.calls.endpoint import Endpoint
+from redline.calls.exchange import Answer, Exchange, Wire
 from redline.calls.outage import Outage, is_unreachable
 from redline.calls.outcome import Outcome, Reply, failed
 from redline.calls.steering import Steering, Stores
 from redline.calls.stream import StreamReader, streaming
 from redline.calls.tokens import Sending, TokenEstimator
-from redline.calls.transport import Answer, Exchange, Transport, Wire
+from redline.calls.transport import Transport
 from redline.calls.verdict import judge
 from redline.clock import SYSTEM, Clock
 from redline.errors import (
@@ -65,7 +66,7 @@ class HttpBackend:
         self.estimator = TokenEstimator()
         self._clock = clock
         self._listener = listener
-        self._transport = Transport(endpoint, self._steering.shook_hands)
+        self._transport = Transport(endpoint, clock, self._steering.shook_hands)
         self._outage = Outage()
         self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if endpoint.api_key:
@@ -121,9 +122,11 @@ class HttpBackend:
     async def _take(self, slots: Slots, call: Call) -> None:
         if slots.take_free():
             return
-        wait_s = call.deadline_s - self._clock.now_s()
+        if call.deadline_s == math.inf:
+            await slots.acquire(call.priority)
+            return
         try:
-            async with asyncio.timeout(None if wait_s == math.inf else wait_s):
+            async with asyncio.timeout(call.deadline_s - self._clock.now_s()):
                 await slots.acquire(call.priority)
         except TimeoutError:
             raise TimedOut("row") from None
@@ -210,13 +213,13 @@ class HttpBackend:
         except (TypeError, ValueError, RecursionError) as error:
             raise Rejected(f"the request is not JSON: {error}") from error
         try:
-            url = self._transport.url(request.url)
+            target = self._transport.target(request.url)
         except ConfigError as error:
             raise Rejected(error.what, hint=error.hint) from error
         headers = self._headers
         if request.headers:
             headers = {**headers, **request.headers}
-        return Wire(request.method, url, headers, body, call.deadline_s)
+        return Wire(request.method, target, headers, body, call.deadline_s)
 
     def _read(self, request: Request, answer: Answer, reader: StreamReader | None) -> Reply:
         if not 200 <= answer.status < 300:

@@ -167,7 +167,7 @@ class Budget:
 
     def replied(self, bookings: Iterable[Booking], took_s: float, sent_s: float) -> None:
         """A call's first byte came `took_s` after its write, the server's own time taken off."""
-        if self.limits.guard_s is not None:
+        if not self.lines or self.limits.guard_s is not None:
             return
         self.jitter.replied(took_s, sent_s)
         # The first replies prove something only once there are enough of them.

@@ -11,7 +11,7 @@ from typing import Protocol
 from redline.calls import Backend, FunctionBackend, HttpBackend, Retry, Stores
 from redline.clock import SYSTEM
 from redline.errors import JournalError
-from redline.events import Listener, RowsSaved
+from redline.events import AttemptStarted, Event, Listener, RowsSaved
 from redline.run import manifest as manifests
 from redline.run.descriptors import raise_limit
 from redline.run.feed import Feed
@@ -43,12 +43,26 @@ class Display(Protocol):
     async def show(self, view: View) -> None: ...
 
 
+class _Written:
+    """Hears of each send before it goes out: the lines of what was answered before go first."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self.journal: Journal | None = None
+
+    def on_event(self, event: Event) -> None:
+        if self.journal is not None and isinstance(event, AttemptStarted):
+            self.journal.flush()
+        self._tally.on_event(event)
+
+
 class _Run:
     """The parts of one run in progress; a View."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.tally = Tally()
+        self.listener = _Written(self.tally)
         self.journal: Journal | None = None
         self.manifest: Manifest | None = None
         source = open_source(job.rows)
@@ -58,7 +72,7 @@ class _Run:
         self.feed = Feed(source, self._is_wanted, job.limit)
         if job.output is not None and job.output.ordered:
             self.feed.keys = array("Q")
-        self.inner, self.slots = _backend(job, self.tally)
+        self.inner, self.slots = _backend(job, self.listener)
         self.backend: Backend = Retry(self.inner, job.retry, listener=self.tally)
         self.runner = Runner(
             job,
@@ -163,7 +177,7 @@ async def _opened(run: _Run) -> AsyncIterator[None]:
             journal, run.manifest = await asyncio.to_thread(
                 open_journal, job, output, run.acknowledge
             )
-            run.journal = run.runner.journal = journal
+            run.journal = run.runner.journal = run.listener.journal = journal
             stack.push_async_callback(journal.close)
             journal.start()
         # Under the lock: the sends of another run's window are not this one's to write.

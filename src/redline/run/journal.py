@@ -1,10 +1,10 @@
 """Results on disk: written as they finish, synced in groups, acknowledged only then.
 
-A row's line goes through: written -> synced -> acknowledged. It is written by the worker that got
-the answer, before that worker's slot can send another request, so that the death of the process at
-any moment wastes no more calls than were in flight. The fsync, which may take long, has a thread;
-at most one is under way, and what is written meanwhile makes up the next group, so a slow disk
-makes larger groups. Writing waits while too much is unsynced.
+A row's line goes through: taken -> written -> synced -> acknowledged. Lines that are taken in one
+turn of the event loop are written together, before any slot sends another request, so that the
+death of the process at any moment wastes no more calls than were in flight. The fsync, which may
+take long, has a thread; at most one is under way, and what is written meanwhile makes up the next
+group, so a slow disk makes larger groups. Nothing is taken while too much is unsynced.
 
 Files, for an output `labels.jsonl`:
   labels.jsonl          one line a success
@@ -63,6 +63,7 @@ class Journal:
         self._has_room.set()
         self._is_closing = False
         self._error: JournalError | None = None
+        self._flusher: asyncio.Handle | None = None
         self._syncer: asyncio.Task[None] | None = None
         self._failures: ResultsFile | None = None
         self._mended = 0
@@ -79,23 +80,38 @@ class Journal:
         self._syncer = asyncio.create_task(self._sync_groups(), name="redline journal")
 
     async def append(self, result: Result) -> None:
-        """Writes one row's line; returns before it is durable, and waits while too much is not.
+        """Takes one row's line, and waits while too much is not durable.
 
-        Raises JournalError once a file could not be written; nothing is acknowledged from then on.
+        It is written by the next `flush`, at the latest in the next turn of the event loop. Raises
+        JournalError once a file could not be written; nothing is acknowledged from then on.
         """
         while not self._has_room.is_set() and self._error is None:
             await self._has_room.wait()
         if self._error is not None:
             raise self._error
         try:
-            self._write(result)
+            self._take(result)
         except JournalError as error:
-            self._error = error
-            self._wake.set()
+            self._fail(error)
             raise
+        if self._flusher is None:
+            self._flusher = asyncio.get_running_loop().call_soon(self.flush)
         self._wake.set()
         if self._group.size_bytes >= _MOST_UNSYNCED_BYTES:
             self._has_room.clear()
+
+    def flush(self) -> None:
+        """Writes what was taken. To be called before a request is sent; a failure shows later."""
+        if self._flusher is None:
+            return
+        self._flusher.cancel()
+        self._flusher = None
+        try:
+            self._results.flush()
+            if self._failures is not None:
+                self._failures.flush()
+        except JournalError as error:
+            self._fail(error)
 
     async def close(self) -> None:
         """Syncs and acknowledges what is written, then closes the files.
@@ -117,17 +133,22 @@ class Journal:
         if self._error is not None:
             raise self._error
 
-    def _write(self, result: Result) -> None:
+    def _fail(self, error: JournalError) -> None:
+        self._error = self._error or error
+        self._has_room.set()
+        self._wake.set()
+
+    def _take(self, result: Result) -> None:
         was_failed = result.key in self.failed
         line = self._line(result)
         if result.outcome.is_success:
-            self._results.write(line)
+            self._results.add(line)
             if was_failed:
                 # No other success need be remembered: its row is not read again by this run.
                 self.succeeded.add(result.key)
         else:
             failures = self._failures if self._failures is not None else self._open_failures()
-            failures.write(line)
+            failures.add(line)
         self._mended += was_failed
         self._group.results.append(result)
         self._group.size_bytes += len(line)
@@ -150,14 +171,16 @@ class Journal:
             if not self._is_closing and len(self._group.results) < _GROUP_ROWS:
                 await asyncio.sleep(GROUP_S)
             self._wake.clear()
+            self.flush()
             group, self._group = self._group, _Group()
             self._has_room.set()
+            if self._error is not None:
+                return
             if group.results:
                 try:
                     await loop.run_in_executor(self._disk, self._sync)
                 except JournalError as error:
-                    self._error = self._error or error
-                    self._has_room.set()
+                    self._fail(error)
                     return
                 self._acknowledge(group.results)
             if self._is_closing and not self._group.results:

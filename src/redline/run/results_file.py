@@ -25,6 +25,7 @@ class ResultsFile:
     def __init__(self, path: Path, on_entry: Callable[[Entry, int], None]) -> None:
         self.path = path
         self.lines = 0
+        self._pending: list[bytes] = []
         self._is_synced = True
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -44,21 +45,31 @@ class ResultsFile:
             os.close(self._fd)
             raise
 
-    def write(self, line: bytes) -> None:
-        """Appends one whole line. It survives the process's death, not yet the machine's.
+    def add(self, line: bytes) -> None:
+        """Takes one whole line, which `flush` writes."""
+        self._pending.append(line)
+
+    def flush(self) -> None:
+        """Appends the lines taken. They survive the process's death, not yet the machine's.
 
         Raises JournalError, with the file cut back to its last whole line, where the disk is full
         or broken.
         """
+        if not self._pending:
+            return
+        lines = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
+        self._pending.clear()
+        written = 0
         try:
-            written = os.write(self._fd, line)
-            while written < len(line):
-                written += os.write(self._fd, line[written:])
+            while written < len(lines):
+                written += os.write(self._fd, lines[written:] if written else lines)
         except OSError as error:
+            self._size += lines.rfind(b"\n", 0, written) + 1
             self._cut_back()
             raise self._failed(error) from error
-        self._size += len(line)
-        self._is_synced = False
+        finally:
+            self._is_synced = False
+        self._size += len(lines)
 
     def sync(self) -> None:
         """Makes all lines written so far durable. Blocks; may run beside `write`, in a thread."""

@@ -1,0 +1,373 @@
+"""One keep-alive HTTP/1.1 connection: bytes go out as they are, answers are parsed by llhttp.
+
+  state     meaning                                        may turn to
+  idle      stands, nothing is asked                       waiting, closed
+  waiting   a request is written                           head, closed
+  head      the answer's first bytes are here              body, closed
+  body      its headers are read                           done, closed
+  done      the answer is whole                            idle, closed
+  closed    it is of no use any more
+
+What a server sends while nothing was asked, or behind its answer, ends the connection: the next
+answer on it could be that of another request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import cast
+
+import httptools
+
+from redline.calls.exchange import Exchange
+from redline.errors import BadReply, CallError, Disconnected
+
+# A server that sends more than this before its answer's body is not one of ours (nginx: 8 KB).
+MOST_HEADER_BYTES = 128 * 1024
+# A 1xx is followed by the answer; a server that sends them forever is stopped.
+_MOST_INTERIM = 32
+# Streamed bytes that wait for their reader; the socket is not read meanwhile.
+_MOST_WAITING_BYTES = 256 * 1024
+# From here on a body is written on its own and not copied behind its head.
+_LARGE_BODY_BYTES = 64 * 1024
+# zlib: 32 + the largest window takes gzip and zlib alike; a negative one is raw deflate.
+_GZIP_OR_ZLIB, _RAW = 47, -15
+
+
+class Headers(Mapping[str, str]):
+    """An answer's headers. Names are found in any case; repeated ones are joined by commas."""
+
+    __slots__ = ("_by_name", "_pairs")
+
+    def __init__(self, pairs: list[tuple[bytes, bytes]]) -> None:
+        self._pairs = pairs
+        self._by_name: dict[str, str] | None = None
+
+    def __getitem__(self, name: str) -> str:
+        return self._found()[name.lower()]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found())
+
+    def __len__(self) -> int:
+        return len(self._found())
+
+    def _found(self) -> dict[str, str]:
+        if self._by_name is None:
+            found: dict[str, str] = {}
+            for name, value in self._pairs:
+                key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+                found[key] = f"{found[key]}, {text}" if key in found else text
+            self._by_name = found
+        return self._by_name
+
+
+class Connection(asyncio.Protocol):
+    """One connection; one exchange at a time. on_lost: told once, when it is of no use any more."""
+
+    def __init__(self, on_lost: Callable[[Connection], None]) -> None:
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._exchange: Exchange | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: CallError | None = None
+        self._is_reusable = True
+        self._is_lost = False
+        self._forget()
+        self._is_done = True
+
+    def _forget(self) -> None:
+        self._pairs: list[tuple[bytes, bytes]] = []
+        self._header_bytes = 0
+        self._interim = 0
+        self._parts: deque[bytes] = deque()
+        self._size = 0
+        self._most_bytes = 0
+        self._inflate: _Inflate | None = None
+        self._has_head = False
+        self._is_done = False
+        self._is_paused = False
+        self._is_streamed = False
+        self.status = 0
+
+    @property
+    def is_open(self) -> bool:
+        """A request may be written."""
+        return not self._is_lost and self._transport is not None
+
+    @property
+    def is_reusable(self) -> bool:
+        """What was asked on it is answered to the end, and the server keeps the connection."""
+        return self._is_reusable and self._is_done and self.is_open
+
+    @property
+    def headers(self) -> Headers:
+        """The answer's headers."""
+        return Headers(self._pairs)
+
+    def write(self, head: bytes, body: bytes | None, exchange: Exchange, most_bytes: int) -> None:
+        """Sends a request. most_bytes: a longer answer is an error."""
+        assert self._transport is not None
+        self._forget()
+        self._exchange = exchange
+        self._most_bytes = most_bytes
+        if body is None:
+            self._transport.write(head)
+        elif len(body) < _LARGE_BODY_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+
+    async def whole(self) -> bytes:
+        """The answer's body, once all of it is there. Raises CallError."""
+        while not self._is_done:
+            await self._change()
+        parts = self._parts
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def head(self) -> None:
+        """Returns once the answer's headers are there. Raises CallError."""
+        self._is_streamed = True
+        while not self._has_head:
+            await self._change()
+
+    async def chunk(self) -> bytes:
+        """The next part of the body; empty at its end. Raises CallError."""
+        while not self._parts and not self._is_done:
+            await self._change()
+        if not self._parts:
+            return b""
+        chunk = self._parts.popleft()
+        self._size -= len(chunk)
+        if self._is_paused and self._transport is not None and self._size < _MOST_WAITING_BYTES:
+            self._is_paused = False
+            self._transport.resume_reading()
+        return chunk
+
+    def rest(self) -> None:
+        """The whole of the body is wanted after all."""
+        self._is_streamed = False
+
+    def release(self) -> None:
+        """The exchange is over."""
+        self._exchange = None
+        self._error = None
+        if self._transport is not None and self._transport.get_write_buffer_size():
+            # The server has answered without having read all of the request.
+            self._is_reusable = False
+
+    def fail(self, error: CallError) -> None:
+        """Ends the exchange with `error`, and the connection with it."""
+        if self._error is None:
+            self._error = error
+        self._is_reusable = False
+        if self._transport is not None:
+            self._transport.abort()
+        self._lose()
+        self._wake()
+
+    def close(self) -> None:
+        """The connection is not needed any more."""
+        self._is_reusable = False
+        if self._transport is not None:
+            self._transport.abort()
+        self._lose()
+
+    async def _change(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+        if self._error is not None:
+            raise self._error
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _lose(self) -> None:
+        if not self._is_lost:
+            self._is_lost = True
+            self._on_lost(self)
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are none of asyncio's, though they do the same.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        exchange = self._exchange
+        if exchange is None or self._is_done:
+            # Nobody asked for this.
+            self.close()
+            return
+        if exchange.first_byte_s is None:
+            exchange.headers_came()
+        if not self._has_head:
+            self._header_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self.fail(BadReply("the server answers with another protocol (HTTP 101)"))
+        except httptools.HttpParserCallbackError as error:
+            cause = error.__context__
+            self.fail(cause if isinstance(cause, CallError) else _not_http(error))
+        except httptools.HttpParserError as error:
+            if self._is_done:
+                self._is_reusable = False
+            else:
+                self.fail(_not_http(error))
+        else:
+            if not self._has_head and self._header_bytes > MOST_HEADER_BYTES:
+                self.fail(_too_long_headers())
+
+    def eof_received(self) -> None:
+        self._end_of_input()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end_of_input(error)
+        self._lose()
+
+    def _end_of_input(self, error: Exception | None = None) -> None:
+        if self._exchange is not None and not self._is_done:
+            if self._has_head and self._ends_with_connection() and error is None:
+                self._complete()
+            else:
+                self.fail(_broken(error, has_begun=self._exchange.first_byte_s is not None))
+        self._is_reusable = False
+
+    def _ends_with_connection(self) -> bool:
+        names = {name.lower() for name, _ in self._pairs}
+        return b"content-length" not in names and b"transfer-encoding" not in names
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        if self._is_done:
+            self._is_reusable = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_done:
+            self._pairs.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        if self._is_done:
+            return
+        if self._header_bytes > MOST_HEADER_BYTES + self._most_bytes:
+            raise _too_long_headers()
+        status = self._parser.get_status_code()
+        if status < 200:
+            self._interim += 1
+            if self._interim > _MOST_INTERIM:
+                raise BadReply(f"the server sends HTTP {status} again and again, and no answer")
+            return
+        self.status = status
+        self._inflate = _inflate_for(self._pairs)
+        self._has_head = True
+        if self._is_streamed:
+            self._wake()
+
+    def on_body(self, data: bytes) -> None:
+        if self._is_done:
+            return
+        room = self._most_bytes - self._size
+        if self._inflate is not None:
+            data = self._inflate.take(data, room + 1)
+        if len(data) > room:
+            raise BadReply(f"the answer is longer than {self._most_bytes:,} bytes")
+        if not data:
+            return
+        self._parts.append(data)
+        self._size += len(data)
+        if self._is_streamed:
+            if self._size > _MOST_WAITING_BYTES and self._transport is not None:
+                self._is_paused = True
+                self._transport.pause_reading()
+            self._wake()
+
+    def on_message_complete(self) -> None:
+        if self._is_done:
+            return
+        if not self._has_head:
+            # A 1xx: the answer follows.
+            self._pairs = []
+            return
+        if self._inflate is not None and not self._inflate.is_whole:
+            raise BadReply("the compressed answer is cut short")
+        self._is_reusable = self._is_reusable and self._parser.should_keep_alive()
+        self._complete()
+
+    def _complete(self) -> None:
+        self._is_done = True
+        self._wake()
+
+
+class _Inflate:
+    """Undoes a body's compression, bounded: a few bytes may stand for gigabytes."""
+
+    def __init__(self) -> None:
+        self._zlib = zlib.decompressobj(_GZIP_OR_ZLIB)
+        self._has_begun = False
+
+    @property
+    def is_whole(self) -> bool:
+        """The compressed data has come to its end, or there was none."""
+        return self._zlib.eof or not self._has_begun
+
+    def take(self, data: bytes, most_bytes: int) -> bytes:
+        """The next bytes in the clear, at most `most_bytes`. Raises BadReply."""
+        try:
+            return self._zlib.decompress(data, most_bytes)
+        except zlib.error as error:
+            if self._has_begun:
+                raise BadReply(f"the answer's compression is broken: {error}") from None
+        finally:
+            self._has_begun = True
+        # Some servers send deflate without its envelope (RFC 9110, 8.4.1.2).
+        self._zlib = zlib.decompressobj(_RAW)
+        try:
+            return self._zlib.decompress(data, most_bytes)
+        except zlib.error as error:
+            raise BadReply(f"the answer's compression is broken: {error}") from None
+
+
+def _inflate_for(pairs: list[tuple[bytes, bytes]]) -> _Inflate | None:
+    """What undoes the answer's Content-Encoding; None where there is none."""
+    for name, value in pairs:
+        if name.lower() == b"content-encoding":
+            coding = value.strip().lower()
+            if coding in (b"gzip", b"x-gzip", b"deflate"):
+                return _Inflate()
+            if coding not in (b"", b"identity"):
+                raise BadReply(f"the answer is compressed as {value.decode('latin-1')[:40]}")
+    return None
+
+
+def _not_http(error: Exception) -> BadReply:
+    return BadReply(f"the answer is not HTTP: {' '.join(str(error).split())}")
+
+
+def _too_long_headers() -> BadReply:
+    return BadReply(f"the answer's headers are longer than {MOST_HEADER_BYTES:,} bytes")
+
+
+def _broken(error: Exception | None, *, has_begun: bool) -> Disconnected:
+    """The connection ended within an exchange."""
+    if error is not None:
+        text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    elif has_begun:
+        text = "the server closed it within its answer"
+    else:
+        text = "the server closed it without an answer"
+    disconnected = Disconnected(f"the connection broke: {text}")
+    disconnected.was_sent = True
+    return disconnected

@@ -1,0 +1,169 @@
+"""HTTP over redline's own connections (connection.py): the transport for throughput.
+
+It speaks HTTP/1.1 to the endpoint itself, over TCP or TLS. What it declines goes over aiohttp.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from urllib.parse import urlsplit
+
+from redline._version import __version__
+from redline.calls.connection import Connection
+from redline.calls.deadlines import Deadlines
+from redline.calls.endpoint import Endpoint
+from redline.calls.exchange import Answer, Exchange, StaleConnection, TaskAlarm, Wire
+from redline.calls.pool import Pool
+from redline.clock import Clock
+from redline.errors import Disconnected, Rejected
+
+_MOST_STALE = 8
+# Headers that say how a message is framed: who sets them wants what this transport does not do.
+FRAMING = frozenset(
+    ("connection", "content-length", "expect", "te", "trailer", "transfer-encoding", "upgrade")
+)
+_WITH_BODY = frozenset(("POST", "PUT", "PATCH"))
+
+
+class DirectTransport:
+    """Keep-alive connections to one endpoint; as many as there are exchanges at once."""
+
+    def __init__(
+        self, endpoint: Endpoint, clock: Clock, on_handshake: Callable[[float], None]
+    ) -> None:
+        self._clock = clock
+        self._host = urlsplit(endpoint.base_url).netloc
+        self._most_bytes = endpoint.max_reply_bytes
+        self._pool = Pool(endpoint.base_url, endpoint.timeouts.connect_s, on_handshake)
+        self._deadlines = Deadlines(clock)
+        # The head of the last request without its length: most rows of a run have the same.
+        self._head: tuple[str, str, Mapping[str, str]] | None = None
+        self._head_bytes = b""
+
+    @staticmethod
+    def takes(wire: Wire) -> bool:
+        """False for what is aiohttp's: answers without the body they announce, odd framing."""
+        if wire.method in ("HEAD", "CONNECT"):
+            return False
+        return not any(name.lower() in FRAMING for name in wire.headers)
+
+    async def exchange(self, wire: Wire, exchange: Exchange) -> Answer:
+        """The whole answer to `wire`. Raises CallError."""
+        connection = await self._written(wire, exchange)
+        alarm = self._deadlines.alarm(lambda: connection.fail(exchange.timed_out()))
+        exchange.written(alarm)
+        try:
+            body = await connection.whole()
+            return Answer(connection.status, connection.headers, body)
+        finally:
+            alarm.stop()
+            self._pool.give_back(connection)
+
+    async def stream(
+        self, wire: Wire, exchange: Exchange, take: Callable[[bytes], Awaitable[None]]
+    ) -> Answer:
+        """As `exchange`, but an event stream's bytes go to `take` as they come, awaited.
+
+        The answer's body is then empty; an answer of another type or status is read whole.
+        """
+        connection = await self._written(wire, exchange)
+        alarm = self._deadlines.alarm(lambda: connection.fail(exchange.timed_out()))
+        exchange.written(alarm)
+        try:
+            await connection.head()
+            headers = connection.headers
+            kind = headers.get("content-type", "")
+            if connection.status != 200 or not kind.startswith("text/event-stream"):
+                connection.rest()
+                return Answer(connection.status, headers, await connection.whole())
+            while chunk := await connection.chunk():
+                await take(chunk)
+            return Answer(connection.status, headers, b"")
+        finally:
+            alarm.stop()
+            self._pool.give_back(connection)
+
+    async def aclose(self) -> None:
+        """Closes every connection."""
+        self._pool.close()
+        self._deadlines.close()
+
+    async def _written(self, wire: Wire, exchange: Exchange) -> Connection:
+        """A connection on which the request has been written just now."""
+        head = self._head_of(wire)
+        if wire.deadline_s == math.inf:
+            exchange.start(math.inf)
+            connection = await self._ready(exchange)
+        else:
+            try:
+                async with asyncio.timeout(None) as timer:
+                    exchange.start(wire.deadline_s, TaskAlarm(timer, self._clock))
+                    connection = await self._ready(exchange)
+            except TimeoutError:
+                raise exchange.timed_out() from None
+        connection.write(head, wire.body, exchange, self._most_bytes)
+        return connection
+
+    async def _ready(self, exchange: Exchange) -> Connection:
+        """A connection that stands, with the grant for the write and its stamp."""
+        for _ in range(_MOST_STALE):
+            connection = self._pool.take()
+            if connection is None:
+                exchange.connecting()
+                try:
+                    connection = await self._pool.connect()
+                except TimeoutError:
+                    raise exchange.timed_out() from None
+            try:
+                await exchange.pass_gate(connection)
+            except BaseException as error:
+                # Nothing was written on it.
+                self._pool.give_back(connection)
+                if isinstance(error, StaleConnection):
+                    continue
+                raise
+            return connection
+        disconnected = Disconnected("no connection: the server closes its connections at once")
+        disconnected.was_sent = False
+        raise disconnected
+
+    def _head_of(self, wire: Wire) -> bytes:
+        """Request line and headers. Raises Rejected for what no header can carry."""
+        kind = (wire.method, wire.target, wire.headers)
+        known = self._head
+        if known is None or known[:2] != kind[:2] or known[2] is not kind[2]:
+            self._head_bytes = self._make_head(wire)
+            self._head = kind
+        if wire.body is None and wire.method not in _WITH_BODY:
+            return self._head_bytes + b"\r\n"
+        return b"%bContent-Length: %d\r\n\r\n" % (self._head_bytes, len(wire.body or b""))
+
+    def _make_head(self, wire: Wire) -> bytes:
+        if not wire.method.isascii() or not wire.method.isalpha():
+            raise Rejected(
+                f"the request cannot be sent: not a method: {wire.method}", hint="GET or POST"
+            )
+        given = {name.lower() for name in wire.headers}
+        own = {
+            "Host": self._host,
+            "User-Agent": f"redline/{__version__}",
+            "Accept-Encoding": "gzip, deflate",
+        }
+        headers = {name: value for name, value in own.items() if name.lower() not in given}
+        headers.update(wire.headers)
+        lines = [f"{wire.method} {wire.target} HTTP/1.1"]
+        for name, value in headers.items():
+            if not _is_token(name) or any(mark in value for mark in "\r\n\0"):
+                raise Rejected(
+                    f"the request cannot be sent: not a header: {name!r}",
+                    hint="check its method and headers",
+                )
+            lines.append(f"{name}: {value}")
+        return ("\r\n".join(lines) + "\r\n").encode()
+
+
+def _is_token(name: str) -> bool:
+    """A header's name may be this (RFC 9110, 5.6.2)."""
+    return bool(name) and name.isascii() and all(c.isalnum() or c in "!#$%&'*+-.^_`|~" for c in name)

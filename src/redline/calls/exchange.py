@@ -1,0 +1,161 @@
+"""One request and its answer on the wire: its bytes, its clocks, its grant.
+
+Phases of an exchange: connect -> row (at the gate, only the row's deadline counts) -> first_byte ->
+attempt. The gate stands between the connection and the write: the connection is up, nothing is
+written. So the limits are waited for with the connection in hand, and the send stamp is the time of
+the write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from redline.calls.endpoint import Timeouts
+from redline.clock import Clock
+from redline.errors import TimedOut
+from redline.limits.opening import AnyGrant
+
+
+class Wire(msgspec.Struct, frozen=True):
+    """A request as it is sent. `deadline_s`: monotonic time at which it is given up.
+
+    target: the path and query, percent-encoded ASCII.
+    """
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes | None
+    deadline_s: float
+
+
+class Answer(msgspec.Struct):
+    """An HTTP answer; `headers` finds a name in any case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Alarm(Protocol):
+    """Ends an exchange whose time is up."""
+
+    def ring_at(self, when_s: float) -> None:
+        """Rings at `when_s` (monotonic) and not before; inf for never."""
+        ...
+
+
+class Line(Protocol):
+    """A connection, as far as the gate looks at it."""
+
+    @property
+    def is_open(self) -> bool:
+        """A request may be written."""
+        ...
+
+
+class StaleConnection(Exception):
+    """The server closed the connection before anything was written on it."""
+
+
+class Exchange:
+    """One exchange's clocks and grant.
+
+    acquire: waits for the limits. on_sent: told the time of the write and the seconds waited.
+    The grant is the caller's to release or to settle.
+    """
+
+    def __init__(
+        self,
+        timeouts: Timeouts,
+        clock: Clock,
+        acquire: Callable[[], Awaitable[AnyGrant]],
+        on_sent: Callable[[float, float], None],
+    ) -> None:
+        self._timeouts = timeouts
+        self._clock = clock
+        self._acquire = acquire
+        self._on_sent = on_sent
+        self._alarm: Alarm | None = None
+        self._deadline_s = math.inf
+        self._is_spent = False  # the grant was used for a write
+        self.phase = "connect"
+        self.grant: AnyGrant | None = None
+        self.sent_s: float | None = None
+        self.first_byte_s: float | None = None
+
+    def start(self, deadline_s: float, alarm: Alarm | None = None) -> None:
+        """The exchange begins now, and ends when `alarm` rings."""
+        self._deadline_s = deadline_s
+        self._alarm = alarm
+
+    def connecting(self) -> None:
+        """A connection is to be made."""
+        self._enter("connect", self._clock.now_s() + self._timeouts.connect_s)
+
+    async def pass_gate(self, line: Line) -> None:
+        """Waits for the grant; returns when the request is to be written at once: it is stamped.
+
+        Raises StaleConnection where the connection does not stand any more.
+        """
+        if self._is_spent:
+            # A second write, because the connection broke, needs a second grant.
+            self.grant = None
+            self._is_spent = False
+        if not line.is_open:
+            raise StaleConnection
+        if self.grant is None:
+            self._enter("row", math.inf)
+            self.grant = await self._acquire()
+            if not line.is_open:
+                raise StaleConnection
+        self.sent_s = self._clock.now_s()
+        self.grant.sent(self.sent_s)
+        self._is_spent = True
+        self._on_sent(self.sent_s, self.grant.waited_s)
+
+    def written(self, alarm: Alarm) -> None:
+        """The request is written; from now on `alarm` ends the exchange."""
+        assert self.sent_s is not None
+        self._alarm = alarm
+        bound_s = min(self._timeouts.first_byte_s, self._timeouts.attempt_s)
+        is_short = self._timeouts.first_byte_s < self._timeouts.attempt_s
+        self._enter("first_byte" if is_short else "attempt", self.sent_s + bound_s)
+
+    def headers_came(self) -> None:
+        """The first byte of the answer is here."""
+        self.first_byte_s = self._clock.now_s()
+        if self.phase == "first_byte" and self.sent_s is not None:
+            self._enter("attempt", self.sent_s + self._timeouts.attempt_s)
+
+    def timed_out(self) -> TimedOut:
+        """The error of the phase whose clock ran out."""
+        if self.phase == "row":
+            return TimedOut("row")
+        return TimedOut(self.phase, getattr(self._timeouts, f"{self.phase}_s"))
+
+    def _enter(self, phase: str, until_s: float) -> None:
+        if until_s < self._deadline_s:
+            self.phase = phase
+        else:
+            self.phase, until_s = "row", self._deadline_s
+        if self._alarm is not None:
+            self._alarm.ring_at(until_s)
+
+
+class TaskAlarm:
+    """Cancels the task inside `timer` when it rings, as asyncio.timeout does."""
+
+    def __init__(self, timer: asyncio.Timeout, clock: Clock) -> None:
+        self._timer = timer
+        self._clock = clock
+
+    def ring_at(self, when_s: float) -> None:
+        in_s = when_s - self._clock.now_s()
+        loop_s = asyncio.get_running_loop().time()
+        self._timer.reschedule(None if in_s == math.inf else loop_s + in_s)

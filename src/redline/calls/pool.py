@@ -1,0 +1,189 @@
+"""Keep-alive connections to one host, made when they are wanted and kept while they are good."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from redline.calls.connection import Connection
+from redline.errors import CallError, Disconnected
+
+# Servers close idle connections after 5 s (uvicorn) to 75 s (nginx). One that was closed meanwhile
+# costs a reconnect and no attempt, so this only bounds idle sockets.
+KEEP_ALIVE_S = 60.0
+_RESOLVED_FOR_S = 60.0
+# An address that does not answer must leave time for the next one.
+_LEAST_CONNECT_S = 1.0
+
+HINTS = {
+    errno.EMFILE: "too many open files: raise `ulimit -n` or lower --concurrency",
+    errno.ECONNREFUSED: "nothing listens there: check --base-url, and that the server runs",
+}
+
+_Address = tuple[socket.AddressFamily, str, int]
+
+
+class Pool:
+    """The connections to a base URL's host.
+
+    connect_s: how long a connection may take to be made, TLS included. on_handshake: told the
+    seconds of each that was the only one in the making: several at once wait for each other's turn
+    on the event loop, which says nothing of the network.
+    """
+
+    def __init__(
+        self, base_url: str, connect_s: float, on_handshake: Callable[[float], None]
+    ) -> None:
+        parts = urlsplit(base_url)
+        self._host = parts.hostname or ""
+        self._is_tls = parts.scheme == "https"
+        self._port = parts.port or (443 if self._is_tls else 80)
+        self._connect_s = connect_s
+        self._on_handshake = on_handshake
+        self._context: ssl.SSLContext | None = None
+        self._idle: dict[Connection, float] = {}  # since when; the last one in goes out first
+        self._all: set[Connection] = set()
+        self._addresses: list[_Address] = []
+        self._resolved_s = -float("inf")
+        self._making = 0
+        self._begun = 0
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def take(self) -> Connection | None:
+        """A connection that stands and is not in use; None where there is none."""
+        while self._idle:
+            connection, _ = self._idle.popitem()
+            if connection.is_open:
+                return connection
+        return None
+
+    def give_back(self, connection: Connection) -> None:
+        """The connection's exchange is over."""
+        connection.release()
+        if not connection.is_reusable:
+            connection.close()
+            return
+        self._idle[connection] = time.monotonic()
+        if self._sweeper is None:
+            self._sweep_later()
+
+    async def connect(self) -> Connection:
+        """A new connection. Raises Disconnected, and TimeoutError after connect_s."""
+        self._begun += 1
+        number, others = self._begun, self._making
+        self._making += 1
+        begun_s = time.monotonic()
+        try:
+            async with asyncio.timeout(self._connect_s):
+                connection = await self._first_that_answers()
+        except (OSError, ValueError) as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise self._unconnected(error) from error
+        finally:
+            self._making -= 1
+        self._all.add(connection)
+        if others == 0 and self._begun == number:
+            self._on_handshake(time.monotonic() - begun_s)
+        return connection
+
+    def close(self) -> None:
+        """Closes every connection."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        self._idle.clear()
+        for connection in list(self._all):
+            connection.close()
+
+    async def _first_that_answers(self) -> Connection:
+        """A connection to the first of the host's addresses that takes one."""
+        addresses = await self._resolve()
+        part_s = max(_LEAST_CONNECT_S, self._connect_s / len(addresses))
+        for number, address in enumerate(addresses):
+            is_last = number == len(addresses) - 1
+            try:
+                async with asyncio.timeout(None if is_last else part_s):
+                    connection = await self._connect_to(address)
+            except (OSError, TimeoutError) as error:
+                if is_last or isinstance(error, ssl.SSLError):
+                    # Forgotten, for a name may stand for another host by now.
+                    self._resolved_s = -float("inf")
+                    raise
+            else:
+                if number and addresses is self._addresses:
+                    addresses.insert(0, addresses.pop(number))
+                return connection
+        raise OSError(f"{self._host} has no address")
+
+    async def _connect_to(self, address: _Address) -> Connection:
+        family, host, port = address
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: Connection(self._lost),
+            host,
+            port,
+            family=family,
+            ssl=self._tls() if self._is_tls else None,
+            server_hostname=self._host if self._is_tls else None,
+        )
+        return connection
+
+    async def _resolve(self) -> list[_Address]:
+        now_s = time.monotonic()
+        if now_s - self._resolved_s > _RESOLVED_FOR_S:
+            found = await asyncio.get_running_loop().getaddrinfo(
+                self._host, self._port, type=socket.SOCK_STREAM
+            )
+            addresses = [(family, str(place[0]), self._port) for family, _, _, _, place in found]
+            self._addresses = list(dict.fromkeys(addresses))
+            self._resolved_s = now_s
+        return self._addresses
+
+    def _unconnected(self, error: Exception) -> CallError:
+        number = getattr(error, "errno", None) or 0
+        hint = HINTS.get(number, "")
+        if isinstance(error, ssl.SSLCertVerificationError):
+            reason = error.verify_message
+            hint = "the server's certificate is not trusted: check --base-url"
+        elif number > 0 and not isinstance(error, ssl.SSLError):
+            reason = os.strerror(number)
+        else:
+            # A failed name look-up has a negative number and a text of its own.
+            reason = getattr(error, "strerror", None) or str(error)
+        text = " ".join(reason.split()) or type(error).__name__
+        disconnected = Disconnected(f"no connection: {self._host}:{self._port}: {text}", hint=hint)
+        disconnected.was_sent = False
+        return disconnected
+
+    def _tls(self) -> ssl.SSLContext:
+        """The system's trusted roots, names checked, HTTP/1.1 alone."""
+        if self._context is None:
+            self._context = ssl.create_default_context()
+            self._context.set_alpn_protocols(["http/1.1"])
+        return self._context
+
+    def _lost(self, connection: Connection) -> None:
+        self._all.discard(connection)
+        self._idle.pop(connection, None)
+
+    def _sweep_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._sweeper = loop.call_later(KEEP_ALIVE_S / 2, self._sweep)
+
+    def _sweep(self) -> None:
+        """Closes what nobody has used for long; the oldest come first."""
+        self._sweeper = None
+        since_s = time.monotonic() - KEEP_ALIVE_S
+        for connection, idle_s in list(self._idle.items()):
+            if idle_s > since_s:
+                break
+            connection.close()
+        if self._idle:
+            self._sweep_later()
+
