@@ -431,8 +431,8 @@ MUTANTS: list[tuple[Any, str, str]] = [
     # A newcomer passes those who wait.
     (
         limiter_module,
-        "if not self._queue and self.room_s(cost, asked_s) <= 0:",
-        "if self.room_s(cost, asked_s) <= 0:",
+        "if self._queue or self.room_s(cost, now_s) > 0:",
+        "if self.room_s(cost, now_s) > 0:",
     ),
     # Parked for nobody.
     (limiter_module, "return parked_s if parked_s > wait_s else wait_s", "return wait_s"),

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -63,24 +64,12 @@ class StaleConnection(Exception):
     """The server closed the connection before anything was written on it."""
 
 
-class Exchange:
-    """One exchange's clocks and grant.
+class Exchange(ABC):
+    """One exchange's clocks and grant. The grant is the caller's to release or to settle."""
 
-    acquire: waits for the limits. on_sent: told the time of the write and the seconds waited.
-    The grant is the caller's to release or to settle.
-    """
-
-    def __init__(
-        self,
-        timeouts: Timeouts,
-        clock: Clock,
-        acquire: Callable[[], Awaitable[AnyGrant]],
-        on_sent: Callable[[float, float], None],
-    ) -> None:
+    def __init__(self, timeouts: Timeouts, clock: Clock) -> None:
         self._timeouts = timeouts
         self._clock = clock
-        self._acquire = acquire
-        self._on_sent = on_sent
         self._alarm: Alarm | None = None
         self._deadline_s = math.inf
         self._is_spent = False  # the grant was used for a write
@@ -88,6 +77,18 @@ class Exchange:
         self.grant: AnyGrant | None = None
         self.sent_s: float | None = None
         self.first_byte_s: float | None = None
+
+    @abstractmethod
+    def acquire_now(self) -> AnyGrant | None:
+        """The grant, where nothing is to be waited for."""
+
+    @abstractmethod
+    async def acquire(self) -> AnyGrant:
+        """The grant, once the limits give it."""
+
+    @abstractmethod
+    def on_sent(self, sent_s: float, waited_s: float) -> None:
+        """The request is written at sent_s; the limits held it for waited_s."""
 
     def start(self, deadline_s: float, alarm: Alarm | None = None) -> None:
         """The exchange begins now, and ends when `alarm` rings."""
@@ -110,14 +111,16 @@ class Exchange:
         if not line.is_open:
             raise StaleConnection
         if self.grant is None:
+            self.grant = self.acquire_now()
+        if self.grant is None:
             self._enter("row", math.inf)
-            self.grant = await self._acquire()
+            self.grant = await self.acquire()
             if not line.is_open:
                 raise StaleConnection
         self.sent_s = self._clock.now_s()
         self.grant.sent(self.sent_s)
         self._is_spent = True
-        self._on_sent(self.sent_s, self.grant.waited_s)
+        self.on_sent(self.sent_s, self.grant.waited_s)
 
     def written(self, alarm: Alarm) -> None:
         """The request is written; from now on `alarm` ends the exchange."""

@@ -40,15 +40,35 @@ _ENCODE = msgspec.json.Encoder().encode
 
 
 class _Attempt(Exchange):
-    """An exchange, and what is to be learned from it.
+    """One attempt of a call, and what is to be learned from it.
 
     is_ahead: it holds a place among those that wait for their grant with a connection in hand.
     in_flight: calls on the way when this one was written, itself included.
     """
 
-    is_ahead: bool = False
-    sending: Sending | None = None
-    in_flight: int = 0
+    def __init__(self, backend: HttpBackend, request: Request, cost: Cost, call: Call) -> None:
+        super().__init__(backend.endpoint.timeouts, backend.clock)
+        self._backend = backend
+        self.request = request
+        self.cost = cost
+        self.call = call
+        self.sending: Sending | None = None
+        self.is_ahead = False
+        self.in_flight = 0
+
+    def acquire_now(self) -> AnyGrant | None:
+        grant = self._backend.limiter.acquire_now(self.cost)
+        if grant is not None:
+            self._backend.leave_ahead(self)
+        return grant
+
+    async def acquire(self) -> AnyGrant:
+        grant = await self._backend.limiter.acquire(self.cost, self.call.priority)
+        self._backend.leave_ahead(self)
+        return grant
+
+    def on_sent(self, sent_s: float, waited_s: float) -> None:
+        self._backend.wrote(self, sent_s, waited_s)
 
 
 class HttpBackend:
@@ -64,7 +84,7 @@ class HttpBackend:
         self._ahead = self._steering.ahead
         self.limiter = self._steering.limiter
         self.estimator = TokenEstimator()
-        self._clock = clock
+        self.clock = clock
         self._listener = listener
         self._transport = Transport(endpoint, clock, self._steering.shook_hands)
         self._outage = Outage()
@@ -82,18 +102,21 @@ class HttpBackend:
         outcome: Outcome | None = None
         self._steering.begin(request.body)
         cost = self._cost(request)
-        exchange = self._exchange_for(request, cost, call)
+        exchange = _Attempt(self, request, cost, call)
         try:
             # Refused before anything is waited for where no limit could ever grant it.
-            self.limiter.check(cost)
-            await self._take(self.slots, call)
+            if cost is not _NOTHING:
+                self.limiter.check(cost)
+            if not self.slots.take_free():
+                await self._wait_for(self.slots, call)
             try:
-                await self._take(self._ahead, call)
+                if not self._ahead.take_free():
+                    await self._wait_for(self._ahead, call)
                 exchange.is_ahead = True
                 reply = await self._attempt(request, call, exchange, sink)
                 outcome = Outcome(status="succeeded", reply=reply, endpoint=self.label)
             finally:
-                self._leave_ahead(exchange)
+                self.leave_ahead(exchange)
                 self.slots.release()
         except NoEndpoint as error:
             # Limits that are shared have been out of reach for too long.
@@ -115,53 +138,41 @@ class HttpBackend:
         """The limits that were found, in words, where they were to be found."""
         return self._steering.found()
 
-    async def aclose(self) -> None:
-        await self._steering.aclose()
-        await self._transport.aclose()
-
-    async def _take(self, slots: Slots, call: Call) -> None:
-        if slots.take_free():
-            return
-        if call.deadline_s == math.inf:
-            await slots.acquire(call.priority)
-            return
-        try:
-            async with asyncio.timeout(call.deadline_s - self._clock.now_s()):
-                await slots.acquire(call.priority)
-        except TimeoutError:
-            raise TimedOut("row") from None
-
-    def _leave_ahead(self, exchange: _Attempt) -> None:
-        """The exchange has its grant, or is over: another one may prepare its connection."""
+    def leave_ahead(self, exchange: _Attempt) -> None:
+        """The attempt has its grant, or is over: another one may prepare its connection."""
         if exchange.is_ahead:
             exchange.is_ahead = False
             self._ahead.release()
 
-    def _exchange_for(self, request: Request, cost: Cost, call: Call) -> _Attempt:
-        async def acquire() -> AnyGrant:
-            grant = await self.limiter.acquire(cost, call.priority)
-            self._leave_ahead(attempt)
-            return grant
+    def wrote(self, exchange: _Attempt, sent_s: float, waited_s: float) -> None:
+        """The attempt's request was written at sent_s."""
+        call = exchange.call
+        if call.sent_s is not None:
+            # The first write of a repeated request ends here, so that starts and ends match.
+            lasted_s = sent_s - call.sent_s
+            self._listener.on_event(
+                AttemptEnded(sent_s, self.label, "disconnected", lasted_s, 0, 0)
+            )
+        elif self.limiter.counts_tokens:
+            exchange.sending = self.estimator.begin(exchange.request)
+        exchange.in_flight = self.slots.in_use
+        self._steering.sent(sent_s)
+        call.sent_s = sent_s
+        self._listener.on_event(AttemptStarted(sent_s, self.label, waited_s))
 
-        written_s: float | None = None
+    async def aclose(self) -> None:
+        await self._steering.aclose()
+        await self._transport.aclose()
 
-        def on_sent(sent_s: float, waited_s: float) -> None:
-            nonlocal written_s
-            if written_s is not None:
-                # The first write of a repeated request ends here, so that starts and ends match.
-                lasted_s = sent_s - written_s
-                self._listener.on_event(
-                    AttemptEnded(sent_s, self.label, "disconnected", lasted_s, 0, 0)
-                )
-            elif self.limiter.counts_tokens:
-                attempt.sending = self.estimator.begin(request)
-            attempt.in_flight = self.slots.in_use
-            self._steering.sent(sent_s)
-            call.sent_s = written_s = sent_s
-            self._listener.on_event(AttemptStarted(sent_s, self.label, waited_s))
-
-        attempt = _Attempt(self.endpoint.timeouts, self._clock, acquire, on_sent)
-        return attempt
+    async def _wait_for(self, slots: Slots, call: Call) -> None:
+        if call.deadline_s == math.inf:
+            await slots.acquire(call.priority)
+            return
+        try:
+            async with asyncio.timeout(call.deadline_s - self.clock.now_s()):
+                await slots.acquire(call.priority)
+        except TimeoutError:
+            raise TimedOut("row") from None
 
     def _cost(self, request: Request) -> Cost:
         """What to reserve; nothing where no limit counts tokens.
@@ -227,7 +238,7 @@ class HttpBackend:
             for secret in self._secrets:
                 # Before a long message is cut, which could leave half a key in it.
                 body = body.replace(secret.encode(), b"<key>")
-            raise judge(answer.status, answer.headers, body, self._clock.wall_s())
+            raise judge(answer.status, answer.headers, body, self.clock.wall_s())
         if reader is not None and reader.has_begun:
             reply = reader.finish()
         else:
@@ -238,7 +249,7 @@ class HttpBackend:
 
     def _located(self, error: CallError) -> CallError | NoEndpoint:
         """The error with its endpoint named; NoEndpoint when there has been none for too long."""
-        now_s = self._clock.now_s()
+        now_s = self.clock.now_s()
         error.where = error.where or f"endpoint {self.label}"
         for secret in self._secrets:
             # Some servers quote the key they refuse, and messages go to files.
@@ -262,7 +273,7 @@ class HttpBackend:
         """
         if exchange.sent_s is None:
             return
-        now_s = self._clock.now_s()
+        now_s = self.clock.now_s()
         latency_s = now_s - exchange.sent_s
         if exchange.sending is not None:
             reply = None if outcome is None else outcome.reply

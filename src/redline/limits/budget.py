@@ -108,7 +108,10 @@ class Budget:
 
     def counts_tokens(self) -> bool:
         """A token limit is set, so estimates matter."""
-        return any(line.kind != "requests" for line in self.lines)
+        for line in self.lines:
+            if line.window.kind != "requests":
+                return True
+        return False
 
     def most(self, kind: Kind) -> float:
         """The largest amount that one call could ever be granted; inf where nothing limits it."""

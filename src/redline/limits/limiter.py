@@ -97,6 +97,13 @@ class Limiter:
         self._parked_until_s = until_s
         return True
 
+    def acquire_now(self, cost: Cost) -> Grant[list[Booking]] | None:
+        """A grant where nobody waits and `cost` may be sent at once; it must have been checked."""
+        now_s = self._clock.now_s()
+        if self._queue or self.room_s(cost, now_s) > 0:
+            return None
+        return Grant(self, self.budget.book(cost, now_s), cost, 0.0)
+
     async def acquire(self, cost: Cost | int = _NOTHING, priority: int = 0) -> Grant[list[Booking]]:
         """A grant for one request of `cost`; waits for it in turn.
 
@@ -106,9 +113,9 @@ class Limiter:
         cost = cost if isinstance(cost, Cost) else Cost(cost)
         if cost is not _NOTHING:
             self.budget.check(cost)
+        if (grant := self.acquire_now(cost)) is not None:
+            return grant
         asked_s = self._clock.now_s()
-        if not self._queue and self.room_s(cost, asked_s) <= 0:
-            return Grant(self, self.budget.book(cost, asked_s), cost, 0.0)
         waiter = self._queue.add(cost, priority)
         # Only a new head changes when the timer must ring.
         if self._queue.head() is waiter:

@@ -3,6 +3,8 @@
 Each window has a small file: a ring of its records, (wall time, amount), behind a header of (magic,
 pace). A send is one `pwrite` into the page cache, which survives the death of the process, though
 not of the machine; a machine takes longer to start than most windows last. Nothing is synced.
+Where many sends stand in one record, their number is written ahead, twice what it is: a death then
+leaves a count that is too high by half of one record at most.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from pathlib import Path
 from redline.clock import Clock
 from redline.limits.rate import MAX_COUNT, Rate
 from redline.limits.record import Record
-from redline.limits.window import Window
+from redline.limits.window import GRAIN, Window
 
 _MAGIC = b"redline1"
 _HEADER = struct.Struct("<8sd")
@@ -60,7 +62,8 @@ class RecentSends:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             fresh = path.with_suffix(".new")
-            ring = _Ring(fresh, self._clock.wall_s() - self._clock.now_s())
+            to_wall_s = self._clock.wall_s() - self._clock.now_s()
+            ring = _Ring(fresh, to_wall_s, window.rate.window_s * GRAIN)
             self._rings[window] = (ring, path)
             window.attach(ring)
             fresh.replace(path)
@@ -101,10 +104,16 @@ class RecentSends:
 
 
 class _Ring:
-    """A window's Keeper. Times are wall times: a monotonic clock begins anew with the machine."""
+    """A window's Keeper. Times are wall times: a monotonic clock begins anew with the machine.
 
-    def __init__(self, path: Path, to_wall_s: float) -> None:
+    grain_s: how long the sends of one record may lie apart.
+    """
+
+    def __init__(self, path: Path, to_wall_s: float, grain_s: float) -> None:
         self._to_wall_s = to_wall_s
+        self._grain_s = grain_s
+        self._last: Record | None = None
+        self._amount = self._told = 0  # of the last record, and what the file says of it
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
         self._fd: int | None = os.open(path, flags, 0o600)
         # Written whole at first, so that a full disk is met here and not at a send.
@@ -121,16 +130,34 @@ class _Ring:
             raise
 
     def keep(self, record: Record) -> None:
-        offset = _HEADER.size + record.number % _SLOTS * _ENTRY.size
-        self._write(_ENTRY.pack(record.sent_s + self._to_wall_s, record.amount), offset)
+        last = self._last
+        if record is last and record.amount > self._amount:
+            self._amount = record.amount
+            if record.amount > self._told:
+                self._told = 2 * record.amount
+                self._tell(record, self._told, record.first_s + self._grain_s)
+            return
+        if last is None or record.number >= last.number:
+            if last is not None and record is not last and self._told != last.amount:
+                self._tell(last, last.amount, last.sent_s)
+            self._last, self._told, self._amount = record, record.amount, record.amount
+        self._tell(record, record.amount, record.sent_s)
 
     def keep_pace(self, full_at_s: float) -> None:
         self._write(_HEADER.pack(_MAGIC, full_at_s + self._to_wall_s), 0)
 
     def close(self) -> None:
         if self._fd is not None:
+            last, self._last = self._last, None
+            if last is not None and self._told != last.amount:
+                self._tell(last, last.amount, last.sent_s)
+        if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+    def _tell(self, record: Record, amount: int, sent_s: float) -> None:
+        offset = _HEADER.size + record.number % _SLOTS * _ENTRY.size
+        self._write(_ENTRY.pack(sent_s + self._to_wall_s, amount), offset)
 
     def _write(self, data: bytes, offset: int) -> None:
         if self._fd is None:

@@ -157,6 +157,10 @@ class SharedLimiter:
             self.jitter.was_short()
         self.park(now_s + min(_MOST_PAUSE_S, self._shortest_s * _PAUSE_SHARE))
 
+    def acquire_now(self, cost: Cost) -> Grant[Slot] | None:
+        """None: send times are given out in turn, by the ledger."""
+        return None
+
     async def acquire(self, cost: Cost | int = _NOTHING, priority: int = 0) -> Grant[Slot]:
         """A grant for one request of `cost`; waits for it in turn.
 

@@ -42,7 +42,7 @@ from redline.limits.record import BucketLevel, Doubt, Keeper, Record
 _EPSILON_S = 1e-9
 # Sends within this share of a window stand in one record with the stamp of the last of them: the
 # memory of a limit of ten million a day is bounded, and its rate is 0.02 % lower.
-_GRAIN = 1 / 4096
+GRAIN = 1 / 4096
 # What margins may take of a limit at most: a limit of a few calls is paced by its hard rule.
 _MOST_FREE = 0.5
 # How a burst is spread out: over this share of the window, and not slower than this.
@@ -105,7 +105,7 @@ class Window:
         if was_hard != self._is_hard:
             self._change_books(rate)
         self._span_s = rate.window_s + (guard_s if self._is_hard else 0.0)
-        self._grain_s = self._span_s * _GRAIN
+        self._grain_s = self._span_s * GRAIN
         self._unit_s = self._span_s / rate.count
         self._burst = _burst(rate, profile, guard_s)
         self._is_even = self._is_hard and self._burst == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import jinja2
@@ -204,6 +205,7 @@ def is_template(url: str) -> bool:
     return "{{" in url or "{%" in url
 
 
+@lru_cache(maxsize=1024)
 def _api_of(url: str) -> str | None:
     """The known API that a path ends in, its query aside; None for plain JSON."""
     path = url.partition("?")[0].rstrip("/")

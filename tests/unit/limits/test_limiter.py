@@ -473,8 +473,8 @@ MUTANTS = [
     (
         check_order,
         limiter_module,
-        "if not self._queue and self.room_s(cost, asked_s) <= 0:",
-        "if self.room_s(cost, asked_s) <= 0:",
+        "if self._queue or self.room_s(cost, now_s) > 0:",
+        "if self.room_s(cost, now_s) > 0:",
     ),
     (check_next, limiter_module, "if waiter.future.cancelled():", UNSEEN),
     (check_next, limiter_module, "waiter.future.set_exception(error)", "continue"),

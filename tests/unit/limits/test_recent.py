@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +132,8 @@ def test_a_wall_clock_that_was_set_back_delays_by_a_window_at_most(tmp_path: Pat
         second = Process(folder, 900_000.0, profile=profile)
         assert second.wait_s(1) <= 60.0 + GUARD_S
         if profile != "bucket":
-            # They may have been sent just now.
-            assert second.window.used(second.clock.now_s()) == 9
+            # They may have been sent just now; one record may be counted ahead.
+            assert 9 <= second.window.used(second.clock.now_s()) <= 2 * 9
         second.clock.advance(60.0 + GUARD_S)
         assert second.wait_s(1) <= 1e-6
 
@@ -239,7 +240,7 @@ def test_a_disk_that_fails_stops_nobody(
     process.dies()
     monkeypatch.undo()
     second = Process(tmp_path, 1001.0)
-    assert second.window.used(second.clock.now_s()) <= 8
+    assert second.window.used(second.clock.now_s()) <= 2 * 8
 
 
 def test_a_failed_beginning_leaves_no_open_file(
@@ -280,3 +281,28 @@ def test_a_whole_budget_goes_on_and_so_do_limits_that_came_later(tmp_path: Path)
     *requests, (_, tokens) = used(second, clock.now_s())
     assert requests == [("5/1s", 4), ("8/60s", 4)]
     assert tokens >= 90
+
+
+def test_sends_of_one_moment_are_counted_ahead_and_then_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = 0
+    write = os.pwrite
+
+    def counting(*given: Any) -> int:
+        nonlocal writes
+        writes += 1
+        return write(*given)
+
+    monkeypatch.setattr(os, "pwrite", counting)
+    rate = Rate(1000, 60.0)
+    first = Process(tmp_path / "first", 1000.0, rate=rate)
+    for _ in range(60):
+        first.send()
+    assert writes <= 12
+    shutil.copytree(tmp_path / "first", tmp_path / "killed")
+    killed = Process(tmp_path / "killed", 1001.0, rate=rate)
+    assert 60 <= killed.window.used(killed.clock.now_s()) <= 120
+    first.recent.close()
+    ended = Process(tmp_path / "first", 1001.0, rate=rate)
+    assert ended.window.used(ended.clock.now_s()) == 60
