@@ -1,6 +1,6 @@
 """How near to a server's limit, and how often over it: redline and four other limiters.
 
-    python bench/limits.py [--quick] [--repeats 3] [--rates 20/1s,60/6s] [--seeds 1,2,3]
+    python bench/limits.py [--quick] [--repeats 3] [--rates 20/1s] [--seeds 1,2,3]
 
 For each kind of server (tests/opponent_server.py: slowapi with fixed and with moving windows, the
 `limits` package's sliding-window counter, a token bucket), each jitter before its limiter and each
@@ -238,7 +238,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one round, fewer windows")
     parser.add_argument("--repeats", type=int, help="rounds, with seeds 1, 2, ...; 3")
     parser.add_argument("--seeds", help="of the jitter, one round for each: 1,2,3")
-    parser.add_argument("--rates", default="20/1s", help="20/1s,60/6s")
+    parser.add_argument("--rates", default="20/1s,60/6s")
     parser.add_argument("--jitters-ms", default="0,50")
     parser.add_argument("--latency-ms", default="10", help="behind the limiter: 10, or 200-1000")
     parser.add_argument("--limiters", default=",".join(LIMITERS))

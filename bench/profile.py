@@ -157,9 +157,10 @@ def main() -> int:
     summary: dict[str, Any] = {}
     raw: dict[str, Any] = {}
     for load, (in_flight, latency_s) in LOADS.items():
-        with record.scratch() as folder, record.serving(
-            record.sim("--latency", str(latency_s))
-        ) as server:
+        with (
+            record.scratch() as folder,
+            record.serving(record.sim("--latency", str(latency_s))) as server,
+        ):
             rows = folder / "rows.jsonl"
             record.write_rows(rows, args.rows)
             runs: dict[bool, list[Any]] = {False: [], True: []}

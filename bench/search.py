@@ -1,13 +1,14 @@
 """How well `--rate auto` uses a limit that no header states, in virtual time.
 
-    python bench/search.py --seeds 1 2 3 [--minutes 20] [--latency 0.05 0.3] [--jitter 0.05]
+    python bench/search.py [--seeds 1 2 3] [--minutes 20] [--latency 0.05 0.3] [--jitter 0.05]
 
 A client that always has calls to send searches for the limit of a server that keeps one and says
 nothing but yes and no. Each call reaches the server's limiter up to --jitter late, and its verdict
 is back after a time drawn from --latency. Such slow verdicts prove nothing of the way, so that the
-limiter keeps the guard that it begins with; no even sending passes N / (W + jitter). Of the second half of the run, at least 95 % of what the
-server could have admitted must have been admitted, and at most 0.1 % of the calls refused. A
-bucket may pass 100 %, by what it had saved. Exit status 1 where a bar is missed.
+limiter keeps the guard that it begins with; no even sending passes N / (W + jitter). Of the second
+half of the run, at least 95 % of what the server could have admitted must have been admitted, and
+at most 0.1 % of the calls refused. A bucket may pass 100 %, by what it had saved. Exit status 1
+where a bar is missed.
 
 A limit whose half of a run is fewer than 3,000 calls cannot be judged: one refusal is too much.
 """
@@ -17,13 +18,15 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
-import json
 import math
 import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
+
+import record
 
 from redline.limits.jitter import PRIOR_S
 from redline.limits.rate import Rate, parse_rate
@@ -221,26 +224,50 @@ def judge(server: str, rate: Rate, seed: int, given: argparse.Namespace) -> Row:
     )
 
 
+def summarize(rows: Sequence[Row]) -> dict[str, Any]:
+    """By server and limit: the least used, the most rejected, and when the slowest was found."""
+    lines = []
+    for server, rate in dict.fromkeys((row.server, row.rate) for row in rows):
+        own = [row for row in rows if (row.server, row.rate) == (server, rate)]
+        found_s = [row.found_s for row in own if row.found_s is not None]
+        lines.append(
+            {
+                "server": server,
+                "rate": rate,
+                "runs": len(own),
+                "used_min": min(row.used for row in own),
+                "rejected_max": max(row.rejected for row in own),
+                "found_s_max": max(found_s) if len(found_s) == len(own) else None,
+                "passed": sum(row.has_passed for row in own),
+            }
+        )
+    return {"lines": lines, "has_passed": all(row.has_passed for row in rows)}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--servers", nargs="+", choices=SERVERS, default=[*SERVERS][:3])
     parser.add_argument("--rates", nargs="+", default=["20/1s", "600/60s"])
     parser.add_argument("--latency", type=float, nargs=2, default=(0.05, 0.3), metavar="S")
     parser.add_argument("--jitter", type=float, default=0.05, metavar="S")
-    parser.add_argument("--json", action="store_true", help="one row of figures a line")
+    parser.add_argument("--results", type=Path, default=record.RESULTS)
     given = parser.parse_args()
-    if not given.json:
-        print("server   rate        seed    used  rejected  in all  per N  found after")
-    missed = 0
+    settings = {
+        "minutes": given.minutes,
+        "latency_s": list(given.latency),
+        "jitter_s": given.jitter,
+        "guard_s": PRIOR_S,
+        "bar": {"used": LEAST_USED, "rejected": MOST_REJECTED},
+    }
+    result = record.Record("search", settings, {"verdicts": given.seeds})
+    print("server   rate        seed    used  rejected  in all  per N  found after")
+    rows = []
     for server, text, seed in itertools.product(given.servers, given.rates, given.seeds):
         rate = parse_rate(text)
         row = judge(server, rate, seed, given)
-        missed += not row.has_passed
-        if given.json:
-            print(json.dumps(asdict(row)), flush=True)
-            continue
+        rows.append(row)
         after = "never" if row.found_s is None else f"{row.found_s:7.1f} s  {row.found}"
         print(
             f"{row.server:8} {row.rate:11} {seed:4} {row.used:7.2%} {row.rejected:9.3%} "
@@ -248,7 +275,10 @@ def main() -> int:
             f"{'' if row.has_passed else '  MISSED'}",
             flush=True,
         )
-    return 1 if missed else 0
+    summary = summarize(rows)
+    path = result.write(given.results, summary, [asdict(row) for row in rows])
+    print(f"written: {path}")
+    return 0 if summary["has_passed"] else 1
 
 
 if __name__ == "__main__":

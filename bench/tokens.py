@@ -9,10 +9,12 @@ each run is judged by every server that its profile is made for, in twelve phase
 fixed windows from the first hit and on the clock, moving windows, the sliding-window counter and a
 token bucket; and by what they may charge.
 
-The bar: with a limit of 200k/60s at least 95 % used, and with any limit nobody rejected by servers
-that charge when a call comes. A limit of a few dozen calls cannot be used to 95 % with such
-outputs: a single one may take 5 % of it. What servers reject that count an output when it ends
-(`answered`) is shown and no part of the bar: with predictable outputs nothing stays free for it.
+The bar: with a limit of 200k/60s at least 95 % used, and nobody rejected by servers that charge
+when a call comes. The other limits are shown for what they cost: one of a few dozen calls cannot be
+used to 95 % with such outputs, for one of them may take 5 % of it; and one of 6 s, in which answers
+may take longer than a window, is passed now and then while the outputs are being learned. What
+servers reject that count an output when it ends (`answered`) is shown and no part of the bar: with
+predictable outputs nothing stays free for it.
 """
 
 from __future__ import annotations
@@ -139,7 +141,7 @@ def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "used_after_first_min": min(run["used_after_first"] for run in own),
                 "rejected": by_charge,
                 "judged": sum(run["judged"] for run in own),
-                "is_kept": not charged and (used >= USED or not is_bound),
+                "is_kept": not is_bound or (not charged and used >= USED),
             }
         )
     return lines

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import ssl
+import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -29,9 +33,15 @@ Handler = Callable[[Seen, asyncio.StreamWriter], Awaitable[None]]
 
 @dataclass
 class RawServer:
-    """Listens on a free port of 127.0.0.1; `handle` writes the answer to each request."""
+    """Listens on a free port of 127.0.0.1; `handle` writes the answer to each request.
+
+    tls: the server's certificate, for https. reads_bodies: False leaves a request's body unread,
+    for one request on each connection.
+    """
 
     handle: Handler
+    tls: ssl.SSLContext | None = None
+    reads_bodies: bool = True
     seen: list[Seen] = field(default_factory=list)
     connections: int = 0
 
@@ -39,9 +49,10 @@ class RawServer:
         self._writers: set[asyncio.StreamWriter] = set()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
-        self.base_url = f"http://127.0.0.1:{self.port}/v1"
+        scheme = "http" if self.tls is None else "https"
+        self.base_url = f"{scheme}://127.0.0.1:{self.port}/v1"
         return self
 
     async def __aexit__(
@@ -71,8 +82,11 @@ class RawServer:
         self._is_empty.clear()
         try:
             while not writer.is_closing():
-                request = await _read(reader, number)
+                request = await _read(reader, number, has_body=self.reads_bodies)
                 self.seen.append(request)
+                if not self.reads_bodies:
+                    await self.handle(request, writer)
+                    return
                 answering = asyncio.ensure_future(self.handle(request, writer))
                 # The client may leave while the handler still waits.
                 gone = asyncio.ensure_future(reader.read(1))
@@ -92,7 +106,7 @@ class RawServer:
             writer.close()
 
 
-async def _read(reader: asyncio.StreamReader, connection: int) -> Seen:
+async def _read(reader: asyncio.StreamReader, connection: int, *, has_body: bool) -> Seen:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     method, target, _ = head[0].split(" ")
     headers = {}
@@ -100,8 +114,17 @@ async def _read(reader: asyncio.StreamReader, connection: int) -> Seen:
         name, colon, value = line.partition(":")
         if colon:
             headers[name.strip().lower()] = value.strip()
-    body = await reader.readexactly(int(headers.get("content-length", 0)))
+    size = int(headers.get("content-length", 0)) if has_body else 0
+    body = await reader.readexactly(size)
     return Seen(method, target, headers, body, connection)
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    """Ends the connection with an RST: what was not read yet may be lost."""
+    # A socket of its own, because uvloop's has no setsockopt.
+    with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
 
 
 def answer(body: bytes | object, status: int = 200, **headers: str) -> bytes:

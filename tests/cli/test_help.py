@@ -22,6 +22,7 @@ PAGES = {
     "redline.txt": ["--help"],
     "run.txt": ["run", "--help"],
     "verify.txt": ["verify", "--help"],
+    "repair.txt": ["repair", "--help"],
     "sim.txt": ["sim", "--help"],
 }
 Cli = Callable[..., Any]
@@ -76,7 +77,7 @@ def test_the_version(cli: Cli, argv: list[str]) -> None:
 
 
 def test_every_flag_is_explained(cli: Cli) -> None:
-    for page in ("run", "verify", "sim"):
+    for page in ("run", "verify", "repair", "sim"):
         text = cli(page, "--help").out
         flags = re.findall(r"^  (?:-\w, )?(--[\w-]+)(.*)$(?=\n(.*))", text, re.M)
         assert flags

@@ -151,6 +151,11 @@ OTHERS = [
     (["verify", "x.jsonl"],
      error_of("x.jsonl does not exist", "", "name the file after -o of the run")),
     (["verify", "."], error_of(". is a folder", "", "name the file after -o of the run")),
+    (["repair"], error_of("OUT is missing", "redline repair",
+     "redline repair OUT [FLAGS]; redline repair --help lists what there is")),
+    (["repair", "x.jsonl"],
+     error_of("x.jsonl does not exist", "", "name the file after -o of the run")),
+    (["repair", "."], error_of(". is a folder", "", "name the file after -o of the run")),
     (["run", "none.jsonl", "--endpoint", "simm"],
      error_of("none.jsonl does not exist", "", "no file in {here} has a name like it")),
 ]  # fmt: skip

@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-import uvloop
 
 from raw_server import RawServer, Seen, answer, chat
 from redline.calls import (
@@ -26,7 +25,6 @@ from redline.calls import (
     Timeouts,
     outage,
 )
-from redline.calls.direct import DirectTransport
 from redline.calls.exchange import Exchange
 from redline.clock import SYSTEM
 from redline.errors import (
@@ -42,7 +40,7 @@ from redline.errors import (
 from redline.events import AttemptEnded, AttemptStarted, EndpointParked, Event
 from redline.limits import Limits
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 
 SECRET = "sk-planted-4711"
 ASK = Request(body={"model": "m", "messages": [{"role": "user", "content": "hello"}]})
@@ -50,34 +48,7 @@ GET = Request(method="GET", url="/chat")
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
-WAYS = ("direct-asyncio", "direct-uvloop", "aiohttp-uvloop")
 THROUGH_AIOHTTP = pytest.mark.parametrize("run", ["aiohttp-uvloop"], indirect=True)
-
-
-@pytest.fixture(params=WAYS)
-def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a coroutine over either transport and loop, and fails it after ten seconds."""
-    if request.param.startswith("aiohttp"):
-        monkeypatch.setattr(DirectTransport, "takes", lambda *_: False)
-
-    def run(main: Coroutine[Any, Any, None]) -> None:
-        async def bounded() -> None:
-            async with asyncio.timeout(10):
-                await main
-
-        is_uvloop = request.param.endswith("uvloop")
-        factory = uvloop.new_event_loop if is_uvloop else asyncio.new_event_loop
-        with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(bounded())
-
-    return run
-
-
-@pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
 
 
 class Heard:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import redline
-from redline.sim import Sim, SimSettings, parse_faults, parse_latency
+from redline.sim import SimSettings, parse_faults, parse_latency
+from redline.sim.server import Sim
 
 ROWS = [{"prompt": f"hello {number}"} for number in range(60)]
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "count to three"}]}

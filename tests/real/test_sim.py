@@ -23,8 +23,9 @@ import uvloop
 
 from redline.errors import ConfigError, RedlineError
 from redline.limits.rate import Rate, parse_rate
-from redline.sim import Constant, Sim, SimSettings, Uniform, parse_faults
+from redline.sim import Constant, SimSettings, Uniform, parse_faults
 from redline.sim import provider as provider_module
+from redline.sim.server import Sim
 from redline.sim.slots import Slots
 from redline.sim.stats import CLASSES
 

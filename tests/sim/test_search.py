@@ -23,9 +23,10 @@ from redline.limits import search as search_module
 from redline.sim.admission import MovingWindow
 
 
-def _load() -> ModuleType:
-    path = Path(__file__).parents[2] / "bench" / "search.py"
-    spec = importlib.util.spec_from_file_location("bench_search", path)
+def _load(name: str) -> ModuleType:
+    path = Path(__file__).parents[2] / "bench" / f"{name}.py"
+    # Under its own name, for one imports another; the folder holds names that packages have, too.
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -35,7 +36,8 @@ def _load() -> ModuleType:
     return module
 
 
-bench = _load()
+_load("record")
+bench = _load("search")
 PER_SECOND, PER_MINUTE = Rate(20, 1.0), Rate(600, 60.0)
 SERVERS = ("fixed", "moving", "bucket")
 

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from contextvars import ContextVar
+from functools import partial
+from io import BytesIO
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,7 +27,8 @@ from yarl import URL
 from redline._version import __version__
 from redline.calls.endpoint import Endpoint
 from redline.calls.exchange import Answer, Exchange, StaleConnection, TaskAlarm, Wire
-from redline.calls.pool import HINTS, KEEP_ALIVE_S
+from redline.calls.inflate import cut_short, inflate_for
+from redline.calls.pool import HINTS, KEEP_ALIVE_S, trusting
 from redline.clock import Clock
 from redline.errors import BadReply, CallError, Disconnected, Rejected
 
@@ -40,8 +45,11 @@ class _Held:
 
     @property
     def is_open(self) -> bool:
-        transport = self._connection.transport
-        return transport is not None and not transport.is_closing()
+        transport, protocol = self._connection.transport, self._connection.protocol
+        if transport is None or protocol is None or transport.is_closing():
+            return False
+        # It keeps what a server sends while nothing is asked, and would take it for the answer.
+        return not protocol.should_close
 
 
 class _GatedRequest(ClientRequest):
@@ -52,14 +60,28 @@ class _GatedRequest(ClientRequest):
         return await super().send(conn)
 
 
+class _Handler(ResponseHandler):
+    """aiohttp's connection, but a body without a length is not whole where the connection broke."""
+
+    def connection_lost(self, error: BaseException | None) -> None:
+        payload = self._payload
+        if error is not None and payload is not None and not payload.is_eof():
+            payload.set_exception(aiohttp.ClientPayloadError(str(error)))
+        super().connection_lost(error)
+
+
 class _TimingConnector(aiohttp.TCPConnector):
     """Tells how long a connection took that was the only one in the making.
 
     Several at once wait for each other's turn on the event loop, which says nothing of the network.
     """
 
-    def __init__(self, on_handshake: Callable[[float], None]) -> None:
-        super().__init__(limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=60)
+    def __init__(self, on_handshake: Callable[[float], None], *, is_tls: bool) -> None:
+        # aiohttp's own context is made at its import, before settings may have named the roots.
+        context = trusting() if is_tls else True
+        super().__init__(limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=60, ssl=context)
+        handler: type[ResponseHandler] = _Handler
+        self._factory = partial(handler, loop=self._loop)
         self._on_handshake = on_handshake
         self._making = 0
         self._begun = 0
@@ -114,10 +136,9 @@ class AiohttpTransport:
             kind = response.headers.get("content-type", "")
             if response.status != 200 or not kind.startswith("text/event-stream"):
                 return await self._read(response)
-            size = 0
-            while chunk := await response.content.readany():
-                size = self._bounded(size + len(chunk))
-                await take(chunk)
+            async with aclosing(self._chunks(response)) as chunks:
+                async for chunk in chunks:
+                    await take(chunk)
             return b""
 
         return await self._answered(wire, exchange, consume)
@@ -160,7 +181,7 @@ class AiohttpTransport:
                 return await session.request(
                     wire.method,
                     URL(self._root + wire.target, encoded=True),
-                    data=wire.body,
+                    data=_payload(wire.body),
                     headers=wire.headers,
                     proxy=self._proxy,
                     allow_redirects=False,
@@ -172,40 +193,59 @@ class AiohttpTransport:
     def _connected(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=_TimingConnector(self._on_handshake),
+                connector=_TimingConnector(
+                    self._on_handshake, is_tls=self._root.startswith("https:")
+                ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 request_class=_GatedRequest,
                 # Redline's own clocks know their phases; see Exchange.
                 timeout=aiohttp.ClientTimeout(),
-                headers={"User-Agent": f"redline/{__version__}"},
+                headers={
+                    "User-Agent": f"redline/{__version__}",
+                    "Accept-Encoding": "gzip, deflate",
+                },
+                # It takes a body that is cut short for a whole one; see inflate.py.
+                auto_decompress=False,
             )
         return self._session
 
     async def _read(self, response: ClientResponse) -> bytes:
-        body = await response.content.readany()
-        size = self._bounded(len(body))
-        if response.content.at_eof():
-            return body
-        parts = [body]
-        while chunk := await response.content.readany():
-            size = self._bounded(size + len(chunk))
-            parts.append(chunk)
-        return b"".join(parts)
+        parts = [chunk async for chunk in self._chunks(response)]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _bounded(self, size: int) -> int:
-        """The size of an answer so far. Raises BadReply above the endpoint's bound."""
-        if size > self._endpoint.max_reply_bytes:
-            raise BadReply(f"the answer is longer than {self._endpoint.max_reply_bytes:,} bytes")
-        return size
+    async def _chunks(self, response: ClientResponse) -> AsyncGenerator[bytes, None]:
+        """The body as it comes, in the clear. Raises BadReply, too above the endpoint's bound."""
+        if response.status == 101:
+            raise BadReply("the server answers with another protocol (HTTP 101)")
+        inflate = inflate_for(response.raw_headers)
+        most_bytes = self._endpoint.max_reply_bytes
+        size = 0
+        while chunk := await response.content.readany():
+            if inflate is not None:
+                chunk = inflate.take(chunk, most_bytes - size + 1)
+            size += len(chunk)
+            if size > most_bytes:
+                raise BadReply(f"the answer is longer than {most_bytes:,} bytes")
+            if chunk:
+                yield chunk
+        if inflate is not None and not inflate.is_whole:
+            raise cut_short()
+
+
+def _payload(body: bytes | None) -> bytes | BytesIO | None:
+    """The body as aiohttp writes it: a long one in parts, so that it warns of nothing."""
+    return body if body is None or len(body) <= 1 << 20 else BytesIO(body)
 
 
 def _translate(error: Exception, *, was_sent: bool) -> CallError:
     """The one place where aiohttp's and the socket's errors become redline's."""
     text = " ".join(_reason(error).split()) or type(error).__name__
-    if isinstance(error, ValueError) and not was_sent:
+    # A certificate's error is a ValueError, too.
+    is_bad = isinstance(error, ValueError) and not isinstance(error, OSError)
+    if is_bad and not was_sent:
         return Rejected(f"the request cannot be sent: {text}", hint="check its method and headers")
     is_proxy = isinstance(error, aiohttp.ClientHttpProxyError)
-    if isinstance(error, (aiohttp.ClientResponseError, ValueError)) and not is_proxy:
+    if is_bad or (isinstance(error, aiohttp.ClientResponseError) and not is_proxy):
         return BadReply(f"the answer is not HTTP: {text}")
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         hint = "the server's certificate is not trusted: check --base-url"
@@ -222,7 +262,14 @@ def _reason(error: Exception) -> str:
     """The error in the system's words where there are some, without aiohttp's wrapping."""
     if not isinstance(error, aiohttp.ClientConnectorError):
         return str(error)
-    # A failed name look-up has a negative number and a text of its own.
-    number = error.os_error.errno or 0
-    reason = os.strerror(number) if number > 0 else error.os_error.strerror
-    return f"{error.host}:{error.port}: {reason or error.os_error}"
+    cause = error.os_error
+    number = cause.errno or 0
+    reason: str | None
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        reason = cause.verify_message
+    elif number > 0 and not isinstance(cause, ssl.SSLError):
+        reason = os.strerror(number)
+    else:
+        # A failed name look-up has a negative number and a text of its own.
+        reason = cause.strerror
+    return f"{error.host}:{error.port}: {reason or cause}"

@@ -15,7 +15,6 @@ answer on it could be that of another request.
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import cast
@@ -23,9 +22,11 @@ from typing import cast
 import httptools
 
 from redline.calls.exchange import Exchange
+from redline.calls.inflate import Inflate, cut_short, inflate_for
 from redline.errors import BadReply, CallError, Disconnected
 
-# A server that sends more than this before its answer's body is not one of ours (nginx: 8 KB).
+# A server that sends more than this before a body, or between its chunks, is not one of ours
+# (nginx: 8 KB).
 MOST_HEADER_BYTES = 128 * 1024
 # A 1xx is followed by the answer; a server that sends them forever is stopped.
 _MOST_INTERIM = 32
@@ -33,8 +34,6 @@ _MOST_INTERIM = 32
 _MOST_WAITING_BYTES = 256 * 1024
 # From here on a body is written on its own and not copied behind its head.
 _LARGE_BODY_BYTES = 64 * 1024
-# zlib: 32 + the largest window takes gzip and zlib alike; a negative one is raw deflate.
-_GZIP_OR_ZLIB, _RAW = 47, -15
 
 
 class Headers(Mapping[str, str]):
@@ -83,12 +82,13 @@ class Connection(asyncio.Protocol):
 
     def _forget(self) -> None:
         self._pairs: list[tuple[bytes, bytes]] = []
-        self._header_bytes = 0
+        self._bare_bytes = 0  # since the last byte of a body
         self._interim = 0
         self._parts: deque[bytes] = deque()
-        self._size = 0
+        self._size = 0  # of the body so far
+        self._waiting = 0  # what of it the reader of a stream has not taken
         self._most_bytes = 0
-        self._inflate: _Inflate | None = None
+        self._inflate: Inflate | None = None
         self._has_head = False
         self._is_done = False
         self._is_paused = False
@@ -143,32 +143,35 @@ class Connection(asyncio.Protocol):
         if not self._parts:
             return b""
         chunk = self._parts.popleft()
-        self._size -= len(chunk)
-        if self._is_paused and self._transport is not None and self._size < _MOST_WAITING_BYTES:
-            self._is_paused = False
-            self._transport.resume_reading()
+        self._waiting -= len(chunk)
+        if self._is_paused and self._waiting < _MOST_WAITING_BYTES:
+            self._resume()
         return chunk
 
     def rest(self) -> None:
         """The whole of the body is wanted after all."""
         self._is_streamed = False
+        self._resume()
 
     def release(self) -> None:
         """The exchange is over."""
         self._exchange = None
         self._error = None
-        if self._transport is not None and self._transport.get_write_buffer_size():
+        self._parts.clear()
+        transport = self._transport
+        if transport is None or self._is_paused or transport.is_closing():
+            self._is_reusable = False
+        elif transport.get_write_buffer_size():
             # The server has answered without having read all of the request.
             self._is_reusable = False
 
     def fail(self, error: CallError) -> None:
-        """Ends the exchange with `error`, and the connection with it."""
+        """Ends the exchange with `error`, and the connection with it. A whole answer stays."""
+        if self._is_done:
+            return
         if self._error is None:
             self._error = error
-        self._is_reusable = False
-        if self._transport is not None:
-            self._transport.abort()
-        self._lose()
+        self.close()
         self._wake()
 
     def close(self) -> None:
@@ -193,6 +196,11 @@ class Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def _resume(self) -> None:
+        if self._is_paused and self._transport is not None and not self._is_lost:
+            self._transport.resume_reading()
+        self._is_paused = False
+
     def _lose(self) -> None:
         if not self._is_lost:
             self._is_lost = True
@@ -212,38 +220,41 @@ class Connection(asyncio.Protocol):
             return
         if exchange.first_byte_s is None:
             exchange.headers_came()
-        if not self._has_head:
-            self._header_bytes += len(data)
+        self._bare_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self.fail(BadReply("the server answers with another protocol (HTTP 101)"))
-        except httptools.HttpParserCallbackError as error:
-            cause = error.__context__
-            self.fail(cause if isinstance(cause, CallError) else _not_http(error))
         except httptools.HttpParserError as error:
             if self._is_done:
+                # It sent more than its answer.
                 self._is_reusable = False
-            else:
-                self.fail(_not_http(error))
+                return
+            # What the callbacks below raise.
+            cause = error.__context__
+            self.fail(cause if isinstance(cause, CallError) else _not_http(error))
         else:
-            if not self._has_head and self._header_bytes > MOST_HEADER_BYTES:
+            if self._bare_bytes > MOST_HEADER_BYTES and not self._is_done:
                 self.fail(_too_long_headers())
 
     def eof_received(self) -> None:
         self._end_of_input()
+        self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._end_of_input(error)
         self._lose()
 
     def _end_of_input(self, error: Exception | None = None) -> None:
-        if self._exchange is not None and not self._is_done:
-            if self._has_head and self._ends_with_connection() and error is None:
-                self._complete()
-            else:
-                self.fail(_broken(error, has_begun=self._exchange.first_byte_s is not None))
         self._is_reusable = False
+        if self._exchange is None or self._is_done:
+            return
+        # A body without a length ends with its connection, if it is the server that ends it.
+        is_end = self._has_head and error is None and not self._is_lost
+        if not is_end or not self._ends_with_connection():
+            self.fail(_broken(error, has_begun=self._exchange.first_byte_s is not None))
+        elif self._inflate is not None and not self._inflate.is_whole:
+            self.fail(cut_short())
+        else:
+            self._complete()
 
     def _ends_with_connection(self) -> bool:
         names = {name.lower() for name, _ in self._pairs}
@@ -256,29 +267,39 @@ class Connection(asyncio.Protocol):
             self._is_reusable = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._is_done:
+        # Trailers are left out: they must not change what was read from headers (RFC 9110, 6.5.1).
+        if not self._has_head:
             self._pairs.append((name, value))
 
     def on_headers_complete(self) -> None:
-        if self._is_done:
+        if self._has_head:
             return
-        if self._header_bytes > MOST_HEADER_BYTES + self._most_bytes:
-            raise _too_long_headers()
+        if self._bare_bytes > MOST_HEADER_BYTES:
+            # Some of the bytes may be the body's.
+            size = sum(len(name) + len(value) for name, value in self._pairs)
+            if size > MOST_HEADER_BYTES:
+                raise _too_long_headers()
         status = self._parser.get_status_code()
         if status < 200:
             self._interim += 1
+            if status == 101:
+                raise BadReply("the server answers with another protocol (HTTP 101)")
+            if status < 100:
+                raise BadReply(f"the answer is not HTTP: its status is {status}")
             if self._interim > _MOST_INTERIM:
                 raise BadReply(f"the server sends HTTP {status} again and again, and no answer")
             return
         self.status = status
-        self._inflate = _inflate_for(self._pairs)
+        self._inflate = inflate_for(self._pairs)
         self._has_head = True
+        self._bare_bytes = 0
         if self._is_streamed:
             self._wake()
 
     def on_body(self, data: bytes) -> None:
         if self._is_done:
             return
+        self._bare_bytes = 0
         room = self._most_bytes - self._size
         if self._inflate is not None:
             data = self._inflate.take(data, room + 1)
@@ -289,7 +310,8 @@ class Connection(asyncio.Protocol):
         self._parts.append(data)
         self._size += len(data)
         if self._is_streamed:
-            if self._size > _MOST_WAITING_BYTES and self._transport is not None:
+            self._waiting += len(data)
+            if self._waiting > _MOST_WAITING_BYTES and self._transport is not None:
                 self._is_paused = True
                 self._transport.pause_reading()
             self._wake()
@@ -302,54 +324,13 @@ class Connection(asyncio.Protocol):
             self._pairs = []
             return
         if self._inflate is not None and not self._inflate.is_whole:
-            raise BadReply("the compressed answer is cut short")
+            raise cut_short()
         self._is_reusable = self._is_reusable and self._parser.should_keep_alive()
         self._complete()
 
     def _complete(self) -> None:
         self._is_done = True
         self._wake()
-
-
-class _Inflate:
-    """Undoes a body's compression, bounded: a few bytes may stand for gigabytes."""
-
-    def __init__(self) -> None:
-        self._zlib = zlib.decompressobj(_GZIP_OR_ZLIB)
-        self._has_begun = False
-
-    @property
-    def is_whole(self) -> bool:
-        """The compressed data has come to its end, or there was none."""
-        return self._zlib.eof or not self._has_begun
-
-    def take(self, data: bytes, most_bytes: int) -> bytes:
-        """The next bytes in the clear, at most `most_bytes`. Raises BadReply."""
-        try:
-            return self._zlib.decompress(data, most_bytes)
-        except zlib.error as error:
-            if self._has_begun:
-                raise BadReply(f"the answer's compression is broken: {error}") from None
-        finally:
-            self._has_begun = True
-        # Some servers send deflate without its envelope (RFC 9110, 8.4.1.2).
-        self._zlib = zlib.decompressobj(_RAW)
-        try:
-            return self._zlib.decompress(data, most_bytes)
-        except zlib.error as error:
-            raise BadReply(f"the answer's compression is broken: {error}") from None
-
-
-def _inflate_for(pairs: list[tuple[bytes, bytes]]) -> _Inflate | None:
-    """What undoes the answer's Content-Encoding; None where there is none."""
-    for name, value in pairs:
-        if name.lower() == b"content-encoding":
-            coding = value.strip().lower()
-            if coding in (b"gzip", b"x-gzip", b"deflate"):
-                return _Inflate()
-            if coding not in (b"", b"identity"):
-                raise BadReply(f"the answer is compressed as {value.decode('latin-1')[:40]}")
-    return None
 
 
 def _not_http(error: Exception) -> BadReply:

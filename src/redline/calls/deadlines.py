@@ -38,6 +38,7 @@ class Deadlines:
         """No clock rings any more."""
         if self._timer is not None:
             self._timer.cancel()
+        self._timer, self._timer_s = None, math.inf
         self._buckets.clear()
         self._times_s.clear()
 
@@ -48,6 +49,9 @@ class Deadlines:
             at_s = math.floor(when_s / _COARSE_S) * _COARSE_S - _NEAR_S
         else:
             at_s = math.ceil(when_s / _FINE_S) * _FINE_S
+            if at_s < when_s:
+                # Rounded down. A clock in a bucket before its time would be looked at for ever.
+                at_s += _FINE_S
         bucket = self._buckets.get(at_s)
         if bucket is None:
             bucket = self._buckets[at_s] = set()

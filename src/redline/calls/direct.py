@@ -161,9 +161,16 @@ class DirectTransport:
                     hint="check its method and headers",
                 )
             lines.append(f"{name}: {value}")
-        return ("\r\n".join(lines) + "\r\n").encode()
+        try:
+            return ("\r\n".join(lines) + "\r\n").encode()
+        except UnicodeEncodeError as error:
+            raise Rejected(
+                f"the request cannot be sent: {error.reason}", hint="check its method and headers"
+            ) from None
 
 
 def _is_token(name: str) -> bool:
     """A header's name may be this (RFC 9110, 5.6.2)."""
-    return bool(name) and name.isascii() and all(c.isalnum() or c in "!#$%&'*+-.^_`|~" for c in name)
+    return (
+        bool(name) and name.isascii() and all(c.isalnum() or c in "!#$%&'*+-.^_`|~" for c in name)
+    )

@@ -287,7 +287,7 @@ class HttpBackend:
         used = (0, 0)
         if outcome.reply is not None:
             used = (outcome.reply.input_tokens or 0, outcome.reply.output_tokens or 0)
-            if exchange.grant is not None and sum(used) > 0:
+            if exchange.sending is not None and exchange.grant is not None and sum(used) > 0:
                 self._steering.settle(exchange.grant, Cost(*used))
         error = outcome.error
         if isinstance(error, Retryable) and error.retry_after_s and error.status in _PARKING:

@@ -88,7 +88,8 @@ class Pool:
             raise self._unconnected(error) from error
         finally:
             self._making -= 1
-        self._all.add(connection)
+        if connection.is_open:
+            self._all.add(connection)
         if others == 0 and self._begun == number:
             self._on_handshake(time.monotonic() - begun_s)
         return connection
@@ -104,7 +105,8 @@ class Pool:
 
     async def _first_that_answers(self) -> Connection:
         """A connection to the first of the host's addresses that takes one."""
-        addresses = await self._resolve()
+        # A copy: another connection in the making may move an address meanwhile.
+        addresses = list(await self._resolve())
         part_s = max(_LEAST_CONNECT_S, self._connect_s / len(addresses))
         for number, address in enumerate(addresses):
             is_last = number == len(addresses) - 1
@@ -117,10 +119,11 @@ class Pool:
                     self._resolved_s = -float("inf")
                     raise
             else:
-                if number and addresses is self._addresses:
-                    addresses.insert(0, addresses.pop(number))
+                if number and address in self._addresses:
+                    self._addresses.remove(address)
+                    self._addresses.insert(0, address)
                 return connection
-        raise OSError(f"{self._host} has no address")
+        raise AssertionError("a host has at least one address")
 
     async def _connect_to(self, address: _Address) -> Connection:
         family, host, port = address
@@ -129,7 +132,7 @@ class Pool:
             host,
             port,
             family=family,
-            ssl=self._tls() if self._is_tls else None,
+            ssl=self._tls(),
             server_hostname=self._host if self._is_tls else None,
         )
         return connection
@@ -140,6 +143,8 @@ class Pool:
             found = await asyncio.get_running_loop().getaddrinfo(
                 self._host, self._port, type=socket.SOCK_STREAM
             )
+            if not found:
+                raise OSError("it has no address")
             addresses = [(family, str(place[0]), self._port) for family, _, _, _, place in found]
             self._addresses = list(dict.fromkeys(addresses))
             self._resolved_s = now_s
@@ -161,11 +166,9 @@ class Pool:
         disconnected.was_sent = False
         return disconnected
 
-    def _tls(self) -> ssl.SSLContext:
-        """The system's trusted roots, names checked, HTTP/1.1 alone."""
-        if self._context is None:
-            self._context = ssl.create_default_context()
-            self._context.set_alpn_protocols(["http/1.1"])
+    def _tls(self) -> ssl.SSLContext | None:
+        if self._is_tls and self._context is None:
+            self._context = trusting()
         return self._context
 
     def _lost(self, connection: Connection) -> None:
@@ -187,3 +190,12 @@ class Pool:
         if self._idle:
             self._sweep_later()
 
+
+def trusting() -> ssl.SSLContext:
+    """The system's trusted roots, or those that SSL_CERT_FILE names; names are checked.
+
+    HTTP/1.1 alone is offered.
+    """
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context

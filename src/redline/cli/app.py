@@ -14,6 +14,7 @@ from redline._version import __version__
 from redline.cli.command import WIDTH, Command, Group
 from redline.cli.output import forget_stdout, hold_standard_streams, say, tell
 from redline.cli.present import error_text
+from redline.cli.repair import repair
 from redline.cli.run import run
 from redline.cli.sim import sim
 from redline.cli.verify import verify
@@ -30,6 +31,7 @@ app = Typer(
 )
 app.command("run", cls=Command, short_help="Send every row of a file to an endpoint.")(run)
 app.command("verify", cls=Command, short_help="Prove that a results file is complete.")(verify)
+app.command("repair", cls=Command, short_help="Take damaged lines out of a results file.")(repair)
 app.command("sim", cls=Command, short_help="Simulate a provider to try things on.")(sim)
 
 

@@ -13,7 +13,7 @@ from redline.cli import values
 from redline.cli.command import one_of, stated
 from redline.cli.values import Flags, flag_of
 from redline.errors import ConfigError
-from redline.sim import SimSettings, parse_faults, parse_latency, serve_forever
+from redline.sim import SimSettings, parse_faults, parse_latency
 from redline.sim.settings import ALGORITHMS, CHARGES, HEADER_STYLES
 
 _WHERE, _LIMITS = "Where it listens", "What it allows"
@@ -180,6 +180,9 @@ def sim(
 
     Exit status: 0 ended by Ctrl-C, 2 bad usage or settings, 3 a defect in redline.
     """
+    # Imported here: no other command pays for a server's start-up.
+    from redline.sim.foreground import serve_forever
+
     serve_forever(
         _settings(stated(ctx)),
         on_url=lambda url: print(url, flush=True),

@@ -34,13 +34,19 @@ def verify(
 
     Exit status: 0 complete, 1 rows missing, repeated or damaged, 2 nothing to compare.
     """
-    path = Path(results)
+    output = Output(path=results_path(results))
+    verdict = check(output, rows, values.whole(stated(ctx), "limit", 1))
+    say(f"{verdict}\n")
+    raise Exit(0 if verdict.is_whole else 1)
+
+
+def results_path(name: str) -> Path:
+    """The path of a results file that is there. Raises ConfigError with the nearest name."""
+    path = Path(name)
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise ConfigError(f"{path} {what}", hint=_near(path) or "name the file after -o of the run")
-    verdict = check(Output(path=path), rows, values.whole(stated(ctx), "limit", 1))
-    say(f"{verdict}\n")
-    raise Exit(0 if verdict.is_whole else 1)
+    return path
 
 
 def _near(path: Path) -> str:

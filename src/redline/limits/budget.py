@@ -79,6 +79,7 @@ class Budget:
         self.jitter = Jitter()
         self.is_watched = False
         self.is_searched = limits.rate == AUTO
+        self._counts_tokens = False
         self._untold: deque[tuple[Iterable[Booking], float]] = deque(maxlen=_UNTOLD)
         self._profile = limits.profile
         self._share = 1.0
@@ -108,10 +109,7 @@ class Budget:
 
     def counts_tokens(self) -> bool:
         """A token limit is set, so estimates matter."""
-        for line in self.lines:
-            if line.window.kind != "requests":
-                return True
-        return False
+        return self._counts_tokens
 
     def most(self, kind: Kind) -> float:
         """The largest amount that one call could ever be granted; inf where nothing limits it."""
@@ -172,16 +170,21 @@ class Budget:
         """A call's first byte came `took_s` after its write, the server's own time taken off."""
         if not self.lines or self.limits.guard_s is not None:
             return
-        self.jitter.replied(took_s, sent_s)
-        # The first replies prove something only once there are enough of them.
-        self._untold.append((bookings, took_s))
-        if self.jitter.is_telling:
-            for told, its_s in self._untold:
-                late_s = self.jitter.proved_s(its_s)
+        jitter = self.jitter
+        guard_s = jitter.guard_s
+        late_s = jitter.replied(took_s, sent_s)
+        if not jitter.is_telling:
+            # The first replies prove something only once there are enough of them.
+            self._untold.append((bookings, took_s))
+        else:
+            for booking in bookings:
+                booking.window.prove(booking, late_s)
+            while self._untold:
+                told, its_s = self._untold.popleft()
                 for booking in told:
-                    booking.window.prove(booking, late_s)
-            self._untold.clear()
-        self.follow_guard()
+                    booking.window.prove(booking, jitter.proved_s(its_s))
+        if jitter.guard_s != guard_s:
+            self.follow_guard()
 
     def rang(self, late_s: float) -> None:
         """A timer rang late_s after its time."""
@@ -258,6 +261,7 @@ class Budget:
         )
         line = Line(rate, user, window)
         self.lines.append(line)
+        self._counts_tokens = self._counts_tokens or kind != "requests"
         return line
 
     def _most(self, line: Line) -> int:
@@ -265,6 +269,7 @@ class Budget:
         return usable(line.stated, self.limits.headroom).count
 
     def _reshape(self) -> None:
+        self._counts_tokens = any(line.kind != "requests" for line in self.lines)
         share = self._used_share()
         for line in self.lines:
             rate = usable(line.stated, share)

@@ -33,6 +33,8 @@ _STEADY_RATE = 0.2
 _LOOKS = 16
 # A moving window, too, is whole again after nearly W.
 _TELLING = 0.9
+# What servers reject is judged over so long at least.
+_SHORTEST_LOOK_S = 1.0
 # The smallest share of a limit that is used: it must go on asking.
 _LEAST = 0.02
 
@@ -305,7 +307,10 @@ class _Pressure:
         self._limited += is_limited
         if self._limited and self._answered < self._LEAST_ANSWERS:
             return
-        window_s = max(1.0, min(60.0, max(line.stated.window_s for line in self._budget.lines)))
+        if not is_limited and now_s < self._since_s + _SHORTEST_LOOK_S:
+            return
+        longest_s = max(line.stated.window_s for line in self._budget.lines)
+        window_s = max(_SHORTEST_LOOK_S, min(60.0, longest_s))
         is_over = now_s >= self._since_s + window_s
         # Counting what was sent takes time: it is done for every eighth 429.
         is_due = is_limited and self._limited % 8 == 0 and self.share == 1

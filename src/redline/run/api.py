@@ -115,7 +115,8 @@ async def embed(job: Job, stack: AsyncExitStack) -> Job:
     if not job.is_simulated or job.endpoint is None:
         return job
     # Imported here: a run against a real endpoint does not pay for a server's start-up.
-    from redline.sim import Sim, SimSettings
+    from redline.sim import SimSettings
+    from redline.sim.server import Sim
 
     sim = await stack.enter_async_context(Sim(SimSettings()))
     endpoint = msgspec.structs.replace(job.endpoint, base_url=sim.base_url, proxy="")

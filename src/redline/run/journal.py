@@ -214,7 +214,8 @@ class Journal:
             raise JournalError(
                 f"row {entry.row} stands twice in {self.output.path}",
                 where=f"byte {offset:,}",
-                hint="take one of the two lines out, or start over with --restart",
+                hint="`redline repair` on the results file takes the second one out; or start over "
+                "with --restart",
             )
 
     def _on_failure(self, entry: Entry, offset: int) -> None:

@@ -108,8 +108,9 @@ class ResultsFile:
                     raise JournalError(
                         f"line {self.lines + 1} of {self.path} is damaged",
                         where=f"byte {offset:,}",
-                        hint="something else wrote to this file: take that line out to have its "
-                        "row done again, or start over with --restart",
+                        hint="something else wrote to this file: `redline repair` on the results "
+                        "file takes such lines out, then the same command does their rows again; "
+                        "or start over with --restart",
                     )
                 return end
             on_entry(entry, offset)

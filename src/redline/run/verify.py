@@ -1,4 +1,4 @@
-"""Proof that a results file is complete: every row of the input once, and nothing else."""
+"""Proof that a results file is complete: every row of the input once; what is more is counted."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ class Verdict(msgspec.Struct, kw_only=True):
 def verify(output: Output, rows: object = None, limit: int | None = None) -> Verdict:
     """Compares an output with its input. Blocks; reads both once.
 
-    rows: the input; None takes the path that the manifest names. limit: only the first N rows.
+    rows: the input; None takes the path that the manifest names. limit: only the first N rows must
+    be there; the others are read to tell their lines from lines of no row.
     Raises ConfigError where there is no such output, or no input to compare with.
     """
     manifest = manifests.load(output)
@@ -77,9 +78,8 @@ def verify(output: Output, rows: object = None, limit: int | None = None) -> Ver
     verdict = Verdict()
     succeeded = _scan(output.path, verdict)
     failed = _scan(output.failed_path, verdict)
-    _compare(rows, limit, (succeeded, failed), verdict)
-    both = len(succeeded) + len(failed) - verdict.succeeded - verdict.failed
-    verdict.strange = both
+    of_rows = _compare(rows, limit, (succeeded, failed), verdict)
+    verdict.strange = len(succeeded) + len(failed) - of_rows
     return verdict
 
 
@@ -101,9 +101,9 @@ def _scan(path: Path, verdict: Verdict) -> KeySet:
     return keys
 
 
-def _compare(
-    rows: object, limit: int | None, keys: tuple[KeySet, KeySet], verdict: Verdict
-) -> None:
+def _compare(rows: object, limit: int | None, keys: tuple[KeySet, KeySet], verdict: Verdict) -> int:
+    """The number of keys that are those of rows; counts the first `limit` rows in `verdict`."""
+    of_rows = 0
     succeeded, failed = keys
     source = open_source(rows)
     if isinstance(source, AsyncRows):
@@ -112,11 +112,12 @@ def _compare(
     try:
         for batch in source.batches():
             for row in batch:
-                if limit is not None and row.number > limit:
-                    return
-                verdict.rows += 1
                 key, _ = identifier.key(row)
                 has_succeeded, has_failed = key in succeeded, key in failed
+                of_rows += has_succeeded + has_failed
+                if limit is not None and row.number > limit:
+                    continue
+                verdict.rows += 1
                 verdict.succeeded += has_succeeded
                 verdict.failed += has_failed and not has_succeeded
                 # A retried row may stand in both until its failure is taken out.
@@ -126,3 +127,4 @@ def _compare(
                     verdict.first_missing = verdict.first_missing or row.number
     finally:
         source.close()
+    return of_rows

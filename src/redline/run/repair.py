@@ -1,0 +1,145 @@
+"""Taking the lines out of a results file that a run refuses, and keeping every other one.
+
+For each file: scan -> copy what goes out to a file beside it -> put a new file of the kept lines in
+its place. Both copies are durable before the next step, so that death at any moment leaves the old
+file whole or the new one, and no byte is ever in neither.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+from pathlib import Path
+
+import msgspec
+
+from redline.errors import ConfigError, JournalError
+from redline.run import manifest as manifests
+from redline.run.identity import KeySet
+from redline.run.lock import OutputLock
+from redline.run.record import read_entry
+from redline.run.results_file import read_lines, replace_file
+from redline.run.settings import Output
+
+_BLOCK_BYTES = 1 << 20
+
+
+class Repair(msgspec.Struct, kw_only=True):
+    """What was done to one file.
+
+    kept, damaged, repeated: lines. damaged: without a checksum that holds, or without an end.
+    repeated: for a row that has a sound line before it. aside: holds the lines that were taken out,
+    byte for byte; None where there were none, and then nothing was changed.
+    """
+
+    path: Path
+    kept: int = 0
+    damaged: int = 0
+    repeated: int = 0
+    aside: Path | None = None
+
+
+def repair(output: Output) -> list[Repair]:
+    """Makes an output one that a run goes on from; a Repair for each of its files. Blocks.
+
+    Repeated failures stay: a run itself drops all but the last of a row. The rows of lines that
+    were damaged have no line afterwards, so the next run does them again.
+    Raises ConfigError where there is no results file of redline, where it is another output's
+    failures, or while a run writes to it, JournalError where a file cannot be read or written.
+    """
+    _check_is_no_failures_file(output.path)
+    if not manifests.path_of(output).exists() and not _has_sound_line(output.path):
+        raise ConfigError(
+            f"{output.path} is not a results file of redline",
+            hint=f"no line of it is, and there is no {manifests.path_of(output)}",
+        )
+    with OutputLock(output):
+        repairs = [_repaired(output.path, is_unique=True)]
+        if output.failed_path.exists():
+            repairs.append(_repaired(output.failed_path, is_unique=False))
+    return repairs
+
+
+def _check_is_no_failures_file(path: Path) -> None:
+    """Another output's failures are under that output's lock, and may hold a row twice."""
+    base = path.name.removesuffix(".failed.jsonl")
+    for name in (f"{base}.jsonl", base):
+        owner = Output(path=path.with_name(name))
+        if owner.failed_path == path and owner.path.exists():
+            raise ConfigError(
+                f"{path} holds the failures of {owner.path}",
+                hint=f"redline repair {owner.path} repairs both",
+            )
+
+
+def _has_sound_line(path: Path) -> bool:
+    fd = _opened(path)
+    try:
+        return any(read_entry(line[:-1]) is not None for _, line in read_lines(fd))
+    finally:
+        os.close(fd)
+
+
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise JournalError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _repaired(path: Path, *, is_unique: bool) -> Repair:
+    done = Repair(path=path)
+    fd = _opened(path)
+    try:
+        out = _to_take_out(fd, done, is_unique)
+        if out:
+            size = os.fstat(fd).st_size
+            done.aside = _free_name(path)
+            replace_file(done.aside, _copier(fd, _pairs(out)))
+            replace_file(path, _copier(fd, _pairs(array("Q", [0, *out, size]))))
+    finally:
+        os.close(fd)
+    return done
+
+
+def _to_take_out(fd: int, done: Repair, is_unique: bool) -> array[int]:
+    """Begins and ends of the bytes to take out, in order and apart; counts lines in `done`."""
+    keys = KeySet()
+    out = array("Q")
+    for offset, line in read_lines(fd):
+        entry = read_entry(line[:-1]) if line.endswith(b"\n") else None
+        is_repeated = entry is not None and not keys.add(entry.key) and is_unique
+        if entry is not None and not is_repeated:
+            done.kept += 1
+            continue
+        done.repeated += is_repeated
+        done.damaged += not is_repeated
+        if out and out[-1] == offset:
+            out[-1] += len(line)
+        else:
+            out.extend((offset, offset + len(line)))
+    return out
+
+
+def _pairs(bounds: array[int]) -> Iterator[tuple[int, int]]:
+    return zip(bounds[::2], bounds[1::2], strict=True)
+
+
+def _copier(fd: int, ranges: Iterable[tuple[int, int]]) -> Callable[[int], None]:
+    """A writer of these bytes of `fd`, for `replace_file`."""
+
+    def write(new_fd: int) -> None:
+        for begin, end in ranges:
+            at = begin
+            while at < end and (block := os.pread(fd, min(_BLOCK_BYTES, end - at), at)):
+                at += os.write(new_fd, block)
+
+    return write
+
+
+def _free_name(path: Path) -> Path:
+    """The first free `labels.damaged-N.jsonl`: what an earlier repair took out stays, too."""
+    names = (path.with_name(f"{path.stem}.damaged-{n}{path.suffix}") for n in count(1))
+    return next(name for name in names if not name.exists())

@@ -1,0 +1,399 @@
+"""What a server may send, over either transport: the right answer or one clear error, never else.
+
+After each broken answer the next exchange must get its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import zlib
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from asking import Asker, wire
+from raw_server import Handler, RawServer, Seen, answer, reset
+from redline.calls import Timeouts
+from redline.calls.connection import MOST_HEADER_BYTES
+from redline.errors import BadReply, CallError, Disconnected, TimedOut
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+THROUGH_DIRECT = pytest.mark.parametrize("run", ["direct-asyncio", "direct-uvloop"], indirect=True)
+
+TEXT = b"a body of some length, " * 20
+ZEROS = b"\0" * 4_000_000
+MOST_BYTES = 100_000
+
+
+def raw_deflate(data: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-15)
+    return packer.compress(data) + packer.flush()
+
+
+def head(*lines: str, status: str = "HTTP/1.1 200 OK") -> bytes:
+    return "\r\n".join([status, *lines, "", ""]).encode("latin-1")
+
+
+def chunked(*parts: bytes, trailers: bytes = b"") -> bytes:
+    """A body in chunks, without its head."""
+    body = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+    return body + b"0\r\n" + trailers + b"\r\n"
+
+
+CHUNKED = head("Transfer-Encoding: chunked")
+CLOSE = head("Connection: close")
+GZIP = gzip.compress(TEXT)
+
+
+class Misbehaves:
+    """Sends `data` to the first request, and to each other one its own target."""
+
+    def __init__(self, data: bytes, ending: str = "hold", step: int = 1 << 30) -> None:
+        self._data = data
+        self._ending = ending
+        self._step = step
+        self._has_begun = False
+
+    async def __call__(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
+        if self._has_begun:
+            writer.write(answer(seen.target.encode()))
+            return
+        self._has_begun = True
+        for start in range(0, len(self._data), self._step):
+            if start:
+                await asyncio.sleep(0)
+            writer.write(self._data[start : start + self._step])
+        await writer.drain()
+        if self._ending == "close":
+            writer.close()
+        elif self._ending == "reset":
+            # What was sent must have been read, for an RST overtakes it.
+            await asyncio.sleep(0.02)
+            reset(writer)
+        elif self._ending == "hold":
+            await asyncio.Event().wait()
+
+
+async def outcome_of(
+    handle: Handler, *, attempt_s: float = 8, **settings: Any
+) -> bytes | CallError:
+    """What the first exchange came to; the second one must be answered rightly."""
+    timeouts = Timeouts(attempt_s=attempt_s, first_byte_s=8)
+    settings.setdefault("max_reply_bytes", MOST_BYTES)
+    async with RawServer(handle) as server:
+        async with Asker(server.base_url, timeouts=timeouts, **settings) as asker:
+            result: bytes | CallError
+            try:
+                result = (await asker.ask()).body
+            except CallError as error:
+                result = error
+            assert (await asker.ask(wire("/second"))).body == b"/second"
+        await server.closed()
+    return result
+
+
+# Answers that are as HTTP has them.
+
+RIGHT = {
+    "length": (head(f"Content-Length: {len(TEXT)}") + TEXT, "keep", TEXT),
+    "length of nothing": (head("Content-Length: 0"), "keep", b""),
+    "odd case": (head(f"cOnTeNt-lEnGtH:   {len(TEXT)}  ") + TEXT, "keep", TEXT),
+    "no reason": (head("Content-Length: 2", status="HTTP/1.1 200 ") + b"ab", "keep", b"ab"),
+    "chunks": (CHUNKED + chunked(TEXT, b"x", TEXT), "keep", TEXT + b"x" + TEXT),
+    "chunk extension": (CHUNKED + b'2;a="b"\r\nab\r\n0\r\n\r\n', "keep", b"ab"),
+    "trailers": (CHUNKED + chunked(TEXT, trailers=b"X-Sum: 1\r\n"), "keep", TEXT),
+    "no chunks": (CHUNKED + chunked(), "keep", b""),
+    "no length": (CLOSE + TEXT, "close", TEXT),
+    "no length, nothing": (CLOSE, "close", b""),
+    "1.0": (head(status="HTTP/1.0 200 OK") + TEXT, "close", TEXT),
+    "1.0 with length": (
+        head("Content-Length: 2", status="HTTP/1.0 200 OK") + b"ab",
+        "hold",
+        b"ab",
+    ),
+    "gzip": (answer(GZIP, Content_Encoding="gzip"), "keep", TEXT),
+    "GZIP": (answer(GZIP, Content_Encoding="GZIP"), "keep", TEXT),
+    "gzip behind gzip": (answer(GZIP * 2, Content_Encoding="gzip"), "keep", TEXT * 2),
+    "zlib": (answer(zlib.compress(TEXT), Content_Encoding="deflate"), "keep", TEXT),
+    "raw deflate": (answer(raw_deflate(TEXT), Content_Encoding="deflate"), "keep", TEXT),
+    "identity": (answer(TEXT, Content_Encoding="identity"), "keep", TEXT),
+    "gzip in chunks": (
+        head("Transfer-Encoding: chunked", "Content-Encoding: gzip")
+        + chunked(GZIP[:1], GZIP[1:9], GZIP[9:]),
+        "keep",
+        TEXT,
+    ),
+    "gzip without length": (
+        head("Connection: close", "Content-Encoding: gzip") + GZIP,
+        "close",
+        TEXT,
+    ),
+    "204": (head(status="HTTP/1.1 204 No Content"), "keep", b""),
+    "304": (head("Content-Length: 50", status="HTTP/1.1 304 Not Modified"), "keep", b""),
+    "1xx first": (
+        head(status="HTTP/1.1 100 Continue")
+        + head("Link: <a>", status="HTTP/1.1 103 Early Hints")
+        + answer(b"after"),
+        "keep",
+        b"after",
+    ),
+    "offers h2c": (answer(TEXT, Connection="Upgrade", Upgrade="h2c"), "keep", TEXT),
+}
+
+
+@pytest.mark.parametrize("step", [1 << 30, 7, 1])
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_answer_is_read_however_it_is_cut(run: Run, name: str, step: int) -> None:
+    data, ending, body = RIGHT[name]
+
+    async def main() -> None:
+        assert await outcome_of(Misbehaves(data, ending, step)) == body
+
+    run(main())
+
+
+def test_the_answer_to_a_head_request_has_no_body(run: Run) -> None:
+    async def main() -> None:
+        async with (
+            RawServer(Misbehaves(head("Content-Length: 100"), "keep")) as server,
+            Asker(server.base_url) as asker,
+        ):
+            found = await asker.ask(wire(method="HEAD", body=None))
+            assert (found.status, found.body) == (200, b"")
+            assert found.headers["content-length"] == "100"
+            assert (await asker.ask(wire("/second"))).body == b"/second"
+
+    run(main())
+
+
+def test_trailers_change_no_header(run: Run) -> None:
+    async def main() -> None:
+        data = head("Transfer-Encoding: chunked", "X-Limit: 1")
+        data += chunked(TEXT, trailers=b"X-Limit: 2\r\nX-More: 3\r\n")
+        async with (
+            RawServer(Misbehaves(data, "keep")) as server,
+            Asker(server.base_url) as asker,
+        ):
+            found = await asker.ask()
+            assert found.headers["x-limit"] == "1"
+            assert "x-more" not in found.headers
+
+    run(main())
+
+
+# Answers that are not.
+
+ANY = (BadReply, Disconnected)
+WRONG: dict[str, tuple[bytes, str, Any]] = {
+    "half a status line": (b"HTTP/1.1 20", "close", ANY),
+    "half a header": (b"HTTP/1.1 200 OK\r\nContent-Le", "close", ANY),
+    "headers without end": (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n", "close", ANY),
+    "half a body": (head("Content-Length: 100") + b"half", "close", Disconnected),
+    "half a chunk": (CHUNKED + b"64\r\nhalf", "close", Disconnected),
+    "half a chunk's size": (CHUNKED + b"64", "close", Disconnected),
+    "no last chunk": (CHUNKED + b"2\r\nab\r\n", "close", Disconnected),
+    "half the trailers": (CHUNKED + b"2\r\nab\r\n0\r\nX-S", "close", Disconnected),
+    "too long a length": (head(f"Content-Length: {len(TEXT) + 1}") + TEXT, "close", Disconnected),
+    "a negative length": (head("Content-Length: -1") + TEXT, "keep", BadReply),
+    "a huge length": (head("Content-Length: " + 30 * "9") + TEXT, "keep", ANY),
+    "a length that is none": (head("Content-Length: 0x10") + TEXT, "keep", BadReply),
+    "two lengths": (head("Content-Length: 2", "Content-Length: 3") + b"abc", "keep", BadReply),
+    "two lengths in one": (head("Content-Length: 2, 3") + b"abc", "keep", BadReply),
+    "a length and chunks": (
+        head("Content-Length: 2", "Transfer-Encoding: chunked") + chunked(b"ab"),
+        "keep",
+        BadReply,
+    ),
+    "a bad chunk size": (CHUNKED + b"xyz\r\nab\r\n", "keep", BadReply),
+    "a negative chunk size": (CHUNKED + b"-2\r\nab\r\n0\r\n\r\n", "keep", BadReply),
+    "a huge chunk size": (CHUNKED + 20 * b"f" + b"\r\nab\r\n", "keep", BadReply),
+    "too short a chunk size": (CHUNKED + b"2\r\nabcd\r\n0\r\n\r\n", "keep", BadReply),
+    "reset before": (b"", "reset", Disconnected),
+    "reset in the headers": (b"HTTP/1.1 200 OK\r\nConte", "reset", Disconnected),
+    "reset in the body": (head("Content-Length: 100") + b"half", "reset", Disconnected),
+    "reset in a chunk": (CHUNKED + b"64\r\nhalf", "reset", Disconnected),
+    "reset without a length": (CLOSE + b"half", "reset", Disconnected),
+    "another protocol": (
+        head("Connection: Upgrade", "Upgrade: h2c", status="HTTP/1.1 101 Switching"),
+        "keep",
+        BadReply,
+    ),
+    "a NUL in a header": (head("X: a\0b", "Content-Length: 2") + b"ab", "keep", BadReply),
+    "a NUL in a name": (head("X\0: ab", "Content-Length: 2") + b"ab", "keep", BadReply),
+    "not HTTP": (b"SSH-2.0-OpenSSH_9.6\r\n", "keep", BadReply),
+    "HTTP/0.9": (b"<html>hi</html>\r\n", "close", BadReply),
+    "TLS": (b"\x15\x03\x01\x00\x02\x02\x0a", "close", ANY),
+    "broken gzip": (answer(GZIP[:40] + b"?" * 40, Content_Encoding="gzip"), "keep", ANY),
+    "no gzip at all": (answer(TEXT, Content_Encoding="gzip"), "keep", ANY),
+    "half gzip": (answer(GZIP[:-9], Content_Encoding="gzip"), "keep", ANY),
+    "half gzip, no length": (
+        head("Connection: close", "Content-Encoding: gzip") + GZIP[:-9],
+        "close",
+        ANY,
+    ),
+    "a gzip bomb": (answer(gzip.compress(ZEROS), Content_Encoding="gzip"), "keep", BadReply),
+    "a bomb in a bomb": (
+        answer(gzip.compress(gzip.compress(b"\0" * 4_000_000)), Content_Encoding="gzip, gzip"),
+        "keep",
+        BadReply,
+    ),
+    "a bomb": (answer(zlib.compress(ZEROS), Content_Encoding="deflate"), "keep", BadReply),
+    "one byte too many": (answer(b"x" * (MOST_BYTES + 1)), "keep", BadReply),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_answer_is_one_error(run: Run, name: str) -> None:
+    data, ending, kind = WRONG[name]
+
+    async def main() -> None:
+        result = await outcome_of(Misbehaves(data, ending), attempt_s=5)
+        assert isinstance(result, kind)
+        assert len(str(result)) < 300
+        assert str(result).isprintable()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (answer(b"x", Content_Encoding="br"), "the answer is compressed as br"),
+        (answer(GZIP, Content_Encoding="gzip, gzip"), "the answer is compressed as gzip, gzip"),
+        (
+            head("Content-Encoding: gzip", "Content-Encoding: gzip", "Content-Length: 1") + b"x",
+            "the answer is compressed as gzip",
+        ),
+        (
+            head("Transfer-Encoding: gzip, chunked") + chunked(GZIP),
+            "the answer is compressed as gzip, chunked",
+        ),
+        (answer(GZIP + b"junk", Content_Encoding="gzip"), "compression is broken"),
+        (answer(zlib.compress(TEXT) * 2, Content_Encoding="deflate"), "bytes follow its end"),
+        (answer(b"\x1f", Content_Encoding="gzip"), "cut short"),
+        (answer(b"x" * (MOST_BYTES + 1)), "longer than 100,000 bytes"),
+    ],
+)
+def test_what_was_not_asked_for_is_refused_by_name(run: Run, data: bytes, words: str) -> None:
+    async def main() -> None:
+        result = await outcome_of(Misbehaves(data, "keep"), attempt_s=5)
+        assert isinstance(result, BadReply)
+        assert words in result.what
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        answer(b"hello", X_Fold="a\r\n b"),
+        head("Content-Length : 5") + b"hello",
+        head("Content-Length: 5", "Content-Length: 5") + b"hello",
+        head("Content-Length: 5", status="HTTP/1.1 099 Low") + b"hello",
+        head("Content-Length: 5", status="HTTP/1.1 999 High") + b"hello",
+        answer(b"hello").replace(b"\r\n", b"\n"),
+    ],
+)
+def test_odd_headers_are_read_rightly_or_refused(run: Run, data: bytes) -> None:
+    async def main() -> None:
+        result = await outcome_of(Misbehaves(data, "keep"), attempt_s=5)
+        assert isinstance(result, BadReply) or result == b"hello"
+
+    run(main())
+
+
+# Servers without end.
+
+
+def endless(start: bytes, block: bytes, pause_s: float = 0.0) -> Handler:
+    """Sends `block` for ever behind `start` to the first request."""
+    has_begun = False
+
+    async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        nonlocal has_begun
+        if has_begun:
+            writer.write(answer(seen.target.encode()))
+            return
+        has_begun = True
+        writer.write(start)
+        while True:
+            writer.write(block)
+            await writer.drain()
+            await asyncio.sleep(pause_s)
+
+    return handle
+
+
+A_LINE = b"X-Filler: " + b"a" * 1000 + b"\r\n"
+START = b"HTTP/1.1 200 OK\r\n"
+ENDLESS = {
+    "headers": (START, A_LINE * 16),
+    "one header": (START + b"X: ", b"a" * 16_000),
+    "one header's name": (START, b"a" * 16_000),
+    "one status line": (b"HTTP/1.1 200 ", b"a" * 16_000),
+    "empty lines": (b"", b"\r\n" * 8_000),
+    "1xx": (b"", head(status="HTTP/1.1 102 Processing") * 100),
+    "body": (CLOSE, b"x" * 16_000),
+    "chunks": (CHUNKED, (b"64\r\n" + b"x" * 100 + b"\r\n") * 100),
+    "one chunk extension": (CHUNKED + b"2;", b"x" * 16_000),
+    "trailers": (CHUNKED + b"0\r\n", A_LINE * 16),
+    "one trailer": (CHUNKED + b"0\r\nX: ", b"a" * 16_000),
+    "empty gzip": (
+        head("Connection: close", "Content-Encoding: gzip"),
+        gzip.compress(b"") * 100,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_an_endless_answer_is_ended(run: Run, name: str) -> None:
+    start, block = ENDLESS[name]
+
+    async def main() -> None:
+        # Redline's own connections end it by its size; aiohttp leaves some of it to the clock.
+        result = await outcome_of(endless(start, block), attempt_s=0.4)
+        assert isinstance(result, (BadReply, TimedOut, Disconnected))
+
+    run(main())
+
+
+@THROUGH_DIRECT
+@pytest.mark.parametrize("name", [name for name in ENDLESS if name != "empty lines"])
+def test_an_endless_answer_is_ended_by_its_size(run: Run, name: str) -> None:
+    start, block = ENDLESS[name]
+
+    async def main() -> None:
+        result = await outcome_of(endless(start, block))
+        assert isinstance(result, BadReply)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "start",
+    [b"", START, START + b"X: ", head("Content-Length: 99999"), CLOSE, CHUNKED + b"fff\r\n"],
+)
+def test_a_byte_at_a_time_is_ended_by_the_attempts_clock(run: Run, start: bytes) -> None:
+    async def main() -> None:
+        result = await outcome_of(endless(start, b"H", 0.01), attempt_s=0.15)
+        is_clock = isinstance(result, TimedOut) and result.phase == "attempt"
+        # Without a start it is not HTTP from its second byte on.
+        assert is_clock or (not start and isinstance(result, BadReply))
+
+    run(main())
+
+
+@THROUGH_DIRECT
+def test_headers_may_be_as_long_as_the_bound_and_no_longer(run: Run) -> None:
+    async def main() -> None:
+        for extra, is_right in ((-200, True), (200, False)):
+            filler = "a" * (MOST_HEADER_BYTES + extra)
+            data = head(f"X: {filler}", "Content-Length: 90000") + b"x" * 90_000
+            result = await outcome_of(Misbehaves(data, "keep"))
+            assert isinstance(result, bytes) == is_right
+
+    run(main())

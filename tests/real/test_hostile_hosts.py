@@ -1,0 +1,171 @@
+"""Names, addresses and certificates, over either transport: the right server or one clear error."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asking import Asker, wire
+from raw_server import RawServer, Seen, answer, reset
+from redline.calls import Timeouts
+from redline.errors import CallError, Disconnected, TimedOut
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+async def echo(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    """Answers with the request's own target."""
+    writer.write(answer(seen.target.encode()))
+
+
+# Addresses.
+
+
+def test_each_of_a_hosts_addresses_is_tried(run: Run) -> None:
+    async def main() -> None:
+        async with RawServer(echo) as server:
+            loop = asyncio.get_running_loop()
+            asked = 0
+
+            look_up = loop.getaddrinfo
+
+            async def both(host: Any, port: Any, **options: Any) -> list[Any]:
+                nonlocal asked
+                if host != "two.invalid":
+                    return await look_up(host, port, **options)
+                asked += 1
+                kind = (socket.SOCK_STREAM, 6, "")
+                return [
+                    (socket.AF_INET6, *kind, ("::1", port, 0, 0)),
+                    (socket.AF_INET, *kind, ("127.0.0.1", port)),
+                ]
+
+            loop.getaddrinfo = both  # type: ignore[assignment]
+            async with Asker(f"http://two.invalid:{server.port}/v1") as asker:
+                asking = [asker.ask(wire(f"/{number}")) for number in range(20)]
+                bodies = [found.body for found in await asyncio.gather(*asking)]
+                assert bodies == [b"/%d" % number for number in range(20)]
+            assert 1 <= asked <= 20
+
+    run(main())
+
+
+def test_a_host_without_an_address_is_one_error(run: Run) -> None:
+    async def main() -> None:
+        async def none(*_: Any, **__: Any) -> list[Any]:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+        asyncio.get_running_loop().getaddrinfo = none  # type: ignore[method-assign]
+        async with Asker("http://none.invalid:9/v1") as asker:
+            with pytest.raises(Disconnected, match="Name or service not known") as caught:
+                await asker.ask()
+            assert not caught.value.was_sent
+
+    run(main())
+
+
+# TLS.
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an authority (ca.pem), and certificates for 127.0.0.1 and for other.invalid."""
+    folder = tmp_path_factory.mktemp("authority")
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    ca = ("-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=Test authority", "-days", "2")
+    openssl("req", "-x509", *key, *ca)
+    for name, place in (("right", "IP:127.0.0.1"), ("wrong", "DNS:other.invalid")):
+        openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", "/CN=x")
+        (folder / "names").write_text(f"subjectAltName={place}\n", "utf-8")
+        signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2")
+        files = ("-in", f"{name}.csr", "-out", f"{name}.pem", "-extfile", "names")
+        openssl("x509", "-req", *files, *signed)
+    return folder
+
+
+def presenting(folder: Path, name: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
+    return context
+
+
+def test_tls_with_a_trusted_certificate(
+    run: Run, authority: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority / "ca.pem"))
+    large = b"x" * 1_000_000
+
+    async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        if seen.target == "/large":
+            writer.write(answer(seen.body))
+        elif seen.target == "/close":
+            writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + large)
+            writer.close()
+        elif seen.target == "/half":
+            writer.write(answer(large)[:-1])
+            writer.close()
+        elif seen.target == "/reset":
+            writer.write(answer(large)[:-1])
+            reset(writer)
+        else:
+            await echo(seen, writer)
+
+    async def main() -> None:
+        server = RawServer(handle, tls=presenting(authority, "right"))
+        async with server, Asker(server.base_url) as asker:
+            for number in range(5):
+                assert (await asker.ask(wire(f"/{number}"))).body == b"/%d" % number
+            assert (await asker.ask(wire("/large", large))).body == large
+            assert server.connections == 1
+            assert (await asker.ask(wire("/close"))).body == large
+            for broken in ("/half", "/reset"):
+                with pytest.raises(CallError):
+                    await asker.ask(wire(broken))
+                assert (await asker.ask(wire("/after"))).body == b"/after"
+
+    run(main())
+
+
+@pytest.mark.parametrize(("name", "is_trusted"), [("right", False), ("wrong", True)])
+def test_a_certificate_that_proves_nothing_is_refused(
+    run: Run, authority: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_trusted: bool
+) -> None:
+    roots = authority / "ca.pem" if is_trusted else authority / "wrong.pem"
+    monkeypatch.setenv("SSL_CERT_FILE", str(roots))
+
+    async def main() -> None:
+        server = RawServer(echo, tls=presenting(authority, name))
+        async with server, Asker(server.base_url) as asker:
+            with pytest.raises(Disconnected) as caught:
+                await asker.ask()
+            assert caught.value.hint.startswith("the server's certificate is not trusted")
+            assert not caught.value.was_sent
+            assert "127.0.0.1" in caught.value.what
+            assert server.seen == []
+
+    run(main())
+
+
+def test_http_where_https_is_meant_is_one_error(run: Run) -> None:
+    async def main() -> None:
+        async with RawServer(echo) as server:
+            timeouts = Timeouts(connect_s=0.5)
+            url = server.base_url.replace("http:", "https:")
+            async with Asker(url, timeouts=timeouts) as asker:
+                with pytest.raises((Disconnected, TimedOut)):
+                    await asker.ask()
+
+    run(main())
