@@ -60,7 +60,8 @@ class Case:
     """One run. Times are seconds.
 
     server: when calls reach it. changes: (time, the server from then on). latency_s: least and
-    most. is_wanted: whether the caller has a call to send at a time.
+    most. is_wanted: whether the caller has a call to send at a time. is_told: refusals say when to
+    come back, and the caller waits for it.
     """
 
     server: Any
@@ -72,6 +73,7 @@ class Case:
     slots: int = 1000
     changes: Sequence[tuple[float, Any]] = ()
     is_wanted: Callable[[float], bool] = lambda now_s: True
+    is_told: bool = False
 
 
 @dataclass
@@ -110,6 +112,7 @@ class Driver:
         self._rates: tuple[Rate, ...] = ()
         self._windows: list[Window] = []
         self._last_s: float | None = None
+        self._parked_s = -math.inf
         for at_s, server in case.changes:
             self._at(at_s, lambda now_s, server=server: self._replace(server))
 
@@ -141,7 +144,8 @@ class Driver:
             return math.inf
         if not self.case.is_wanted(now_s):
             return 0.1
-        return max((window.wait_s(1, now_s) for window in self._windows), default=0.0)
+        wait_s = max((window.wait_s(1, now_s) for window in self._windows), default=0.0)
+        return max(wait_s, self._parked_s - now_s)
 
     def _send(self, sent_s: float) -> None:
         for window in self._windows:
@@ -154,18 +158,22 @@ class Driver:
 
         def arrive(now_s: float) -> None:
             at_s = now_s + self._phase_s
-            is_limited = self._server.wait_s(1, at_s) > _SLACK_S
+            wait_s = self._server.wait_s(1, at_s)
+            is_limited = wait_s > _SLACK_S
             if not is_limited:
                 self._server.take(1, at_s)
             self.seen.calls.append((now_s, is_limited))
             back_s = max(now_s, sent_s + latency_s)
-            self._at(back_s, lambda when_s: self._hear(when_s, sent_s, is_limited))
+            told_s = wait_s if is_limited and self.case.is_told else None
+            self._at(back_s, lambda when_s: self._hear(when_s, sent_s, is_limited, told_s))
 
         self._at(sent_s + late_s, arrive)
 
-    def _hear(self, now_s: float, sent_s: float, is_limited: bool) -> None:
+    def _hear(self, now_s: float, sent_s: float, is_limited: bool, told_s: float | None) -> None:
         self._in_flight -= 1
-        if self.search.answered(now_s, sent_s, is_limited):
+        if told_s is not None:
+            self._parked_s = max(self._parked_s, now_s + told_s)
+        if self.search.answered(now_s, sent_s, is_limited, told_s):
             self._follow()
         if self.seen.found_s is None and self.search.found is not None:
             self.seen.found_s = now_s

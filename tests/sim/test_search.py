@@ -97,6 +97,25 @@ def test_verdicts_of_a_server_next_door(server: str) -> None:
     check_quick_verdicts(search_module, server)
 
 
+def check_told(module: Any, server: str, rate: Rate) -> None:
+    case = bench.Case(bench.SERVERS[server](rate), 1, 900.0, is_told=True)
+    seen, search = drive(case, module)
+    used, rejected = seen.share(rate, 450.0, 900.0)
+    assert used >= bench.LEAST_USED, f"{used:.2%} used, found {search.found}"
+    assert rejected <= bench.MOST_REJECTED, f"{rejected:.3%} rejected, found {search.found}"
+
+
+@pytest.mark.parametrize("rate", [PER_SECOND, PER_MINUTE], ids=str)
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_server_that_says_when_to_come_back(server: str, rate: Rate) -> None:
+    check_told(search_module, server, rate)
+
+
+def test_a_search_that_takes_silence_for_room_is_caught() -> None:
+    deaf = mutant(search_module, "if full_s > 0:", "if full_s > math.inf:")
+    assert_caught(lambda module: check_told(module, "fixed", PER_MINUTE), search_module, deaf)
+
+
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("now", [Rate(10, 1.0), Rate(40, 1.0)], ids=str)
 def test_a_limit_that_changes_is_found_again(server: str, now: Rate) -> None:

@@ -85,7 +85,11 @@ class Evidence:
         at = bisect_left(self._calls, sent_s)
         if at < len(self._calls) and self._calls[at] == sent_s:
             del self._calls[at]
-        insort(self._refused, sent_s)
+        self.note_full(sent_s)
+
+    def note_full(self, at_s: float) -> None:
+        """The server is full at this time: it has refused a call, or has said so."""
+        insort(self._refused, at_s)
         if len(self._refused) > _MOST_REFUSALS:
             # The first ones show how much fitted before; the latest, what is true now.
             del self._refused[_MOST_REFUSALS // 2]

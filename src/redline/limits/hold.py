@@ -90,6 +90,7 @@ class Hold:
         self._blocks = 0  # times that nearly everything was refused
         self._since_block = 0  # calls since the last of them
         self._last: deque[bool] = deque(maxlen=_CLOSE)
+        self._missed = 0  # calls that the last refusal kept from being sent
 
     @property
     def sure(self) -> Rate:
@@ -104,8 +105,18 @@ class Hold:
     def sent(self) -> None:
         self._sent += 1
 
-    def answered(self, now_s: float, sent_s: float, is_limited: bool) -> Word:
-        """What the verdict on the call sent at `sent_s` means."""
+    def answered(
+        self, now_s: float, sent_s: float, is_limited: bool, retry_after_s: float = 0.0
+    ) -> Word:
+        """What the verdict on the call sent at `sent_s` means.
+
+        retry_after_s: how long the server asked for silence. What would have been sent meanwhile
+        counts as refused, too.
+        """
+        missed = int(min(retry_after_s, self.rate.window_s) * per_second(self.rate))
+        self._last.extend([True] * min(missed, _CLOSE))
+        self._since_first += missed
+        self._missed = missed
         self._cost += is_limited
         self._slowest_s = max(now_s - sent_s, 0.99 * self._slowest_s)
         if sent_s < self._changed_s:
@@ -177,7 +188,7 @@ class Hold:
             self._trims = 0 if self._since_first > _FORGOTTEN else self._trims
             self._refused, self._since_first = 1, 0
             return Word.KEEP
-        self._refused += 1
+        self._refused += 1 + self._missed
         if self._since_first < (_CLOSE if is_first else 3 * _CLOSE):
             return Word.KEEP
         # A window that is one call too small refuses once in all its calls.

@@ -96,13 +96,18 @@ class RateSearch:
         self._round_trip_s += (took_s - self._round_trip_s) * (0.25 if self._round_trip_s else 1.0)
         if is_limited:
             self._evidence.refuse(sent_s)
+            full_s = _surely_full_s(retry_after_s or 0.0)
+            if full_s > 0:
+                self._evidence.note_full(sent_s + full_s)
         if self._changed_s is None or sent_s < self._changed_s:
             return False
         self._admitted += not is_limited
         if self._rest_s is not None:
             return self._rested(now_s, sent_s, is_limited, retry_after_s)
         if self._hold is not None:
-            return self._held(now_s, sent_s, is_limited, self._hold)
+            was_proven = self._hold.is_proven
+            word = self._hold.answered(now_s, sent_s, is_limited, retry_after_s or 0.0)
+            return self._held(now_s, self._hold, word, was_proven=was_proven)
         if is_limited:
             self._rest(now_s, retry_after_s)
             return True
@@ -121,9 +126,7 @@ class RateSearch:
         self._per_s = min(self._per_s * self._growth, _FASTEST_PER_S)
         return self._change(now_s)
 
-    def _held(self, now_s: float, sent_s: float, is_limited: bool, hold: Hold) -> bool:
-        was_proven = hold.is_proven
-        word = hold.answered(now_s, sent_s, is_limited)
+    def _held(self, now_s: float, hold: Hold, word: Word, *, was_proven: bool) -> bool:
         if hold.is_proven and not was_proven:
             self._evidence.settle()
         if word is Word.LOST:
@@ -227,3 +230,12 @@ class RateSearch:
         self._sent = 0
         self._admitted = 0
         return True
+
+
+def _surely_full_s(retry_after_s: float) -> float:
+    """How long a server that asks for so much silence would go on refusing, at least.
+
+    Whole seconds are rounded up; of others, a twentieth may be the way of the answer.
+    """
+    is_whole = retry_after_s == int(retry_after_s)
+    return retry_after_s - 1.0 if is_whole else 0.95 * retry_after_s
