@@ -27,13 +27,20 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
 sys.path.insert(0, str(ROOT / "tests"))
 
+import fuzz_transport  # noqa: E402
 import limit_campaign  # noqa: E402
 
 from crash.killing import LIMITED, SATURATED, Plan, kill_until_done  # noqa: E402
 
 UNFINISHED = 3
-_BENCHES = ("bench/campaign.py", "bench/limit_campaign.py", "bench/limits.py", "bench/peers")
-_PACKAGES = ("redline", "aiohttp", "msgspec", "uvloop")
+_BENCHES = (
+    "bench/campaign.py",
+    "bench/fuzz_transport.py",
+    "bench/limit_campaign.py",
+    "bench/limits.py",
+    "bench/peers",
+)
+_PACKAGES = ("redline", "aiohttp", "httptools", "msgspec", "uvloop")
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,13 @@ def limit_servers() -> list[Part]:
     return [Part(name, seed, work) for name, seed, work in limit_campaign.parts()]
 
 
+def fuzz() -> list[Part]:
+    """Ten minutes of seeded faults in what a server answers."""
+    return [Part(name, seed, work) for name, seed, work in fuzz_transport.parts()]
+
+
 CAMPAIGNS: dict[str, Callable[[], list[Part]]] = {
+    "fuzz-transport": fuzz,
     "kills": kills,
     "limit-servers": limit_servers,
 }

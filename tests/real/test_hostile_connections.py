@@ -12,12 +12,14 @@ import pytest
 from asking import Asker, wire
 from raw_server import RawServer, Seen, answer, reset
 from redline.calls import Timeouts
-from redline.errors import BadReply, Disconnected, TimedOut
+from redline.errors import BadReply, Disconnected, Rejected, TimedOut
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 THROUGH_DIRECT = pytest.mark.parametrize("run", ["direct-asyncio", "direct-uvloop"], indirect=True)
+
+THROUGH_ASYNCIO = pytest.mark.parametrize("run", ["direct-asyncio"], indirect=True)
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -132,6 +134,55 @@ def test_a_server_that_ends_every_connection_at_once_is_an_error(run: Run, endin
     run(main())
 
 
+@THROUGH_ASYNCIO
+def test_junk_that_one_read_does_not_reach_is_not_taken_for_an_answer(run: Run) -> None:
+    async def main() -> None:
+        fills = 262_144  # one read of asyncio's
+        body = b"x" * (fills - len(answer(b"x" * fills)) + fills)
+
+        async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+            if seen.target == "/second":
+                await echo(seen, writer)
+            else:
+                writer.write(answer(body) + answer(b"/stolen"))
+
+        async with RawServer(handle) as server, Asker(server.base_url) as asker:
+            for _ in range(5):
+                assert (await asker.ask(wire("/first"))).body == body
+                assert (await asker.ask(wire("/second"))).body == b"/second"
+
+    run(main())
+
+
+# Requests that no connection can carry.
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("X", "a\r\nY: b"),
+        ("X", "a\nY: b"),
+        ("X", "a\0"),
+        ("X", "\ud800"),
+        ("X\r\nY", "a"),
+        ("X Y", "a"),
+        ("X:", "a"),
+        ("", "a"),
+    ],
+)
+def test_a_header_that_cannot_be_sent_is_refused_before_anything_is(
+    run: Run, name: str, value: str
+) -> None:
+    async def main() -> None:
+        async with RawServer(echo) as server, Asker(server.base_url) as asker:
+            with pytest.raises(Rejected, match="the request cannot be sent"):
+                await asker.ask(wire(headers={name: value}))
+            assert server.seen == []
+            assert (await asker.ask(wire("/second"))).body == b"/second"
+
+    run(main())
+
+
 # Answers that come early.
 
 
@@ -182,17 +233,20 @@ def test_no_answer_reaches_another_exchange_however_many_are_cancelled(run: Run)
 
     async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
         data = answer(seen.target.encode() * 20)
-        for start in range(0, len(data) - 40, 40):
-            writer.write(data[start : start + 40])
-            await asyncio.sleep(rng.choice((0, 0, 0.001)))
-        writer.write(data[start + 40 :])
+        # What is to be cancelled has its answer come late, from anywhere in it.
+        held = rng.randrange(len(data)) if seen.target.startswith("/held") else 0
+        writer.write(data[:held])
+        await asyncio.sleep(0.05 if held else rng.choice((0, 0, 0.001)))
+        if not writer.is_closing():
+            writer.write(data[held:])
 
-    async def one(asker: Asker, target: str) -> None:
+    async def one(asker: Asker, number: str) -> None:
+        is_held = rng.random() < 0.6
+        target = f"/held/{number}" if is_held else f"/{number}"
         task = asyncio.create_task(asker.ask(wire(target)))
-        is_cancelled = rng.random() < 0.6
-        for _ in range(rng.randrange(40)):
-            await asyncio.sleep(0)
-        if is_cancelled:
+        if is_held:
+            for _ in range(rng.randrange(40)):
+                await asyncio.sleep(0)
             await asyncio.sleep(rng.choice((0, 0.0005, 0.001)))
             task.cancel()
         try:
@@ -206,7 +260,7 @@ def test_no_answer_reaches_another_exchange_however_many_are_cancelled(run: Run)
 
             async def work(worker: int) -> None:
                 for number in range(40):
-                    await one(asker, f"/{worker}/{number}")
+                    await one(asker, f"{worker}/{number}")
 
             await asyncio.gather(*(work(worker) for worker in range(8)))
             assert min(ended.values()) > 50

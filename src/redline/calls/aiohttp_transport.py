@@ -25,6 +25,7 @@ from aiohttp.connector import Connection
 from yarl import URL
 
 from redline._version import __version__
+from redline.calls.direct import check_head
 from redline.calls.endpoint import Endpoint
 from redline.calls.exchange import Answer, Exchange, StaleConnection, TaskAlarm, Wire
 from redline.calls.inflate import cut_short, inflate_for
@@ -154,6 +155,7 @@ class AiohttpTransport:
         exchange: Exchange,
         consume: Callable[[ClientResponse], Awaitable[bytes]],
     ) -> Answer:
+        check_head(wire)
         response: ClientResponse | None = None
         try:
             async with asyncio.timeout(None) as timer:

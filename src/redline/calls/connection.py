@@ -32,6 +32,8 @@ MOST_HEADER_BYTES = 128 * 1024
 _MOST_INTERIM = 32
 # Streamed bytes that wait for their reader; the socket is not read meanwhile.
 _MOST_WAITING_BYTES = 256 * 1024
+# The event loops read this much at once (uvloop; asyncio 262,144).
+_FULL_READ_BYTES = 256_000
 # From here on a body is written on its own and not copied behind its head.
 _LARGE_BODY_BYTES = 64 * 1024
 
@@ -232,7 +234,11 @@ class Connection(asyncio.Protocol):
             cause = error.__context__
             self.fail(cause if isinstance(cause, CallError) else _not_http(error))
         else:
-            if self._bare_bytes > MOST_HEADER_BYTES and not self._is_done:
+            if self._is_done:
+                if len(data) >= _FULL_READ_BYTES:
+                    # The socket may hold what follows, which nobody has looked at.
+                    self._is_reusable = False
+            elif self._bare_bytes > MOST_HEADER_BYTES:
                 self.fail(_too_long_headers())
 
     def eof_received(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import urlsplit
 
@@ -24,6 +25,10 @@ _MOST_STALE = 8
 FRAMING = frozenset(
     ("connection", "content-length", "expect", "te", "trailer", "transfer-encoding", "upgrade")
 )
+# A header's name (RFC 9110, 5.6.2), and what its value must not hold: a line break, a NUL, half of
+# a surrogate pair.
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_UNSENDABLE = re.compile("[\r\n\0\ud800-\udfff]")
 _WITH_BODY = frozenset(("POST", "PUT", "PATCH"))
 
 
@@ -141,10 +146,7 @@ class DirectTransport:
         return b"%bContent-Length: %d\r\n\r\n" % (self._head_bytes, len(wire.body or b""))
 
     def _make_head(self, wire: Wire) -> bytes:
-        if not wire.method.isascii() or not wire.method.isalpha():
-            raise Rejected(
-                f"the request cannot be sent: not a method: {wire.method}", hint="GET or POST"
-            )
+        check_head(wire)
         given = {name.lower() for name in wire.headers}
         own = {
             "Host": self._host,
@@ -154,23 +156,19 @@ class DirectTransport:
         headers = {name: value for name, value in own.items() if name.lower() not in given}
         headers.update(wire.headers)
         lines = [f"{wire.method} {wire.target} HTTP/1.1"]
-        for name, value in headers.items():
-            if not _is_token(name) or any(mark in value for mark in "\r\n\0"):
-                raise Rejected(
-                    f"the request cannot be sent: not a header: {name!r}",
-                    hint="check its method and headers",
-                )
-            lines.append(f"{name}: {value}")
-        try:
-            return ("\r\n".join(lines) + "\r\n").encode()
-        except UnicodeEncodeError as error:
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        return ("\r\n".join(lines) + "\r\n").encode()
+
+
+def check_head(wire: Wire) -> None:
+    """Raises Rejected for a method or header that no request can carry."""
+    if not wire.method.isascii() or not wire.method.isalpha():
+        raise Rejected(
+            f"the request cannot be sent: not a method: {wire.method}", hint="GET or POST"
+        )
+    for name, value in wire.headers.items():
+        if not _TOKEN.fullmatch(name) or _UNSENDABLE.search(value):
             raise Rejected(
-                f"the request cannot be sent: {error.reason}", hint="check its method and headers"
-            ) from None
-
-
-def _is_token(name: str) -> bool:
-    """A header's name may be this (RFC 9110, 5.6.2)."""
-    return (
-        bool(name) and name.isascii() and all(c.isalnum() or c in "!#$%&'*+-.^_`|~" for c in name)
-    )
+                f"the request cannot be sent: not a header: {name!r}",
+                hint="check its method and headers",
+            )

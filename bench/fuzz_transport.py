@@ -1,0 +1,75 @@
+"""The fuzz campaign of redline's own transport: seeded faults in answers, in random pieces.
+
+Twenty parts of half a minute, each with its own seed. Each counts its executions and the lines of
+connection.py and inflate.py that they reached, and fails where the law of tests/fuzzing.py breaks
+or fewer than 90 % of the lines were reached.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import coverage
+import record
+
+sys.path.insert(0, str(record.ROOT / "tests"))
+
+from fuzzing import fuzz
+from mutants import with_names
+from redline.calls import connection, inflate
+
+LASTS_S = 30.0
+PARTS = 20
+LEAST_PERCENT = 90.0
+
+Work = Callable[[Path], dict[str, Any]]
+
+
+class UnreachedError(AssertionError):
+    """Too few lines were reached; `found` keeps the figures for the record."""
+
+    def __init__(self, what: str, found: dict[str, Any]) -> None:
+        super().__init__(what)
+        self.found = found
+
+
+def parts() -> Iterator[tuple[str, int, Work]]:
+    """Name, seed and work of each part."""
+    for seed in range(1, PARTS + 1):
+        yield f"seed {seed}", seed, _work(seed)
+
+
+def _work(seed: int) -> Work:
+    def work(_: Path) -> dict[str, Any]:
+        modules = (connection, inflate)
+        watched = coverage.Coverage(data_file=None, include=[str(m.__file__) for m in modules])
+        watched.start()
+        try:
+            # Copies, so that the lines that run at their import are seen, too.
+            unpacking = with_names(inflate)
+            copy = with_names(
+                connection, Inflate=unpacking.Inflate, inflate_for=unpacking.inflate_for
+            )
+            found = fuzz(copy, seed, lasts_s=LASTS_S).as_record()
+        finally:
+            watched.stop()
+        found["executions_per_s"] = round(found["executions"] / LASTS_S)
+        found["lines"] = {module.__name__: _reached(watched, module) for module in modules}
+        for name, lines in found["lines"].items():
+            print(f"  {name}: {lines['percent']} % of {lines['lines']} lines; not {lines['not']}")
+            if lines["percent"] < LEAST_PERCENT:
+                raise UnreachedError(f"{lines['percent']} % of {name} was reached", found)
+        print(f"  {found['executions']:,} executions: {found['outcomes']}")
+        return found
+
+    return work
+
+
+def _reached(watched: coverage.Coverage, module: ModuleType) -> dict[str, Any]:
+    _, lines, _, missing, _ = watched.analysis2(str(module.__file__))
+    percent = 100 * (len(lines) - len(missing)) / len(lines)
+    return {"lines": len(lines), "percent": round(percent, 1), "not": missing}
