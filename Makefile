@@ -47,10 +47,15 @@ check-types: $(TESTS)
 check-fast: $(TESTS)
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup $(FAST)
 
-bench: $(TESTS) ## measure: the usual script against redline, and the articles' comparison
+bench: $(TESTS) ## measure all that docs/benchmarks.md shows; about two hours
 	@$(BIN)/python bench/run.py
 	@$(BIN)/python bench/article.py
 	@$(BIN)/python bench/memory.py
+	@$(BIN)/python bench/limits.py
+	@$(BIN)/python bench/tokens.py
+	@$(BIN)/python bench/search.py
+	@$(BIN)/python bench/concurrency.py
+	@$(BIN)/python bench/waiters.py
 	@$(BIN)/python bench/report.py
 
 campaign: $(TESTS) ## run one long test: make campaign NAME=... MINUTES=10

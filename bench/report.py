@@ -17,18 +17,29 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import report_limits
+from report_table import Result, source, table
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
-NAMES = ("article", "run", "memory")
+NAMES = (
+    "article",
+    "run",
+    "memory",
+    "limits",
+    "tokens",
+    "search",
+    "concurrency",
+    "waiters",
+    "transports",
+)
 
 _BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 # 429 is the name of a status, and no figure.
 _NAMES_OF_STATUSES = {429.0}
 _CODE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
-
-Result = Mapping[str, Any]
 
 _CLIENTS = {
     "redline": "redline",
@@ -37,6 +48,13 @@ _CLIENTS = {
     "bucket": "tutorial token bucket, retry",
     "openai": "openai SDK, as it comes",
     "openai-aiohttp": "openai SDK on aiohttp",
+}
+
+_TRANSPORTS = {
+    "direct": "redline's own connections",
+    "aiohttp": "redline over aiohttp",
+    "bare": "aiohttp as it comes",
+    "pyreqwest": "pyreqwest",
 }
 
 
@@ -48,7 +66,17 @@ def load(folder: Path = RESULTS) -> dict[str, Result]:
 
 def blocks(results: Mapping[str, Result]) -> dict[str, str]:
     """The generated parts of the page, by name."""
-    makers = {"article": _article, "run": _run, "memory": _memory}
+    makers = {
+        "article": _article,
+        "run": _run,
+        "memory": _memory,
+        "limits": report_limits.limits,
+        "tokens": report_limits.tokens,
+        "search": report_limits.search,
+        "concurrency": report_limits.concurrency,
+        "waiters": report_limits.waiters,
+        "transports": _transports,
+    }
     made = {name: make(results[name]) for name, make in makers.items() if name in results}
     made["losses"] = _losses(results)
     return made
@@ -85,27 +113,6 @@ def _numbers(value: object) -> Iterator[float]:
         yield float(value)
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    rule = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, rule, *rows])
-
-
-def _source(result: Result) -> str:
-    """Where and on what the figures were taken."""
-    versions = result["versions"]
-    others = {
-        name: found
-        for name, found in versions.items()
-        if name not in ("python", "redline", "platform", "cpus")
-    }
-    state = " with uncommitted changes" if result["src_differs_from_commit"] else ""
-    return (
-        f"Measured {result['measured_at'][:10]} at commit {result['commit'][:12]}{state}, in "
-        f"{result['duration_s']:,.0f} s: Python {versions['python']}, {versions['cpus']} CPUs, "
-        f"{versions['platform']}; " + ", ".join(f"{k} {v}" for k, v in others.items()) + "."
-    )
-
-
 def _article(result: Result) -> str:
     summary = result["summary"]
     rows = []
@@ -134,7 +141,7 @@ def _article(result: Result) -> str:
         f"{bar['late_s_max']:.3f} s after `max over i of floor(i/2) (1 s + guard) + latency_i`, "
         f"with a guard of {bar['guard_s']:g} s; {bar['allowed_s']:g} s are allowed."
     )
-    return f"{_table(head, rows)}\n\n{text}\n\n{_source(result)}"
+    return f"{table(head, rows)}\n\n{text}\n\n{source(result)}"
 
 
 def _run(result: Result) -> str:
@@ -155,8 +162,26 @@ def _run(result: Result) -> str:
             ]
             for kind, row in clients.items()
         ]
-        parts.append(f"**{load_name}**\n\n{_table(head, rows)}")
-    return "\n\n".join([*parts, _source(result)])
+        parts.append(f"**{load_name}**\n\n{table(head, rows)}")
+    return "\n\n".join([*parts, source(result)])
+
+
+def _transports(result: Result) -> str:
+    head = ["client", "CPU s per 1,000 calls", "min to max", "calls/s", "peak memory, MB"]
+    parts = []
+    for load_name, clients in result["summary"].items():
+        rows = [
+            [
+                _TRANSPORTS[kind],
+                f"{row['cpu_s_per_1000']:.3f}",
+                f"{row['cpu_s_per_1000_min']:.3f} to {row['cpu_s_per_1000_max']:.3f}",
+                f"{row['calls_per_s']:,}",
+                f"{row['peak_rss_mb']:.0f}",
+            ]
+            for kind, row in clients.items()
+        ]
+        parts.append(f"**{load_name}**\n\n{table(head, rows)}")
+    return "\n\n".join([*parts, source(result)])
 
 
 def _memory(result: Result) -> str:
@@ -172,7 +197,7 @@ def _memory(result: Result) -> str:
         f"{summary['growth_bytes_per_row']} bytes a row; "
         f"{summary['allowed_mb']:.1f} MB are allowed."
     )
-    return f"{curve}\n\n{_table(head, [row])}\n\n{text}\n\n{_source(result)}"
+    return f"{curve}\n\n{table(head, [row])}\n\n{text}\n\n{source(result)}"
 
 
 # summary key, words, whether less is better
@@ -205,6 +230,8 @@ def _losses(results: Mapping[str, Result]) -> str:
                     lines.append(
                         f"- {group}: {mine:,} {words}, against {theirs:,} of {_CLIENTS[kind]}"
                     )
+    if "limits" in results:
+        lines += report_limits.slower(results["limits"])
     return "\n".join(lines) or "In none of the medians above."
 
 

@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,14 +16,21 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def report() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_report", ROOT / "bench" / "report.py")
+def _load(name: str) -> ModuleType:
+    # Not by a search path: the folder holds names that packages have, too.
+    spec = importlib.util.spec_from_file_location(name, ROOT / "bench" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def report() -> ModuleType:
+    _load("report_table")
+    _load("report_limits")
+    return _load("report")
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +110,50 @@ def test_the_bars_of_the_kept_figures_are_kept(results: dict[str, Any]) -> None:
         assert run["rejected"] == 0
         assert run["end_s"] <= bar_s + 0.2
     assert results["memory"]["summary"]["is_flat"]
+
+
+def test_redline_is_never_rejected_where_the_machine_is_calm(
+    report: ModuleType, results: dict[str, Any]
+) -> None:
+    runs = [run for run in results["limits"]["raw"] if run["limiter"].startswith("redline")]
+    assert len(runs) >= 2 * 2 * 4 * 2 * 3  # rates, jitters, servers, profiles, repeats
+    calm = [run for run in runs if report.report_limits.is_calm(run)]
+    assert len(calm) >= 40
+    assert sum(run["rejected"] for run in calm) == 0
+
+
+def test_the_campaign_of_real_servers_drew_no_rejection() -> None:
+    record = json.loads((ROOT / "bench" / "results" / "limit-servers.json").read_text())
+    runs = [run for part in record["parts"].values() for run in part["raw"]]
+    assert len(runs) >= 2 * 2 * 4 * 2 * 10 + 2 * 4 * 2
+    assert sum(run["rejected"] for run in runs) == 0
+    assert all(run["last_send_s"] <= run["real_bar_s"] for run in runs)
+
+
+def test_token_limits_are_used_and_kept(results: dict[str, Any]) -> None:
+    lines = results["tokens"]["summary"]["lines"]
+    assert sum(line["judged"] for line in lines) >= 1_000_000
+    for line in lines:
+        rejected = line["rejected"]["actual"] + line["rejected"]["reserved"]
+        assert rejected <= 1e-4 * line["judged"]
+        if line["rate"] == "200k/60s":
+            assert rejected == 0
+            assert line["used_min"] >= 0.95
+
+
+def test_unknown_limits_are_found(results: dict[str, Any]) -> None:
+    assert {(row["server"], row["rate"]) for row in results["search"]["raw"]} >= {
+        (server, rate) for server in ("fixed", "moving", "bucket") for rate in ("20/1s", "600/60s")
+    }
+    for row in results["search"]["raw"]:
+        assert row["used"] >= 0.95
+        assert row["rejected"] <= 0.001
+
+
+def test_waiters_are_woken_once_each(results: dict[str, Any]) -> None:
+    for row in results["waiters"]["summary"].values():
+        assert row["results"] <= results["waiters"]["settings"]["waiters"] + 1
+        assert row["per_s"] == pytest.approx(results["waiters"]["settings"]["per_s"], rel=0.02)
 
 
 def test_every_record_is_of_a_committed_tree_and_has_passed() -> None:

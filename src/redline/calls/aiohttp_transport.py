@@ -25,6 +25,7 @@ from aiohttp.connector import Connection
 from yarl import URL
 
 from redline._version import __version__
+from redline.calls.connection import by_name
 from redline.calls.direct import check_head
 from redline.calls.endpoint import Endpoint
 from redline.calls.exchange import Answer, Exchange, StaleConnection, TaskAlarm, Wire
@@ -164,7 +165,7 @@ class AiohttpTransport:
                 response = await self._open(wire, exchange, alarm)
                 exchange.headers_came()
                 body = await consume(response)
-                return Answer(response.status, response.headers, body)
+                return Answer(response.status, by_name(response.raw_headers), body)
         except TimeoutError:
             raise exchange.timed_out() from None
         except (aiohttp.ClientError, OSError, ValueError) as error:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import cast
 
 import httptools
@@ -38,32 +39,18 @@ _FULL_READ_BYTES = 256_000
 _LARGE_BODY_BYTES = 64 * 1024
 
 
-class Headers(Mapping[str, str]):
-    """An answer's headers. Names are found in any case; repeated ones are joined by commas."""
+@lru_cache(maxsize=1024)
+def _name(raw: bytes) -> str:
+    return raw.decode("latin-1").lower()
 
-    __slots__ = ("_by_name", "_pairs")
 
-    def __init__(self, pairs: list[tuple[bytes, bytes]]) -> None:
-        self._pairs = pairs
-        self._by_name: dict[str, str] | None = None
-
-    def __getitem__(self, name: str) -> str:
-        return self._found()[name.lower()]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found())
-
-    def __len__(self) -> int:
-        return len(self._found())
-
-    def _found(self) -> dict[str, str]:
-        if self._by_name is None:
-            found: dict[str, str] = {}
-            for name, value in self._pairs:
-                key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-                found[key] = f"{found[key]}, {text}" if key in found else text
-            self._by_name = found
-        return self._by_name
+def by_name(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers by their names in lower case; repeated ones are joined by commas."""
+    found: dict[str, str] = {}
+    for raw, value in pairs:
+        name, text = _name(raw), value.decode("latin-1")
+        found[name] = f"{found[name]}, {text}" if name in found else text
+    return found
 
 
 class Connection(asyncio.Protocol):
@@ -108,9 +95,9 @@ class Connection(asyncio.Protocol):
         return self._is_reusable and self._is_done and self.is_open
 
     @property
-    def headers(self) -> Headers:
+    def headers(self) -> dict[str, str]:
         """The answer's headers."""
-        return Headers(self._pairs)
+        return by_name(self._pairs)
 
     def write(self, head: bytes, body: bytes | None, exchange: Exchange, most_bytes: int) -> None:
         """Sends a request. most_bytes: a longer answer is an error."""

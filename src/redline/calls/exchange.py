@@ -36,7 +36,7 @@ class Wire(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct):
-    """An HTTP answer; `headers` finds a name in any case."""
+    """An HTTP answer. Headers' names are in lower case; repeated ones are joined by commas."""
 
     status: int
     headers: Mapping[str, str]
