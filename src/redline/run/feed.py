@@ -135,7 +135,10 @@ class Feed:
         if self._iterator is None:
             self._iterator = source.batches()
         batch = _Batch([], 0, False)
-        while not batch.picked and not batch.is_end and batch.read < _MOST_SKIPPED:
+        while not batch.is_end and batch.read < _MOST_SKIPPED:
+            # Where all bytes are read, going on to the end waits for nothing, and the end is known.
+            if batch.picked and source.read_fraction() != 1.0:
+                break
             self._pick(next(self._iterator, None), batch)
         return batch
 
