@@ -113,14 +113,14 @@ class Hold:
         retry_after_s: how long the server asked for silence. What would have been sent meanwhile
         counts as refused, too.
         """
-        missed = int(min(retry_after_s, self.rate.window_s) * per_second(self.rate))
-        self._last.extend([True] * min(missed, _CLOSE))
-        self._since_first += missed
-        self._missed = missed
         self._cost += is_limited
         self._slowest_s = max(now_s - sent_s, 0.99 * self._slowest_s)
         if sent_s < self._changed_s:
             return Word.KEEP
+        missed = int(min(retry_after_s, self.rate.window_s) * per_second(self.rate))
+        self._last.extend([True] * min(missed, _CLOSE))
+        self._since_first += missed
+        self._missed = missed
         self._last.append(is_limited)
         self._since_first += 1
         self._since_block += 1

@@ -13,7 +13,7 @@ Want = TypeVar("Want")
 Got = TypeVar("Got")
 
 
-class Waiter(msgspec.Struct, Generic[Want, Got], eq=False, gc=False):
+class Waiter(msgspec.Struct, Generic[Want, Got], eq=False):
     """One caller in a queue: `want` is what it asked for, `future` brings what it got."""
 
     want: Want
