@@ -11,15 +11,18 @@ import pytest
 
 HERE = Path(__file__).parent
 SCENARIOS = ["new", "ordered", "resume", "retry-failed", "mended", "restart"]
-# What each mutant must be caught by, and what is then said.
+LOST, STUCK = "acknowledged and lost", "the resumed run did not finish"
+# What each mutant must be caught by, and what is then said. A file that is replaced wrongly is the
+# results file or the manifest, whichever a death finds first: how lines fall into groups, and so
+# the number of a step, differs from run to run.
 MUTANTS = [
-    ("not-synced", "new", "power", "acknowledged and lost"),
-    ("name-not-synced", "new", "power", "acknowledged and lost"),
-    ("told-too-early", "new", "power", "acknowledged and lost"),
-    ("torn-tail-kept", "new", "torn", "a damaged line"),
-    ("done-is-asked-again", "resume", "before", "r1"),
-    ("old-file-removed-first", "ordered", "before", "acknowledged and lost"),
-    ("new-file-not-synced", "ordered", "power", "the resumed run did not finish"),
+    ("not-synced", "new", "power", (LOST,)),
+    ("name-not-synced", "new", "power", (LOST,)),
+    ("told-too-early", "new", "power", (LOST,)),
+    ("torn-tail-kept", "new", "torn", ("a damaged line",)),
+    ("done-is-asked-again", "resume", "before", ("r1",)),
+    ("old-file-removed-first", "ordered", "before", (LOST, STUCK)),
+    ("new-file-not-synced", "ordered", "power", (LOST, STUCK)),
 ]
 
 pytestmark = [
@@ -52,12 +55,12 @@ def test_a_run_that_dies_at_any_step_loses_nothing_and_is_resumed(
     assert steps >= (4 if manner == "torn" else 20), out
 
 
-@pytest.mark.parametrize(("mutant", "scenario", "manner", "reason"), MUTANTS)
+@pytest.mark.parametrize(("mutant", "scenario", "manner", "reasons"), MUTANTS)
 def test_the_sweep_notices_a_broken_journal(
-    tmp_path: Path, mutant: str, scenario: str, manner: str, reason: str
+    tmp_path: Path, mutant: str, scenario: str, manner: str, reasons: tuple[str, ...]
 ) -> None:
     status, _, err = sweep(scenario, manner, tmp_path, mutant)
     last = err.rstrip().rsplit("\n", 1)[-1]
     assert status == 1, err
     assert last.startswith("AssertionError"), err
-    assert reason in last
+    assert any(reason in last for reason in reasons), last
