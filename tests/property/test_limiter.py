@@ -387,7 +387,8 @@ def check_drawn(kind: Any) -> None:
 
 FORGETFUL = "def forget(self) -> None: return\n\n    def unused(self) -> None:"
 BY_AMOUNT = (
-    "line.append(waiter); self._lines[priority] = deque(sorted(line, key=lambda w: w.want.tokens))"
+    "line.append(Waiter(want, future)); "
+    "self._lines[priority] = deque(sorted(line, key=lambda w: w.want.tokens))"
 )
 MUTANTS: list[tuple[Any, str, str]] = [
     # Guard 0.
@@ -422,20 +423,20 @@ MUTANTS: list[tuple[Any, str, str]] = [
     ),
     (window_module, "booking.amount = used", "pass"),
     # A leak for each waiter: cancelled after its grant, in its queue, and not written.
-    (limiter_module, "self.give_back(waiter.future.result())", "pass"),
+    (limiter_module, "self.give_back(turn.result())", "pass"),
     (queue_module, "def forget(self) -> None:", FORGETFUL),
     (limiter_module, "booking.window.release(booking, now_s)", "pass"),
     # By amount, and the last first.
-    (queue_module, "line.append(waiter)", BY_AMOUNT),
-    (queue_module, "line.append(waiter)", "line.appendleft(waiter)"),
+    (queue_module, "line.append(Waiter(want, future))", BY_AMOUNT),
+    (queue_module, "line.append(Waiter(want, future))", "line.appendleft(Waiter(want, future))"),
     # A newcomer passes those who wait.
     (
         limiter_module,
-        "if self._queue or self.room_s(cost, now_s) > 0:",
-        "if self.room_s(cost, now_s) > 0:",
+        "if self._queue.waiting:",
+        "if False:",
     ),
     # Parked for nobody.
-    (limiter_module, "return parked_s if parked_s > wait_s else wait_s", "return wait_s"),
+    (limiter_module, "self._parked_until_s = until_s", "pass"),
     # Other limits begin as if nothing had been sent.
     (budget_module, "window.recall(sends)", "pass"),
 ]

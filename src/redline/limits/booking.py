@@ -29,8 +29,7 @@ class Booking(msgspec.Struct, eq=False, gc=False):
     booked_s: float
     spread: Spread  # CERTAIN once it is settled
     paced_s: float = 0.0  # what it has put off the sends behind it by
-    is_open: bool = True  # booked: neither sent nor released
-    is_sent: bool = False
+    is_sent: bool | None = None  # None while it is booked, False once it is released
     is_proved: bool = False
     record: Record | None = None  # once sent, where the hard rule holds
     entry: Entry | None = None  # where there is none

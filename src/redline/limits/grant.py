@@ -21,7 +21,7 @@ class Issuer(Protocol[_Taken]):
     def replied(self, taken: _Taken, took_s: float, sent_s: float) -> None: ...
 
 
-class Grant(msgspec.Struct, Generic[Taken], eq=False):
+class Grant(msgspec.Struct, Generic[Taken], eq=False, gc=False):
     """Leave to send one call now. Ends in exactly one of `sent` or `release`.
 
     taken: what it took from the limits. waited_s: how long it was waited for. sent_s: when the call
@@ -33,19 +33,18 @@ class Grant(msgspec.Struct, Generic[Taken], eq=False):
     cost: Cost
     waited_s: float
     sent_s: float | None = None
-    _is_open: bool = True
+    _is_released: bool = False
 
     def sent(self, now_s: float) -> None:
         """The call was written at `now_s`: the windows count from here."""
-        if self._is_open:
-            self._is_open = False
+        if self.sent_s is None and not self._is_released:
             self.sent_s = now_s
             self._issuer.mark_sent(self.taken, now_s)
 
     def release(self) -> None:
         """The call was not written: everything is given back. Does nothing after `sent`."""
-        if self._is_open:
-            self._is_open = False
+        if self.sent_s is None and not self._is_released:
+            self._is_released = True
             self._issuer.give_back(self.taken)
 
     def settle(self, used: Cost | int) -> None:

@@ -99,8 +99,10 @@ class Limiter:
 
     def acquire_now(self, cost: Cost) -> Grant[list[Booking]] | None:
         """A grant where nobody waits and `cost` may be sent at once; it must have been checked."""
+        if self._queue.waiting:
+            return None
         now_s = self._clock.now_s()
-        if self._queue or self.room_s(cost, now_s) > 0:
+        if now_s < self._parked_until_s or self.budget.wait_s(cost, now_s) > 0:
             return None
         return Grant(self, self.budget.book(cost, now_s), cost, 0.0)
 
@@ -115,20 +117,21 @@ class Limiter:
             self.budget.check(cost)
         if (grant := self.acquire_now(cost)) is not None:
             return grant
+        queue = self._queue
         asked_s = self._clock.now_s()
-        waiter = self._queue.add(cost, priority)
+        turn = queue.add(cost, priority)
         # Only a new head changes when the timer must ring.
-        if self._queue.head() is waiter:
+        if queue.is_next(turn):
             self._pump()
         try:
-            bookings = await waiter.future
+            bookings = await turn
         except asyncio.CancelledError:
-            if waiter.future.cancelled():
-                self._queue.forget()
+            if turn.cancelled():
+                queue.forget()
                 self._pump()
-            elif waiter.future.exception() is None:
+            elif turn.exception() is None:
                 # Granted in the same tick as the cancellation.
-                self.give_back(waiter.future.result())
+                self.give_back(turn.result())
             raise
         return Grant(self, bookings, cost, self._clock.now_s() - asked_s)
 
@@ -183,15 +186,16 @@ class Limiter:
 
     def _pump(self) -> None:
         """Grants from the head of the queue all that may go now, then sets the timer."""
-        now_s = self._clock.now_s()
+        now_s, queue, budget = self._clock.now_s(), self._queue, self.budget
         late_s = max(0.0, now_s - self._due_s)
+        parked_s = self._parked_until_s - now_s
         due_s = math.inf
-        while (head := self._queue.head()) is not None:
-            wait_s = self.room_s(head.want, now_s)
-            if wait_s > 0:
-                due_s = now_s + wait_s
+        while (head := queue.head()) is not None:
+            wait_s = budget.wait_s(head.want, now_s)
+            if wait_s > 0 or parked_s > 0:
+                due_s = now_s + max(wait_s, parked_s)
                 break
-            self._queue.wake_head(self.budget.book(head.want, now_s, late_s))
+            queue.wake_head(budget.book(head.want, now_s, late_s))
         self._ring_at(due_s, now_s)
 
     def _ring_at(self, due_s: float, now_s: float) -> None:

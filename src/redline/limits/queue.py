@@ -13,8 +13,12 @@ Want = TypeVar("Want")
 Got = TypeVar("Got")
 
 
-class Waiter(msgspec.Struct, Generic[Want, Got], eq=False):
-    """One caller in a queue: `want` is what it asked for, `future` brings what it got."""
+class Waiter(msgspec.Struct, Generic[Want, Got], eq=False, gc=False):
+    """One caller in a queue: `want` is what it asked for, `future` brings what it got.
+
+    Only the queue holds it, so it stands in no cycle of its own; untracked, a hundred thousand of
+    them cost the garbage collector nothing.
+    """
 
     want: Want
     future: asyncio.Future[Got]
@@ -30,22 +34,27 @@ class WaitQueue(Generic[Want, Got]):
     def __init__(self) -> None:
         self._lines: dict[int, deque[Waiter[Want, Got]]] = {}
         self._priorities: list[int] = []  # of the lines, ascending
-        self._waiting = 0
+        self.waiting = 0  # callers whose turn has not come
         self._forgotten = 0
 
     def __len__(self) -> int:
-        return self._waiting
+        return self.waiting
 
-    def add(self, want: Want, priority: int) -> Waiter[Want, Got]:
-        """A new waiter, last of its priority. Must end in `wake_head` or `forget`."""
+    def add(self, want: Want, priority: int) -> asyncio.Future[Got]:
+        """What a new waiter, last of its priority, will get. Ends in `wake_head` or `forget`."""
         line = self._lines.get(priority)
         if line is None:
             line = self._lines[priority] = deque()
             insort(self._priorities, priority)
-        self._waiting += 1
-        waiter: Waiter[Want, Got] = Waiter(want, asyncio.get_running_loop().create_future())
-        line.append(waiter)
-        return waiter
+        self.waiting += 1
+        future: asyncio.Future[Got] = asyncio.get_running_loop().create_future()
+        line.append(Waiter(want, future))
+        return future
+
+    def is_next(self, future: asyncio.Future[Got]) -> bool:
+        """Whether its waiter is the one that goes next."""
+        head = self.head()
+        return head is not None and head.future is future
 
     def waiters(self) -> list[Waiter[Want, Got]]:
         """All who wait, in the order in which they go."""
@@ -66,14 +75,14 @@ class WaitQueue(Generic[Want, Got]):
 
     def wake_head(self, got: Got) -> None:
         """Takes the head out and wakes it with what it got; call only after `head` named it."""
-        self._waiting -= 1
+        self.waiting -= 1
         self._lines[self._priorities[0]].popleft().future.set_result(got)
 
     def forget(self) -> None:
         """One waiter's future was cancelled."""
-        self._waiting -= 1
+        self.waiting -= 1
         self._forgotten += 1
-        if self._forgotten > self._waiting + 64:
+        if self._forgotten > self.waiting + 64:
             for line in self._lines.values():
                 kept = [waiter for waiter in line if not waiter.future.done()]
                 line.clear()

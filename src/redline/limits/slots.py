@@ -33,11 +33,11 @@ class Slots:
         """Holds one slot on return; give it back with `release`."""
         if self.take_free():
             return
-        waiter = self._queue.add(None, priority)
+        turn = self._queue.add(None, priority)
         try:
-            await waiter.future
+            await turn
         except asyncio.CancelledError:
-            if waiter.future.cancelled():
+            if turn.cancelled():
                 self._queue.forget()
             else:
                 # The slot was handed over in the same tick as the cancellation.

@@ -67,7 +67,7 @@ class Window:
         catch_up_s: float = MARGIN_S,
     ) -> None:
         self.kind: Kind = kind
-        self._full_at_s: float | None = None
+        self._full_at_s = -math.inf  # when the even pace has paid for all that was booked
         self._next_s = -math.inf  # of the next request in a burst
         self._level = BucketLevel()
         self._records: deque[Record] = deque()
@@ -112,6 +112,7 @@ class Window:
         # With a burst of 1 the lateness of a timer would be lost at every send. Timers count in
         # milliseconds, so even without a guard some of it is made up for.
         self._catch_up_s = max(min(guard_s, catch_up_s), MARGIN_S) if self._is_even else 0.0
+        self._is_plain = self.kind == "requests"
         is_spread = self.kind == "requests" and not self._is_even
         apart_s = min(_BURST_MOST_S, rate.window_s * _BURST_SHARE / rate.count)
         self._apart_s = apart_s if is_spread else 0.0
@@ -119,7 +120,9 @@ class Window:
     @property
     def full_at_s(self) -> float | None:
         """When the pace has paid for all that was booked; None before the first."""
-        return self._full_at_s if self._is_hard else self._level.full_at_s(self._unit_s)
+        if not self._is_hard:
+            return self._level.full_at_s(self._unit_s)
+        return None if self._full_at_s == -math.inf else self._full_at_s
 
     def wait_s(self, amount: int, now_s: float, spread: Spread = CERTAIN) -> float:
         """Seconds until `amount` may be sent; 0 now, inf until a booked one is sent or released.
@@ -129,7 +132,16 @@ class Window:
         margin = 0.0
         if spread is not CERTAIN or self._doubt.variance:
             margin = self._doubt.margin(spread)
-        wait_s = self._paced_s(amount, now_s, margin)
+        due_s = self._next_s
+        # Where a burst is the whole limit, the hard rule alone says as much as both.
+        if self._is_even:
+            if self._full_at_s > due_s:
+                due_s = self._full_at_s
+        elif not self._is_hard:
+            due_s = max(due_s, self._refilled_s(amount + margin))
+        wait_s = due_s - now_s
+        if wait_s <= _EPSILON_S:
+            wait_s = 0.0
         if not self._is_hard:
             return wait_s
         free = self.rate.count - amount - math.ceil(margin)
@@ -156,10 +168,11 @@ class Window:
             self._next_s = max(self._next_s, now_s - min(late_s, _BURST_MOST_S)) + self._apart_s
         if self._is_even:
             full_at_s = now_s - min(late_s, self._catch_up_s) - self._credit_s
-            if self._full_at_s is not None and self._full_at_s > full_at_s:
+            if self._full_at_s > full_at_s:
                 full_at_s = self._full_at_s
-            booking.paced_s = self._cost_s(amount, spread)
-            self._full_at_s = full_at_s + booking.paced_s
+            paced_s = amount * self._unit_s if self._is_plain else self._cost_s(amount, spread)
+            booking.paced_s = paced_s
+            self._full_at_s = full_at_s + paced_s
             if self._credit_s:
                 self._credit_s = min(self._credit_s, max(0.0, now_s - self._full_at_s))
         elif not self._is_hard:
@@ -171,9 +184,8 @@ class Window:
 
     def sent(self, booking: Booking, now_s: float) -> None:
         """The booking was written at `now_s`, from when its window counts."""
-        if not booking.is_open:
+        if booking.is_sent is not None:
             return
-        booking.is_open = False
         booking.is_sent = True
         self._booked_amount -= booking.amount
         if self._is_hard:
@@ -191,9 +203,9 @@ class Window:
 
         The pace gets back only what has not refilled since: time that has passed cannot be sent in.
         """
-        if not booking.is_open:
+        if booking.is_sent is not None:
             return
-        booking.is_open = False
+        booking.is_sent = False
         self._booked_amount -= booking.amount
         self._doubt.add(booking.spread, -1)
         if booking.entry is not None:
@@ -262,14 +274,14 @@ class Window:
                 continue
             self._count(amount, sent_s)
             if self._is_even:
-                full_at_s = sent_s if self._full_at_s is None else max(self._full_at_s, sent_s)
+                full_at_s = max(self._full_at_s, sent_s)
                 self._full_at_s = min(full_at_s + amount * self._unit_s, sent_s + self._span_s)
 
     def resume_pace(self, full_at_s: float) -> None:
         """The pace goes on from `full_at_s`, where it is not later already."""
         if not self._is_hard:
             self._level.resume(full_at_s)
-        elif self._full_at_s is None or self._full_at_s < full_at_s:
+        elif self._full_at_s < full_at_s:
             self._full_at_s = full_at_s
 
     def attach(self, keeper: Keeper) -> None:
@@ -310,24 +322,15 @@ class Window:
         self._sent_amount = 0
         self._doubt = Doubt()
 
-    def _paced_s(self, amount: int, now_s: float, margin: float) -> float:
-        due_s = self._next_s
-        # Where a burst is the whole limit, the hard rule alone says as much as both.
-        if self._is_even:
-            if self._full_at_s is not None and self._full_at_s > due_s:
-                due_s = self._full_at_s
-        elif not self._is_hard:
-            full_at_s = self._level.full_at_s(self._unit_s)
-            if full_at_s is not None:
-                spare = max(0.0, self._burst - amount - margin)
-                due_s = max(due_s, full_at_s - spare * self._unit_s)
-        wait_s = due_s - now_s
-        return wait_s if wait_s > _EPSILON_S else 0.0
+    def _refilled_s(self, needed: float) -> float:
+        """When a bucket holds what is `needed`, or all that it may be used for."""
+        full_at_s = self._level.full_at_s(self._unit_s)
+        if full_at_s is None:
+            return -math.inf
+        return full_at_s - max(0.0, self._burst - needed) * self._unit_s
 
     def _cost_s(self, amount: int, spread: Spread) -> float:
         """How long the pace needs for `amount`."""
-        if not self._is_even or self.kind == "requests":
-            return amount * self._unit_s
         # Forgotten in some windows, when large ones have become rare.
         self._largest = max(amount, self._largest * (1 - amount / (4 * self.rate.count)))
         count = self.rate.count
@@ -338,7 +341,7 @@ class Window:
         record = self._records[-1] if self._records else None
         if record is None or now_s - record.first_s > self._grain_s:
             self._expire(now_s)
-            record = Record(self._number, now_s, now_s)
+            record = Record(self._number, now_s)
             self._number += 1
             self._records.append(record)
         elif now_s > record.sent_s:
@@ -358,8 +361,7 @@ class Window:
                 self._keeper.keep_pace(full_at_s)
 
     def _shift(self, by_s: float) -> None:
-        if self._full_at_s is not None:
-            self._full_at_s += by_s
+        self._full_at_s += by_s
 
     def _freed_s(self, excess: int) -> float:
         """When `excess` of what is counted will have left the window; inf if never by itself."""

@@ -303,17 +303,17 @@ def test_many_waiters_cost_a_few_operations_each(
         futures = [limiter._queue.add(Cost(), 0) for _ in range(waiters)]
         limiter._pump()
         if is_cancelled:
-            for waiter in futures:
-                waiter.future.cancel()
+            for future in futures:
+                future.cancel()
                 limiter._queue.forget()
                 limiter._pump()
             assert sum(map(len, limiter._queue._lines.values())) <= 64
             return
         done = 0
         while done < waiters:
-            await futures[done].future
-            while done < waiters and futures[done].future.done():
-                limiter.mark_sent(futures[done].future.result(), now_s())
+            await futures[done]
+            while done < waiters and futures[done].done():
+                limiter.mark_sent(futures[done].result(), now_s())
                 done += 1
         assert now_s() == pytest.approx(waiters / 1000, rel=0.03)
 
@@ -460,23 +460,29 @@ def check_next(kind: Any) -> None:
 
 FORGETFUL = "def forget(self) -> None: return\n\n    def unused(self) -> None:"
 BY_AMOUNT = (
-    "line.append(waiter); self._lines[priority] = deque(sorted(line, key=lambda w: w.want.tokens))"
+    "line.append(Waiter(want, future)); "
+    "self._lines[priority] = deque(sorted(line, key=lambda w: w.want.tokens))"
 )
-UNSEEN = "if waiter.future.cancelled() and self._queue.forget() is None:\n                raise\n"
+UNSEEN = "if turn.cancelled() and queue.forget() is None:\n                raise\n"
 UNSEEN += "            if False:"
 MUTANTS = [
-    (check_no_leak, limiter_module, "self.give_back(waiter.future.result())", "pass"),
+    (check_no_leak, limiter_module, "self.give_back(turn.result())", "pass"),
     (check_no_leak, limiter_module, "booking.window.release(booking, now_s)", "pass"),
     (check_no_leak, queue_module, "def forget(self) -> None:", FORGETFUL),
-    (check_order, queue_module, "line.append(waiter)", BY_AMOUNT),
-    (check_order, queue_module, "line.append(waiter)", "line.appendleft(waiter)"),
+    (check_order, queue_module, "line.append(Waiter(want, future))", BY_AMOUNT),
+    (
+        check_order,
+        queue_module,
+        "line.append(Waiter(want, future))",
+        "line.appendleft(Waiter(want, future))",
+    ),
     (
         check_order,
         limiter_module,
-        "if self._queue or self.room_s(cost, now_s) > 0:",
-        "if self.room_s(cost, now_s) > 0:",
+        "if self._queue.waiting:",
+        "if False:",
     ),
-    (check_next, limiter_module, "if waiter.future.cancelled():", UNSEEN),
+    (check_next, limiter_module, "if turn.cancelled():", UNSEEN),
     (check_next, limiter_module, "waiter.future.set_exception(error)", "continue"),
 ]
 

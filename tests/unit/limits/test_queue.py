@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
 
-from redline.limits.queue import Waiter, WaitQueue
+from redline.limits.queue import WaitQueue
 
 
 def kept(queue: WaitQueue[str, int]) -> int:
@@ -22,8 +23,8 @@ def woken(queue: WaitQueue[str, int]) -> list[str]:
     return names
 
 
-def leave(queue: WaitQueue[str, int], waiter: Waiter[str, int]) -> None:
-    waiter.future.cancel()
+def leave(queue: WaitQueue[str, int], turn: asyncio.Future[int]) -> None:
+    turn.cancel()
     queue.forget()
 
 
@@ -43,7 +44,7 @@ async def test_each_gets_what_it_was_woken_with() -> None:
     queue: WaitQueue[str, int] = WaitQueue()
     waiters = [queue.add(want, 0) for want in "abc"]
     woken(queue)
-    assert [waiter.future.result() for waiter in waiters] == [1, 2, 3]
+    assert [waiter.result() for waiter in waiters] == [1, 2, 3]
 
 
 async def test_who_has_left_is_passed_over() -> None:
@@ -77,7 +78,7 @@ async def test_what_is_kept_is_bounded_by_who_waits(is_at_once: bool) -> None:
         waiters = [queue.add("goes", 0) for _ in range(5000)]
         if is_at_once:
             for waiter in waiters:
-                waiter.future.cancel()
+                waiter.cancel()
             for _ in waiters:
                 queue.forget()
         else:
@@ -91,24 +92,25 @@ async def test_what_is_kept_is_bounded_by_who_waits(is_at_once: bool) -> None:
 async def test_any_mixture_keeps_the_order_and_loses_nobody() -> None:
     chance = random.Random(7)
     queue: WaitQueue[str, int] = WaitQueue()
-    waiting: list[tuple[int, int, Waiter[str, int]]] = []
+    waiting: list[tuple[int, int, asyncio.Future[int]]] = []
     for number in range(20_000):
         step = chance.random()
         if step < 0.5 or not waiting:
             priority = chance.randrange(4)
             waiting.append((priority, number, queue.add(str(number), priority)))
         elif step < 0.75:
-            _, _, waiter = waiting.pop(chance.randrange(len(waiting)))
-            leave(queue, waiter)
+            _, _, turn = waiting.pop(chance.randrange(len(waiting)))
+            leave(queue, turn)
         else:
             first = min(waiting, key=lambda entry: entry[:2])
             waiting.remove(first)
-            assert queue.head() is first[2]
+            assert queue.is_next(first[2])
             queue.wake_head(number)
         assert len(queue) == len(waiting)
         if number == 10_000:
             del waiting[200:]
             for waiter in queue.waiters():
-                if all(waiter is not entry[2] for entry in waiting):
-                    leave(queue, waiter)
-    assert woken(queue) == [waiter.want for _, _, waiter in sorted(waiting, key=lambda e: e[:2])]
+                if all(waiter.future is not entry[2] for entry in waiting):
+                    leave(queue, waiter.future)
+    left = sorted(waiting, key=lambda entry: entry[:2])
+    assert woken(queue) == [str(number) for _, number, _ in left]
