@@ -115,11 +115,13 @@ class _Drain:
 
 
 def clean_environment() -> dict[str, str]:
-    """This environment without what would change a client: keys, base URLs and proxies."""
+    """This environment without what would change a client: keys, base URLs, proxies, and Python's
+    own settings, of which some keep a client from caching its compiled code.
+    """
     environment = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith("OPENAI_") and not name.lower().endswith("_proxy")
+        if not name.startswith(("OPENAI_", "PYTHON")) and not name.lower().endswith("_proxy")
     }
     # Any key will do for a server on loopback.
     return {**environment, "OPENAI_API_KEY": "bench-key", "TERM": "xterm-256color"}

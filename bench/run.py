@@ -1,6 +1,6 @@
-"""What a call costs the client: `redline run` and the usual script against the same server.
+"""What a call costs the client: `redline run`, the usual script and two peers, one server.
 
-    python bench/run.py [--rounds 5] [--rows 10000] [--clients redline,openai,openai-aiohttp]
+    python bench/run.py [--rounds 3] [--rows 10000] [--clients redline,openai,...]
 
 CPU seconds (user and system, of the whole client process, its start-up included) per 1,000 calls,
 and rows a second of wall time, with the same rows of 1 KB, at two loads:
@@ -8,11 +8,13 @@ and rows a second of wall time, with the same rows of 1 KB, at two loads:
   64 in flight, answers at once     what the client itself costs
   1,000 in flight, 200 ms an answer what it costs to wait for many
 
-redline writes its journal and draws its progress on a terminal. The usual script is the newest
-openai SDK in an environment of its own: AsyncOpenAI, a semaphore and gather; once as it comes, and
-once with the aiohttp transport that its README recommends for concurrency. The server is a
-`redline sim` of its own for each load; how busy it was stands beside the figures, for a server that
-is busy all the time would be what is measured.
+redline keeps to a limit that never binds, writes its journal with fsync and draws its progress on a
+terminal. The usual script is the newest openai SDK in an environment of its own: AsyncOpenAI, a
+semaphore and gather; once as it comes, and once with the aiohttp transport that its README
+recommends for concurrency; it has no limit, no checkpoint and no progress. flexllm and
+async-batch-llm do redline's job with the same limit, a checkpoint that they do not sync, and their
+progress. The server is a `redline sim` of its own for each load; how busy it was stands beside the
+figures, for a server that is busy all the time would be what is measured.
 """
 
 from __future__ import annotations
@@ -26,7 +28,16 @@ from typing import Any
 
 import record
 
-CLIENTS = ("redline", "openai", "openai-aiohttp")
+CLIENTS = ("redline", "openai", "openai-aiohttp", "flexllm", "async-batch-llm")
+# The scripts of the peers that do the whole job, and what installs them.
+SCRIPTS = {"flexllm": "flexllm_script.py", "async-batch-llm": "async_batch_llm_script.py"}
+PEER_PACKAGES = {
+    "openai": ("openai[aiohttp]", ("openai", "httpx2", "aiohttp")),
+    "flexllm": ("flexllm", ("flexllm", "aiohttp")),
+    "async-batch-llm": ("async-batch-llm[openai,progress]", ("async-batch-llm", "openai")),
+}
+# A limit that never binds: it costs what a limit costs.
+PER_S = 100_000
 HERE = Path(__file__).resolve().parent
 # name: in flight, the server's latency in seconds.
 LOADS = {"64 in flight, 0 ms": (64, 0.0), "1,000 in flight, 200 ms": (1000, 0.2)}
@@ -36,8 +47,11 @@ PROMPT_BYTES = 1024
 def command(kind: str, python: Path | None, url: str, in_flight: int) -> list[str]:
     """The client's command line, in a folder that holds rows.jsonl."""
     if kind == "redline":
-        flags = f"--model sim --base-url {url} -c {in_flight} -o out.jsonl".split()
-        return [*record.REDLINE, "run", "rows.jsonl", *flags]
+        flags = f"--model sim --base-url {url} -c {in_flight} -o out.jsonl --requests {60 * PER_S}/60s"
+        return [*record.REDLINE, "run", "rows.jsonl", *flags.split()]
+    if kind in SCRIPTS:
+        script = str(HERE / "peers" / SCRIPTS[kind])
+        return [str(python), script, "rows.jsonl", "out.jsonl", url, str(in_flight), str(PER_S)]
     transport = "aiohttp" if kind == "openai-aiohttp" else "httpx"
     script = str(HERE / "peers" / "usual_script.py")
     return [str(python), script, "rows.jsonl", "out.jsonl", url, str(in_flight), transport]
@@ -53,7 +67,9 @@ def measure(
         words = command(kind, python, server.url, in_flight)
         process = record.run_client(words, folder, on_terminal=kind == "redline")
         server_s = server.cpu_s() - before_s
-        written = len((folder / "out.jsonl").read_bytes().splitlines())
+        # A peer's checkpoint may begin with a line of its own.
+        with open(folder / "out.jsonl", "rb") as file:
+            written = sum(b"You said: " in line for line in file)
     if written != rows:
         raise RuntimeError(f"{kind}: {written} of {rows} results were written")
     return {
@@ -114,7 +130,7 @@ def show(summary: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--clients", default=",".join(CLIENTS))
     parser.add_argument("--results", type=Path, default=record.RESULTS)
@@ -127,15 +143,20 @@ def main() -> int:
         "loads": {name: dict(zip(("in_flight", "latency_s"), load, strict=True))
                   for name, load in LOADS.items()},
         "server": "redline sim",
+        "limit_per_s": PER_S,
         "max_retries": "each client's default",
     }  # fmt: skip
     result = record.Record("run", settings, {"sim": 0})
-    python = None
-    if set(kinds) - {"redline"}:
-        python = record.peer_python("openai", "openai[aiohttp]")
-        peers = record.peer_versions(python, "openai", "httpx2", "aiohttp")
-        result.versions.update({f"peer {name}": found for name, found in peers.items()})
-    result.versions.update(record.own_versions("aiohttp", "uvloop", "msgspec"))
+    pythons: dict[str, Path | None] = {"redline": None}
+    for kind in kinds:
+        if kind == "redline":
+            continue
+        name = kind.removesuffix("-aiohttp")
+        package, shown = PEER_PACKAGES[name]
+        pythons[kind] = python = record.peer_python(name, package)
+        peers = record.peer_versions(python, *shown)
+        result.versions.update({f"{name}: {part}": found for part, found in peers.items()})
+    result.versions.update(record.own_versions("httptools", "uvloop", "msgspec"))
     runs: list[dict[str, Any]] = []
     for load, (in_flight, latency_s) in LOADS.items():
         with record.serving(record.sim("--latency", str(latency_s))) as server:
@@ -143,7 +164,7 @@ def main() -> int:
                 turn = number % len(kinds)
                 for kind in kinds[turn:] + kinds[:turn]:
                     run = {"load": load, "round": number + 1}
-                    run |= measure(kind, python, server, in_flight, args.rows)
+                    run |= measure(kind, pythons[kind], server, in_flight, args.rows)
                     runs.append(run)
                     print(
                         f"{load}, round {number + 1}: {kind:14} {run['cpu_s']:7.2f} CPU s, "

@@ -6,6 +6,7 @@ not what the API promises, so that it is tried again like any other fault.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -85,15 +86,15 @@ def read(url: str, body: bytes, output_path: tuple[str | int, ...] = ()) -> Repl
 
     output_path: picks the answer from the JSON, for any API. Raises BadReply.
     """
-    path = url.partition("?")[0].rstrip("/")
+    path, api = _api_of(url)
     try:
         if output_path:
             reply = _read_plain(body, output_path)
-        elif path.endswith("/completions"):
+        elif api == "completions":
             reply = _read_completion(_COMPLETION.decode(body))
-        elif path.endswith("/embeddings"):
+        elif api == "embeddings":
             reply = _read_embeddings(_EMBEDDINGS.decode(body))
-        elif path.endswith("/responses"):
+        elif api == "responses":
             reply = _read_response(_RESPONSE.decode(body))
         else:
             reply = _read_plain(body, ())
@@ -105,6 +106,13 @@ def read(url: str, body: bytes, output_path: tuple[str | int, ...] = ()) -> Repl
     _count_tokens(reply)
     reply.body = body
     return reply
+
+
+@lru_cache(maxsize=1024)
+def _api_of(url: str) -> tuple[str, str]:
+    """The path of a call without its query, and the last part of it."""
+    path = url.partition("?")[0].rstrip("/")
+    return path, path.rpartition("/")[2]
 
 
 def _read_completion(reply: _Completion) -> Reply:

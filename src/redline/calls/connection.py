@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
-from functools import lru_cache
+from collections.abc import Callable
 from typing import cast
 
 import httptools
 
+from redline.calls.answer_headers import AnswerHeaders
+from redline.calls.deadlines import Deadline
 from redline.calls.exchange import Exchange
 from redline.calls.inflate import Inflate, cut_short, inflate_for
 from redline.errors import BadReply, CallError, Disconnected
@@ -39,26 +40,14 @@ _FULL_READ_BYTES = 256_000
 _LARGE_BODY_BYTES = 64 * 1024
 
 
-@lru_cache(maxsize=1024)
-def _name(raw: bytes) -> str:
-    return raw.decode("latin-1").lower()
-
-
-def by_name(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Headers by their names in lower case; repeated ones are joined by commas."""
-    found: dict[str, str] = {}
-    for raw, value in pairs:
-        name, text = _name(raw), value.decode("latin-1")
-        found[name] = f"{found[name]}, {text}" if name in found else text
-    return found
-
-
 class Connection(asyncio.Protocol):
     """One connection; one exchange at a time. on_lost: told once, when it is of no use any more."""
 
     def __init__(self, on_lost: Callable[[Connection], None]) -> None:
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
+        # The clock of the exchange; it is the connection's, so that a call makes none of its own.
+        self.alarm: Deadline | None = None
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._exchange: Exchange | None = None
@@ -66,6 +55,7 @@ class Connection(asyncio.Protocol):
         self._error: CallError | None = None
         self._is_reusable = True
         self._is_lost = False
+        self.headers = AnswerHeaders(())
         self._forget()
         self._is_done = True
 
@@ -94,11 +84,6 @@ class Connection(asyncio.Protocol):
         """What was asked on it is answered to the end, and the server keeps the connection."""
         return self._is_reusable and self._is_done and self.is_open
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """The answer's headers."""
-        return by_name(self._pairs)
-
     def write(self, head: bytes, body: bytes | None, exchange: Exchange, most_bytes: int) -> None:
         """Sends a request. most_bytes: a longer answer is an error."""
         assert self._transport is not None
@@ -115,7 +100,15 @@ class Connection(asyncio.Protocol):
     async def whole(self) -> bytes:
         """The answer's body, once all of it is there. Raises CallError."""
         while not self._is_done:
-            await self._change()
+            # As in _change, without a coroutine of its own: this is where most calls wait.
+            if self._error is None:
+                waiter = self._waiter = self._loop.create_future()
+                try:
+                    await waiter
+                finally:
+                    self._waiter = None
+            if self._error is not None:
+                raise self._error
         parts = self._parts
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -162,6 +155,11 @@ class Connection(asyncio.Protocol):
             self._error = error
         self.close()
         self._wake()
+
+    def time_is_up(self) -> None:
+        """Ends the exchange, whose clock has run out."""
+        if self._exchange is not None:
+            self.fail(self._exchange.timed_out())
 
     def close(self) -> None:
         """The connection is not needed any more."""
@@ -283,7 +281,8 @@ class Connection(asyncio.Protocol):
                 raise BadReply(f"the server sends HTTP {status} again and again, and no answer")
             return
         self.status = status
-        self._inflate = inflate_for(self._pairs)
+        headers = self.headers = AnswerHeaders(self._pairs)
+        self._inflate = inflate_for(headers)
         self._has_head = True
         self._bare_bytes = 0
         if self._is_streamed:

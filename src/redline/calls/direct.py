@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from redline._version import __version__
 from redline.calls.connection import Connection
-from redline.calls.deadlines import Deadlines
+from redline.calls.deadlines import Deadline, Deadlines
 from redline.calls.endpoint import Endpoint
 from redline.calls.exchange import Answer, Exchange, StaleConnection, TaskAlarm, Wire
 from redline.calls.pool import Pool
@@ -56,9 +56,8 @@ class DirectTransport:
 
     async def exchange(self, wire: Wire, exchange: Exchange) -> Answer:
         """The whole answer to `wire`. Raises CallError."""
-        connection = await self._written(wire, exchange)
-        alarm = self._deadlines.alarm(lambda: connection.fail(exchange.timed_out()))
-        exchange.written(alarm)
+        connection = self._written_now(wire, exchange) or await self._written(wire, exchange)
+        alarm = self._begun(connection, exchange)
         try:
             body = await connection.whole()
             return Answer(connection.status, connection.headers, body)
@@ -73,13 +72,12 @@ class DirectTransport:
 
         The answer's body is then empty; an answer of another type or status is read whole.
         """
-        connection = await self._written(wire, exchange)
-        alarm = self._deadlines.alarm(lambda: connection.fail(exchange.timed_out()))
-        exchange.written(alarm)
+        connection = self._written_now(wire, exchange) or await self._written(wire, exchange)
+        alarm = self._begun(connection, exchange)
         try:
             await connection.head()
             headers = connection.headers
-            kind = headers.get("content-type", "")
+            kind = headers.get("content-type") or ""
             if connection.status != 200 or not kind.startswith("text/event-stream"):
                 connection.rest()
                 return Answer(connection.status, headers, await connection.whole())
@@ -94,6 +92,36 @@ class DirectTransport:
         """Closes every connection."""
         self._pool.close()
         self._deadlines.close()
+
+    def _begun(self, connection: Connection, exchange: Exchange) -> Deadline:
+        """The clock of an exchange whose request is written."""
+        alarm = connection.alarm
+        if alarm is None:
+            alarm = connection.alarm = self._deadlines.alarm(connection.time_is_up)
+        exchange.written(alarm)
+        return alarm
+
+    def _written_now(self, wire: Wire, exchange: Exchange) -> Connection | None:
+        """As `_written`, where nothing is to be waited for, as most often; None elsewhere."""
+        if wire.deadline_s != math.inf:
+            return None
+        head = self._head_of(wire)
+        connection = self._pool.take()
+        if connection is None:
+            return None
+        is_ready = False
+        try:
+            is_ready = exchange.pass_gate_now(connection)
+        except StaleConnection:
+            pass
+        finally:
+            if not is_ready:
+                # Nothing was written on it.
+                self._pool.give_back(connection)
+        if not is_ready:
+            return None
+        connection.write(head, wire.body, exchange, self._most_bytes)
+        return connection
 
     async def _written(self, wire: Wire, exchange: Exchange) -> Connection:
         """A connection on which the request has been written just now."""

@@ -67,16 +67,18 @@ class StaleConnection(Exception):
 class Exchange(ABC):
     """One exchange's clocks and grant. The grant is the caller's to release or to settle."""
 
+    # What an exchange begins with; one is made for each attempt, and most of it is never changed.
+    _alarm: Alarm | None = None
+    _deadline_s = math.inf
+    _is_spent = False  # the grant was used for a write
+    phase = "connect"
+    grant: AnyGrant | None = None
+    sent_s: float | None = None
+    first_byte_s: float | None = None
+
     def __init__(self, timeouts: Timeouts, clock: Clock) -> None:
         self._timeouts = timeouts
         self._clock = clock
-        self._alarm: Alarm | None = None
-        self._deadline_s = math.inf
-        self._is_spent = False  # the grant was used for a write
-        self.phase = "connect"
-        self.grant: AnyGrant | None = None
-        self.sent_s: float | None = None
-        self.first_byte_s: float | None = None
 
     @abstractmethod
     def acquire_now(self) -> AnyGrant | None:
@@ -99,8 +101,8 @@ class Exchange(ABC):
         """A connection is to be made."""
         self._enter("connect", self._clock.now_s() + self._timeouts.connect_s)
 
-    async def pass_gate(self, line: Line) -> None:
-        """Waits for the grant; returns when the request is to be written at once: it is stamped.
+    def pass_gate_now(self, line: Line) -> bool:
+        """True where nothing is to be waited for: the request is stamped, and to be written now.
 
         Raises StaleConnection where the connection does not stand any more.
         """
@@ -110,25 +112,42 @@ class Exchange(ABC):
             self._is_spent = False
         if not line.is_open:
             raise StaleConnection
-        if self.grant is None:
-            self.grant = self.acquire_now()
-        if self.grant is None:
-            self._enter("row", math.inf)
-            self.grant = await self.acquire()
-            if not line.is_open:
-                raise StaleConnection
-        self.sent_s = self._clock.now_s()
-        self.grant.sent(self.sent_s)
+        grant = self.grant
+        if grant is None:
+            grant = self.grant = self.acquire_now()
+        if grant is None:
+            return False
+        self._stamp(grant)
+        return True
+
+    async def pass_gate(self, line: Line) -> None:
+        """Waits for the grant; returns when the request is to be written at once: it is stamped.
+
+        Raises StaleConnection where the connection does not stand any more.
+        """
+        if self.pass_gate_now(line):
+            return
+        self._enter("row", math.inf)
+        grant = self.grant = await self.acquire()
+        if not line.is_open:
+            raise StaleConnection
+        self._stamp(grant)
+
+    def _stamp(self, grant: AnyGrant) -> None:
+        sent_s = self.sent_s = self._clock.now_s()
+        grant.sent(sent_s)
         self._is_spent = True
-        self.on_sent(self.sent_s, self.grant.waited_s)
+        self.on_sent(sent_s, grant.waited_s)
 
     def written(self, alarm: Alarm) -> None:
         """The request is written; from now on `alarm` ends the exchange."""
         assert self.sent_s is not None
         self._alarm = alarm
-        bound_s = min(self._timeouts.first_byte_s, self._timeouts.attempt_s)
-        is_short = self._timeouts.first_byte_s < self._timeouts.attempt_s
-        self._enter("first_byte" if is_short else "attempt", self.sent_s + bound_s)
+        first_byte_s, attempt_s = self._timeouts.first_byte_s, self._timeouts.attempt_s
+        if first_byte_s < attempt_s:
+            self._enter("first_byte", self.sent_s + first_byte_s)
+        else:
+            self._enter("attempt", self.sent_s + attempt_s)
 
     def headers_came(self) -> None:
         """The first byte of the answer is here."""

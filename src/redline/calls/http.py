@@ -46,15 +46,16 @@ class _Attempt(Exchange):
     in_flight: calls on the way when this one was written, itself included.
     """
 
+    sending: Sending | None = None
+    is_ahead = False
+    in_flight = 0
+
     def __init__(self, backend: HttpBackend, request: Request, cost: Cost, call: Call) -> None:
         super().__init__(backend.endpoint.timeouts, backend.clock)
         self._backend = backend
         self.request = request
         self.cost = cost
         self.call = call
-        self.sending: Sending | None = None
-        self.is_ahead = False
-        self.in_flight = 0
 
     def acquire_now(self) -> AnyGrant | None:
         grant = self._backend.limiter.acquire_now(self.cost)
@@ -113,7 +114,12 @@ class HttpBackend:
                 if not self._ahead.take_free():
                     await self._wait_for(self._ahead, call)
                 exchange.is_ahead = True
-                reply = await self._attempt(request, call, exchange, sink)
+                if sink is None:
+                    answer = await self._transport.exchange(self._wire(request, call), exchange)
+                    self._heed(answer, exchange)
+                    reply = self._read(request, answer, None)
+                else:
+                    reply = await self._streamed(request, call, exchange, sink)
                 outcome = Outcome(status="succeeded", reply=reply, endpoint=self.label)
             finally:
                 self.leave_ahead(exchange)
@@ -193,13 +199,10 @@ class HttpBackend:
         spare = min(limiter.most("output_tokens"), max(0, most - input_tokens))
         return Cost(input_tokens, int(min(cost.output_tokens, spare)), cost.spread)
 
-    async def _attempt(
-        self, request: Request, call: Call, exchange: _Attempt, sink: Sink | None
+    async def _streamed(
+        self, request: Request, call: Call, exchange: _Attempt, sink: Sink
     ) -> Reply:
-        if sink is None:
-            answer = await self._transport.exchange(self._wire(request, call), exchange)
-            self._heed(answer, exchange)
-            return self._read(request, answer, None)
+        """The reply, whose chunks go to `sink` as they come."""
         reader = StreamReader(sink, call)
         wire = self._wire(streaming(request), call)
         answer = await self._transport.stream(wire, exchange, reader.take)
@@ -282,7 +285,8 @@ class HttpBackend:
             self._listener.on_event(AttemptEnded(now_s, self.label, "cancelled", latency_s, 0, 0))
             return
         outcome.latency_s = latency_s
-        self._outage.answered()
+        if not self._outage.is_up:
+            self._outage.answered()
         self._steering.ended(outcome, exchange.sent_s, exchange.in_flight, now_s)
         used = (0, 0)
         if outcome.reply is not None:

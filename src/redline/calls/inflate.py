@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from redline.errors import BadReply
 
@@ -65,26 +65,25 @@ class Inflate:
         self._zlib = zlib.decompressobj(_GZIP)
 
 
-def inflate_for(pairs: Sequence[tuple[bytes, bytes]]) -> Inflate | None:
+def inflate_for(headers: Mapping[str, str]) -> Inflate | None:
     """What undoes the compression that an answer's headers state; None where there is none.
 
     Raises BadReply for one that redline did not ask for.
     """
-    found: Inflate | None = None
-    for name, value in pairs:
-        # By length first: most headers are neither, and this runs for each of every answer.
-        size = len(name)
-        if size != 16 and size != 17:
-            continue
-        kind, coding = name.lower(), value.strip().lower()
-        if kind == b"transfer-encoding" and coding != b"chunked":
-            raise _unasked(value)
-        if kind != b"content-encoding" or coding in (b"", b"identity"):
-            continue
-        if found is not None or coding not in (b"gzip", b"x-gzip", b"deflate"):
-            raise _unasked(value)
-        found = Inflate(may_be_raw=coding == b"deflate")
-    return found
+    # Looked up and not searched for: most answers have neither.
+    if "transfer-encoding" in headers:
+        coding = headers["transfer-encoding"]
+        if coding.strip().lower() != "chunked":
+            raise _unasked(coding)
+    if "content-encoding" not in headers:
+        return None
+    coding = headers["content-encoding"]
+    kind = coding.strip().lower()
+    if kind in ("", "identity"):
+        return None
+    if kind not in ("gzip", "x-gzip", "deflate"):
+        raise _unasked(coding)
+    return Inflate(may_be_raw=kind == "deflate")
 
 
 def cut_short() -> BadReply:
@@ -92,5 +91,5 @@ def cut_short() -> BadReply:
     return BadReply("the compressed answer is cut short")
 
 
-def _unasked(coding: bytes) -> BadReply:
-    return BadReply(f"the answer is compressed as {ascii(coding.decode('latin-1')[:40])[1:-1]}")
+def _unasked(coding: str) -> BadReply:
+    return BadReply(f"the answer is compressed as {ascii(coding[:40])[1:-1]}")

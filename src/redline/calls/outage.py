@@ -29,6 +29,11 @@ class Outage:
         self._pause_s = _FIRST_PAUSE_S
         self._has_answered = False
 
+    @property
+    def is_up(self) -> bool:
+        """It has answered, and nothing has been refused since."""
+        return self._has_answered and self._since_s is None
+
     def answered(self) -> None:
         """Anything came back: a success, an error, a reset after the connection stood."""
         self._has_answered = True

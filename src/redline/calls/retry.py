@@ -81,7 +81,8 @@ class RetryBudget:
         self._at_s: float | None = None
 
     def first_attempt(self) -> None:
-        self._balance = min(self._most, self._balance + self._policy.share)
+        balance = self._balance + self._policy.share
+        self._balance = balance if balance < self._most else self._most
 
     def spend_s(self, now_s: float) -> float:
         """Takes one retry; seconds to wait until it is earned, 0 where it already is."""
@@ -151,16 +152,20 @@ class Retry:
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         self._budget.first_attempt()
-        history = _History((self._succeeded, self._failed))
+        since = (self._succeeded, self._failed)
+        history: _History | None = None
         while True:
             call.attempts += 1
             outcome = await self._backend.send(request, call, sink)
             outcome.attempts = call.attempts
             error = outcome.error
-            self._succeeded += outcome.is_success
-            self._failed += not outcome.is_success
+            if outcome.status == "succeeded":
+                self._succeeded += 1
+                return outcome
+            self._failed += 1
             if call.committed or not isinstance(error, Retryable):
                 return outcome
+            history = history or _History(since)
             history.note(error)
             if self._is_final(error, history):
                 return outcome

@@ -38,18 +38,20 @@ class Transport:
         self._taken: tuple[str, Mapping[str, str]] | None = None
         self.target = lru_cache(maxsize=1024)(self._target)
 
-    async def exchange(self, wire: Wire, exchange: Exchange) -> Answer:
-        """The whole answer to `wire`. Raises CallError."""
-        return await self._for(wire).exchange(wire, exchange)
+    # Functions that hand a coroutine on: awaiting it here would cost each call one more of them.
 
-    async def stream(
+    def exchange(self, wire: Wire, exchange: Exchange) -> Awaitable[Answer]:
+        """The whole answer to `wire`. Raises CallError."""
+        return self._for(wire).exchange(wire, exchange)
+
+    def stream(
         self, wire: Wire, exchange: Exchange, take: Callable[[bytes], Awaitable[None]]
-    ) -> Answer:
+    ) -> Awaitable[Answer]:
         """As `exchange`, but an event stream's bytes go to `take` as they come, awaited.
 
         The answer's body is then empty; an answer of another type or status is read whole.
         """
-        return await self._for(wire).stream(wire, exchange, take)
+        return self._for(wire).stream(wire, exchange, take)
 
     async def aclose(self) -> None:
         """Closes every connection."""

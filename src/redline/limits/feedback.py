@@ -289,6 +289,7 @@ class _Pressure:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._since_s: float | None = None
+        self._due_s = -math.inf  # until then no answer but a 429 is looked at
         self._answered = 0
         self._limited = 0
         self._clear = self._MEMORY  # windows since the last that was clearly above 1 %
@@ -301,17 +302,20 @@ class _Pressure:
         """A call was answered, by a 429 or not. is_alone: nobody else is seen at the limits."""
         if self._since_s is None:
             self._since_s = now_s
+            self._due_s = now_s + _SHORTEST_LOOK_S
         if now_s < self._since_s:
             return
         self._answered += 1
         self._limited += is_limited
         if self._limited and self._answered < self._LEAST_ANSWERS:
             return
-        if not is_limited and now_s < self._since_s + _SHORTEST_LOOK_S:
+        if not is_limited and now_s < self._due_s:
             return
         longest_s = max(line.stated.window_s for line in self._budget.lines)
         window_s = max(_SHORTEST_LOOK_S, min(60.0, longest_s))
         is_over = now_s >= self._since_s + window_s
+        # Limits may change meanwhile, so it looks again at least each second.
+        self._due_s = min(self._since_s + window_s, now_s + _SHORTEST_LOOK_S)
         # Counting what was sent takes time: it is done for every eighth 429.
         is_due = is_limited and self._limited % 8 == 0 and self.share == 1
         if not is_over and not (is_due and self._is_flood(self._answered)):
@@ -321,6 +325,7 @@ class _Pressure:
             is_changed = self._conclude(self._limited, answered, is_alone=is_alone)
             # The server goes on counting what was sent before a cut.
             self._since_s = now_s + (window_s / 2 if is_changed else 0.0)
+            self._due_s = self._since_s + _SHORTEST_LOOK_S
             self._answered = self._limited = 0
 
     def _is_flood(self, answered: int) -> bool:

@@ -36,7 +36,10 @@ _LEAST_HANDSHAKES = 8
 _REPLIES = 128
 _HANDSHAKES = 64
 _LAGS = 128
+# Sorting what was seen costs more than all the rest: it is done for each eighth reply at first, and
+# later whenever a quarter of what is remembered is new.
 _LEARN_EVERY = 8
+_NEW_SHARE = 4
 
 
 class Jitter:
@@ -54,6 +57,7 @@ class Jitter:
         self._network_s = 0.0
         self._lags_s: deque[float] = deque(maxlen=_LAGS)
         self._rings = 0
+        self._learn_at = self._learn_rings_at = _LEARN_EVERY
         self.catch_up_s = MARGIN_S
         self._spread_s = math.inf  # of nearly all replies behind the fastest one
         self._unsure_s = 0.0  # by how much the fastest reply may not be the fastest possible
@@ -74,8 +78,9 @@ class Jitter:
         """A timer rang late_s after its time. True where the guard has changed by that."""
         self._lags_s.append(late_s)
         self._rings += 1
-        if self._rings % _LEARN_EVERY:
+        if self._rings < self._learn_rings_at:
             return False
+        self._learn_rings_at = self._rings + max(_LEARN_EVERY, len(self._lags_s) // _NEW_SHARE)
         lags_s = sorted(self._lags_s)
         lag_s = min(lags_s[len(lags_s) * 95 // 100], PRIOR_S)
         # The margin is there for it; only what it does not cover comes on top.
@@ -92,11 +97,12 @@ class Jitter:
         if sent_s > self._moment_s + self._prior_s:
             self._moment_s = sent_s
             self._moments += 1
-        fastest_s = self._fastest_s = min(self._fastest_s, took_s)
-        late_s = took_s - fastest_s
-        self._late_s.append(late_s)
+        if took_s < self._fastest_s:
+            self._fastest_s = took_s
+        self._late_s.append(took_s - self._fastest_s)
         self._replies += 1
-        if self._replies % _LEARN_EVERY == 0:
+        if self._replies >= self._learn_at:
+            self._learn_at = self._replies + max(_LEARN_EVERY, len(self._late_s) // _NEW_SHARE)
             self._learn()
         return self.proved_s(took_s)
 

@@ -46,7 +46,8 @@ class Slots:
 
     def release(self) -> None:
         """Hands the slot to the first waiter, or frees it."""
-        if self.in_use > self.count or self._queue.head() is None:
+        queue = self._queue
+        if self.in_use > self.count or not queue.waiting or queue.head() is None:
             self.in_use -= 1
         else:
             self._queue.wake_head(None)

@@ -51,7 +51,7 @@ class _Written:
         self.journal: Journal | None = None
 
     def on_event(self, event: Event) -> None:
-        if self.journal is not None and isinstance(event, AttemptStarted):
+        if self.journal is not None and type(event) is AttemptStarted:
             self.journal.flush()
         self._tally.on_event(event)
 

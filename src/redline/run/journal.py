@@ -139,7 +139,7 @@ class Journal:
         self._wake.set()
 
     def _take(self, result: Result) -> None:
-        was_failed = result.key in self.failed
+        was_failed = self._failures is not None and result.key in self.failed
         line = self._line(result)
         if result.outcome.is_success:
             self._results.add(line)

@@ -49,7 +49,8 @@ class Tally:
             case AttemptStarted():
                 self.attempts += 1
                 self.in_flight += 1
-                self.most_in_flight = max(self.most_in_flight, self.in_flight)
+                if self.in_flight > self.most_in_flight:
+                    self.most_in_flight = self.in_flight
             case AttemptEnded():
                 self.in_flight -= 1
                 self.input_tokens += event.input_tokens

@@ -52,6 +52,8 @@ class Renderer:
                 hint="put its text into --prompt, or write the whole body with --body",
             )
         self._output_path = parse_output_path(prompting.output_path)
+        model = {"model": prompting.model} if prompting.model else {}
+        self._defaults = {**model, **prompting.params}
 
     def request(self, row: dict[str, Any]) -> Request:
         """The request of one row. Raises Rejected where the row does not fit."""
@@ -76,7 +78,7 @@ class Renderer:
             return Request(method=method.upper(), url=url, output_path=self._output_path)
         if not isinstance(body, dict):
             raise Rejected("`body` must be an object")
-        body = {**self._defaults(), **body}
+        body = {**self._defaults, **body}
         if _api_of(url) == _CHAT and isinstance(body.get("messages"), list):
             body["messages"] = self._with_system(body["messages"], row)
         return Request(method=method.upper(), url=url, body=body, output_path=self._output_path)
@@ -86,14 +88,14 @@ class Renderer:
             return self._body_from_template(row)
         if self._prompt is not None:
             content = self._shape(self._render(self._prompt, row, "prompt"), row, url)
-            return {**self._defaults(), **content, **_own_body(row)}
+            return {**self._defaults, **content, **_own_body(row)}
         if _api_of(url) is None:
             # A plain endpoint without a template: the row itself is the body.
             own = {name: value for name, value in row.items() if name != "custom_id"}
-            return {**self._defaults(), **own}
+            return {**self._defaults, **own}
         parameters = {name: row[name] for name in row if name in PARAMETERS}
         content = self._own_content(row, url)
-        return {**self._defaults(), **parameters, **content, **_own_body(row)}
+        return {**self._defaults, **parameters, **content, **_own_body(row)}
 
     def _own_content(self, row: dict[str, Any], url: str) -> dict[str, Any]:
         """The body fields of a row that brings `messages`, `prompt` or `input`."""
@@ -139,10 +141,6 @@ class Renderer:
         text = self._render(self._system, row, "system")
         return [{"role": "system", "content": text}, *messages]
 
-    def _defaults(self) -> dict[str, Any]:
-        model = self._prompting.model
-        return {**({"model": model} if model else {}), **self._prompting.params}
-
     def _body_from_template(self, row: dict[str, Any]) -> Any:
         assert self._body is not None
         text = self._render(self._body, row, "body")
@@ -153,7 +151,7 @@ class Renderer:
                 f"the body template gives no JSON: {error}",
                 hint="write values with the json filter, for instance {{ text | json }}",
             ) from error
-        return {**self._defaults(), **body} if isinstance(body, dict) else body
+        return {**self._defaults, **body} if isinstance(body, dict) else body
 
     def _compile(self, text: str | None, name: str) -> jinja2.Template | None:
         if text is None:

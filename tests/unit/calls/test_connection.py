@@ -309,7 +309,7 @@ MUTANTS: list[tuple[Callable[[ModuleType], None], str, str]] = [
         "self._is_reusable = True",
     ),
     (check_right, "self._pairs = []", "self._pairs = [(b'content-encoding', b'gzip')]"),
-    (check_right, "self._inflate = inflate_for(self._pairs)", "self._inflate = None"),
+    (check_right, "self._inflate = inflate_for(headers)", "self._inflate = None"),
     (
         check_right,
         'return b"content-length" not in names and b"transfer-encoding" not in names',
