@@ -30,15 +30,19 @@ class KeySet:
 
     def __contains__(self, key: int) -> bool:
         slots = self._slots
-        return slots[_find(slots, key or 1)] != 0
+        return self._count > 0 and slots[_find(slots, key or 1)] != 0
 
     def add(self, key: int) -> bool:
         """Puts `key` in, 0..2^64-1; False if it was there."""
         key = key or 1  # 0 marks a free slot
         slots = self._slots
-        at = _find(slots, key)
-        if slots[at]:
-            return False
+        # As in _find, without the call: a resume does this for each row that is done.
+        mask = len(slots) - 1
+        at = key & mask
+        while found := slots[at]:
+            if found == key:
+                return False
+            at = (at + 1) & mask
         slots[at] = key
         self._count += 1
         if self._count * 2 >= len(slots):

@@ -145,22 +145,34 @@ def _sealed(fields: dict[str, Any]) -> bytes:
     return b'%s,"crc":"%08x"}\n' % (body, zlib.crc32(body))
 
 
-class Entry(msgspec.Struct):
-    """What is read back of a line."""
-
+class _Told(msgspec.Struct):
     hash: str
     row: int = 0
 
+
+_TOLD = msgspec.json.Decoder(_Told)
+
+
+class Entry:
+    """What is read back of a line. key: its row's, as in `identity`."""
+
+    __slots__ = ("_line", "key")
+
+    def __init__(self, key: int, line: bytes) -> None:
+        self.key = key
+        self._line = line
+
     @property
-    def key(self) -> int:
-        return int(self.hash, 16)
-
-
-_ENTRY = msgspec.json.Decoder(Entry)
+    def row(self) -> int:
+        """The row's number."""
+        return _TOLD.decode(self._line).row
 
 
 # What result_line, failure_line and the batch format begin with.
 _BEGINNINGS = (b'{"v":', b'{"id":"redline_')
+# A line of this version names its key at once, so that a resume need not parse what follows.
+_KEYED = b'{"v":%d,"hash":"' % VERSION
+_KEY_FROM, _KEY_TO = len(_KEYED), len(_KEYED) + 16
 
 
 def is_torn(data: bytes) -> bool:
@@ -175,7 +187,10 @@ def read_entry(line: bytes) -> Entry | None:
     if tail != b',"crc":"%08x"}' % zlib.crc32(body):
         return None
     try:
-        entry = _ENTRY.decode(line)
-        return entry if entry.key >= 0 else None
+        if line.startswith(_KEYED) and line[_KEY_TO : _KEY_TO + 1] == b'"':
+            key = int(line[_KEY_FROM:_KEY_TO], 16)
+        else:
+            key = int(_TOLD.decode(line).hash, 16)
     except (msgspec.DecodeError, ValueError):
         return None
+    return Entry(key, line) if key >= 0 else None
