@@ -27,6 +27,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
 sys.path.insert(0, str(ROOT / "tests"))
 
+import fault_campaign  # noqa: E402
 import fuzz_transport  # noqa: E402
 import limit_campaign  # noqa: E402
 
@@ -35,6 +36,7 @@ from crash.killing import LIMITED, SATURATED, Plan, kill_until_done  # noqa: E40
 UNFINISHED = 3
 _BENCHES = (
     "bench/campaign.py",
+    "bench/fault_campaign.py",
     "bench/fuzz_transport.py",
     "bench/limit_campaign.py",
     "bench/limits.py",
@@ -84,7 +86,13 @@ def fuzz() -> list[Part]:
     return [Part(name, seed, work) for name, seed, work in fuzz_transport.parts()]
 
 
+def faults() -> list[Part]:
+    """10,000 distinct traces of fault scripts, and the lines that must not be changed."""
+    return [Part(name, seed, work) for name, seed, work in fault_campaign.parts()]
+
+
 CAMPAIGNS: dict[str, Callable[[], list[Part]]] = {
+    "faults": faults,
     "fuzz-transport": fuzz,
     "kills": kills,
     "limit-servers": limit_servers,

@@ -47,7 +47,9 @@ PROMPT_BYTES = 1024
 def command(kind: str, python: Path | None, url: str, in_flight: int) -> list[str]:
     """The client's command line, in a folder that holds rows.jsonl."""
     if kind == "redline":
-        flags = f"--model sim --base-url {url} -c {in_flight} -o out.jsonl --requests {60 * PER_S}/60s"
+        flags = (
+            f"--model sim --base-url {url} -c {in_flight} -o out.jsonl --requests {60 * PER_S}/60s"
+        )
         return [*record.REDLINE, "run", "rows.jsonl", *flags.split()]
     if kind in SCRIPTS:
         script = str(HERE / "peers" / SCRIPTS[kind])

@@ -41,6 +41,8 @@ def read(data: bytes, *, is_ended: bool) -> Read | None:
         if version == b"0" or any(name == b"connection" for name, _ in pairs):
             # An interim answer that ends the connection contradicts itself.
             return None
+        if not _has_sound_length(pairs):
+            return None
     else:
         return None
     framed = _body(version, status, pairs, data, is_ended=is_ended)
@@ -70,21 +72,36 @@ def _body(
     version: bytes, status: int, pairs: Pairs, data: bytes, *, is_ended: bool
 ) -> tuple[bytes, bytes] | None:
     """The body as it was sent, and what follows it."""
-    lengths = [value for name, value in pairs if name == b"content-length"]
-    codings = [value.lower() for name, value in pairs if name == b"transfer-encoding"]
+    if not _has_sound_length(pairs):
+        return None
+    lengths = _values(pairs, b"content-length")
+    codings = [value.lower() for value in _values(pairs, b"transfer-encoding")]
     if codings:
-        is_clear = codings == [b"chunked"] and not lengths and version == b"1"
-        if not is_clear or status in (204, 304):
+        if codings != [b"chunked"] or version != b"1" or status in (204, 304):
             return None
         return _chunks(data)
     if lengths:
-        if len(lengths) > 1 or not re.fullmatch(rb"[0-9]{1,15}", lengths[0]):
-            return None
         size = 0 if status in (204, 304) else int(lengths[0])
         return None if len(data) < size else (data[:size], data[size:])
     if status in (204, 304):
         return b"", data
     return (data, b"") if is_ended else None
+
+
+def _has_sound_length(pairs: Pairs) -> bool:
+    """A Content-Length, where there is one, is a single number without a coding beside it.
+
+    Anything else is an error (RFC 9112, 6.3), also with an answer that has no body.
+    """
+    lengths = _values(pairs, b"content-length")
+    if not lengths:
+        return True
+    is_number = len(lengths) == 1 and re.fullmatch(rb"[0-9]{1,15}", lengths[0]) is not None
+    return is_number and not _values(pairs, b"transfer-encoding")
+
+
+def _values(pairs: Pairs, wanted: bytes) -> list[bytes]:
+    return [value for name, value in pairs if name == wanted]
 
 
 def _chunks(data: bytes) -> tuple[bytes, bytes] | None:
@@ -111,9 +128,9 @@ def _chunks(data: bytes) -> tuple[bytes, bytes] | None:
 
 def _clear(pairs: Pairs, body: bytes) -> bytes | None:
     """The body without its compression."""
-    codings = [value.lower() for name, value in pairs if name == b"content-encoding"]
+    codings = [value.lower() for value in _values(pairs, b"content-encoding")]
     codings = [coding for coding in codings if coding not in (b"", b"identity")]
-    if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in pairs):
+    if any(value.lower() != b"chunked" for value in _values(pairs, b"transfer-encoding")):
         return None
     if not codings:
         return body

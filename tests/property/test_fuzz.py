@@ -6,13 +6,43 @@ from types import ModuleType
 
 import pytest
 
+import reference
+from answers import head
 from fuzzing import fuzz
 from mutants import assert_caught, mutant
+from raw_server import answer
 from redline.calls import connection
+from wires import Case, exchange
 
 
 def check(module: ModuleType) -> None:
     fuzz(module, 1, executions=3_000)
+
+
+HINTS = "HTTP/1.1 103 Early Hints"
+EMPTY = "HTTP/1.1 204 No Content"
+
+
+@pytest.mark.parametrize(
+    ("before", "is_right"),
+    [
+        (head("Link: <a>", status=HINTS), True),
+        (head("Content-Length: 5", status=HINTS), True),
+        (head("Content-Length: Link: <a>", status=HINTS), False),
+        (head("Content-Length: ", status=HINTS), False),
+        (head("Content-Length: 5, 5", status=HINTS), False),
+        (head("Content-Length: 5", "Content-Length: 5", status=HINTS), False),
+        (head("Content-Length: 5", "Transfer-Encoding: chunked", status=HINTS), False),
+        (head("Content-Length: x", status=EMPTY), False),
+    ],
+)
+async def test_a_length_that_is_none_is_an_error_also_where_no_body_follows(
+    before: bytes, is_right: bool
+) -> None:
+    data = before + answer(b"after")
+    read = reference.read(data, is_ended=False)
+    assert (read is not None and read.body == b"after") == is_right
+    assert (exchange(connection, Case([data])).error is None) == is_right
 
 
 def test_faults_in_answers_break_no_law() -> None:
@@ -25,7 +55,7 @@ def test_faults_in_answers_break_no_law() -> None:
 @pytest.mark.parametrize(
     ("line", "replacement"),
     [
-        ("self._inflate = inflate_for(self._pairs)", "self._inflate = None"),
+        ("self._inflate = inflate_for(headers)", "self._inflate = None"),
         ("self._parts.append(data)", "self._parts.appendleft(data)"),
         ("if len(data) > room:", "if False:"),
         ("self._is_reusable = self._is_reusable and self._parser.should_keep_alive()", "pass"),

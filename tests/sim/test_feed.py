@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
+from mutants import assert_caught, mutant
 from redline.errors import ConfigError
+from redline.run import feed as feed_module
 from redline.run.feed import Feed
 from redline.run.source import open_source
-from redline.testing import virtual_run
+from redline.testing import VirtualLoop, virtual_run
 
 
 def feed_of(rows: object, limit: int | None = None) -> Feed:
@@ -53,6 +56,23 @@ def test_rows_that_are_not_wanted_are_counted_and_left_out() -> None:
         assert (feed.rows_read, feed.rows_skipped) == (1000, 900)
 
     virtual_run(main())
+
+
+def check_reading_goes_on_past_many_rows_that_are_done(module: Any) -> None:
+    async def main() -> None:
+        first = iter(range(50_000))
+        feed = module.Feed(open_source(rows(50_010)), lambda key: next(first, None) is None, None)
+        taken = await asyncio.gather(*(drained(feed) for _ in range(3)))
+        assert sorted(number for part in taken for number in part) == list(range(50_001, 50_011))
+
+    virtual_run(main())
+
+
+def test_reading_goes_on_past_more_rows_than_are_read_at_once() -> None:
+    line = "self._wake_some(len(self._waiting) if is_over else max(1, len(self._ready)))"
+    kept = line.replace("max(1, len(self._ready))", "len(self._ready)")
+    check = check_reading_goes_on_past_many_rows_that_are_done
+    assert_caught(check, feed_module, mutant(feed_module, line, kept))
 
 
 @pytest.mark.parametrize("limit", [1, 256, 257, 999, 1000, 5000])
@@ -109,6 +129,94 @@ def test_one_workers_cancellation_does_not_end_the_reading() -> None:
         assert await drained(feed) == [2]
 
     virtual_run(main())
+
+
+class CountingLoop(VirtualLoop):
+    """Counts what it is to call."""
+
+    calls = 0
+
+    def call_soon(self, *given: Any, **named: Any) -> asyncio.Handle:
+        self.calls += 1
+        return super().call_soon(*given, **named)
+
+
+def check_a_row_wakes_one_worker(module: Any) -> None:
+    async def slow() -> AsyncIterator[dict[str, int]]:
+        for number in range(100):
+            await asyncio.sleep(1)
+            yield {"n": number}
+
+    async def main() -> None:
+        feed = module.Feed(open_source(slow()), lambda key: True, None)
+        taken = await asyncio.gather(*(drained(feed) for _ in range(300)))
+        assert sorted(number for part in taken for number in part) == list(range(1, 101))
+
+    with asyncio.Runner(loop_factory=CountingLoop) as runner:
+        runner.run(main())
+        loop = runner.get_loop()
+        assert isinstance(loop, CountingLoop)
+        # All of 300 workers woken for each row would be 30,000.
+        assert loop.calls < 100 * 20 + 300 * 20
+
+
+def test_a_row_wakes_one_worker_and_not_all_that_wait() -> None:
+    line = "self._wake_some(len(self._waiting) if is_over else max(1, len(self._ready)))"
+    changed = mutant(feed_module, line, "self._wake_some(len(self._waiting))")
+    assert_caught(check_a_row_wakes_one_worker, feed_module, changed)
+
+
+def check_a_row_goes_to_another_worker(module: Any) -> None:
+    """The one that is woken for it is cancelled in the same turn of the loop."""
+    gate = asyncio.Event()
+
+    async def one() -> AsyncIterator[dict[str, int]]:
+        await gate.wait()
+        yield {"n": 1}
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        feed = module.Feed(open_source(one()), lambda key: True, None)
+        workers = [asyncio.create_task(feed.next()) for _ in range(3)]
+        await asyncio.sleep(1)
+        feed._refill.add_done_callback(lambda refill: workers[0].cancel())
+        gate.set()
+        await asyncio.sleep(1)
+        assert [worker.done() for worker in workers] == [True, True, False]
+        picked = workers[1].result()
+        assert picked is not None
+        assert picked.row.number == 1
+        await feed.aclose()
+        await asyncio.gather(*workers, return_exceptions=True)
+
+    virtual_run(main())
+
+
+def test_a_row_whose_worker_is_cancelled_as_it_comes_is_another_ones() -> None:
+    changed = mutant(feed_module, "self._wake_some(1)", "pass")
+    assert_caught(check_a_row_goes_to_another_worker, feed_module, changed)
+
+
+def check_closing_between_two_readings_ends_all_waits(module: Any) -> None:
+    async def some() -> AsyncIterator[dict[str, int]]:
+        await asyncio.sleep(1)
+        yield {"n": 1}
+
+    async def main() -> None:
+        feed = module.Feed(open_source(some()), lambda key: True, None)
+        workers = [asyncio.create_task(feed.next()) for _ in range(3)]
+        await asyncio.sleep(0.5)
+        # One is woken for the row, and has not run when the feed is closed.
+        feed._refill.add_done_callback(lambda refill: feed.close())
+        assert await asyncio.gather(*workers) == [None] * 3
+        await feed.aclose()
+
+    virtual_run(main())
+
+
+def test_closing_between_two_readings_ends_all_waits() -> None:
+    changed = mutant(feed_module, "self._wake_some(len(self._waiting))", "pass")
+    assert_caught(check_closing_between_two_readings_ends_all_waits, feed_module, changed)
 
 
 def test_closing_ends_a_wait_for_a_row_that_never_comes() -> None:

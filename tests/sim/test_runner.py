@@ -14,6 +14,7 @@ from redline.calls import Reply, Retry, RetryPolicy
 from redline.errors import (
     BadReply,
     Disconnected,
+    JournalError,
     NoEndpoint,
     RateLimited,
     Refused,
@@ -143,6 +144,46 @@ def test_a_drain_at_any_moment_finishes_what_is_on_the_wire_and_loses_nothing(se
     virtual_run(main())
 
 
+def check_no_attempt_follows_a_drain(module: Any) -> None:
+    """Each attempt fails a second after it began, and would be made again within a millisecond."""
+
+    async def main() -> None:
+        backend = ScriptedBackend([ServerFailed("503", status=503)], latency_s=1.02)
+        policy = RetryPolicy(max_retries=100, base_s=0.001, cap_s=0.001)
+        run = Harness(rows(5), backend, runner_class=module.Runner, retry=policy)
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(0.5)
+        run.runner.drain()
+        await task
+        run.check_law()
+        assert (len(backend.sends), backend.cancelled) == (5, 0)
+        assert run.unfinished == 5
+
+    virtual_run(main())
+
+
+def test_no_attempt_follows_a_drain_however_short_the_wait_for_it() -> None:
+    line = "call.deadline_s = _NO_MORE_S"
+    assert_caught(
+        check_no_attempt_follows_a_drain, runner_module, mutant(runner_module, line, "pass")
+    )
+
+
+def test_a_row_whose_time_is_up_during_a_drain_has_failed() -> None:
+    async def main() -> None:
+        backend = ScriptedBackend([ServerFailed("503", status=503)], latency_s=2.0)
+        run = Harness(rows(5), backend, row_deadline_s=1.5)
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(0.5)
+        run.runner.drain()
+        await task
+        run.check_law()
+        assert (run.tally.failed, run.unfinished) == (5, 0)
+        assert {result.outcome.status for result in run.results} == {"exhausted"}
+
+    virtual_run(main())
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_an_abort_gives_up_what_is_on_the_wire_at_once(seed: int) -> None:
     async def main() -> None:
@@ -174,6 +215,17 @@ def test_an_error_for_every_row_stops_the_run_and_leaves_its_rows_unfinished(err
         assert run.tally.failed == 0
         assert run.runner.offered < 200
         assert not run.feed.is_input_done
+
+    virtual_run(main())
+
+
+def test_results_that_cannot_be_saved_are_told_whatever_stopped_the_run_before() -> None:
+    async def main() -> None:
+        runner = Harness([], ScriptedBackend(lambda send: Reply(output=1))).runner
+        first, full, later = NoEndpoint("down"), JournalError("full"), JournalError("fuller")
+        for error in (first, full, later, NoEndpoint("down again")):
+            runner.stop(error)
+        assert runner.stopped is full
 
     virtual_run(main())
 

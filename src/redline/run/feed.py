@@ -47,6 +47,7 @@ class Feed:
         self._identifier = Identifier()
         self._ready: deque[Picked] = deque()
         self._refill: asyncio.Task[None] | None = None
+        self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_end = False
         self._is_closed = False
         self._iterator: Iterator[list[Row]] | None = None
@@ -86,12 +87,15 @@ class Feed:
         while not self._is_closed:
             if self._refill is None and not self._is_end and len(self._ready) < _LOW_ROWS:
                 self._refill = asyncio.create_task(self._fill())
+                self._refill.add_done_callback(self._wake)
             if self._ready:
                 return self._ready.popleft()
-            if self._refill is None:
+            refill = self._refill
+            if refill is None:
                 return None
-            # Shielded: one worker's cancellation must not end the reading for all.
-            await asyncio.shield(self._refill)
+            await self._turn()
+            if refill.done():
+                refill.result()
         return None
 
     def close(self) -> None:
@@ -104,6 +108,9 @@ class Feed:
         if self._refill is not None:
             # It may wait for a row that never comes.
             self._refill.cancel()
+        else:
+            # Whoever has been woken for a row would have read on for the others.
+            self._wake_some(len(self._waiting))
 
     async def aclose(self) -> None:
         """Waits until the reading has ended."""
@@ -112,6 +119,34 @@ class Feed:
             self._refill.cancel()
             await asyncio.wait([self._refill])
         self._thread.shutdown(wait=False)
+
+    async def _turn(self) -> None:
+        """Returns when there may be a row for this worker, or none for anybody."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled():
+                # Woken and cancelled in the same turn of the loop: the row is another one's.
+                self._wake_some(1)
+            raise
+
+    def _wake(self, refill: asyncio.Task[None]) -> None:
+        """The reading has gone on, or ended. A row wakes one worker of the thousands there may be.
+
+        At the end of the input, or where it broke, all of them hear of it. Without a row, one is
+        woken all the same: whoever runs next reads on.
+        """
+        is_over = self._is_end or refill.cancelled() or refill.exception() is not None
+        self._wake_some(len(self._waiting) if is_over else max(1, len(self._ready)))
+
+    def _wake_some(self, count: int) -> None:
+        while count > 0 and self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
 
     async def _fill(self) -> None:
         try:

@@ -22,7 +22,14 @@ from typing import Any
 
 from redline.calls import Backend, Call, Outcome, Request
 from redline.clock import SYSTEM, Clock
-from redline.errors import CallError, ConfigError, RedlineError, Rejected, TimedOut
+from redline.errors import (
+    CallError,
+    ConfigError,
+    JournalError,
+    RedlineError,
+    Rejected,
+    TimedOut,
+)
 from redline.events import Listener, RowsSaved
 from redline.run.feed import Feed, Picked
 from redline.run.identity import custom_id
@@ -33,6 +40,8 @@ from redline.run.template import Renderer
 
 GRACE_S = 30.0
 _WATCH_S = 0.05
+# The deadline of a row that is not to be tried again, because its run is ending.
+_NO_MORE_S = -math.inf
 _MOST_SPARE_WORKERS = 1000
 _LEAST_SPARE_WORKERS = 16
 # A run whose first rows are all rejected is set up wrongly; a million more would be, too.
@@ -107,8 +116,9 @@ class Runner:
                 task.cancel()
 
     def stop(self, error: RedlineError) -> None:
-        """Drains because of `error`; the first one is kept."""
-        if self.stopped is None:
+        """Drains because of `error`; the first one is kept, but that results cannot be saved."""
+        is_worse = isinstance(error, JournalError) and not isinstance(self.stopped, JournalError)
+        if self.stopped is None or is_worse:
             self.stopped = error
         self.drain()
 
@@ -133,8 +143,14 @@ class Runner:
 
     def _cancel_waiting(self) -> None:
         for task, call in self._tasks.items():
-            if call is not None and call.sent_s is None:
+            if call is None:
+                continue
+            if call.sent_s is None:
                 task.cancel()
+            else:
+                # The attempt on the wire has its own clock. Should it fail, none follows it, even
+                # if the retry would wait for less time than the watch does.
+                call.deadline_s = _NO_MORE_S
 
     async def _work(self) -> None:
         task = asyncio.current_task()
@@ -142,10 +158,12 @@ class Runner:
         try:
             while (picked := await self._next()) is not None:
                 self.offered += 1
-                call = self._tasks[task] = Call(deadline_s=self._row_deadline_s())
+                due_s = self._row_deadline_s()
+                call = self._tasks[task] = Call(deadline_s=due_s)
                 outcome = await self._outcome(picked, call, task)
                 self._tasks[task] = None
-                await self._conclude(picked, outcome)
+                if call.deadline_s == due_s or not self._is_cut_short(outcome, due_s):
+                    await self._conclude(picked, outcome)
         except asyncio.CancelledError:
             # Only a draining run cancels its workers one by one; their rows stay unfinished.
             if not self.is_draining:
@@ -164,6 +182,12 @@ class Runner:
             what = f"reading {self._source_name} raised {type(error).__name__}: {error}"
             self.stop(ConfigError(what, where=f"after {self._feed.rows_read} rows"))
             return None
+
+    def _is_cut_short(self, outcome: Outcome, due_s: float) -> bool:
+        """Another attempt was to follow, if the run were not ending; the row's time is not up."""
+        error = outcome.error
+        is_late = isinstance(error, TimedOut) and error.phase == "row"
+        return is_late and self._clock.now_s() < due_s
 
     def _row_deadline_s(self) -> float:
         row_s = self._job.row_deadline_s
