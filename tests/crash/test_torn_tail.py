@@ -37,7 +37,7 @@ def work(output: Path, rows: object = ROWS, **options: Any) -> list[str]:
 def keys(path: Path, module: Any = results_file) -> list[str]:
     """The lines that opening `path` accepts."""
     found: list[str] = []
-    module.ResultsFile(path, lambda entry, _: found.append(entry.hash)).close()
+    module.ResultsFile(path, lambda entry, _: found.append(format(entry.key, "016x"))).close()
     return found
 
 

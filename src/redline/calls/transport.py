@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
 from string import punctuation
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from redline.calls.direct import DirectTransport
 from redline.calls.endpoint import Endpoint
@@ -88,6 +89,13 @@ class Transport:
 
 def _env_proxy(base_url: str) -> str | None:
     """The proxy that HTTP(S)_PROXY and NO_PROXY name for this URL, read once."""
+    # macOS and Windows have settings for all programs as well.
+    is_elsewhere = sys.platform in ("darwin", "win32")
+    if not is_elsewhere and not any(name.lower().endswith("_proxy") for name in os.environ):
+        return None
+    # It brings http.client and email along, which few runs need.
+    from urllib.request import getproxies, proxy_bypass
+
     parts = urlsplit(base_url)
     proxy = getproxies().get(parts.scheme)
     # With the port, because NO_PROXY may name one.

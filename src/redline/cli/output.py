@@ -14,6 +14,9 @@ from redline.errors import ConfigError, JournalError, RedlineError
 from redline.run.record import Result, error_fields, result_line
 from redline.run.settings import Output
 
+# Of a line of 10 MB, so much is written before the event loop has its turn again: about 1 ms.
+_TURN_BYTES = 256 * 1024
+
 
 def tell(text: str) -> None:
     """Writes to stderr. Nobody there to read it is no error: the exit status still tells."""
@@ -111,8 +114,15 @@ class Lines:
         """A reader that is slow holds back the results, and not the event loop."""
         fd, poll = self._stream.fileno(), select.poll()
         poll.register(fd, select.POLLOUT)
-        while data:
+        # A view: cutting the bytes themselves would copy what is left of a long line each time.
+        left = memoryview(data)
+        turn_bytes = _TURN_BYTES
+        while left:
             # A ready pipe takes this much without blocking (POSIX).
             while not poll.poll(0):  # noqa: ASYNC110, a pipe has no event on every platform
                 await asyncio.sleep(0.01)
-            data = data[os.write(fd, data[: select.PIPE_BUF]) :]
+            written = os.write(fd, left[: select.PIPE_BUF])
+            left, turn_bytes = left[written:], turn_bytes - written
+            if turn_bytes <= 0:
+                turn_bytes = _TURN_BYTES
+                await asyncio.sleep(0)

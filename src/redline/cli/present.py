@@ -10,6 +10,7 @@ import msgspec
 
 from redline.cli.output import Notes
 from redline.errors import ConfigError, RedlineError
+from redline.run.object_url import url_of
 from redline.run.plan import Plan
 from redline.run.progress import duration
 from redline.run.record import error_fields
@@ -82,9 +83,12 @@ def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
         "is_interrupted": report.interrupted,
         "first_failure": error_fields(notes.first_failure),
         "stopped": error_fields(report.stopped),
-        "output": str(report.output.path) if report.output is not None else None,
+        "output": report.output.name if report.output is not None else None,
         "continue_with": _command(report, argv) if is_open else None,
     }
+    if report.output is not None and report.output.url is not None:
+        fields["kept_in"] = str(report.output.path)
+        fields["not_uploaded"] = error_fields(report.not_uploaded)
     return msgspec.json.encode(fields).decode() + "\n"
 
 
@@ -136,14 +140,29 @@ def _sum(report: Report) -> str:
 
 
 def _files(report: Report, notes: Notes) -> list[str]:
-    assert report.output is not None
-    lines = [f"results: {report.output.path}"]
-    if report.output.failed_path.exists():
-        lines.append(f"failures: {report.output.failed_path} (--retry-failed tries them again)")
+    output = report.output
+    assert output is not None
+    if output.url is None:
+        lines = [f"results: {output.path}"]
+    elif report.not_uploaded is None:
+        lines = [f"results: {output.name}, uploaded; also in {output.path}"]
+    else:
+        lines = [f"results: {output.path}, on this machine only", _not_uploaded(report)]
+    if output.failed_path.exists():
+        name = output.failed_path if report.not_uploaded is not None else output.failed_name
+        lines.append(f"failures: {name} (--retry-failed tries them again)")
     # The error that stopped the run is told below with more room.
     if notes.first_failure is not None and report.stopped is None:
         lines.append(f"first failure: {notes.first_failure}")
     return lines
+
+
+def _not_uploaded(report: Report) -> str:
+    """Why the object is not what the file is; in full only where it is not told below."""
+    assert report.output is not None
+    line = f"not uploaded: {report.output.name}"
+    is_told_below = report.stopped is report.not_uploaded
+    return line if is_told_below else f"{line}: {report.not_uploaded}"
 
 
 def _saved(report: Report) -> str:
@@ -154,7 +173,9 @@ def _saved(report: Report) -> str:
     of = f" of {report.offered + report.skipped:,}" if report.is_input_done else ""
     results = "result" if done == 1 and not of else "results"
     failures = f", {_count(report.failed, 'failure')} beside it" if report.failed else ""
-    return f"{done:,}{of} {results} in {report.output.path}{failures}"
+    is_here = report.output.url is None or report.not_uploaded is not None
+    place = report.output.path if is_here else report.output.name
+    return f"{done:,}{of} {results} in {place}{failures}"
 
 
 def _count(number: int, one: str, many: str = "") -> str:
@@ -183,5 +204,9 @@ def _without_secret(flag: str, word: str) -> str:
         return f"{flag}={_without_secret(flag, value)}"
     if flag == "--header":
         return f"{word.partition(':')[0]}: ..."
-    # A proxy's user and password stand before the @.
-    return _CREDENTIALS.sub("//...@", word) if flag == "--proxy" else word
+    if flag == "--proxy":
+        # Its user and password stand before the @.
+        return _CREDENTIALS.sub("//...@", word)
+    # A prompt may begin with a URL, too; but it goes on with a space.
+    url = None if " " in word else url_of(word)
+    return word if url is None else url.name

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 from typer import Argument
 
 from redline.cli.output import say
 from redline.cli.verify import results_path
+from redline.errors import ConfigError
+from redline.run.object_url import url_of
 from redline.run.repair import Repair
 from redline.run.repair import repair as take_out
 from redline.run.settings import Output
@@ -27,6 +30,14 @@ def repair(
 
     Exit status: 0 repaired, or nothing to repair; 2 no results file, or a run is writing to it.
     """
+    url = url_of(results)
+    if url is not None:
+        copy = url.copy_path()
+        raise ConfigError(
+            f"{url.name} is an object, and repair works on files",
+            hint=f"run the same command again, which puts its copy into {copy} and names what is "
+            f"wrong; then redline repair {shlex.quote(str(copy))}, and run it once more",
+        )
     repairs = take_out(Output(path=results_path(results)))
     changed = [done for done in repairs if done.aside is not None]
     for done in changed:

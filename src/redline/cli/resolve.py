@@ -22,9 +22,10 @@ from redline.limits.settings import (
     PROFILES,
     RATES,
 )
+from redline.run.object_url import local_path, url_of
 from redline.run.options import OPENAI, SIM, memory_path
 from redline.run.settings import FAIL_ON, FORMATS, Job, Output, Prompting
-from redline.run.source import open_source
+from redline.run.source import open_source, opened
 
 _KEY_VARIABLE = "OPENAI_API_KEY"
 _URL_VARIABLE = "OPENAI_BASE_URL"
@@ -67,17 +68,19 @@ def resolve(
     stated = {name: value for name, value in given.items() if value not in (None, [], False)}
     defaults = _defaults(stated, configuration)
     # A wrong path is a commoner mistake than a missing key, so it is told first.
-    open_source(rows).close()
+    found = opened(rows)
+    if found is rows:
+        open_source(rows).close()
     server = _server({**defaults, **stated}, configuration)
     flags = {**defaults, **server.table, **stated}
     try:
         for name in _NEED_OUTPUT:
-            if name in stated and _output_path(flags) is None:
+            if name in stated and _output_place(flags) is None:
                 raise ConfigError(
                     f"{flag_of(name)} needs an output file", hint="name one: -o labels.jsonl"
                 )
         endpoint = _endpoint(server, flags, configuration, is_sending=is_sending)
-        resolved = _resolved(rows, flags, endpoint, is_simulated=server.is_sim)
+        resolved = _resolved(found, flags, endpoint, is_simulated=server.is_sim)
         memory = memory_path(configuration.environ)
         job = msgspec.structs.replace(resolved.job, memory=memory)
         return Resolved(job=job, lines=resolved.lines)
@@ -109,10 +112,10 @@ def _origin(what: str, stated: Flags, server: _Server, configuration: Configurat
     return ""
 
 
-def _resolved(rows: str, flags: Flags, endpoint: Endpoint, *, is_simulated: bool) -> Resolved:
-    path = _output_path(flags)
-    lines = Output(
-        path=path or Path("-"),
+def _resolved(rows: object, flags: Flags, endpoint: Endpoint, *, is_simulated: bool) -> Resolved:
+    place = _output_place(flags)
+    lines = Output.at(
+        place or "-",
         format=values.choice(flags, "format", FORMATS) or "redline",
         ordered="ordered" in flags,
         keep_input="keep_input" in flags,
@@ -124,16 +127,16 @@ def _resolved(rows: str, flags: Flags, endpoint: Endpoint, *, is_simulated: bool
         endpoint=endpoint,
         is_simulated=is_simulated,
         prompting=_prompting(flags, "sim" if is_simulated else None),
-        output=lines if path is not None else None,
+        output=lines if place is not None else None,
         retry=RetryPolicy() if retries is None else RetryPolicy(max_retries=retries),
         row_deadline_s=values.duration(flags, "row_deadline"),
         deadline_s=values.duration(flags, "deadline"),
         limit=values.whole(flags, "limit", 1),
         fail_on=tuple(values.choices(flags, "fail_on", FAIL_ON)),
         strict="strict" in flags,
-        retry_failed=path is not None and "retry_failed" in flags,
-        restart=path is not None and "restart" in flags,
-        force=path is not None and "force" in flags,
+        retry_failed=place is not None and "retry_failed" in flags,
+        restart=place is not None and "restart" in flags,
+        force=place is not None and "force" in flags,
     )
     return Resolved(job=job, lines=lines)
 
@@ -159,12 +162,18 @@ def _prompting(flags: Flags, model: str | None) -> Prompting:
     )
 
 
-def _output_path(flags: Flags) -> Path | None:
-    """The results file; None for stdout."""
+def _output_place(flags: Flags) -> str | None:
+    """The path or URL of the results; None for stdout."""
     text = flags.get("output", "-")
     if text == "-":
         return None
-    path = Path(text)
+    if url_of(text) is None:
+        _check_output_path(local_path(text), text)
+    return str(text)
+
+
+def _check_output_path(path: Path, text: str) -> None:
+    """Raises ConfigError where no file can be at `path`."""
     if path.is_dir():
         raise ConfigError(
             f"the output {text} is a folder", hint=f"name a file in it: {path / 'labels.jsonl'}"
@@ -184,7 +193,6 @@ def _output_path(flags: Flags) -> Path | None:
             if is_file
             else f"mkdir -p {path.parent}, or choose another -o",
         )
-    return path
 
 
 def _server(chosen: Flags, configuration: Configuration) -> _Server:

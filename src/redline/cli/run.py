@@ -40,9 +40,10 @@ def run(
         str,
         Argument(
             metavar="INPUT",
-            help="A .jsonl, .csv, .tsv or .parquet file, the text ones also as .gz or .zst, a "
-            "folder of the datasets library, or - for stdin. A row has any columns, with --prompt "
-            "or --body; or it brings messages, prompt or input; or url and body (OpenAI Batch).",
+            help="A .jsonl, .csv, .tsv or .parquet file, the text ones also as .gz or .zst, or its "
+            "URL, such as s3://bucket/rows.jsonl; a folder of the datasets library; or - for "
+            "stdin. A row has any columns, with --prompt or --body; or it brings messages, prompt "
+            "or input; or url and body (OpenAI Batch).",
         ),
     ],
     prompt: Annotated[
@@ -184,8 +185,9 @@ def run(
             "-o",
             "--output",
             metavar="FILE",
-            help="Results, one JSON line each. The same command continues it. Default: stdout, "
-            "which cannot be continued.",
+            help="Results, one JSON line each. The same command continues it. A URL such as "
+            "s3://bucket/labels.jsonl is written when the run ends; until then its file is in "
+            "s3.redline/. Default: stdout, which cannot be continued.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,

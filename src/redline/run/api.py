@@ -16,22 +16,27 @@ import msgspec
 
 from redline.calls import Outcome
 from redline.run.execute import Display, execute
+from redline.run.object_url import url_of
 from redline.run.options import Options, make_job
 from redline.run.progress import TerminalProgress
 from redline.run.record import Result
 from redline.run.report import Report
 from redline.run.runner import OnResult, Runner
 from redline.run.settings import Job
+from redline.run.source import opened
 
 T = TypeVar("T")
 
+# What a stream may be ahead of its reader: many small answers, or a few of 10 MB.
 _STREAM_AHEAD = 256
+_STREAM_AHEAD_BYTES = 32 * 1024 * 1024
 
 
 def run(rows: object, **options: Unpack[Options]) -> Report:
     """Sends every row through and reports; failures are data and raise nothing.
 
-    rows: a path, an iterable or an async iterable of dicts or strings. options: see Options.
+    rows: a path, a URL such as s3://bucket/rows.jsonl, an iterable or an async iterable of dicts or
+    strings. options: see Options.
     Without `output` the report brings the outcomes in input order, and all are kept in memory.
     Works in a script and inside a notebook's running loop. Ctrl-C once drains, twice stops.
     Raises ConfigError or JournalError where the run cannot begin.
@@ -64,14 +69,14 @@ async def stream(rows: object, **options: Unpack[Options]) -> AsyncIterator[Outc
 
         async def work() -> Report:
             try:
-                return await execute(job, on_start=handover.start, on_result=handover.put)
+                return await _execute(job, on_start=handover.start, on_result=handover.put)
             finally:
                 ending = asyncio.create_task(handover.outcomes.put(None))
                 stack.callback(ending.cancel)
 
         task = asyncio.create_task(work(), name="redline stream")
         try:
-            while (outcome := await handover.outcomes.get()) is not None:
+            while (outcome := await handover.next()) is not None:
                 yield outcome
             report = await task
             if report.stopped is not None:
@@ -80,11 +85,34 @@ async def stream(rows: object, **options: Unpack[Options]) -> AsyncIterator[Outc
             await handover.leave(task)
 
 
+async def _execute(
+    job: Job,
+    *,
+    display: Display | None = None,
+    on_start: Callable[[Runner], None],
+    on_result: OnResult | None,
+    on_upload: Callable[[Callable[[], None]], None] | None = None,
+) -> Report:
+    """The run, with what objects in a store ask for before and after it."""
+    if url_of(job.rows) is not None:
+        job = msgspec.structs.replace(job, rows=await asyncio.to_thread(opened, job.rows))
+    if job.output is None or job.output.url is None:
+        return await execute(job, display=display, on_start=on_start, on_result=on_result)
+    # Imported here: a run on local files does not pay for what stores need.
+    from redline.run.mirrored import execute_mirrored
+
+    return await execute_mirrored(
+        job, display=display, on_start=on_start, on_result=on_result, on_upload=on_upload
+    )
+
+
 class _Handover:
     """Outcomes on their way from a run's workers to whoever reads a stream."""
 
     def __init__(self) -> None:
         self.outcomes: asyncio.Queue[Outcome | None] = asyncio.Queue(_STREAM_AHEAD)
+        self._ahead_bytes = 0
+        self._has_room = asyncio.Event()
         self._runner: Runner | None = None
         self._is_left = False
 
@@ -95,11 +123,25 @@ class _Handover:
             runner.abort()
 
     async def put(self, result: Result) -> None:
+        """Hands one over; waits while the reader is too far behind."""
+        while self._ahead_bytes >= _STREAM_AHEAD_BYTES and not self._is_left:
+            self._has_room.clear()
+            await self._has_room.wait()
+        self._ahead_bytes += _size_bytes(result.outcome)
         await self.outcomes.put(result.outcome)
+
+    async def next(self) -> Outcome | None:
+        """The next outcome; None after the last."""
+        outcome = await self.outcomes.get()
+        if outcome is not None:
+            self._ahead_bytes -= _size_bytes(outcome)
+            self._has_room.set()
+        return outcome
 
     async def leave(self, task: asyncio.Task[Report]) -> None:
         """The reader has gone: gives up what is left of the run, and waits for its end."""
         self._is_left = True
+        self._has_room.set()
         if self._runner is not None:
             self._runner.on_result = None
             self._runner.abort()
@@ -108,6 +150,10 @@ class _Handover:
             while not self.outcomes.empty():
                 self.outcomes.get_nowait()
             await asyncio.wait([task], timeout=0.05)
+
+
+def _size_bytes(outcome: Outcome) -> int:
+    return len(outcome.reply.body) if outcome.reply is not None else 0
 
 
 async def embed(job: Job, stack: AsyncExitStack) -> Job:
@@ -129,16 +175,24 @@ class _Interrupts:
     def __init__(self) -> None:
         self._runner: Runner | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._give_up: Callable[[], None] | None = None
 
     def watch(self, runner: Runner) -> None:
         """Interrupts are for this runner from now on."""
         self._runner = runner
         self._loop = asyncio.get_running_loop()
 
+    def watch_upload(self, give_up: Callable[[], None]) -> None:
+        """The run has ended; interrupts give up its upload from now on."""
+        self._give_up = give_up
+
     def interrupt(self) -> None:
         """Tells the runner, from any thread. Raises KeyboardInterrupt where there is none yet."""
         if self._runner is None or self._loop is None:
             raise KeyboardInterrupt
+        if self._give_up is not None:
+            self._give_up()
+            return
         is_second = self._runner.is_draining
         self._loop.call_soon_threadsafe(self._runner.abort if is_second else self._runner.drain)
 
@@ -175,7 +229,13 @@ async def _run_interruptibly(
     async with AsyncExitStack() as stack:
         job = await embed(job, stack)
         stack.enter_context(interrupts.signals())
-        report = await execute(job, display=display, on_start=interrupts.watch, on_result=on_result)
+        report = await _execute(
+            job,
+            display=display,
+            on_start=interrupts.watch,
+            on_result=on_result,
+            on_upload=interrupts.watch_upload,
+        )
     if outcomes is not None:
         report.outcomes = sorted(outcomes, key=lambda outcome: outcome.row or 0)
     return report

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from redline.errors import ConfigError
-from redline.run.source_bytes import ByteStream, CorruptInput
+from redline.run.source_blocks import CorruptInput
+from redline.run.source_bytes import ByteStream
 from redline.run.source_row import (
     BATCH_ROWS,
     Row,

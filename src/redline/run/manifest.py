@@ -11,6 +11,7 @@ import msgspec
 
 from redline._version import __version__
 from redline.errors import ConfigError, JournalError
+from redline.run.object_url import local_path, url_of
 from redline.run.results_file import replace_file
 from redline.run.settings import Job, Output
 
@@ -20,7 +21,7 @@ _LONGEST_SHOWN = 60
 class Manifest(msgspec.Struct, kw_only=True):
     """manifest.json. `settings`: whatever decides an answer; never a key.
 
-    rows: rows of the input once a run has read it to its end; input: its path, for `verify`.
+    rows: rows of the input once a run has read it to its end; input: its path or URL, for `verify`.
     """
 
     v: int = 1
@@ -41,9 +42,13 @@ def make(job: Job) -> Manifest:
     call = getattr(job.call, "__qualname__", type(job.call).__name__) if job.call else None
     rows = job.rows
     path = ""
-    if isinstance(rows, (str, os.PathLike)) and os.fspath(rows) != "-":
+    url = url_of(rows)
+    if url is not None:
+        # A signature or a password is not written down; then verify is told the input again.
+        path = url.text if url.text == url.name else ""
+    elif isinstance(rows, (str, os.PathLike)) and os.fspath(rows) != "-":
         # A file's name may be no UTF-8; then it can be shown, and verify is told it again.
-        path = os.fsencode(os.path.abspath(rows)).decode("utf-8", "replace")
+        path = os.fsencode(os.path.abspath(local_path(rows))).decode("utf-8", "replace")
     settings = {
         "call": call,
         **msgspec.to_builtins(job.prompting),

@@ -129,7 +129,7 @@ def make_job(rows: object, options: Options, environ: Mapping[str, str]) -> Job:
             params=dict(given.get("params", {})),  # type: ignore[call-overload]
             **{**_default_model(given), **_some(given, _PROMPTING)},
         ),
-        output=Output(path=Path(output), **_some(given, _OUTPUT)) if output is not None else None,  # type: ignore[arg-type]
+        output=Output.at(output, **_some(given, _OUTPUT)) if output is not None else None,  # type: ignore[arg-type]
         hooks=Hooks(**_some(given, _HOOKS)),
         retry=RetryPolicy(**_some(given, ("max_retries",))),
         fail_on=tuple(given.get("fail_on", ())),  # type: ignore[arg-type]

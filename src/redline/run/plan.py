@@ -19,7 +19,7 @@ from redline.run import manifest as manifests
 from redline.run.identity import Identifier, KeySet
 from redline.run.record import read_entry
 from redline.run.results_file import read_lines
-from redline.run.settings import Job
+from redline.run.settings import Job, Output
 from redline.run.source import AsyncRows, Row, Source, open_source
 from redline.run.template import Renderer
 
@@ -118,6 +118,16 @@ def _done(job: Job) -> tuple[KeySet, KeySet]:
     output = job.output
     if output is None or job.restart:
         return KeySet(), KeySet()
+    if output.url is None or output.path.exists():
+        return _done_in(job, output)
+    # Imported here: a plan for local files does not pay for what stores need.
+    from redline.run.mirror import fetched
+
+    with fetched(output.url) as copy:
+        return _done_in(job, copy)
+
+
+def _done_in(job: Job, output: Output) -> tuple[KeySet, KeySet]:
     old = manifests.load(output)
     succeeded, new = _keys(output.path), manifests.make(job)
     if old is not None and len(succeeded) and not job.force:

@@ -17,8 +17,9 @@ class Report(msgspec.Struct, kw_only=True):
     is_input_done: the input was read to its end, or to its limit. stopped: why the run ended early,
     None where it did not; interrupted: by the user. errors_by_kind: failed attempts by kind of
     error, those tried again included. found_limits: where limits were to be found, what was, as
-    `20/1s requests` or `45 in flight`. outcomes: in input order, only for a run without an output
-    file.
+    `20/1s requests` or `45 in flight`. not_uploaded: why the object of an output in a store is not
+    what the file on this machine is; None where it is, and for other outputs. outcomes: in input
+    order, only for a run without an output file.
     """
 
     offered: int = 0
@@ -39,6 +40,7 @@ class Report(msgspec.Struct, kw_only=True):
     errors_by_kind: dict[str, int] = {}
     found_limits: list[str] = []
     output: Output | None = None
+    not_uploaded: RedlineError | None = None
     outcomes: list[Outcome] | None = None
 
     @property

@@ -13,6 +13,7 @@ import msgspec
 from redline.calls import Endpoint, RetryPolicy
 from redline.errors import ConfigError, nearest
 from redline.limits import Limits
+from redline.run.object_url import ObjectUrl, local_path, url_of
 
 Format = Literal["redline", "batch"]
 FORMATS: tuple[str, ...] = get_args(Format)
@@ -69,11 +70,14 @@ class Prompting(msgspec.Struct, frozen=True, kw_only=True):
 class Output(msgspec.Struct, frozen=True, kw_only=True):
     """Where results go and what a line holds.
 
-    path: the results file; failures and the run's state go beside it. ordered: the finished file
-    is in input order. keep_input: each line repeats its row. raw: each line holds the whole reply.
+    path: the results file; failures and the run's state go beside it. url: the object that the
+    results file becomes when the run ends; `path` is then its copy on this machine. ordered: the
+    finished file is in input order. keep_input: each line repeats its row. raw: each line holds the
+    whole reply.
     """
 
     path: Path
+    url: ObjectUrl | None = None
     format: str = "redline"
     ordered: bool = False
     keep_input: bool = False
@@ -85,6 +89,26 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
                 f"unknown format: {self.format}",
                 hint=nearest(self.format, FORMATS) or f"one of {', '.join(FORMATS)}",
             )
+
+    @classmethod
+    def at(cls, place: str | os.PathLike[str], **fields: Any) -> Output:
+        """The output at a path, or at a URL such as s3://bucket/labels.jsonl.
+
+        Raises ConfigError for a URL that nothing can be written to.
+        """
+        url = url_of(place)
+        return cls(path=local_path(place) if url is None else url.copy_path(), url=url, **fields)
+
+    @property
+    def name(self) -> str:
+        """What a person calls it: the URL as it may be shown, or the path."""
+        return str(self.path) if self.url is None else self.url.name
+
+    @property
+    def failed_name(self) -> str:
+        """What a person calls the failures beside it."""
+        path = self.failed_path
+        return str(path) if self.url is None else self.url.beside(path.name).name
 
     @property
     def failed_path(self) -> Path:
@@ -170,15 +194,24 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_output(self) -> None:
         """Refuses to write over the input."""
-        if self.output is None or not isinstance(self.rows, (str, os.PathLike)):
+        output, rows = self.output, self.rows
+        url = url_of(rows)
+        if url is not None:
+            source = url.name
+        elif isinstance(rows, (str, os.PathLike)):
+            source = os.path.realpath(local_path(rows))
+        else:
             return
-        source = os.path.realpath(os.fsdecode(self.rows))
-        for path in (self.output.path, self.output.failed_path):
-            if os.path.realpath(path) == source:
+        if output is None:
+            return
+        paths = (output.path, output.failed_path)
+        names = (output.name, output.failed_name)
+        for path, name in zip(paths, names, strict=True):
+            if source in (os.path.realpath(path), name):
                 raise ConfigError(
-                    f"{path} is the input, and would be written to",
+                    f"{name} is the input, and would be written to",
                     hint="choose another output"
-                    if path == self.output.path
-                    else f"failures go there when results go to {self.output.path}: to try them "
+                    if path == output.path
+                    else f"failures go there when results go to {output.name}: to try them "
                     "again, run the first command with --retry-failed",
                 )

@@ -1,4 +1,4 @@
-"""Where rows come from: the right source for a path, for stdin, or for Python objects."""
+"""Where rows come from: the right source for a path, a URL, stdin, or Python objects."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 import stat
 from collections.abc import AsyncIterable, Iterable, Mapping
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from redline.errors import ConfigError, nearest
 from redline.run.lines import LineRows
+from redline.run.object_url import ObjectUrl, OpenedObject, local_path, url_of
 from redline.run.source_arrow import open_dataset, open_parquet
+from redline.run.source_blocks import Blocks, FileBlocks
 from redline.run.source_bytes import COMPRESSIONS, ByteStream
 from redline.run.source_iterable import AsyncRows, IterableRows
 from redline.run.source_row import Row, Source
@@ -31,19 +33,25 @@ _FRAMES = {
 
 
 def open_source(rows: object, *, max_row_bytes: int = MAX_ROW_BYTES) -> Source | AsyncRows:
-    """The source of `rows`: a path, "-" for stdin, an iterable or an async iterable.
+    """The source of `rows`: a path or URL, "-" for stdin, an iterable or an async iterable.
 
     A path is read by its suffix: JSON Lines (.jsonl, .ndjson, .json, .txt, none), .csv, .tsv,
-    each also with .gz or .zst, .parquet, or a folder that Dataset.save_to_disk wrote.
-    max_row_bytes: a longer row is a bad row. Close the source when done.
-    Raises ConfigError where there is nothing that can be read. A file's beginning is read
-    here; a pipe is first touched by `batches`.
+    each also with .gz or .zst, .parquet, or a folder that Dataset.save_to_disk wrote. So is a URL,
+    such as s3://bucket/rows.jsonl, but no folder. max_row_bytes: a longer row is a bad row. Close
+    the source when done.
+    Raises ConfigError where there is nothing that can be read. The beginning of a file or an
+    object is read here; a pipe is first touched by `batches`.
     """
+    if isinstance(rows, OpenedObject):
+        opened: Source = rows.source
+        return opened
     if isinstance(rows, (str, os.PathLike)):
-        path = os.fspath(rows)
-        if path == "-":
-            return LineRows(ByteStream(None), max_row_bytes)
-        return _open_path(Path(os.fsdecode(path)), max_row_bytes)
+        if os.fspath(rows) == "-":
+            return LineRows(ByteStream(FileBlocks(None)), max_row_bytes)
+        url = url_of(rows)
+        if url is not None:
+            return _open_object(url, max_row_bytes)
+        return _open_path(local_path(rows), max_row_bytes)
     if isinstance(rows, AsyncIterable):
         return AsyncRows("<async iterable>", rows, max_row_bytes=max_row_bytes)
     for method, hint in _FRAMES.items():
@@ -59,30 +67,53 @@ def open_source(rows: object, *, max_row_bytes: int = MAX_ROW_BYTES) -> Source |
     )
 
 
+def opened(rows: object) -> object:
+    """The same rows; those of a URL with their object opened, which blocks.
+
+    Raises ConfigError as `open_source` does.
+    """
+    url = url_of(rows)
+    if url is None or isinstance(rows, OpenedObject):
+        return rows
+    return OpenedObject(url, _open_object(url, MAX_ROW_BYTES))
+
+
 def _open_path(path: Path, max_row_bytes: int) -> Source:
     mode = _mode(path)
     if stat.S_ISDIR(mode):
         return open_dataset(path, max_row_bytes)
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        return open_parquet(path, max_row_bytes)
-    if suffix in COMPRESSIONS:
-        suffix = Path(path.stem).suffix.lower()
-    stream = ByteStream(path)
-    source: CsvRows | LineRows
-    if suffix in _DELIMITERS:
-        source = CsvRows(stream, _DELIMITERS[suffix], max_row_bytes)
-    elif suffix in _LINES:
-        source = LineRows(stream, max_row_bytes)
-    else:
-        raise ConfigError(
-            f"{path} has a suffix that is not known: {suffix}",
-            hint="known are .jsonl, .ndjson, .json, .csv, .tsv, these with .gz or .zst, "
-            "and .parquet",
-        )
+    if path.suffix.lower() == ".parquet":
+        return open_parquet(path, str(path), max_row_bytes)
+    source = _text_rows(FileBlocks(path), path, max_row_bytes)
     if stat.S_ISREG(mode):
         source.open()
     return source
+
+
+def _open_object(url: ObjectUrl, max_row_bytes: int) -> Source:
+    # Imported here: a run on local files does not pay for what stores need.
+    from redline.run.source_object import ObjectBlocks, ObjectFile
+
+    if url.file.suffix.lower() == ".parquet":
+        return open_parquet(ObjectFile(url), url.name, max_row_bytes)
+    source = _text_rows(ObjectBlocks(url), url.file, max_row_bytes)
+    source.open()
+    return source
+
+
+def _text_rows(blocks: Blocks, path: PurePath, max_row_bytes: int) -> CsvRows | LineRows:
+    """The rows of text whose kind is the suffix of `path`."""
+    suffix = path.suffix.lower()
+    if suffix in COMPRESSIONS:
+        suffix = PurePath(path.stem).suffix.lower()
+    if suffix in _DELIMITERS:
+        return CsvRows(ByteStream(blocks), _DELIMITERS[suffix], max_row_bytes)
+    if suffix in _LINES:
+        return LineRows(ByteStream(blocks), max_row_bytes)
+    raise ConfigError(
+        f"{blocks.name} has a suffix that is not known: {suffix}",
+        hint="known are .jsonl, .ndjson, .json, .csv, .tsv, these with .gz or .zst, and .parquet",
+    )
 
 
 def _mode(path: Path) -> int:

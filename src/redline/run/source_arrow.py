@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import shlex
 from collections.abc import Iterator
+from io import RawIOBase
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 from redline.errors import ConfigError
-from redline.run.source_bytes import CorruptInput, extra
+from redline.run.source_blocks import CorruptInput
+from redline.run.source_bytes import extra
 from redline.run.source_row import BATCH_BYTES, BATCH_ROWS, Batch, Row, no_rows, row_of
 from redline.run.tables import check_names
 
@@ -61,6 +63,9 @@ class ArrowRows:
                         yield batch.take()
                 if batch.rows:
                     yield batch.take()
+        except CorruptInput as error:
+            error.where = f"after {self._number} rows"
+            raise
         except (OSError, ValueError, NotImplementedError) as error:
             raise CorruptInput(
                 f"cannot read on in {self.name}: {error}", where=f"after {self._number} rows"
@@ -140,15 +145,14 @@ def _batch_rows(size_bytes: int, rows: int) -> int:
     return max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(1, size_bytes)))
 
 
-def open_parquet(path: Path, max_row_bytes: int) -> ArrowRows:
-    """The rows of a Parquet file. Raises ConfigError where it is none."""
-    name = str(path)
+def open_parquet(place: Path | RawIOBase, name: str, max_row_bytes: int) -> ArrowRows:
+    """The rows of a Parquet file, or of an open one. Raises ConfigError where it is none."""
     arrow = extra("pyarrow", "parquet", f"reading {name}")
     parquet = extra("pyarrow.parquet", "parquet", f"reading {name}")
     try:
         # Without a pre-buffer and with a small one for pages, a row group of any size is
         # never in memory as a whole.
-        file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=1024 * 1024)
+        file = parquet.ParquetFile(place, pre_buffer=False, buffer_size=1024 * 1024)
     except (OSError, ValueError, NotImplementedError) as error:
         raise _unreadable(name, "a Parquet file", error) from error
     check_names(file.schema_arrow.names, name)

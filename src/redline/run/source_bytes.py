@@ -1,6 +1,6 @@
-"""The text of a file or of stdin as chunks of bytes: decompressed, and known to be text.
+"""The text of an input as chunks of bytes: decompressed, and known to be text.
 
-    file or stdin -> raw blocks -> gzip or zstd undone -> BOM skipped, binary refused -> chunks
+    blocks of a file, stdin or an object -> gzip or zstd undone -> BOM skipped, binary refused
 
 Every stage is a generator, so that memory holds a few blocks whatever the size of the input.
 """
@@ -8,25 +8,20 @@ Every stage is a generator, so that memory holds a few blocks whatever the size 
 from __future__ import annotations
 
 import importlib
-import os
-import select
 import shlex
-import stat
-import sys
-import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple, NoReturn
 
 from redline.errors import ConfigError, RedlineError
+from redline.run.source_blocks import Blocks, CorruptInput
 
 CHUNK_BYTES = 1024 * 1024
 SNIFF_BYTES = 8192
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
-_POLL_MS = 200
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 # A zstd file may begin with a skippable frame (RFC 8878, 3.1.2); pzstd writes such files.
@@ -49,10 +44,6 @@ _BINARY_KINDS = {
 }
 
 
-class CorruptInput(ConfigError):
-    """The input broke off or is damaged; `where` says how many rows came before."""
-
-
 class _Codec(NamedTuple):
     """How to undo a compression, and in pieces of which size.
 
@@ -67,19 +58,15 @@ class _Codec(NamedTuple):
 
 
 class ByteStream:
-    """The text of `path`, or of stdin where that is None. Reading blocks; any thread may close."""
+    """The text of `blocks`. Reading blocks; any thread may close."""
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self.name = "stdin" if path is None else str(path)
+    def __init__(self, blocks: Blocks) -> None:
+        self.path: PurePath | None = blocks.path
+        self.name = blocks.name
         self.first = b""
         self.is_closed = False
         self.is_compressed = False
-        self._fd = -1
-        self._size_bytes: int | None = None
-        self._read_bytes = 0
-        self._lock = threading.Lock()
-        self._poll: select.poll | None = None
+        self._blocks = blocks
         self._chunks: Iterator[bytes] | None = None
 
     def open(self) -> None:
@@ -90,7 +77,7 @@ class ByteStream:
         if self._chunks is not None:
             return
         try:
-            self._open_descriptor()
+            self._blocks.open()
             text = self._text()
             self.first = next(text, b"")
         except RedlineError:
@@ -109,65 +96,25 @@ class ByteStream:
 
     def read_fraction(self) -> float | None:
         """Bytes read of bytes there, compressed ones where it is; None for a pipe."""
-        if self._size_bytes is None:
-            return None
-        return min(1.0, self._read_bytes / self._size_bytes) if self._size_bytes else 1.0
+        return self._blocks.read_fraction()
 
     def close(self) -> None:
-        """Ends `chunks` early, within 0.2 s where it waits for a pipe. Leaves stdin open."""
+        """Ends `chunks` early, also where it waits. Leaves stdin open."""
         self.is_closed = True
-        with self._lock:
-            if self._fd >= 0 and self.path is not None:
-                os.close(self._fd)
-            self._fd = -1
+        self._blocks.close()
 
     def command(self, command: str, suffix: str) -> str:
         """A hint: the shell command that turns this input into one that can be read."""
-        if self.path is None or self.is_compressed:
+        if not isinstance(self.path, Path) or self.is_compressed:
             return f"convert it: {command} in > out{suffix}"
         target = self.path.with_suffix(suffix)
         if target == self.path:
             target = self.path.with_suffix(f".new{suffix}")
         return f"convert it: {command} {shlex.quote(self.name)} > {shlex.quote(str(target))}"
 
-    def _open_descriptor(self) -> None:
-        try:
-            if self.path is None:
-                fd = sys.stdin.fileno()
-            else:
-                fd = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-            info = os.fstat(fd)
-        except PermissionError as error:
-            raise ConfigError(
-                f"no permission to read {self.name}", hint=f"chmod u+r {shlex.quote(self.name)}"
-            ) from error
-        except (OSError, ValueError, AttributeError) as error:
-            raise ConfigError(f"cannot read {self.name}: {_reason(error)}") from error
-        self._fd = fd
-        if stat.S_ISREG(info.st_mode):
-            self._size_bytes = info.st_size
-        else:
-            self._poll = select.poll()
-            self._poll.register(fd, select.POLLIN)
-
     def _raw(self) -> Iterator[bytes]:
-        while block := self._read_block():
-            self._read_bytes += len(block)
+        while block := self._blocks.read(CHUNK_BYTES):
             yield block
-
-    def _read_block(self) -> bytes:
-        # A read of an idle pipe cannot be called off from outside, a wait in steps can.
-        while self._poll is not None and not self.is_closed and not self._poll.poll(_POLL_MS):
-            pass
-        with self._lock:
-            if self.is_closed:
-                return b""
-            try:
-                return os.read(self._fd, CHUNK_BYTES)
-            except OSError as error:
-                raise CorruptInput(
-                    f"cannot read on in {self.name}: {_reason(error)}", where="after 0 rows"
-                ) from error
 
     def _plain(self) -> Iterator[bytes]:
         """The raw blocks, decompressed where their first bytes ask for it."""
@@ -211,7 +158,8 @@ class ByteStream:
 
     def _refuse_damaged(self, what: str, codec: _Codec, cause: Exception | None) -> NoReturn:
         test = "gzip -t" if codec.name == "gzip" else "zstd -t"
-        hint = "copy the input again" if self.path is None else f"check it with {test} {self.name}"
+        is_here = isinstance(self.path, Path)
+        hint = f"check it with {test} {self.name}" if is_here else "copy the input again"
         raise CorruptInput(f"{self.name} {what}", where="after 0 rows", hint=hint) from cause
 
     def _text(self) -> Iterator[bytes]:
@@ -276,8 +224,3 @@ def extra(module: str, group: str, purpose: str) -> Any:
             f"{purpose} needs {module.partition('.')[0]}, which is not installed",
             hint=f"pip install 'redline[{group}]'",
         ) from error
-
-
-def _reason(error: Exception) -> str:
-    """The system's own words, without the error number and the path."""
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)

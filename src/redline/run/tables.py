@@ -10,7 +10,8 @@ import msgspec
 
 from redline.errors import ConfigError
 from redline.run.lines import LongLine, split_lines
-from redline.run.source_bytes import ByteStream, CorruptInput
+from redline.run.source_blocks import CorruptInput
+from redline.run.source_bytes import ByteStream
 from redline.run.source_row import Batch, Row, digest, long_row, no_rows
 
 # csv keeps its limit in a C long, which has 32 bits on some systems.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jinja2
 import msgspec
 
 from redline.calls import Request
 from redline.errors import ConfigError, Rejected
 from redline.run.settings import BODILESS, Prompting
+
+if TYPE_CHECKING:
+    import jinja2
 
 CHAT = "/v1/chat/completions"
 # Endings of a path, the longer one first; any other path is plain JSON.
@@ -37,10 +39,6 @@ class Renderer:
 
     def __init__(self, prompting: Prompting) -> None:
         self._prompting = prompting
-        self._environment = jinja2.Environment(
-            undefined=jinja2.StrictUndefined, autoescape=False, keep_trailing_newline=True
-        )
-        self._environment.filters["json"] = _to_json
         self._prompt = self._compile(prompting.prompt, "prompt")
         self._system = self._compile(prompting.system, "system")
         self._body = self._compile(prompting.body, "body")
@@ -156,8 +154,11 @@ class Renderer:
     def _compile(self, text: str | None, name: str) -> jinja2.Template | None:
         if text is None:
             return None
+        # Here and not above: rows that bring their own messages need none of it.
+        import jinja2
+
         try:
-            return self._environment.from_string(text)
+            return _environment().from_string(text)
         except jinja2.TemplateError as error:
             raise ConfigError(
                 f"the {name} template is not valid: {error}",
@@ -165,6 +166,8 @@ class Renderer:
             ) from error
 
     def _render(self, template: jinja2.Template, row: dict[str, Any], name: str) -> str:
+        import jinja2
+
         try:
             return template.render(row)
         except jinja2.UndefinedError as error:
@@ -174,6 +177,17 @@ class Renderer:
             ) from error
         except (jinja2.TemplateError, ArithmeticError, TypeError, ValueError) as error:
             raise Rejected(f"the {name} template fails on the row: {error}") from error
+
+
+@lru_cache(maxsize=1)
+def _environment() -> jinja2.Environment:
+    import jinja2
+
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, autoescape=False, keep_trailing_newline=True
+    )
+    environment.filters["json"] = _to_json
+    return environment
 
 
 def parse_output_path(text: str | None) -> tuple[str | int, ...]:

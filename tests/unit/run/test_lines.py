@@ -16,7 +16,8 @@ from redline.errors import ConfigError
 from redline.run import source_bytes
 from redline.run.lines import LongLine, split_lines
 from redline.run.source import Row, open_source
-from redline.run.source_bytes import ByteStream, CorruptInput
+from redline.run.source_blocks import CorruptInput, FileBlocks
+from redline.run.source_bytes import ByteStream
 
 GSM8K = Path(__file__).parents[4] / "shared" / "data" / "gsm8k" / "test.jsonl"
 
@@ -359,7 +360,7 @@ def test_lines_do_not_depend_on_how_the_bytes_arrive(
     content = b"\xef\xbb\xbfone\n\ntwo\r\n" + b"x" * 21 + b"\n" + b"y" * 20 + b"\nlast"
     path = tmp_path / "in.txt"
     path.write_bytes(content)
-    stream = ByteStream(path)
+    stream = ByteStream(FileBlocks(path))
     lines = [line for lines in split_lines(stream, 20) for line in lines]
     stream.close()
     long = LongLine(hashlib.blake2b(b"x" * 21).hexdigest().encode(), 21)

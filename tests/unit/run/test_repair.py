@@ -56,9 +56,9 @@ def opened(path: Path) -> list[str]:
     found: list[str] = []
 
     def hear(entry: Any, _: int) -> None:
-        if entry.hash in found:
+        if format(entry.key, "016x") in found:
             raise JournalError("twice")
-        found.append(entry.hash)
+        found.append(format(entry.key, "016x"))
 
     ResultsFile(path, hear).close()
     return found

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from redline.errors import ConfigError
-from redline.run import source_bytes, source_iterable
+from redline.run import source_blocks, source_iterable
 from redline.run.source import AsyncRows, Row, open_source
 
 
@@ -71,7 +71,7 @@ class TestPaths:
             def refuse(*_: object) -> int:
                 raise PermissionError(13, "Permission denied")
 
-            monkeypatch.setattr(source_bytes.os, "open", refuse)
+            monkeypatch.setattr(source_blocks.os, "open", refuse)
         else:
             path.chmod(0)
         error = error_of(path)

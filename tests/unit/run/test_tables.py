@@ -19,7 +19,7 @@ import pytest
 from redline.errors import ConfigError
 from redline.run import source_bytes
 from redline.run.source import Row, open_source
-from redline.run.source_bytes import CorruptInput
+from redline.run.source_blocks import CorruptInput
 
 BANKING77 = Path(__file__).parents[4] / "shared" / "data" / "banking77" / "test.csv"
 

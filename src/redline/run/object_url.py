@@ -1,0 +1,117 @@
+"""Names of objects in a store, such as `s3://bucket/dir/rows.jsonl`."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from redline.errors import ConfigError
+
+# Two letters at least: one is a drive of Windows.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
+_LOCAL = ("file", "local")
+_WEB = ("http", "https")
+_VERSION = "?versionId="
+
+
+class ObjectUrl(msgspec.Struct, frozen=True):
+    """One object. path: what follows `://`, the bucket or host first."""
+
+    scheme: str
+    path: str
+
+    @property
+    def text(self) -> str:
+        """The URL as it was given. It may hold a password or a signature."""
+        return f"{self.scheme}://{self.path}"
+
+    @property
+    def name(self) -> str:
+        """The URL as it may be shown: without a user's password and without a query."""
+        host, slash, rest = self._bare.partition("/")
+        user, at, address = host.rpartition("@")
+        shown = f"{self.scheme}://{'...' if user else ''}{at}{address}{slash}{rest}"
+        return f"{shown}?..." if self.is_web and "?" in self.path else shown
+
+    @property
+    def is_web(self) -> bool:
+        """Whether a web server has it, to which nothing can be written."""
+        return self.scheme in _WEB
+
+    @property
+    def bucket(self) -> str:
+        """The bucket, container or host."""
+        return self._bare.partition("/")[0].rpartition("@")[2]
+
+    @property
+    def file(self) -> PurePosixPath:
+        """The object's name as a path, for its suffixes."""
+        return PurePosixPath("/" + self._bare.partition("/")[2])
+
+    @property
+    def _bare(self) -> str:
+        """`path` without a query, or without the version of an object."""
+        if self.is_web:
+            return re.split(r"[?#]", self.path, maxsplit=1)[0]
+        return self.path.partition(_VERSION)[0]
+
+    def beside(self, name: str) -> ObjectUrl:
+        """The object `name` next to this one; `name` may hold a slash."""
+        return ObjectUrl(self.scheme, f"{self.path.rpartition('/')[0]}/{name}")
+
+    def copy_path(self) -> Path:
+        """Where this object's copy stands on this machine: `s3.redline/bucket/dir/rows.jsonl`.
+
+        Below the working folder. Raises ConfigError where the URL names no object that results
+        could be written to.
+        """
+        if self.is_web:
+            raise ConfigError(
+                f"results cannot be written to a web server: {self.name}",
+                hint="write to a file, or to a store such as s3://bucket/labels.jsonl",
+            )
+        segments = self.path.split("/")
+        if len(segments) < 2 or not segments[-1] or _VERSION in self.path:
+            raise ConfigError(
+                f"the output {self.name} names no object",
+                hint=f"name one in it: {self.scheme}://{self.bucket or 'bucket'}/labels.jsonl",
+            )
+        if {"", ".", ".."} & set(segments[1:]):
+            raise ConfigError(
+                f"the output {self.name} has an empty part, or one of dots, between its slashes",
+                hint="name it without: s3://bucket/folder/labels.jsonl",
+            )
+        return Path(f"{self.scheme}.redline", self.bucket or "_", *segments[1:])
+
+
+class OpenedObject(msgspec.Struct, frozen=True):
+    """An input that was opened already: asking a store takes long, and no event loop may wait.
+
+    source: what `open_source` made of it.
+    """
+
+    url: ObjectUrl
+    source: Any
+
+
+def url_of(place: object) -> ObjectUrl | None:
+    """The object that `place` names; None for a path of this machine, `file://` included."""
+    if isinstance(place, OpenedObject):
+        return place.url
+    if not isinstance(place, str):
+        return None
+    match = _URL.fullmatch(place)
+    if match is None or match[1].lower() in _LOCAL:
+        return None
+    return ObjectUrl(match[1].lower(), match[2])
+
+
+def local_path(place: str | os.PathLike[str]) -> Path:
+    """The local path that `place` names, which is no URL of a store."""
+    text = os.fsdecode(place)
+    match = _URL.fullmatch(text)
+    return Path(match[2] if match is not None and match[1].lower() in _LOCAL else text)

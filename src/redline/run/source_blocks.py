@@ -1,0 +1,117 @@
+"""The raw bytes of an input: what every place that has them offers, and files and stdin."""
+
+from __future__ import annotations
+
+import os
+import select
+import shlex
+import stat
+import sys
+import threading
+from pathlib import Path, PurePath
+from typing import Protocol
+
+from redline.errors import ConfigError
+
+_POLL_MS = 200
+
+
+class CorruptInput(ConfigError):
+    """The input broke off or is damaged; `where` says how many rows came before."""
+
+
+class Blocks(Protocol):
+    """Raw bytes in order. name: what a person calls it. path: its name where it has one."""
+
+    name: str
+    path: PurePath | None
+
+    def open(self) -> None:
+        """Raises ConfigError where it cannot be opened."""
+        ...
+
+    def read(self, most_bytes: int) -> bytes:
+        """The next 1 to `most_bytes` bytes; none at the end, or once it is closed. Blocks.
+
+        Raises CorruptInput where the input breaks off.
+        """
+        ...
+
+    def read_fraction(self) -> float | None:
+        """Bytes read of bytes there, 0 to 1; None where nobody knows how many there are."""
+        ...
+
+    def close(self) -> None:
+        """Ends a `read` that waits, soon; from any thread."""
+        ...
+
+
+class FileBlocks:
+    """The bytes of the file `path`, or of stdin where that is None."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path: PurePath | None = path
+        self.name = "stdin" if path is None else str(path)
+        self._fd = -1
+        self._is_closed = False
+        self._size_bytes: int | None = None
+        self._read_bytes = 0
+        self._lock = threading.Lock()
+        self._poll: select.poll | None = None
+
+    def open(self) -> None:
+        """Raises ConfigError where it cannot be opened."""
+        try:
+            if self.path is None:
+                fd = sys.stdin.fileno()
+            else:
+                fd = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            info = os.fstat(fd)
+        except PermissionError as error:
+            raise ConfigError(
+                f"no permission to read {self.name}", hint=f"chmod u+r {shlex.quote(self.name)}"
+            ) from error
+        except (OSError, ValueError, AttributeError) as error:
+            raise ConfigError(f"cannot read {self.name}: {_reason(error)}") from error
+        self._fd = fd
+        if stat.S_ISREG(info.st_mode):
+            self._size_bytes = info.st_size
+        else:
+            self._poll = select.poll()
+            self._poll.register(fd, select.POLLIN)
+
+    def read(self, most_bytes: int) -> bytes:
+        """The next bytes, at once what a pipe has; none at the end, or once it is closed."""
+        # A read of an idle pipe cannot be called off from outside, a wait in steps can.
+        while self._poll is not None and not self._is_closed and not self._poll.poll(_POLL_MS):
+            pass
+        with self._lock:
+            if self._is_closed:
+                return b""
+            try:
+                block = os.read(self._fd, most_bytes)
+            except OSError as error:
+                raise CorruptInput(
+                    f"cannot read on in {self.name}: {_reason(error)}", where="after 0 rows"
+                ) from error
+        self._read_bytes += len(block)
+        return block
+
+    def read_fraction(self) -> float | None:
+        """Bytes read of bytes there, 0 to 1; None for a pipe."""
+        if self._size_bytes is None:
+            return None
+        return min(1.0, self._read_bytes / self._size_bytes) if self._size_bytes else 1.0
+
+    def close(self) -> None:
+        """Ends a `read` that waits for a pipe within 0.2 s. Leaves stdin open."""
+        self._is_closed = True
+        with self._lock:
+            if self._fd >= 0 and self.path is not None:
+                os.close(self._fd)
+            self._fd = -1
+
+
+def _reason(error: Exception) -> str:
+    """The system's own words, without the error number and the path."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,0 +1,475 @@
+"""Results in a real store of objects: uploaded, gone on from, and never written over unseen."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import redline
+from mutants import assert_caught, mutant
+from object_server import ObjectServer, Surroundings, object_server, wire_to
+from redline.errors import ConfigError, JournalError, Rejected
+from redline.run import mirror, multipart, object_store
+from redline.run.mirror import Mirror
+from redline.run.settings import Output
+
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("object-output")]
+
+URL = "s3://data/out/labels.jsonl"
+COPY = Path("s3.redline/data/out/labels.jsonl")
+ROWS = [{"custom_id": f"r{number}"} for number in range(1, 9)]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ObjectServer]:
+    with object_server() as server:
+        yield server
+
+
+@pytest.fixture
+def store(server: ObjectServer) -> ObjectServer:
+    """The server with one bucket that is empty."""
+    names = [bucket["Name"] for bucket in server.s3.list_buckets()["Buckets"]]
+    for name in names:
+        for key in server.keys(name):
+            server.s3.delete_object(Bucket=name, Key=key)
+    if "data" not in names:
+        server.s3.create_bucket(Bucket="data")
+    return server
+
+
+@pytest.fixture(autouse=True)
+def around(server: ObjectServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Surroundings:
+    monkeypatch.chdir(tmp_path)
+    surroundings = Surroundings(monkeypatch, server.url)
+    surroundings.share_drivers()
+    return surroundings
+
+
+class Asked:
+    """A function to call that knows which rows it was asked, and fails those in `bad`.
+
+    when: what else happens when a row of this name is asked.
+    """
+
+    def __init__(self, *bad: str, **when: Callable[[], object]) -> None:
+        self.names: list[str] = []
+        self.bad = set(bad)
+        self.when = when
+
+    async def call(self, row: Any) -> str:
+        self.names.append(row["custom_id"])
+        if (happens := self.when.pop(row["custom_id"], None)) is not None:
+            happens()
+            # A signal is heard by the loop, in its next turn.
+            await asyncio.sleep(0.05)
+        if row["custom_id"] in self.bad:
+            raise Rejected("no")
+        return f"done {row['custom_id']}"
+
+
+def run(asked: Asked, rows: object = ROWS, **options: Any) -> redline.Report:
+    return redline.run(rows, call=asked.call, output=URL, concurrency=1, **options)
+
+
+def on(machine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Another folder has no state of this one, as another machine has none."""
+    (tmp_path / machine).mkdir(exist_ok=True)
+    monkeypatch.chdir(tmp_path / machine)
+
+
+def names_in(data: bytes) -> list[str]:
+    return [json.loads(line)["custom_id"] for line in data.splitlines()]
+
+
+ALL = [row["custom_id"] for row in ROWS]
+
+
+def test_the_object_is_the_file_and_stands_proven(store: ObjectServer) -> None:
+    asked = Asked("r3")
+    report = run(asked)
+    assert (report.succeeded, report.failed, report.not_uploaded) == (7, 1, None)
+    assert store.get("data", "out/labels.jsonl") == COPY.read_bytes()
+    failed = store.get("data", "out/labels.failed.jsonl")
+    assert names_in(failed) == ["r3"]
+    assert store.keys("data") == [
+        "out/labels.failed.jsonl",
+        "out/labels.jsonl",
+        "out/labels.redline/manifest.json",
+    ]
+    # Mended failures have no object any more, as they have no file.
+    asked.bad.clear()
+    assert run(asked, retry_failed=True).succeeded == 1
+    assert "out/labels.failed.jsonl" not in store.keys("data")
+    assert sorted(names_in(store.get("data", "out/labels.jsonl"))) == ALL
+    # What is done is not uploaded again.
+    before = store.s3.head_object(Bucket="data", Key="out/labels.jsonl")["LastModified"]
+    assert run(asked).skipped == 8
+    after = store.s3.head_object(Bucket="data", Key="out/labels.jsonl")["LastModified"]
+    assert (before, len(asked.names)) == (after, 9)
+
+
+def test_another_machine_goes_on_from_the_object_and_back(
+    store: ObjectServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = Asked("r2")
+    on("first", monkeypatch, tmp_path)
+    assert run(asked, limit=3).succeeded == 2
+    on("second", monkeypatch, tmp_path)
+    asked.bad.clear()
+    assert run(asked, limit=6).succeeded == 3
+    assert run(asked, limit=6, retry_failed=True).succeeded == 1
+    # The first machine's files are older than the objects, and its failures are mended by now.
+    on("first", monkeypatch, tmp_path)
+    assert run(asked).succeeded == 2
+    assert sorted(asked.names) == sorted([*ALL, "r2"])
+    assert sorted(names_in(store.get("data", "out/labels.jsonl"))) == ALL
+    assert not COPY.with_name("labels.failed.jsonl").exists()
+
+
+def test_a_run_that_is_interrupted_is_uploaded_and_goes_on(store: ObjectServer) -> None:
+    asked = Asked(r4=lambda: os.kill(os.getpid(), signal.SIGINT))
+    report = run(asked)
+    assert report.interrupted
+    assert report.not_uploaded is None
+    assert names_in(store.get("data", "out/labels.jsonl")) == ALL[:4]
+    assert run(asked).succeeded == 4
+    assert asked.names == ALL
+
+
+def two_writers(kind: type[Mirror], store: ObjectServer, folder: Path) -> None:
+    """Two machines begin on the same object, and both end: the second must not undo the first."""
+    store.s3.delete_object(Bucket="data", Key="out/labels.jsonl")
+    outputs = []
+    for name in ("first", "second"):
+        (folder / name).mkdir()
+        os.chdir(folder / name)
+        output = Output.at(URL)
+        writer = kind(output)
+        writer.prepare(restart=False, force=False)
+        output.path.write_bytes(f'{{"by": "{name}"}}\n'.encode())
+        (output.state_path / "manifest.json").write_bytes(b"{}")
+        outputs.append((folder / name, writer))
+    os.chdir(outputs[0][0])
+    outputs[0][1].upload()
+    os.chdir(outputs[1][0])
+    with pytest.raises(JournalError) as caught:
+        outputs[1][1].upload()
+    assert "was changed by something else, and holds what" in caught.value.what
+    assert "both are kept" in caught.value.hint
+    assert store.get("data", "out/labels.jsonl") == b'{"by": "first"}\n'
+    assert COPY.read_bytes() == b'{"by": "second"}\n'
+    # And before a run: nothing is sent, nothing changed.
+    with pytest.raises(ConfigError, match="was changed by something else"):
+        kind(Output.at(URL)).prepare(restart=False, force=False)
+
+
+def test_two_writers_are_told_and_both_are_kept(store: ObjectServer, tmp_path: Path) -> None:
+    """A mirror that does not look first writes over what is there, and the same test sees it."""
+    hurried = mutant(
+        mirror,
+        'raise StoreError(url, "changed", "something else has changed it")',
+        "return found",
+    )
+    folders = iter((tmp_path / "good", tmp_path / "hurried"))
+
+    def check(kind: type[Mirror]) -> None:
+        folder = next(folders)
+        folder.mkdir()
+        try:
+            two_writers(kind, store, folder)
+        except BaseException as error:
+            raise AssertionError(repr(error)) from error
+
+    assert_caught(check, Mirror, hurried.Mirror)
+
+
+def between(store: ObjectServer, kind: Any, seen_before: bool, folder: Path) -> None:
+    """Somebody writes after the last look and before the write: the store itself must refuse."""
+    folder.mkdir()
+    os.chdir(folder)
+    url = Output.at(URL).url
+    assert url is not None
+    store.s3.delete_object(Bucket="data", Key="out/labels.jsonl")
+    if seen_before:
+        store.put("data", "out/labels.jsonl", b"old")
+    Path("file").write_bytes(b"mine")
+    objects = kind.store_of(url, "writing")
+    seen = objects.find(url)
+    store.put("data", "out/labels.jsonl", b"theirs")
+    with suppress(ConfigError):
+        objects.upload(Path("file"), url, seen, lambda: False)
+    assert store.get("data", "out/labels.jsonl") == b"theirs"
+
+
+@pytest.mark.parametrize("seen_before", [False, True])
+def test_the_store_refuses_what_changed_after_the_last_look(
+    store: ObjectServer, tmp_path: Path, seen_before: bool
+) -> None:
+    unconditional = mutant(
+        object_store,
+        'only_if = {"IfNoneMatch": "*"} if seen is None else {"IfMatch": f\'"{_etag(seen)}"\'}',
+        "only_if = {}",
+    )
+    folders = iter((tmp_path / "good", tmp_path / "mutant"))
+    assert_caught(
+        lambda kind: between(store, kind, seen_before, next(folders)), object_store, unconditional
+    )
+
+
+def test_a_lost_note_of_the_upload_is_no_change_by_somebody_else(store: ObjectServer) -> None:
+    """Death between the upload and the note of it: the object is known by its content."""
+    asked = Asked()
+    run(asked, limit=3)
+    (COPY.parent / "labels.redline" / "objects.json").unlink()
+    assert run(asked, limit=5).succeeded == 2
+    (COPY.parent / "labels.redline" / "objects.json").write_bytes(b'{"url":')
+    assert run(asked).succeeded == 3
+    assert asked.names == ALL
+    assert sorted(names_in(store.get("data", "out/labels.jsonl"))) == ALL
+
+
+KILLED = """
+import os, signal, sys
+import redline
+
+async def call(row):
+    if row["custom_id"] == sys.argv[2]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    print(row["custom_id"], flush=True)
+    return "done"
+
+rows = [{"custom_id": f"r{number}"} for number in range(1, 9)]
+redline.run(rows, call=call, output=sys.argv[1], concurrency=1)
+"""
+
+
+def test_what_was_written_before_a_kill_is_uploaded_by_the_next_run(store: ObjectServer) -> None:
+    asked = []
+    for fatal, status in (("r6", -signal.SIGKILL), ("none", 0)):
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED, URL, fatal],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == status, done.stderr
+        asked += done.stdout.split()
+        # The store has nothing of a run that was killed, and all of one that has ended.
+        assert ("out/labels.jsonl" in store.keys("data")) == (status == 0)
+    assert asked == ALL
+    assert sorted(names_in(store.get("data", "out/labels.jsonl"))) == ALL
+
+
+def test_a_full_disk_does_not_keep_results_from_being_uploaded(
+    store: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note of what was uploaded cannot be written then; the next run does without."""
+
+    def full(path: Path, write: object) -> None:
+        raise JournalError(f"cannot write {path}: No space left on device")
+
+    asked = Asked()
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror, "replace_file", full)
+        assert run(asked, limit=3).not_uploaded is None
+    assert names_in(store.get("data", "out/labels.jsonl")) == ALL[:3]
+    assert run(asked).is_complete
+    assert asked.names == ALL
+
+
+def test_an_object_that_is_gone_is_made_again(store: ObjectServer) -> None:
+    asked = Asked()
+    run(asked)
+    store.s3.delete_object(Bucket="data", Key="out/labels.jsonl")
+    assert run(asked).not_uploaded is None
+    assert sorted(names_in(store.get("data", "out/labels.jsonl"))) == ALL
+    assert asked.names == ALL
+
+
+def test_another_programs_object_is_refused_and_put_aside_by_restart(store: ObjectServer) -> None:
+    store.put("data", "out/labels.jsonl", b"something else\n")
+    with pytest.raises(ConfigError) as caught:
+        run(Asked())
+    assert caught.value.what == f"{URL} exists and is not a results file of redline"
+    assert "--restart" in caught.value.hint
+    assert store.get("data", "out/labels.jsonl") == b"something else\n"
+    asked = Asked("r1")
+    assert run(asked, restart=True).succeeded == 7
+    assert store.get("data", "out/labels.old-1.jsonl") == b"something else\n"
+    first, failed = (store.get("data", f"out/labels.{end}jsonl") for end in ("", "failed."))
+    assert run(asked, restart=True).succeeded == 7
+    assert store.get("data", "out/labels.old-2.jsonl") == first
+    assert store.get("data", "out/labels.old-2.failed.jsonl") == failed
+
+
+@pytest.fixture
+def long_file(tmp_path: Path) -> Path:
+    """Three parts and a little."""
+    path = tmp_path / "long"
+    path.write_bytes(os.urandom(1 << 20) * 17)
+    return path
+
+
+def test_a_long_file_goes_in_parts_and_is_whole_or_not_there(
+    store: ObjectServer, long_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multipart, "PART_BYTES", 5 << 20)
+    url = Output.at(URL).url
+    assert url is not None
+    objects = object_store.store_of(url, "writing")
+    found = objects.upload(long_file, url, None, lambda: False)
+    assert store.get("data", "out/labels.jsonl") == long_file.read_bytes()
+    assert found == objects.find(url)
+    # It is stopped after its second part: nothing has changed, and no part is left behind.
+    looks = iter([False, False])
+    long_file.write_bytes(b"x" * (17 << 20))
+    with pytest.raises(InterruptedError):
+        objects.upload(long_file, url, found, lambda: next(looks, True))
+    assert objects.find(url) == found
+    assert store.unfinished("data") == 0
+
+
+def test_an_upload_that_fails_is_told_and_done_by_the_next_run(
+    store: ObjectServer, around: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with wire_to(store.port) as wire:
+        around.point_to(wire.url)
+        asked = Asked(r8=lambda: setattr(wire, "is_down", True))
+        report = run(asked)
+        assert report.succeeded == 8
+        assert report.not_uploaded is report.stopped is not None
+        assert report.stopped.what.startswith(f"cannot upload to {URL}: ")
+        assert f"every result is in {COPY}" in report.stopped.hint
+        assert store.keys("data") == []
+        wire.is_down = False
+        again = run(asked)
+    assert (again.skipped, again.stopped, asked.names) == (8, None, ALL)
+    assert sorted(names_in(store.get("data", "out/labels.jsonl"))) == ALL
+
+
+def test_an_interrupt_gives_up_the_upload(
+    store: ObjectServer, around: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked()
+    upload = object_store.S3Store.upload
+
+    def interrupted(self: Any, *given: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        threading.Event().wait(0.2)
+        return upload(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(object_store.S3Store, "upload", interrupted)
+        report = run(asked)
+    assert report.interrupted
+    assert report.stopped is not None
+    assert report.stopped.what == f"the upload to {URL} was interrupted"
+    assert store.keys("data") == []
+    assert run(asked).is_complete
+    assert sorted(names_in(store.get("data", "out/labels.jsonl"))) == ALL
+
+
+def test_one_process_an_output(store: ObjectServer) -> None:
+    second = Asked()
+    refused: list[ConfigError] = []
+
+    def attempt() -> None:
+        try:
+            run(second)
+        except ConfigError as error:
+            refused.append(error)
+
+    def in_thread() -> None:
+        other = threading.Thread(target=attempt)
+        other.start()
+        other.join()
+
+    assert run(Asked(r2=in_thread)).is_complete
+    assert "is being written by another redline" in refused[0].what
+    assert second.names == []
+
+
+def test_a_store_without_conditions_is_written_to_all_the_same(tmp_path: Path) -> None:
+    """Some say 501 to a condition: then the look before is all there is."""
+    (tmp_path / "file").write_bytes(b"mine")
+    calls: list[tuple[str, dict[str, Any]]] = []
+
+    def call(method: str, **given: Any) -> dict[str, str]:
+        calls.append((method, given))
+        if "IfMatch" in given:
+            url = Output.at(URL).url
+            assert url is not None
+            raise object_store.StoreError(url, "other", "no", code="NotImplemented")
+        return {"ETag": '"e"'}
+
+    of = {"Bucket": "data", "Key": "k"}
+    etag = multipart.upload_parts(call, tmp_path / "file", of, {"IfMatch": '"d"'}, lambda: False)
+    assert etag == '"e"'
+    assert [sorted(given) for _, given in calls] == [
+        ["Body", "Bucket", "IfMatch", "Key"],
+        ["Body", "Bucket", "Key"],
+    ]
+
+
+def test_a_store_of_any_driver_will_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import fsspec
+
+    files = fsspec.filesystem("memory")
+    asked = Asked("r5")
+
+    def labels(**options: Any) -> redline.Report:
+        return redline.run(
+            ROWS, call=asked.call, output="memory://out/labels.jsonl", concurrency=1, **options
+        )
+
+    on("first", monkeypatch, tmp_path)
+    assert labels(limit=5).succeeded == 4
+    on("second", monkeypatch, tmp_path)
+    assert labels().succeeded == 3
+    asked.bad.clear()
+    assert labels(retry_failed=True).succeeded == 1
+    assert sorted(names_in(files.cat_file("/out/labels.jsonl"))) == ALL
+    assert not files.exists("/out/labels.failed.jsonl")
+    assert len(asked.names) == 9
+    # What somebody else has put there is refused, and what was here is kept.
+    mine = Path("memory.redline/out/labels.jsonl").read_bytes()
+    files.pipe_file("/out/labels.jsonl", b"{}\n")
+    with pytest.raises(JournalError, match=r"line 1 of .* is damaged"):
+        labels()
+    assert Path("memory.redline/out/labels.old-1.jsonl").read_bytes() == mine
+
+
+def test_a_stream_uploads_when_it_is_read_or_left(store: ObjectServer) -> None:
+    asked = Asked()
+
+    async def main(most: int) -> int:
+        count = 0
+        async for outcome in redline.stream(ROWS, call=asked.call, output=URL, concurrency=1):
+            count += outcome.is_success
+            if count == most:
+                break
+        return count
+
+    async def leave() -> None:
+        stream = redline.stream(ROWS, call=asked.call, output=URL, concurrency=1)
+        await anext(stream)
+        await stream.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(leave())
+    assert len(names_in(store.get("data", "out/labels.jsonl"))) >= 1
+    asyncio.run(main(8))
+    assert sorted(names_in(store.get("data", "out/labels.jsonl"))) == ALL
+    assert sorted(asked.names) == ALL

@@ -1,0 +1,249 @@
+"""Rows of 1 MB, answers of 10 MB, inputs without an end: memory is bounded, time is linear.
+
+Memory is the most that was ever resident, from the kernel, of a process of its own. Time is its
+CPU time, as ratios of runs that do the same amount of work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import redline
+
+pytestmark = pytest.mark.real
+
+MB = 1 << 20
+SERVER = Path(__file__).parents[1] / "sized_server.py"
+# What Python and redline take before the first row: 47 MB on Linux with Python 3.11, and room.
+EMPTY_MB = 60
+
+
+@contextmanager
+def answers_of(size: int) -> Iterator[str]:
+    """The base URL of a server whose answers have so many bytes."""
+    process = subprocess.Popen(
+        [sys.executable, str(SERVER), str(size)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{process.stdout.readline().strip()}/v1"
+    finally:
+        process.terminate()
+        process.wait(timeout=10)
+        process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[str]:
+    with answers_of(10) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def large() -> Iterator[str]:
+    with answers_of(10 * MB) as url:
+        yield url
+
+
+class Spent(NamedTuple):
+    """What a process took: CPU seconds, and MiB at its largest."""
+
+    cpu_s: float
+    peak_mb: float
+
+
+# The kernel counts what a process was before it became another program, so a large pytest would be
+# taken for its child. This one is small.
+LAUNCHER = """
+import os, sys
+pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
+_, status, usage = os.wait4(pid, 0)
+print(os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
+"""
+
+
+def spent(folder: Path, rows: str, url: str, *flags: str) -> Spent:
+    run = [sys.executable, "-m", "redline", "run", rows, "--model", "m", "--base-url", url, "-q"]
+    # Results to the null device where they go to standard output: the figures come after them.
+    to_null = ["/bin/sh", "-c", 'exec "$@" >/dev/null', "sh"]
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", LAUNCHER, *to_null, *run, *flags],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    status, cpu_s, peak_kb = done.stdout.split()
+    assert status == "0", done.stderr
+    return Spent(float(cpu_s), int(peak_kb) / 1024)
+
+
+def write_rows(path: Path, count: int, size: int) -> str:
+    line = json.dumps({"prompt": "word " * (size // 5)})
+    with path.open("w") as file:
+        for number in range(count):
+            file.write(f'{{"custom_id":"r{number}",{line[1:]}\n')
+    return path.name
+
+
+def test_rows_of_1_mb(tmp_path: Path, small: str) -> None:
+    """200 of them, four in flight; then a few that are ten times as long."""
+    few = spent(tmp_path, write_rows(tmp_path / "few", 2, 100), small, "-o", "few.jsonl")
+    rows = write_rows(tmp_path / "rows", 200, MB)
+    done = spent(tmp_path, rows, small, "-c", "4", "-o", "out.jsonl")
+    assert len((tmp_path / "out.jsonl").read_bytes().splitlines()) == 200
+    # 4 in flight and 16 that are prepared hold each its line, its data, its text and its body;
+    # then the batch at hand.
+    assert done.peak_mb < EMPTY_MB + 20 * 5 < 200
+    longer = write_rows(tmp_path / "longer", 10, 10 * MB)
+    again = spent(tmp_path, longer, small, "-c", "4", "-o", "longer.jsonl")
+    # Half the bytes. What grows with the square of a row's length would take five times as long.
+    assert again.cpu_s - few.cpu_s < 1.5 * (done.cpu_s - few.cpu_s)
+
+
+def test_answers_of_10_mb(tmp_path: Path, large: str) -> None:
+    rows = write_rows(tmp_path / "rows", 45, 100)
+    done = spent(tmp_path, rows, large, "-c", "1", "-o", "o.jsonl", "--output-path", "model")
+    # One in flight: 16 more workers may hold an answer that waits for the journal, its body and
+    # its text; then the pieces of the one that comes in.
+    assert done.peak_mb < EMPTY_MB + 17 * 2 * 10 + 30 < 450
+
+
+def test_answers_of_10_mb_go_to_standard_output_as_they_go_to_a_file(
+    tmp_path: Path, large: str
+) -> None:
+    """They are written in pieces; a piece must not cost as much as all that is left."""
+    rows = write_rows(tmp_path / "rows", 8, 100)
+    file = spent(tmp_path, rows, large, "-c", "2", "-o", "o.jsonl")
+    lines = (tmp_path / "o.jsonl").read_bytes().splitlines()
+    assert [len(json.loads(line)["output"]) for line in lines] == [10 * MB] * 8
+    out = spent(tmp_path, rows, large, "-c", "2")
+    assert out.cpu_s < 3 * file.cpu_s
+
+
+def test_an_input_without_an_end_and_a_reader_that_is_slow(tmp_path: Path, small: str) -> None:
+    command = [sys.executable, "-m", "redline", "run", "-", "--model", "m", "--base-url", small]
+    process = subprocess.Popen(
+        [*command, "-c", "4", "-q"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    given = {"rows": 0}
+    row = b'{"prompt":"%s"}\n' % (b"x" * 10_000)
+
+    def feed(pipe: Any) -> None:
+        try:
+            while True:
+                pipe.write(row)
+                given["rows"] += 1
+        except OSError:
+            return
+
+    feeder = threading.Thread(target=feed, args=(process.stdin,))
+    feeder.start()
+    ahead, peaks = [], []
+    for number, _ in enumerate(process.stdout, start=1):
+        if number in (100, 1500):
+            # All that can be read ahead is read, and all that can be asked is asked.
+            time.sleep(0.4)
+            ahead.append(given["rows"] - number)
+            peaks.append(_peak_mb(process.pid))
+        if number == 1500:
+            break
+    # Nobody reads any more: that ends the run, and well, though the input goes on.
+    process.stdout.close()
+    assert process.wait(timeout=20) == 0
+    feeder.join(timeout=20)
+    # Two pipes of 64 KB, a block of 1 MB of 10 KB rows in the reader, and 20 workers.
+    assert max(ahead) < 700
+    assert peaks[1] < peaks[0] + 10
+    assert peaks[1] < EMPTY_MB + 20
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+
+
+async def test_a_stream_is_as_far_ahead_of_its_reader_as_is_said(large: str) -> None:
+    taken = {"rows": 0}
+
+    def rows() -> Iterator[dict[str, str]]:
+        while True:
+            taken["rows"] += 1
+            yield {"prompt": "x"}
+
+    before_mb = _from_here_on_mb()
+    stream = redline.stream(rows(), model="m", endpoint=large, concurrency=1)
+    assert (await anext(stream)).is_success
+    # The reader does not come back until the run stands still, or is far too far ahead.
+    seen = 0
+    while seen < taken["rows"] < 60:
+        seen = taken["rows"]
+        await asyncio.sleep(0.4)
+    await stream.aclose()  # type: ignore[attr-defined]
+    # 32 MB wait here, and 17 workers have one answer each; not 256 answers.
+    assert taken["rows"] < 30
+    assert _peak_mb() - before_mb < (4 + 17) * 2 * 10 + 60
+
+
+async def test_a_streamed_answer_waits_for_its_reader() -> None:
+    event = {"choices": [{"index": 0, "delta": {"content": "z" * 10_000}}]}
+    data = b"data: " + json.dumps(event).encode() + b"\n\n"
+    chunk = b"%x\r\n%s\r\n" % (len(data), data)
+    sent = {"bytes": 0}
+    chunks = 3000
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
+        writer.write(b"Transfer-Encoding: chunked\r\n\r\n")
+        for _ in range(chunks):
+            writer.write(chunk)
+            sent["bytes"] += len(chunk)
+            await writer.drain()
+        end = b"data: [DONE]\n\n"
+        writer.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(end), end))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    before_mb = _from_here_on_mb()
+    async with server, redline.Client(f"http://127.0.0.1:{port}/v1") as client:
+        read = 0
+        async for part in client.stream({"model": "m", "messages": []}):
+            read += bool(part.text)
+            if read == 100:
+                # All that can be sent ahead is sent by then.
+                await asyncio.sleep(0.3)
+                # 64 chunks are read ahead; the rest is what the system keeps for two sockets.
+                assert sent["bytes"] - 100 * len(chunk) < 12 * MB < chunks * len(chunk) / 2
+                assert _peak_mb() - before_mb < 20
+        assert read == chunks
+    # The whole of it is kept for its reply: raw, as pieces of text, and as one text, twice at most.
+    assert _peak_mb() - before_mb < 20 + 4 * chunks * len(chunk) / MB
+
+
+def _peak_mb(pid: int | str = "self") -> float:
+    """The most that was ever resident, in MiB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def _from_here_on_mb() -> float:
+    """What is resident now; `_peak_mb` begins again from it (proc(5), clear_refs)."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _peak_mb()
