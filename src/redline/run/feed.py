@@ -189,17 +189,23 @@ class Feed:
         if rows is None:
             batch.is_end = True
             return
+        limit, keys, key_of, is_wanted = (
+            self.limit,
+            self.keys,
+            self._identifier.key,
+            self._is_wanted,
+        )
         for row in rows:
-            if self.limit is not None and row.number > self.limit:
+            if limit is not None and row.number > limit:
                 batch.is_end = True
                 return
             batch.read += 1
-            key, is_duplicate = self._identifier.key(row)
-            if self.keys is not None:
-                self.keys.append(key)
-            if self._is_wanted(key):
+            key, is_duplicate = key_of(row)
+            if keys is not None:
+                keys.append(key)
+            if is_wanted(key):
                 batch.picked.append(Picked(row, key, is_duplicate))
-            if row.number == self.limit:
+            if row.number == limit:
                 # Without a look at the row after it, which a pipe may never bring.
                 batch.is_end = True
                 return

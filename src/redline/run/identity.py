@@ -29,14 +29,22 @@ class KeySet:
         return self._count
 
     def __contains__(self, key: int) -> bool:
+        if not self._count:
+            return False
+        key = key or 1
         slots = self._slots
-        return self._count > 0 and slots[_find(slots, key or 1)] != 0
+        # As in _find, without the call: a resume does this for each row that is done.
+        mask = len(slots) - 1
+        at = key & mask
+        while (found := slots[at]) and found != key:
+            at = (at + 1) & mask
+        return found != 0
 
     def add(self, key: int) -> bool:
         """Puts `key` in, 0..2^64-1; False if it was there."""
         key = key or 1  # 0 marks a free slot
         slots = self._slots
-        # As in _find, without the call: a resume does this for each row that is done.
+        # As in _find, too.
         mask = len(slots) - 1
         at = key & mask
         while found := slots[at]:
@@ -78,7 +86,8 @@ class Identifier:
         """The row's key, and whether its custom_id is one that an earlier row already has."""
         name = custom_id(row)
         if name is not None:
-            key = _hash(b"custom_id:" + name.encode("utf-8", "surrogatepass"))
+            text = b"custom_id:" + name.encode("utf-8", "surrogatepass")
+            key = int.from_bytes(blake2b(text, digest_size=8).digest(), "big")
             if self._seen.add(key):
                 return key, False
         key = _hash(b"content:" + row.content)
@@ -92,8 +101,9 @@ class Identifier:
 
 def custom_id(row: Row) -> str | None:
     """The row's own name, None where it has none. A number counts as its decimal digits."""
-    value = row.data.get("custom_id") if row.data is not None else None
-    if isinstance(value, str) and value:
+    data = row.data
+    value = data.get("custom_id") if data is not None else None
+    if value and isinstance(value, str):
         return value
     return str(value) if type(value) is int else None
 
