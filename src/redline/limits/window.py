@@ -40,8 +40,8 @@ from redline.limits.record import BucketLevel, Doubt, Keeper, Record
 
 # Sums of floats differ in the last bits; a wait below this is none.
 _EPSILON_S = 1e-9
-# Sends within this share of a window stand in one record with the stamp of the last of them: the
-# memory of a limit of ten million a day is bounded, and its rate is 0.02 % lower.
+# Sends within this share of a window stand in one record with the stamp of the last: the memory of
+# a limit of ten million a day is bounded, and its rate is 0.02 % lower.
 GRAIN = 1 / 4096
 # What margins may take of a limit at most: a limit of a few calls is paced by its hard rule.
 _MOST_FREE = 0.5
@@ -113,9 +113,8 @@ class Window:
         # milliseconds, so even without a guard some of it is made up for.
         self._catch_up_s = max(min(guard_s, catch_up_s), MARGIN_S) if self._is_even else 0.0
         self._is_plain = self.kind == "requests"
-        is_spread = self.kind == "requests" and not self._is_even
         apart_s = min(_BURST_MOST_S, rate.window_s * _BURST_SHARE / rate.count)
-        self._apart_s = apart_s if is_spread else 0.0
+        self._apart_s = apart_s if self._is_plain and not self._is_even else 0.0
 
     @property
     def full_at_s(self) -> float | None:
@@ -194,8 +193,10 @@ class Window:
                 record.doubt = record.doubt or Doubt()
                 record.doubt.add(booking.spread)
             return
-        if booking.entry is not None and self.kind == "requests":
-            self._level.amend(booking.entry, booking.amount)
+        if booking.entry is not None:
+            self._level.left(booking.entry, now_s)
+            if self._is_plain:
+                self._level.amend(booking.entry, booking.amount)
         self._keep_pace()
 
     def release(self, booking: Booking, now_s: float) -> None:

@@ -164,6 +164,15 @@ def test_a_bucket_too_small_for_the_guard_keeps_it_in_time() -> None:
     assert window.wait_s(1, 0.0) == pytest.approx(1.05)
 
 
+def test_a_bucket_counts_from_the_write_and_not_from_the_grant() -> None:
+    """Its connection had gone, and a new one took 50 ms."""
+    window = window_of(1, 0.016, profile="bucket", guard_s=0.0)
+    booking = window.book(1, 10.0)
+    window.sent(booking, 10.05)
+    assert window.wait_s(1, 10.05) == pytest.approx(0.016)
+    assert window.wait_s(1, 10.066 + 1e-6) == 0
+
+
 def test_a_bucket_refunds_nothing_that_it_could_not_have_held() -> None:
     """Full from 0.1 on: the 90 given back at 1.0 had been refilled by then already."""
     window = window_of(100, profile="bucket", kind="tokens", guard_s=0.0)
