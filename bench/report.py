@@ -48,6 +48,8 @@ _CLIENTS = {
     "bucket": "tutorial token bucket, retry",
     "openai": "openai SDK, as it comes",
     "openai-aiohttp": "openai SDK on aiohttp",
+    "flexllm": "flexllm",
+    "async-batch-llm": "async-batch-llm",
 }
 
 _TRANSPORTS = {

@@ -95,7 +95,9 @@ def test_medians_are_those_of_the_raw_runs(results: dict[str, Any]) -> None:
     for load, clients in results["run"]["summary"].items():
         for kind, row in clients.items():
             runs = [r for r in results["run"]["raw"] if (r["load"], r["client"]) == (load, kind)]
-            assert len(runs) >= 5
+            assert len(runs) >= 3
+            runs = [run for run in runs if "failed" not in run]
+            assert len(runs) == row["rounds"]
             costs = sorted(1000 * r["cpu_s"] / r["rows"] for r in runs)
             middle = (costs[(len(costs) - 1) // 2] + costs[len(costs) // 2]) / 2
             assert row["cpu_s_per_1000"] == pytest.approx(middle, abs=0.001)

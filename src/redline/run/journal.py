@@ -70,10 +70,14 @@ class Journal:
         # A thread of its own: user functions may fill the default pool.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="redline-journal")
         self._results = ResultsFile(output.path, self._on_success)
-        if output.failed_path.exists():
-            self._open_failures()
-            if self._has_mended():
-                self._drop_mended()
+        try:
+            if output.failed_path.exists():
+                self._open_failures()
+                if self._has_mended():
+                    self._drop_mended()
+        except BaseException:
+            self._close_files()
+            raise
 
     def start(self) -> None:
         """Begins to sync; needs a running event loop."""
@@ -125,13 +129,18 @@ class Journal:
                 await self._syncer
         finally:
             self._disk.shutdown()
-            if self._error is None and self._has_mended():
-                self._drop_mended()
-            self._results.close()
-            if self._failures is not None:
-                self._failures.close()
+            try:
+                if self._error is None and self._has_mended():
+                    self._drop_mended()
+            finally:
+                self._close_files()
         if self._error is not None:
             raise self._error
+
+    def _close_files(self) -> None:
+        self._results.close()
+        if self._failures is not None:
+            self._failures.close()
 
     def _fail(self, error: JournalError) -> None:
         self._error = self._error or error
