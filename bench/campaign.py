@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import fault_campaign  # noqa: E402
 import fuzz_transport  # noqa: E402
 import limit_campaign  # noqa: E402
+import step_campaign  # noqa: E402
 
 from crash.killing import LIMITED, SATURATED, Plan, kill_until_done  # noqa: E402
 
@@ -41,6 +42,7 @@ _BENCHES = (
     "bench/limit_campaign.py",
     "bench/limits.py",
     "bench/peers",
+    "bench/step_campaign.py",
 )
 _PACKAGES = ("redline", "aiohttp", "httptools", "msgspec", "uvloop")
 
@@ -76,6 +78,11 @@ def kills() -> list[Part]:
     ]
 
 
+def journal_kills() -> list[Part]:
+    """50 deaths at each step of the journal, killed and with the power gone, each resumed."""
+    return [Part(name, seed, work) for name, seed, work in step_campaign.parts()]
+
+
 def limit_servers() -> list[Part]:
     """Every real limiter, jitter, rate and profile, ten times, and the long runs."""
     return [Part(name, seed, work) for name, seed, work in limit_campaign.parts()]
@@ -94,6 +101,7 @@ def faults() -> list[Part]:
 CAMPAIGNS: dict[str, Callable[[], list[Part]]] = {
     "faults": faults,
     "fuzz-transport": fuzz,
+    "journal-kills": journal_kills,
     "kills": kills,
     "limit-servers": limit_servers,
 }

@@ -1,111 +1,107 @@
-"""A program that lets `redline repair` die at each step it takes on the disk.
-
-    python repairing.py MANNER FOLDER [MUTANT]
-
-Manners of death as in dying.py. Ends with status 0 once every step had its death, after each of
-which both files were the old or the new one, no byte was gone, and a second repair went through.
-"""
+"""Repairs that die and are repeated: a file is the old one or the new one, and no byte is gone."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import signal
-import sys
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from random import Random
 
-from crash.dying import Disk, in_child
-from mutants import mutant
+from crash.disk import Death, Disk
+from crash.platter import Platter
+from crash.scenarios import FAILED, OUTPUT, Log, in_child
+from crash.steps import Step
 from redline.run import repair as repairs
 from redline.run.settings import Output
 
-_MOST_STEPS = 100
 
-
-def line(number: int) -> bytes:
-    """The line of row `number`, sealed."""
-    body = json.dumps({"v": 1, "hash": f"{number:016x}", "row": number})[:-1].encode()
+def line(number: int, size: int = 0) -> bytes:
+    """The line of row `number`, sealed, with so many bytes of text."""
+    fields = {"v": 1, "hash": f"{number:016x}", "row": number, "output": "x" * size}
+    body = json.dumps(fields)[:-1].encode()
     return b'%s,"crc":"%08x"}\n' % (body, zlib.crc32(body))
 
 
-LINES = [line(number) for number in range(1, 8)]
-# The old file, the new file, and what is taken out.
-FILES = {
-    "labels.jsonl": (
-        b"".join([*LINES[:3], b"notes\n", *LINES[3:5], LINES[0], b"torn"]),
-        b"".join(LINES[:5]),
-        b"notes\n" + LINES[0] + b"torn",
-    ),
-    "labels.failed.jsonl": (b"other\n" + b"".join(LINES[5:]), b"".join(LINES[5:]), b"other\n"),
-}
+def draw(seed: int) -> dict[str, tuple[bytes, bytes, bytes]]:
+    """Of each file the old one, the new one, and what is taken out of it."""
+    chance = Random(seed)
+    found = {}
+    for name in (OUTPUT, FAILED):
+        numbers = range(1, chance.randint(3, 9))
+        sound = [line(number, chance.choice((0, 400, 6000))) for number in numbers]
+        parts = [(True, text) for text in sound]
+        wrong = [b"notes\n", b"\n", sound[0][:30] + b"\n", bytes(chance.randint(1, 5000)) + b"\n"]
+        if name == OUTPUT:
+            # In the failures, a row that stands twice was only tried again.
+            wrong.append(sound[0])
+        for text in chance.choices(wrong, k=chance.randint(1, 4)):
+            parts.insert(chance.randint(1, len(parts)), (False, text))
+        parts.append((False, b"torn"))
+        kept = b"".join(text for is_sound, text in parts if is_sound)
+        out = b"".join(text for is_sound, text in parts if not is_sound)
+        found[name] = (b"".join(text for _, text in parts), kept, out)
+    return found
 
 
-def begin(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    (folder / "labels.redline").mkdir()
-    (folder / "labels.redline" / "manifest.json").write_text('{"settings": {}}')
-    (folder / "labels.redline" / "lock").touch()
-    for name, (old, _, _) in FILES.items():
-        (folder / name).write_bytes(old)
+class Repairs:
+    """Repairs of files that are drawn from seeds. `base`: a folder to be made for each."""
+
+    name = "repair"
+
+    def survey(self, seed: int, base: Path) -> list[Step]:
+        """The steps of a repair that does not die."""
+        folder, log = self._begin(seed, base), Log(base / "log")
+        assert self._repair(folder, log, None) == 0, "a repair that does not die did not finish"
+        return [Step(**json.loads(step)) for step in log.heard("step")]
+
+    def die(self, seed: int, deaths: Sequence[Death], base: Path) -> list[str]:
+        """The moments of these deaths, after which a repair came to its end."""
+        folder, log = self._begin(seed, base), Log(base / "log")
+        files = draw(seed)
+        for death in deaths:
+            status = self._repair(folder, log, death)
+            assert status in (0, signal.SIGKILL), f"wait status {status} in place of a death"
+            _check(folder, files, is_over=status == 0)
+        assert self._repair(folder, log, None) == 0, "the repeated repair did not finish"
+        _check(folder, files, is_over=True)
+        last = deaths[-1]
+        Platter.load(folder).lose(last.chance() if last.loss == "some" else None)
+        _check(folder, files, is_over=True)
+        return log.heard("died")
+
+    def _begin(self, seed: int, base: Path) -> Path:
+        folder = base / "out"
+        (folder / "labels.redline").mkdir(parents=True)
+        (folder / "labels.redline" / "manifest.json").write_text('{"settings": {}}')
+        (folder / "labels.redline" / "lock").touch()
+        for name, (old, _, _) in draw(seed).items():
+            (folder / name).write_bytes(old)
+        return folder
+
+    def _repair(self, folder: Path, log: Log, death: Death | None) -> int:
+        def work() -> bool:
+            disk = Disk(folder, death, lambda moment: log.say("died", moment))
+            repairs.repair(Output(path=folder / OUTPUT))
+            disk.stop()
+            for step in disk.steps:
+                log.say("step", json.dumps(vars(step)))
+            return True
+
+        return in_child(work)
 
 
-def check(folder: Path, *, is_over: bool) -> None:
+def _check(folder: Path, files: dict[str, tuple[bytes, bytes, bytes]], *, is_over: bool) -> None:
     """Each file is the old one or the new one, and what is not in it stands beside it, whole."""
-    for name, (old, new, out) in FILES.items():
+    for name, (old, new, out) in files.items():
         path = folder / name
         assert path.exists(), f"{name} is gone"
         data = path.read_bytes()
-        assert data in ((new,) if is_over else (old, new)), f"{name} is neither: {data!r}"
+        assert data in ((new,) if is_over else (old, new)), f"{name} is neither"
         asides = [found.read_bytes() for found in folder.glob(f"{path.stem}.damaged-*.jsonl")]
         assert all(aside == out for aside in asides), f"beside {name}: {asides}"
         assert data == old or asides, f"{name} was repaired and what went out is gone"
     if is_over:
         left = [path.name for path in folder.rglob("*unfinished*")]
         assert not left, f"left behind: {left}"
-
-
-def sweep(manner: str, base: Path, module: Any) -> int:
-    """The number of steps, each of which had its death."""
-    for fatal in range(1, _MOST_STEPS):
-        folder = base / f"{fatal}" / "out"
-        begin(folder)
-        output = Output(path=folder / "labels.jsonl")
-
-        def die(fatal: int = fatal, folder: Path = folder, output: Output = output) -> bool:
-            Disk(folder, manner, fatal)
-            return bool(module.repair(output))
-
-        status = in_child(die)
-        assert status in (0, signal.SIGKILL), f"step {fatal}: wait status {status}"
-        check(folder, is_over=status == 0)
-        assert in_child(lambda output=output: bool(module.repair(output))) == 0
-        check(folder, is_over=True)
-        shutil.rmtree(folder.parent)
-        if status == 0:
-            return fatal - 1
-    raise AssertionError(f"more than {_MOST_STEPS} steps")
-
-
-_ASIDE = "replace_file(done.aside, _copier(fd, _pairs(out)))"
-_KEPT = 'replace_file(path, _copier(fd, _pairs(array("Q", [0, *out, size]))))'
-# One line broken each, so that the sweep must fail.
-MUTANTS = {
-    "aside-comes-last": (_ASIDE, f"{_KEPT}; {_ASIDE}"),
-    "aside-is-not-synced": (
-        _ASIDE,
-        'done.aside.write_bytes(b"".join(os.pread(fd, e - b, b) for b, e in _pairs(out)))',
-    ),
-    "old-file-removed-first": (_KEPT, f"path.unlink(); {_KEPT}"),
-}
-
-
-def main(manner: str, folder: str, *mutants: str) -> None:
-    module = mutant(repairs, *MUTANTS[mutants[0]]) if mutants else repairs
-    steps = sweep(manner, Path(folder), module)
-    print(f"repair: {steps} steps, a death {manner} each")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

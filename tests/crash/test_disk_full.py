@@ -1,13 +1,11 @@
-"""A disk that fills, and places that cannot be written."""
+"""A disk that fills while results are written, and places that cannot be written."""
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import pytest
 import redline
 from crash.killing import ids, sealed_lines, sim_flags, write_rows
 from crash.killing import redline as command
+from crash.small_disk import fill, mounted
 from redline.errors import JournalError
 from redline.run import execute, journal, results_file
 from redline.run.record import Result
@@ -67,20 +66,8 @@ def test_a_file_that_reaches_its_limit_stops_the_run_and_the_same_command_comple
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """An empty file system of 64 kB, or a skip where it may not be mounted."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
-    try:
-        made = subprocess.run(mount, capture_output=True, text=True, timeout=10, check=False)
-    except OSError as error:
-        pytest.skip(f"a tmpfs cannot be mounted: {error}")
-    if made.returncode:
-        pytest.skip(f"a tmpfs cannot be mounted: {made.stderr.strip()}")
-    try:
+    with mounted(tmp_path / "disk") as disk:
         yield disk
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], timeout=10, check=True)
 
 
 def test_a_full_disk_stops_the_run_and_the_same_command_completes_it(
@@ -98,28 +85,17 @@ def test_a_full_disk_stops_the_run_and_the_same_command_completes_it(
     assert len(set(ids(output))) == len(ids(output)) == 100
 
 
-def fill(file: FileIO) -> None:
-    """Writes until there is no room at all."""
-    try:
-        while True:
-            file.write(bytes(4096))
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-
-
 def test_a_disk_that_is_full_from_the_start_is_told_at_once(
     tmp_path: Path, small_disk: Path
 ) -> None:
     rows, output = tmp_path / "rows.jsonl", small_disk / "labels.jsonl"
     write_rows(rows, 5)
-    with (small_disk / "ballast").open("wb", buffering=0) as file:
-        fill(file)
+    ballast = fill(small_disk)
     reply = command(*sim_flags(rows, output))
     assert reply.returncode == 2, reply.stderr
     assert "No space left on device" in reply.stderr
     assert "hint: make room" in reply.stderr
-    (small_disk / "ballast").unlink()
+    ballast.unlink()
     assert command(*sim_flags(rows, output)).returncode == 0
     assert len(ids(output)) == 5
 

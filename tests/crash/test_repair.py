@@ -1,10 +1,7 @@
-"""Death at each step of `redline repair`, and what a run makes of a repaired output."""
+"""What a run makes of a repaired output. test_steps.py has a repair die at each step."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,51 +14,7 @@ from redline.errors import JournalError
 from redline.run.settings import Output
 from redline.run.verify import verify
 
-HERE = Path(__file__).parent
-MUTANTS = [
-    ("aside-comes-last", "before", "what went out is gone"),
-    ("aside-is-not-synced", "power", "beside labels.jsonl"),
-    ("old-file-removed-first", "before", "labels.jsonl is gone"),
-]
-
 pytestmark = pytest.mark.crash
-needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc/self/fd")
-
-
-def sweep(manner: str, folder: Path, *mutants: str) -> tuple[int, str, str]:
-    reply = subprocess.run(
-        [sys.executable, str(HERE / "repairing.py"), manner, str(folder), *mutants],
-        env=os.environ | {"PYTHONPATH": str(HERE.parent)},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    return reply.returncode, reply.stdout, reply.stderr
-
-
-@needs_proc
-@pytest.mark.parametrize("manner", ["after", "torn", "power"])
-def test_a_repair_that_dies_at_any_step_leaves_whole_files_and_can_be_repeated(
-    tmp_path: Path, manner: str
-) -> None:
-    status, out, err = sweep(manner, tmp_path)
-    assert status == 0, err
-    steps = int(out.split()[1])
-    # Two files, of each a copy beside it and a new one: opened, written, synced, renamed, synced.
-    assert steps >= (6 if manner == "torn" else 20), out
-
-
-@needs_proc
-@pytest.mark.parametrize(("mutant", "manner", "reason"), MUTANTS)
-def test_the_sweep_notices_a_broken_repair(
-    tmp_path: Path, mutant: str, manner: str, reason: str
-) -> None:
-    status, _, err = sweep(manner, tmp_path, mutant)
-    last = err.rstrip().rsplit("\n", 1)[-1]
-    assert status == 1, err
-    assert last.startswith("AssertionError"), err
-    assert reason in last
 
 
 def test_after_a_repair_the_same_command_does_the_rows_that_were_lost_and_no_other(

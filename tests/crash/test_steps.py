@@ -1,4 +1,4 @@
-"""Death at each step of the journal, of its rewriting and of a resume; dying.py does the work."""
+"""Death at each step that a run or a repair takes on the disk; dying.py does the work."""
 
 from __future__ import annotations
 
@@ -9,20 +9,38 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-SCENARIOS = ["new", "ordered", "resume", "retry-failed", "mended", "restart"]
-LOST, STUCK = "acknowledged and lost", "the resumed run did not finish"
-# What each mutant must be caught by, and what is then said. A file that is replaced wrongly is the
-# results file or the manifest, whichever a death finds first: how lines fall into groups, and so
-# the number of a step, differs from run to run.
+ROOT = Path(__file__).parents[2]
+PROGRAM = "tests/crash/dying.py"
+WORKS = [
+    "new",
+    "limited",
+    "ordered",
+    "resume",
+    "lost-blocks",
+    "retry-failed",
+    "mended",
+    "restart",
+    "repair",
+]
+LOST, ONCE = "acknowledged and lost", "not each once"
+# What each mutant must be caught by, and what is then said.
 MUTANTS = [
-    ("not-synced", "new", "power", (LOST,)),
-    ("name-not-synced", "new", "power", (LOST,)),
-    ("told-too-early", "new", "power", (LOST,)),
-    ("torn-tail-kept", "new", "torn", ("a damaged line",)),
-    ("done-is-asked-again", "resume", "before", ("r1",)),
-    ("old-file-removed-first", "ordered", "before", (LOST, STUCK)),
-    ("new-file-not-synced", "ordered", "power", (LOST, STUCK)),
+    ("not-synced", "new", "before/all", ONCE),
+    ("found-lines-not-synced", "new", "after/none", ONCE),
+    ("names-not-synced", "ordered", "before/none", ONCE),
+    ("torn-tail-kept", "resume", "before/none", "lines are damaged"),
+    ("checksum-ignored", "lost-blocks", "before/none", "a damaged line"),
+    ("lost-lines-kept", "lost-blocks", "before/none", "a damaged line"),
+    ("lost-lines-refused", "lost-blocks", "before/none", "did not finish"),
+    ("told-too-early", "new", "before/all", LOST),
+    ("done-is-asked-again", "resume", "before/none", "asked again"),
+    ("old-file-removed-first", "ordered", "before/none", LOST),
+    ("new-file-not-synced", "ordered", "before/all", ONCE),
+    ("old-files-aside-not-synced", "restart", "before/all", "a line of the old run"),
+    ("aside-comes-last", "repair", "before/none", "what went out is gone"),
+    ("aside-not-synced", "repair", "before/all", "what went out is gone"),
+    ("repaired-file-removed-first", "repair", "before/none", "labels.jsonl is gone"),
+    ("repaired-name-not-synced", "repair", "before/none", "is neither"),
 ]
 
 pytestmark = [
@@ -31,10 +49,12 @@ pytestmark = [
 ]
 
 
-def sweep(scenario: str, manner: str, folder: Path, *mutants: str) -> tuple[int, str, str]:
+def dying(folder: Path, *words: str) -> tuple[int, str, str]:
+    """Status, stdout and stderr of dying.py. In a process of its own: it forks, and stays small."""
     reply = subprocess.run(
-        [sys.executable, str(HERE / "dying.py"), scenario, manner, str(folder), *mutants],
-        env=os.environ | {"PYTHONPATH": str(HERE.parent)},
+        [sys.executable, PROGRAM, *words, "--folder", str(folder)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"tests:{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
         timeout=110,
@@ -43,24 +63,30 @@ def sweep(scenario: str, manner: str, folder: Path, *mutants: str) -> tuple[int,
     return reply.returncode, reply.stdout, reply.stderr
 
 
-@pytest.mark.parametrize("manner", ["after", "torn", "power"])
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("work", WORKS)
 def test_a_run_that_dies_at_any_step_loses_nothing_and_is_resumed(
-    tmp_path: Path, scenario: str, manner: str
+    tmp_path: Path, work: str, seed: int
 ) -> None:
-    status, out, err = sweep(scenario, manner, tmp_path)
+    """Killed, or with the power gone: the manner is drawn at each step."""
+    status, out, err = dying(tmp_path, work, "any/any", "--seed", str(seed))
     assert status == 0, err
-    steps = int(out.split()[1])
-    # A sweep that finds few steps has not seen the writes: there are 4 groups and a manifest.
-    assert steps >= (4 if manner == "torn" else 20), out
+    # A sweep that finds fewer steps has not seen the files change.
+    assert int(out.split()[1]) >= 25, out
 
 
-@pytest.mark.parametrize(("mutant", "scenario", "manner", "reasons"), MUTANTS)
-def test_the_sweep_notices_a_broken_journal(
-    tmp_path: Path, mutant: str, scenario: str, manner: str, reasons: tuple[str, ...]
+@pytest.mark.parametrize(("mutant", "work", "manner", "reason"), MUTANTS)
+def test_the_sweep_notices_a_broken_line_and_says_how_to_see_it_again(
+    tmp_path: Path, mutant: str, work: str, manner: str, reason: str
 ) -> None:
-    status, _, err = sweep(scenario, manner, tmp_path, mutant)
+    status, _, err = dying(tmp_path, work, manner, "--mutant", mutant)
     last = err.rstrip().rsplit("\n", 1)[-1]
     assert status == 1, err
     assert last.startswith("AssertionError"), err
-    assert any(reason in last for reason in reasons), last
+    assert reason in last
+    if mutant == "told-too-early":
+        words = last.partition(f"replay: PYTHONPATH=tests python {PROGRAM} ")[2].split()
+        status, _, err = dying(tmp_path, *words, "--mutant", mutant)
+        assert status == 1
+        assert err.rstrip().endswith(last), "the replay failed otherwise"
+        assert dying(tmp_path, *words)[0] == 0

@@ -12,6 +12,7 @@ from crash.killing import sealed_lines
 from mutants import assert_caught, mutant
 from redline.errors import ConfigError, JournalError, Rejected
 from redline.run import record, results_file
+from redline.run.repair import repair
 from redline.run.results_file import ResultsFile
 from redline.run.settings import Output
 from redline.run.verify import verify
@@ -134,6 +135,40 @@ def test_a_foreign_last_line_is_refused(tmp_path: Path) -> None:
     assert output.read_bytes() == data
 
 
+@pytest.mark.parametrize("name", ["labels.jsonl", "labels.failed.jsonl"])
+def test_a_broken_last_line_that_is_ended_is_refused_wherever_it_is_cut(
+    tmp_path: Path, name: str
+) -> None:
+    """No death leaves one: what is written ends in a whole line, or without its newline."""
+    work(tmp_path / "labels.jsonl")
+    path = tmp_path / name
+    data = path.read_bytes()
+    begin = data[:-1].rfind(b"\n") + 1
+    for end in range(begin, len(data) - 1):
+        path.write_bytes(data[:end] + b"\n")
+        with pytest.raises(JournalError, match="is damaged"):
+            keys(path)
+        assert path.read_bytes() == data[:end] + b"\n", f"cut at byte {end}"
+
+
+def test_an_edited_last_line_is_refused_and_its_row_done_again_after_a_repair(
+    tmp_path: Path,
+) -> None:
+    output = tmp_path / "labels.jsonl"
+    work(output)
+    data = output.read_bytes()
+    begin = data[:-1].rfind(b"\n") + 1
+    output.write_bytes(
+        data[:begin] + data[begin:].replace(b'"custom_id":"r5"', b'"custom_id":"rX"')
+    )
+    with pytest.raises(JournalError, match=r"line 4 of .* is damaged") as caught:
+        work(output)
+    assert "redline repair" in caught.value.hint
+    repair(Output(path=output))
+    assert work(output) == ["r5"]
+    assert verify(Output(path=output), ROWS).is_whole
+
+
 def _torn_tail_goes(folder: Path) -> Any:
     output = folder / "labels.jsonl"
     work(output)
@@ -148,8 +183,7 @@ def _torn_tail_goes(folder: Path) -> Any:
 
 
 def test_the_torn_tail_test_notices_a_tail_that_stays(tmp_path: Path) -> None:
-    line = "self._size = self._load(on_entry)"
-    kept = mutant(results_file, line, f"{line}; self._size = os.fstat(self._fd).st_size")
+    kept = mutant(results_file, "elif has_torn_tail:", "elif False:")
     assert_caught(_torn_tail_goes(tmp_path), results_file, kept)
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -20,10 +18,15 @@ from redline.run import manifest as manifests
 from redline.run.identity import KeySet
 from redline.run.lock import OutputLock
 from redline.run.record import read_entry
-from redline.run.results_file import read_lines, replace_file
+from redline.run.results_file import (
+    let_go,
+    open_alone,
+    read_lines,
+    sync_name,
+    take_out,
+    telling,
+)
 from redline.run.settings import Output
-
-_BLOCK_BYTES = 1 << 20
 
 
 class Repair(msgspec.Struct, kw_only=True):
@@ -75,32 +78,29 @@ def _check_is_no_failures_file(path: Path) -> None:
 
 
 def _has_sound_line(path: Path) -> bool:
-    fd = _opened(path)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise JournalError(f"cannot read {path}: {error.strerror}") from error
     try:
         return any(read_entry(line[:-1]) is not None for _, line in read_lines(fd))
     finally:
         os.close(fd)
 
 
-def _opened(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise JournalError(f"cannot read {path}: {error.strerror}") from error
-
-
 def _repaired(path: Path, *, is_unique: bool) -> Repair:
     done = Repair(path=path)
-    fd = _opened(path)
+    fd = open_alone(path, os.O_RDONLY)
     try:
         out = _to_take_out(fd, done, is_unique)
         if out:
-            size = os.fstat(fd).st_size
-            done.aside = _free_name(path)
-            replace_file(done.aside, _copier(fd, _pairs(out)))
-            replace_file(path, _copier(fd, _pairs(array("Q", [0, *out, size]))))
+            done.aside = take_out(path, fd, out)
+        else:
+            # A repair may have died before the name of the file it made was durable.
+            with telling(path):
+                sync_name(path)
     finally:
-        os.close(fd)
+        let_go(fd)
     return done
 
 
@@ -121,25 +121,3 @@ def _to_take_out(fd: int, done: Repair, is_unique: bool) -> array[int]:
         else:
             out.extend((offset, offset + len(line)))
     return out
-
-
-def _pairs(bounds: array[int]) -> Iterator[tuple[int, int]]:
-    return zip(bounds[::2], bounds[1::2], strict=True)
-
-
-def _copier(fd: int, ranges: Iterable[tuple[int, int]]) -> Callable[[int], None]:
-    """A writer of these bytes of `fd`, for `replace_file`."""
-
-    def write(new_fd: int) -> None:
-        for begin, end in ranges:
-            at = begin
-            while at < end and (block := os.pread(fd, min(_BLOCK_BYTES, end - at), at)):
-                at += os.write(new_fd, block)
-
-    return write
-
-
-def _free_name(path: Path) -> Path:
-    """The first free `labels.damaged-N.jsonl`: what an earlier repair took out stays, too."""
-    names = (path.with_name(f"{path.stem}.damaged-{n}{path.suffix}") for n in count(1))
-    return next(name for name in names if not name.exists())

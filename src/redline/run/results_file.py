@@ -2,47 +2,49 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
-from collections.abc import Callable, Iterator
+import stat
+import weakref
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 from redline.errors import JournalError
 from redline.run.record import Entry, is_torn, read_entry
 
 _BLOCK_BYTES = 1 << 20
-_HINT = "make room on that disk, then run the same command again: it continues"
+_ZERO = b"\0"
 
 
 class ResultsFile:
     """Lines of results or failures. One writer at a time; only `sync` may run beside it.
 
-    Opening reads every line once: `on_entry` hears of each with its byte offset. A torn last line,
-    which a sudden death leaves behind, is cut off. Any other damaged line raises JournalError,
-    because something else has written to the file.
+    Opening reads every line once: `on_entry` hears of each with its byte offset. What is read is
+    durable once that is over, because a process that died may have written it without.
+    Damage that a sudden death leaves behind is mended: a torn last line is cut off, and lines whose
+    bytes a power loss has turned into zeros are moved to a file beside this one, such as
+    labels.damaged-1.jsonl. Any other damaged line raises JournalError, because something else has
+    written to the file; so does a file that another redline writes to.
     """
 
     def __init__(self, path: Path, on_entry: Callable[[Entry, int], None]) -> None:
         self.path = path
         self.lines = 0
         self._pending: list[bytes] = []
-        self._is_synced = True
+        self._is_synced = False
+        self._size = 0
+        self._own(open_alone(path, os.O_RDWR | os.O_CREAT))
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise JournalError(
-                f"cannot open {path}: {error.strerror}",
-                hint="choose a place that can be written with -o",
-            ) from error
-        try:
-            self._size = self._load(on_entry)
-            os.ftruncate(self._fd, self._size)
-            os.lseek(self._fd, self._size, os.SEEK_SET)
-            if not self._size:
-                # A process that made the file may have died before it made its name durable.
-                sync_folder(path.parent)
+            lost = self._load(on_entry)
+            with telling(path):
+                self._mend(lost)
+                os.lseek(self._fd, self._size, os.SEEK_SET)
         except BaseException:
-            os.close(self._fd)
+            self.close()
             raise
 
     def add(self, line: bytes) -> None:
@@ -83,10 +85,15 @@ class ResultsFile:
             raise self._failed(error) from error
 
     def close(self) -> None:
-        os.close(self._fd)
+        self._close()
+
+    def _own(self, fd: int) -> None:
+        self._fd = fd
+        # Where an error keeps the owner from closing it, its lock must not last longer than it.
+        self._close = weakref.finalize(self, let_go, fd)
 
     def _failed(self, error: OSError) -> JournalError:
-        return JournalError(f"cannot write {self.path}: {error.strerror}", hint=_HINT)
+        return unwritable(self.path, error)
 
     def _cut_back(self) -> None:
         try:
@@ -96,47 +103,130 @@ class ResultsFile:
             # The tail stays torn; the next run cuts it off.
             return
 
-    def _load(self, on_entry: Callable[[Entry, int], None]) -> int:
-        """The length up to the last whole line."""
-        end = 0
-        for offset, line in read_lines(self._fd):
-            is_whole = line.endswith(b"\n")
-            entry = read_entry(line[:-1]) if is_whole else None
-            if entry is None:
-                is_last = offset + len(line) == os.fstat(self._fd).st_size
-                if not is_last or not is_torn(line):
-                    raise JournalError(
-                        f"line {self.lines + 1} of {self.path} is damaged",
-                        where=f"byte {offset:,}",
-                        hint="something else wrote to this file: `redline repair` on the results "
-                        "file takes such lines out, then the same command does their rows again; "
-                        "or start over with --restart",
-                    )
-                return end
-            on_entry(entry, offset)
-            self.lines += 1
-            end = offset + len(line)
-        return end
+    def _load(self, on_entry: Callable[[Entry, int], None]) -> array[int]:
+        """Begins and ends of what a power loss has left of lines, in order.
+
+        Sets the size up to the last whole line.
+        """
+        lost = array("Q")
+        for number, (offset, line) in enumerate(read_lines(self._fd), 1):
+            is_ended = line.endswith(b"\n")
+            entry = read_entry(line[:-1]) if is_ended else None
+            if entry is not None:
+                on_entry(entry, offset)
+                self.lines += 1
+                self._size = offset + len(line)
+            elif not is_ended and is_torn(line):
+                if lost:
+                    lost.extend((offset, offset + len(line)))
+            elif _is_lost(line) and (offset or is_torn(line) or line.startswith(_ZERO)):
+                lost.extend((offset, offset + len(line)))
+            else:
+                raise JournalError(
+                    f"line {number} of {self.path} is damaged",
+                    where=f"byte {offset:,}",
+                    hint="something else wrote to this file: `redline repair` on the results "
+                    "file takes such lines out, then the same command does their rows again; "
+                    "or start over with --restart",
+                )
+        return lost
+
+    def _mend(self, lost: array[int]) -> None:
+        """Leaves whole lines only, all of them durable, at `_size` bytes."""
+        has_torn_tail = self._size < os.fstat(self._fd).st_size
+        if lost:
+            take_out(self.path, self._fd, lost)
+            self._close()
+            self._own(open_alone(self.path, os.O_RDWR))
+            self._size = os.fstat(self._fd).st_size
+        elif has_torn_tail:
+            os.ftruncate(self._fd, self._size)
+        # A process may have died when it had written lines, or made, renamed or removed files, and
+        # that was not durable yet. Nor may the tail that was cut come back behind new lines.
+        self.sync()
+        sync_name(self.path)
+
+
+def _is_lost(line: bytes) -> bool:
+    """It holds a zero byte. JSON never does: that is what a block reads as that was not written."""
+    return _ZERO in line
 
 
 def read_lines(fd: int) -> Iterator[tuple[int, bytes]]:
     """Each line with its newline and byte offset; the last may lack the newline."""
-    rest = b""
-    offset = 0
-    at = 0
+    # Of a line that goes on in the next block: joined once, however long it gets.
+    pieces: list[bytes] = []
+    offset = at = 0
     while block := os.pread(fd, _BLOCK_BYTES, at):
         at += len(block)
-        *lines, rest = (rest + block).split(b"\n")
-        for line in lines:
+        piece, *lines = block.split(b"\n")
+        pieces.append(piece)
+        if not lines:
+            continue
+        rest = lines.pop()
+        for line in (b"".join(pieces), *lines):
             yield offset, line + b"\n"
             offset += len(line) + 1
-    if rest:
-        yield offset, rest
+        pieces = [rest]
+    if any(pieces):
+        yield offset, b"".join(pieces)
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes names in `folder` durable; a file's own fsync does not cover its name."""
-    fd = os.open(folder, os.O_RDONLY)
+def open_alone(path: Path, flags: int) -> int:
+    """A descriptor of `path` that no other redline has, whatever name it knows the file by.
+
+    The output's lock does not see that two names, such as a link and its target, are one file, nor
+    that a folder was moved and another one made in its place. Raises JournalError.
+    """
+    try:
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise JournalError(
+            f"cannot open {path}: {error.strerror}",
+            hint=_HINTS.get(error.errno or 0, "choose a place that can be written with -o"),
+        ) from error
+    try:
+        _hold(fd, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def let_go(fd: int) -> None:
+    """Closes what `open_alone` has opened.
+
+    A process that was forked meanwhile, as a pool's workers are, may have it open for longer: so
+    the lock is not left to the closing.
+    """
+    try:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    except OSError:
+        # A file system without locks: none was had.
+        pass
+    os.close(fd)
+
+
+def _hold(fd: int, path: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Another one may have put its own file in place since this one was opened.
+        is_alone = os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(fd))
+    except BlockingIOError:
+        is_alone = False
+    except OSError:
+        # A file system without locks; the lock in the output's folder has been had.
+        return
+    if not is_alone:
+        raise JournalError(
+            f"{path} is being written by another redline, under another name or in another folder",
+            hint="wait for it, stop it, or choose another -o",
+        )
+
+
+def sync_name(path: Path) -> None:
+    """Makes the name of `path`, or that it has none any more, durable; its fsync does not."""
+    fd = os.open(_real(path).parent, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
@@ -146,10 +236,11 @@ def sync_folder(folder: Path) -> None:
 def replace_file(path: Path, write: Callable[[int], None]) -> None:
     """Puts a new file in place of `path` at once: a reader sees the old one or the new one.
 
-    write: gets the descriptor of a file beside it. Raises JournalError.
+    A link stays, and what it leads to is replaced. write: gets the descriptor of a file beside it.
+    Raises JournalError.
     """
-    beside = _beside(path)
     with telling(path):
+        beside = _beside(path)
         try:
             fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
             try:
@@ -157,12 +248,12 @@ def replace_file(path: Path, write: Callable[[int], None]) -> None:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-            os.replace(beside, path)
+            os.replace(beside, _real(path))
         except OSError:
             # On a full disk, the unfinished file is what takes the room.
             beside.unlink(missing_ok=True)
             raise
-        sync_folder(path.parent)
+        sync_name(path)
 
 
 def drop_unfinished(path: Path) -> None:
@@ -171,14 +262,83 @@ def drop_unfinished(path: Path) -> None:
         _beside(path).unlink(missing_ok=True)
 
 
+def take_out(path: Path, fd: int, bounds: array[int]) -> Path:
+    """The file beside `path` that now holds these bytes of it: labels.damaged-1.jsonl.
+
+    What an earlier one holds stays: the name is the first that is free. Death leaves the old file
+    or the new one, and no byte in neither. fd: of `path`; it goes on reading the old file. bounds:
+    begins and ends, in turn. Raises JournalError, with nothing changed.
+    """
+    names = (path.with_name(f"{path.stem}.damaged-{n}{path.suffix}") for n in count(1))
+    aside = next(name for name in names if not os.path.lexists(name))
+    kept = array("Q", [0, *bounds, os.fstat(fd).st_size])
+    replace_file(aside, _copier(fd, bounds))
+    try:
+        replace_file(path, _copier(fd, kept))
+    except JournalError:
+        # On a full disk, the next attempt needs its room.
+        aside.unlink(missing_ok=True)
+        raise
+    return aside
+
+
+def _copier(fd: int, bounds: array[int]) -> Callable[[int], None]:
+    """A writer of these bytes of `fd`, and of its mode. bounds: begins and ends, in turn."""
+
+    def write(new_fd: int) -> None:
+        copy_mode(fd, new_fd)
+        for begin, end in zip(bounds[::2], bounds[1::2], strict=True):
+            at = begin
+            while at < end and (block := os.pread(fd, min(_BLOCK_BYTES, end - at), at)):
+                write_all(new_fd, [block])
+                at += len(block)
+
+    return write
+
+
+def copy_mode(fd: int, new_fd: int) -> None:
+    """What only its owner may read stays so. Does nothing where a file system knows no modes."""
+    try:
+        os.fchmod(new_fd, stat.S_IMODE(os.fstat(fd).st_mode))
+    except PermissionError:
+        return
+
+
+def write_all(fd: int, pieces: Iterable[bytes]) -> None:
+    """Writes the pieces as one; a disk may take a part of them at a time. Raises OSError."""
+    data = memoryview(b"".join(pieces))
+    while data:
+        data = data[os.write(fd, data) :]
+
+
 @contextmanager
 def telling(path: Path) -> Iterator[None]:
     """Turns an OSError of the block into the JournalError that `path` cannot be written."""
     try:
         yield
     except OSError as error:
-        raise JournalError(f"cannot write {path}: {error.strerror}", hint=_HINT) from error
+        raise unwritable(path, error) from error
+
+
+_AGAIN = "then run the same command again: it continues"
+_FULL = f"make room on that disk, {_AGAIN}"
+_GONE = "its folder is not there: where it was moved to, the same command continues; else choose -o"
+_HINTS = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
+    **dict.fromkeys((errno.ENOENT, errno.ESTALE), _GONE),
+}
+
+
+def unwritable(path: Path, error: OSError) -> JournalError:
+    """The error that `path` cannot be written, and what to do about it."""
+    hint = _HINTS.get(error.errno or 0, f"see to that disk, {_AGAIN}")
+    return JournalError(f"cannot write {path}: {error.strerror}", hint=hint)
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
 
 
 def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.unfinished")
+    target = _real(path)
+    return target.with_name(f".{target.name}.unfinished")

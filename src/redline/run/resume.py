@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -11,7 +12,7 @@ from redline.run import manifest as manifests
 from redline.run.journal import Journal
 from redline.run.manifest import Manifest
 from redline.run.record import Result
-from redline.run.results_file import drop_unfinished, sync_folder, telling
+from redline.run.results_file import drop_unfinished, sync_name, telling
 from redline.run.settings import Job, Output
 
 
@@ -34,8 +35,9 @@ def open_journal(
         elif old.settings != new.settings and not job.retry_failed:
             # Nothing has succeeded yet, so nothing can be mixed: what failed under the old
             # settings, such as a wrong model, is done anew under these.
-            output.failed_path.unlink(missing_ok=True)
-            sync_folder(output.path.parent)
+            with telling(output.failed_path):
+                output.failed_path.unlink(missing_ok=True)
+                sync_name(output.failed_path)
         new.begun = old.begun
     for path in (output.path, output.failed_path):
         drop_unfinished(path)
@@ -66,15 +68,17 @@ def _size(path: Path) -> int:
 
 
 def _put_aside(output: Output) -> None:
-    """Renames the files of an earlier run to the first free `labels.old-N`."""
-    stem, suffix = output.path.stem, output.path.suffix
+    """Renames the files of an earlier run to the first free `labels.old-N`; a link stays."""
+    results, failed = Path(os.path.realpath(output.path)), output.failed_path
     for number in count(1):
-        aside = output.path.with_name(f"{stem}.old-{number}{suffix}")
-        aside_failed = output.path.with_name(f"{stem}.old-{number}.failed.jsonl")
+        aside = results.with_name(f"{results.stem}.old-{number}{results.suffix}")
+        aside_failed = failed.with_name(f"{output.path.stem}.old-{number}.failed.jsonl")
         if not aside.exists() and not aside_failed.exists():
             break
-    with telling(output.path):
-        if output.path.exists():
-            output.path.rename(aside)
-        if output.failed_path.exists():
-            output.failed_path.rename(aside_failed)
+    for path, new in ((results, aside), (failed, aside_failed)):
+        with telling(path):
+            if path.exists():
+                path.rename(new)
+                # Before the manifest speaks of the new run: else a power loss could leave the old
+                # results under the new settings.
+                sync_name(path)

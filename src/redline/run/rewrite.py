@@ -13,7 +13,16 @@ from pathlib import Path
 from redline.errors import JournalError
 from redline.run.identity import KeySet
 from redline.run.record import read_entry
-from redline.run.results_file import read_lines, replace_file, sync_folder, telling
+from redline.run.results_file import (
+    copy_mode,
+    let_go,
+    open_alone,
+    read_lines,
+    replace_file,
+    sync_name,
+    telling,
+    write_all,
+)
 
 _BUFFER_BYTES = 1 << 20
 
@@ -22,11 +31,11 @@ def drop_mended(path: Path, succeeded: KeySet) -> int:
     """Failures left in `path`: without those that succeeded since, and each row's last one only.
 
     Does nothing where nothing is to be dropped; removes the file when none is left. The caller
-    holds the output's lock.
+    holds the output's lock. Raises JournalError.
     """
     last: dict[int, int] = {}
     total = 0
-    fd = os.open(path, os.O_RDONLY)
+    fd = open_alone(path, os.O_RDONLY)
     try:
         for offset, line in read_lines(fd):
             entry = read_entry(line[:-1])
@@ -40,9 +49,9 @@ def drop_mended(path: Path, succeeded: KeySet) -> int:
             else:
                 with telling(path):
                     path.unlink()
-                    sync_folder(path.parent)
+                    sync_name(path)
     finally:
-        os.close(fd)
+        let_go(fd)
     return len(last)
 
 
@@ -50,11 +59,11 @@ def put_in_order(path: Path, keys: array[int]) -> None:
     """Sorts the lines of `path` as `keys`, the input's, are; lines of no row of it come last.
 
     Not by the lines' own row numbers: rows added to the input since have moved the others. About
-    150 bytes of memory a row.
+    150 bytes of memory a row. Raises JournalError.
     """
     places = {key: place for place, key in enumerate(keys)}
     rows, offsets = array("Q"), array("Q")
-    fd = os.open(path, os.O_RDONLY)
+    fd = open_alone(path, os.O_RDONLY)
     try:
         for offset, line in read_lines(fd):
             entry = read_entry(line[:-1])
@@ -66,19 +75,24 @@ def put_in_order(path: Path, keys: array[int]) -> None:
         if any(order[at] != at for at in range(len(order))):
             _copy_lines(fd, path, array("Q", (offsets[at] for at in order)))
     finally:
-        os.close(fd)
+        let_go(fd)
 
 
 def _copy_lines(fd: int, path: Path, offsets: array[int]) -> None:
     """A new `path` of the lines of `fd` that begin at `offsets`, in that order."""
 
     def write(new_fd: int) -> None:
-        with (
-            os.fdopen(os.dup(fd), "rb") as old,
-            os.fdopen(os.dup(new_fd), "wb", buffering=_BUFFER_BYTES) as new,
-        ):
+        copy_mode(fd, new_fd)
+        gathered: list[bytes] = []
+        size_bytes = 0
+        with os.fdopen(os.dup(fd), "rb") as old:
             for offset in offsets:
                 old.seek(offset)
-                new.write(old.readline())
+                gathered.append(old.readline())
+                size_bytes += len(gathered[-1])
+                if size_bytes >= _BUFFER_BYTES:
+                    write_all(new_fd, gathered)
+                    gathered, size_bytes = [], 0
+        write_all(new_fd, gathered)
 
     replace_file(path, write)

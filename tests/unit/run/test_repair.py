@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import zlib
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,14 @@ WRONG = {
     "a line of something else": b"seen by Ines\n",
     "another program's JSON": b'{"a": 1}\n',
     "an empty line": b"\n",
-    "zeros": bytes(5000) + b"\n",
     "not UTF-8": b"\xff\xfe{\n",
     "a row twice": GOOD[0],
     "a row twice, answered otherwise": line(1, "no"),
     "many lines": b"one\ntwo\nthree\n",
     "a line above 1 MB": b"x" * 1_500_000 + b"\n",
 }
+# What a run itself moves aside.
+LOST = {"zeros": bytes(5000) + b"\n", "zeros in a line": GOOD[1][:30] + bytes(9) + GOOD[1][39:]}
 TAILS = {"a torn tail": GOOD[1][:30], "a line without its end": line(9)[:-1], "zeros": bytes(64)}
 
 
@@ -83,6 +85,17 @@ def test_what_a_run_refuses_goes_out_and_every_other_line_stays_byte_for_byte(
     assert done.kept == len(GOOD)
     assert done.damaged + done.repeated == wrong.count(b"\n")
     assert opened(output.path) == [f"{number:016x}" for number in range(1, 6)]
+
+
+@pytest.mark.parametrize("lost", LOST.values(), ids=LOST.keys())
+def test_what_a_power_loss_left_goes_out_as_in_a_run(output: Output, lost: bytes) -> None:
+    files = []
+    for take_out in (lambda: repair(output), lambda: opened(output.path)):
+        output.path.write_bytes(b"".join(GOOD[:3]) + lost + b"".join(GOOD[3:]))
+        take_out()
+        assert output.path.read_bytes() == b"".join(GOOD)
+        files.append(output.path.parent / f"labels.damaged-{len(files) + 1}.jsonl")
+    assert [file.read_bytes() for file in files] == [lost, lost]
 
 
 @pytest.mark.parametrize("tail", TAILS.values(), ids=TAILS.keys())
@@ -154,6 +167,26 @@ def test_the_failures_are_repaired_too_and_a_failure_that_was_tried_again_is_no_
     assert aside(failures) == b"notes\n"
 
 
+def test_a_linked_output_is_repaired_where_the_link_leads(output: Output, tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere" / "run.jsonl"
+    target.parent.mkdir()
+    target.write_bytes(GOOD[0] + b"notes\n")
+    output.path.symlink_to(target)
+    (done,) = repair(output)
+    assert output.path.is_symlink()
+    assert target.read_bytes() == GOOD[0]
+    assert aside(done) == b"notes\n"
+
+
+def test_a_file_that_its_owner_alone_may_read_stays_so(output: Output) -> None:
+    output.path.write_bytes(GOOD[0] + b"notes\n")
+    output.path.chmod(0o600)
+    (done,) = repair(output)
+    assert done.aside is not None
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (output.path, done.aside)]
+    assert modes == [0o600, 0o600]
+
+
 def test_nothing_is_repaired_while_a_run_writes(output: Output) -> None:
     data = GOOD[0] + b"notes\n" + GOOD[1]
     output.path.write_bytes(data)
@@ -216,8 +249,6 @@ def _keeps_every_sound_line(output: Output) -> Any:
     [
         ("done.repeated += is_repeated", "done.repeated += is_repeated; continue"),
         ("if out and out[-1] == offset:", "if out:"),
-        ("while at < end and (block := os.pread(fd, min(_BLOCK_BYTES, end - at), at)):",
-         "while at < end and (block := os.pread(fd, _BLOCK_BYTES, at)):"),
         ("entry = read_entry(line[:-1]) if line.endswith(b\"\\n\") else None",
          "entry = read_entry(line[:-1])"),
     ],

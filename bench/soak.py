@@ -1,0 +1,210 @@
+"""Does a long run leak? Memory, open files and tasks of `redline.stream`, sampled each second.
+
+    python bench/soak.py [--minutes 10] [--concurrency 32]
+
+An endless input goes to `redline sim`, where 5 % of the requests meet a fault of every kind, and
+from there to a results file, until the minutes are over. After a warm-up, a line is laid through
+each figure by least squares, over the number of calls.
+
+A slope is called a leak where it is above its bar by more than three standard errors, in the later
+half as well, because what is made once comes in steps; and where it comes to more than the figure
+may vary anyway: 4 MB, and as many descriptors or tasks as there are connections, which come and go
+with the faults. The bars:
+  memory       8 MB in a million calls: the smallest object that Python can keep for each call takes
+               16 bytes, and 8 more in what refers to it. Row keys do not count: without them a row
+               could be done twice, and they take a known 16 to 32 bytes a row (run/identity.py).
+  descriptors  20 in a million calls: a process that may have the usual 1,024 lives for 50 million.
+  tasks        20 in a million calls: as many, at some kB each, would be 0.1 MB.
+Status 1 where there is a leak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import record
+
+import redline
+from redline.run.api import new_event_loop
+
+FAULTS = 0.05
+EVERY_S = 1.0
+LATENCY = "0.002-0.02"
+# Of the time, before which connections are made and caches fill.
+WARM_UP = 0.25
+STANDARD_ERRORS = 3
+PROMPT = "the quick brown fox jumps over the lazy dog " * 12
+
+
+# In a million calls.
+BARS = {"memory_mb": 8, "descriptors": 20, "tasks": 20}
+NOISE_MB = 4
+Sample = dict[str, float]
+
+
+def endless(ends_s: float) -> Iterator[dict[str, Any]]:
+    """Rows, no two alike, until the monotonic time `ends_s`."""
+    number = 0
+    while time.monotonic() < ends_s:
+        number += 1
+        yield {"custom_id": f"row-{number}", "prompt": f"{number} {PROMPT}"}
+
+
+class Sampler:
+    """Looks at this process every `every_s`. calls: how many have come to an end, so far."""
+
+    def __init__(self, every_s: float) -> None:
+        self.calls = 0
+        self.samples: list[Sample] = []
+        self._every_s = every_s
+        self._begun_s = time.monotonic()
+
+    async def run(self, ends_s: float) -> None:
+        """Samples until the monotonic time `ends_s`, or until it is cancelled."""
+        while time.monotonic() + self._every_s < ends_s:
+            await asyncio.sleep(self._every_s)
+            self.samples.append(
+                {
+                    "calls": self.calls,
+                    "memory_mb": round(resident_mb() - keys_mb(self.calls), 3),
+                    "descriptors": len(os.listdir("/proc/self/fd")),
+                    "tasks": len(asyncio.all_tasks()),
+                    "at_s": round(time.monotonic() - self._begun_s, 2),
+                }
+            )
+
+
+def resident_mb() -> float:
+    """What of this process is in memory, in MiB (proc(5), statm)."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def keys_mb(rows: int) -> float:
+    """What the set of so many row keys takes, in MiB: 8 bytes a slot, half of them in use."""
+    slots = 1024
+    while 2 * rows >= slots:
+        slots *= 2
+    return 8 * slots / 2**20
+
+
+async def soak(
+    url: str, output: Path, timing: tuple[float, float], concurrency: int
+) -> list[Sample]:
+    """The samples of a run. timing: seconds it lasts, and from one sample to the next."""
+    lasts_s, every_s = timing
+    ends_s = time.monotonic() + lasts_s
+    sampler = Sampler(every_s)
+    sampling = asyncio.create_task(sampler.run(ends_s))
+    run = redline.stream(
+        endless(ends_s),
+        endpoint=url,
+        model="sim",
+        concurrency=concurrency,
+        # A request that stalls is one of the faults.
+        timeout_s=1.0,
+        output=output,
+    )
+    try:
+        async for _ in run:
+            sampler.calls += 1
+    finally:
+        sampling.cancel()
+    return sampler.samples
+
+
+def line_through(samples: Sequence[Sample], figure: str) -> tuple[float, float]:
+    """Slope per million calls, by least squares, and its standard error; at least three samples."""
+    calls = [sample["calls"] / 1e6 for sample in samples]
+    values = [sample[figure] for sample in samples]
+    slope, begin = statistics.linear_regression(calls, values)
+    squares = sum((y - begin - slope * x) ** 2 for x, y in zip(calls, values, strict=True))
+    spread = sum((x - statistics.fmean(calls)) ** 2 for x in calls)
+    return slope, math.sqrt(squares / (len(samples) - 2) / spread)
+
+
+def judge(samples: Sequence[Sample], concurrency: int) -> dict[str, Any]:
+    """Each figure's slope, and whether it says leak."""
+    after_s = WARM_UP * samples[-1]["at_s"]
+    warm = [sample for sample in samples if sample["at_s"] >= after_s]
+    calls = warm[-1]["calls"] - warm[0]["calls"]
+    found: dict[str, Any] = {"samples": len(warm), "calls": calls}
+    for figure, bar in BARS.items():
+        slope, error = line_through(warm, figure)
+        late, late_error = line_through(warm[len(warm) // 2 :], figure)
+        surely = min(slope - STANDARD_ERRORS * error, late - STANDARD_ERRORS * late_error)
+        noise = NOISE_MB if figure == "memory_mb" else concurrency
+        found[figure] = {
+            "first": warm[0][figure],
+            "last": warm[-1][figure],
+            "most": max(sample[figure] for sample in warm),
+            "per_million_calls": round(slope, 3),
+            "standard_error": round(error, 3),
+            "in_the_later_half": round(late, 3),
+            "allowed": bar,
+            "is_leak": surely > bar and slope * calls / 1e6 > noise,
+        }
+    found["is_flat"] = not any(found[figure]["is_leak"] for figure in BARS)
+    return found
+
+
+def child(url: str, lasts_s: float, folder: Path, concurrency: int) -> None:
+    """The run in this process; its samples go to stdout."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        run = soak(url, folder / "out.jsonl", (lasts_s, EVERY_S), concurrency)
+        json.dump(runner.run(run), sys.stdout)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument("--results", type=Path, default=record.RESULTS)
+    parser.add_argument("--child", nargs=2, metavar=("URL", "FOLDER"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        child(args.child[0], 60 * args.minutes, Path(args.child[1]), args.concurrency)
+        return 0
+    settings = {
+        "minutes": args.minutes,
+        "concurrency": args.concurrency,
+        "faults": FAULTS,
+        "latency_s": LATENCY,
+        "warm_up": WARM_UP,
+        "bars_per_million_calls": BARS,
+    }
+    result = record.Record("soak", settings, {"sim": 0})
+    result.versions.update(record.own_versions("httptools", "uvloop", "msgspec"))
+    server_flags = ("--faults", str(FAULTS), "--latency", LATENCY)
+    with record.scratch() as folder, record.serving(record.sim(*server_flags)) as server:
+        words = [__file__, "--minutes", str(args.minutes), "--concurrency", str(args.concurrency)]
+        command = [sys.executable, *words, "--child", server.url, str(folder)]
+        finished = record.run_client(command, folder)
+    samples = json.loads(finished.stdout)
+    summary = {**judge(samples, args.concurrency), "cpu_s": round(finished.cpu_s, 1)}
+    summary["calls_per_s"] = round(samples[-1]["calls"] / samples[-1]["at_s"])
+    path = result.write(args.results, summary, samples)
+    for figure in BARS:
+        of = summary[figure]
+        verdict = "LEAK" if of["is_leak"] else "flat"
+        print(
+            f"{figure:12} {of['first']:9.1f} to {of['last']:9.1f}, {of['per_million_calls']:+9.2f} "
+            f"± {of['standard_error']:.2f} in a million calls ({of['allowed']} allowed): {verdict}"
+        )
+    print(f"{summary['calls']:,} calls after the warm-up, {summary['calls_per_s']:,}/s")
+    print(f"written: {path}")
+    return 0 if summary["is_flat"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

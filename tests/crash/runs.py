@@ -1,0 +1,187 @@
+"""Runs that die and are resumed, and what must then hold."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from crash.disk import Death, Disk
+from crash.platter import Platter
+from crash.scenarios import (
+    FAILED,
+    MODEL,
+    OLD_MODEL,
+    OUTPUT,
+    SCENARIOS,
+    Case,
+    Log,
+    draw,
+    in_child,
+    one_run,
+)
+from crash.steps import Step
+from redline.run.settings import Output
+from redline.run.verify import verify
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs of a scenario, whose cases are drawn from seeds. `base`: a folder to be made for each.
+
+    What has been done when a case begins stands beside its folder, for its other deaths.
+    """
+
+    name: str
+
+    def survey(self, seed: int, base: Path) -> list[Step]:
+        """The steps of a run that does not die."""
+        trial = _Trial(self.name, draw(seed), base)
+        log = trial.begin()[0]
+        status = trial.run(log, None, trial.options(is_first=True))
+        assert status == 0, "a run that does not die did not finish"
+        return [Step(**json.loads(step)) for step in log.heard("step")]
+
+    def die(self, seed: int, deaths: Sequence[Death], base: Path) -> list[str]:
+        """The moments of these deaths, one after the other; the run after them came to its end.
+
+        A run that was over before its death ends their row. Raises AssertionError where anything
+        acknowledged is lost, stands twice, or is asked again.
+        """
+        trial = _Trial(self.name, draw(seed), base)
+        logs = trial.begin()
+        moments: list[str] = []
+        for death in [*deaths, None]:
+            options = trial.options(is_first=not moments)
+            kept = trial.kept(options)
+            logs.append(Log(base / f"log-{len(logs)}"))
+            status = trial.run(logs[-1], death, options)
+            again = kept & set(logs[-1].heard("asked"))
+            assert not again, f"asked again: {again}"
+            if status == 0:
+                break
+            assert death is not None, "the resumed run did not finish"
+            assert status == signal.SIGKILL, f"wait status {status} in place of a death"
+            moments += logs[-1].heard("died")
+            _check_death(trial, logs)
+        _check_end(trial)
+        if self.name != "lost-blocks" and all(death.loss == "none" for death in deaths):
+            assert not list(trial.folder.glob("*.damaged-*")), "a kill has damaged a line"
+        # What a finished run has told of is durable.
+        last = deaths[-1]
+        Platter.load(trial.folder).lose(last.chance() if last.loss == "some" else None)
+        _check_end(trial)
+        return moments
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """One case of a scenario in a folder of its own."""
+
+    scenario: str
+    case: Case
+    base: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.base / "out"
+
+    def begin(self) -> list[Log]:
+        """Does what stands before the run, once for a case; the log of what that took."""
+        done = self.base.parent / f"{self.scenario}-{self.case.seed}"
+        if not done.exists():
+            (done / "out").mkdir(parents=True)
+            before = SCENARIOS[self.scenario].before
+            if before is not None:
+                before(self.case, done / "out", Log(done / "log-0"))
+        shutil.copytree(done, self.base)
+        return [Log(self.base / "log-0")]
+
+    def run(self, log: Log, death: Death | None, options: dict[str, Any]) -> int:
+        """The wait status of a run that dies so, or not."""
+        bad = SCENARIOS[self.scenario].bad(self.case)
+
+        def work() -> bool:
+            disk = Disk(self.folder, death, lambda moment: log.say("died", moment))
+            is_complete = one_run(self.case, self.folder, log, bad, **options)
+            disk.stop()
+            for step in disk.steps:
+                log.say("step", json.dumps(vars(step)))
+            return is_complete
+
+        return in_child(work)
+
+    def options(self, *, is_first: bool) -> dict[str, Any]:
+        """Of the first run, or of one that goes on after a death."""
+        options = {"model": MODEL, **SCENARIOS[self.scenario].options}
+        if not is_first and _model(self.folder) != OLD_MODEL:
+            options.pop("restart", None)
+        return options
+
+    def kept(self, options: dict[str, Any]) -> set[str]:
+        """The rows that a run with these options may not ask again."""
+        if "restart" in options:
+            return set()
+        done = set(_names(self.folder, OUTPUT))
+        return done if "retry_failed" in options else done | set(_names(self.folder, FAILED))
+
+
+def _check_death(trial: _Trial, logs: Sequence[Log]) -> None:
+    """After a death, whatever was acknowledged is there, and no row has succeeded twice."""
+    there = set(_names(trial.folder, "labels*.jsonl"))
+    lost = {name for log in logs for name in log.heard("saved")} - there
+    assert not lost, f"acknowledged and lost: {lost}"
+    succeeded = _names(trial.folder, OUTPUT)
+    assert len(succeeded) == len(set(succeeded)), f"twice: {succeeded}"
+
+
+def _check_end(trial: _Trial) -> None:
+    """At the end each row stands once, in whole lines, and nothing is left over."""
+    folder, case, scenario = trial.folder, trial.case, SCENARIOS[trial.scenario]
+    results, failures = (_lines(folder / name, is_whole=True) for name in (OUTPUT, FAILED))
+    succeeded, failed = ([line["custom_id"] for line in own] for own in (results, failures))
+    assert sorted(succeeded + failed) == case.names, f"not each once: {succeeded} + {failed}"
+    assert scenario.bad(case) <= set(failed) <= case.bad, f"failed: {failed}"
+    if scenario.options.get("ordered"):
+        assert succeeded == sorted(succeeded), f"out of order: {succeeded}"
+    assert OLD_MODEL not in map(_answerer, results), "a line of the old run"
+    verdict = verify(Output(path=folder / OUTPUT), case.rows)
+    assert verdict.is_whole, str(verdict)
+    assert verdict.strange == 0, str(verdict)
+    left = [path.name for path in folder.rglob("*unfinished*")]
+    assert not left, f"left behind: {left}"
+
+
+def _lines(path: Path, *, is_whole: bool = False) -> list[dict[str, Any]]:
+    """The sound lines of a file. is_whole: every line that is ended must be one."""
+    data = path.read_bytes() if path.exists() else b""
+    found = []
+    for line in data[: data.rfind(b"\n") + 1].splitlines():
+        body, _, tail = line.rpartition(b',"crc":"')
+        if tail == b'%08x"}' % zlib.crc32(body):
+            found.append(json.loads(line))
+        else:
+            assert not is_whole, f"{path.name}: a damaged line"
+    return found
+
+
+def _names(folder: Path, pattern: str) -> list[str]:
+    """The rows of the sound lines in all files of this pattern but those of damaged lines."""
+    paths = [path for path in folder.glob(pattern) if ".damaged-" not in path.name]
+    return [line["custom_id"] for path in paths for line in _lines(path)]
+
+
+def _model(folder: Path) -> str | None:
+    """The model that the output was begun with."""
+    path = folder / "labels.redline" / "manifest.json"
+    return json.loads(path.read_text())["settings"]["model"] if path.exists() else None
+
+
+def _answerer(line: dict[str, Any]) -> str:
+    answer = line["output"] if "output" in line else line["response"]["body"]
+    return str(answer).partition(" ")[0]

@@ -1,0 +1,127 @@
+"""The soak of bench/soak.py in its smallest form: what leaks is noticed, and a run does not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from mutants import mutant
+from redline.run.api import new_event_loop
+from redline.run.identity import KeySet
+from simulated import simulated
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+import soak
+
+pytestmark = [
+    pytest.mark.crash,
+    pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="needs /proc/self/statm"),
+]
+CONCURRENCY = 32
+FLAT = {"memory_mb": 60.0, "descriptors": 80.0, "tasks": 130.0}
+
+
+def samples(calls_per_s: int, count: int = 600, **leaks: float) -> list[soak.Sample]:
+    """A run with a sample a second. leaks: how much of a figure is kept in a million calls."""
+    chance = random.Random(1)
+    found = []
+    for second in range(1, count + 1):
+        calls = calls_per_s * second
+        sample = {"calls": float(calls), "at_s": float(second)}
+        for figure, level in FLAT.items():
+            wobble = chance.uniform(-0.02, 0.02) * level
+            # What is made once, in the first tenth of the time.
+            sample[figure] = level * min(1, 10 * second / count) + wobble
+            sample[figure] += leaks.get(figure, 0.0) * calls / 1e6
+        found.append(sample)
+    return found
+
+
+@pytest.mark.parametrize("calls_per_s", [200, 5000])
+def test_figures_that_rise_at_first_and_waver_then_are_flat(calls_per_s: int) -> None:
+    verdict = soak.judge(samples(calls_per_s), CONCURRENCY)
+    assert verdict["is_flat"], verdict
+    assert verdict["samples"] == 451
+
+
+@pytest.mark.parametrize(
+    ("figure", "leak"), [("memory_mb", 24.0), ("descriptors", 50.0), ("tasks", 50.0)]
+)
+def test_a_small_object_a_call_or_a_file_in_a_thousand_faults_is_a_leak(
+    figure: str, leak: float
+) -> None:
+    """5 % of a million calls are 50,000 faults."""
+    verdict = soak.judge(samples(2000, **{figure: leak}), CONCURRENCY)
+    assert verdict[figure]["is_leak"]
+    assert verdict[figure]["per_million_calls"] == pytest.approx(leak, rel=0.1)
+    assert not verdict["is_flat"]
+    assert [name for name in FLAT if verdict[name]["is_leak"]] == [figure]
+
+
+def test_steps_that_come_to_an_end_are_no_leak() -> None:
+    found = samples(2000)
+    for sample in found:
+        sample["memory_mb"] += 9.0 * (sample["at_s"] > 300)
+    verdict = soak.judge(found, CONCURRENCY)
+    assert verdict["memory_mb"]["per_million_calls"] > soak.BARS["memory_mb"]
+    assert verdict["is_flat"]
+
+
+def test_a_leak_that_is_below_its_bar_is_none() -> None:
+    assert soak.judge(samples(5000, memory_mb=6.0, descriptors=15.0, tasks=15.0), CONCURRENCY)[
+        "is_flat"
+    ]
+
+
+@pytest.mark.parametrize("rows", [1, 511, 512, 513, 100_000, 524_288])
+def test_what_row_keys_take_is_known(rows: int) -> None:
+    keys = KeySet()
+    for key in range(1, rows + 1):
+        keys.add(key)
+    assert soak.keys_mb(rows) == len(keys._slots) * keys._slots.itemsize / 2**20
+
+
+def soaked(module: ModuleType, url: str, output: Path) -> Any:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        found = runner.run(module.soak(url, output, (2.0, 0.08), CONCURRENCY))
+    assert found[-1]["calls"] > 50
+    return module.judge(found, CONCURRENCY)
+
+
+@pytest.mark.real
+@pytest.mark.timeout(60)
+def test_a_run_with_faults_is_flat_and_one_that_keeps_things_is_caught(tmp_path: Path) -> None:
+    kept: list[Any] = []
+    last_s = 0.0
+
+    def keep() -> None:
+        """A file, a task and 400 kB, up to a hundred times a second, however fast the calls go."""
+        nonlocal last_s
+        if time.monotonic() - last_s > 0.01:
+            last_s = time.monotonic()
+            kept.append(open(os.devnull, "rb"))  # noqa: SIM115
+            kept.append(asyncio.ensure_future(asyncio.sleep(3600)))
+            kept.append(b"x" * 400_000)
+
+    line = "sampler.calls += 1"
+    leaky = mutant(soak, line, f"{line}; keep()", keep=keep)
+    with simulated("--faults", "0.05", "--latency", "0.002-0.01") as server:
+        caught = soaked(leaky, server.base_url, tmp_path / "leaky.jsonl")
+        for thing in kept:
+            if hasattr(thing, "close"):
+                thing.close()
+        kept.clear()
+        verdict = soaked(soak, server.base_url, tmp_path / "out.jsonl")
+        faults = server.stats()["faults"]
+    assert [caught[figure]["is_leak"] for figure in FLAT] == [True, True, True], caught
+    assert verdict["is_flat"], verdict
+    assert faults > 10

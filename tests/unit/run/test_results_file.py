@@ -1,0 +1,237 @@
+"""Lines of any length are read once, and a file that is replaced stays where and what it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import zlib
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mutants import assert_caught, mutant
+from redline.errors import JournalError
+from redline.run import results_file, rewrite
+from redline.run.identity import KeySet
+from redline.run.results_file import drop_unfinished, read_lines, replace_file, unwritable
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results_file, "_BLOCK_BYTES", 16)
+
+
+def read(path: Path) -> list[tuple[int, bytes]]:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return list(read_lines(fd))
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"\n", b"\n\n", b"a", b"a\n", b"x" * 16, b"x" * 16 + b"\n", b"x" * 15 + b"\n" + b"y",
+        b"x" * 100, b"x" * 100 + b"\n\n" + b"y" * 31 + b"\nz", b"\n" * 40, b"ab\n" * 20 + b"c" * 50,
+    ],
+)  # fmt: skip
+def test_lines_are_split_at_newlines_alone_whatever_the_blocks(
+    tmp_path: Path, small_blocks: None, data: bytes
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    found = read(path)
+    assert b"".join(line for _, line in found) == data
+    assert [line for _, line in found] == data.splitlines(keepends=True)
+    offset = 0
+    for at, line in found:
+        assert at == offset
+        offset += len(line)
+
+
+@pytest.mark.timeout(30)
+def test_a_huge_line_is_read_in_time_that_grows_with_its_length_alone(
+    tmp_path: Path, small_blocks: None
+) -> None:
+    """250,000 blocks: joining each to what came before it would copy 500 GB, for minutes."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 4_000_000 + b"\nrest")
+    assert [(at, len(line)) for at, line in read(path)] == [(0, 4_000_001), (4_000_001, 4)]
+
+
+def replaced(path: Path) -> None:
+    replace_file(path, lambda fd: os.write(fd, b"new") and None)
+
+
+@pytest.mark.parametrize(
+    ("line", "broken"),
+    [
+        ("os.replace(beside, _real(path))", "os.replace(beside, path)"),
+        ("target = _real(path)", "target = path"),
+    ],
+)
+def test_what_a_link_leads_to_is_replaced_and_the_link_stays(
+    tmp_path: Path, line: str, broken: str
+) -> None:
+    target, link = tmp_path / "folder" / "target", tmp_path / "link"
+    target.parent.mkdir()
+
+    def check(module: Any) -> None:
+        target.write_bytes(b"old")
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        names: list[str] = []
+
+        def write(fd: int) -> None:
+            os.write(fd, b"new")
+            # One file system cannot be renamed into another one.
+            names.extend(path.name for path in target.parent.iterdir())
+
+        module.replace_file(link, write)
+        assert link.is_symlink()
+        assert target.read_bytes() == b"new"
+        assert sorted(names) == [".target.unfinished", "target"]
+
+    assert_caught(check, results_file, mutant(results_file, line, broken))
+
+
+def test_links_to_links_and_linked_folders_are_followed(tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    real.mkdir()
+    (tmp_path / "folder").symlink_to(real)
+    (real / "target").write_bytes(b"old")
+    (tmp_path / "one").symlink_to(tmp_path / "folder" / "target")
+    (tmp_path / "two").symlink_to("one")
+    replaced(tmp_path / "two")
+    assert (real / "target").read_bytes() == b"new"
+    assert (tmp_path / "two").is_symlink()
+    assert (tmp_path / "one").is_symlink()
+
+
+def test_a_link_that_leads_nowhere_yet_gets_its_target(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    replaced(tmp_path / "link")
+    assert (tmp_path / "target").read_bytes() == b"new"
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_what_a_death_left_beside_a_links_target_is_dropped(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder / "target")
+    (folder / ".target.unfinished").touch()
+    drop_unfinished(tmp_path / "link")
+    assert not list(folder.iterdir())
+
+
+def test_a_failed_replacing_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def write(fd: int) -> None:
+        os.write(fd, b"ne")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(JournalError, match=r"cannot write .*: No space left") as caught:
+        replace_file(path, write)
+    assert caught.value.hint.startswith("make room")
+    assert path.read_bytes() == b"old"
+    assert [found.name for found in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(28, "make room"), (122, "make room"), (27, "make room"), (2, "its folder is not there"),
+     (5, "see to that disk"), (30, "see to that disk")],
+)  # fmt: skip
+def test_the_hint_says_what_to_do_about_this_error(number: int, said: str) -> None:
+    error = unwritable(Path("labels.jsonl"), OSError(number, os.strerror(number)))
+    assert error.hint.startswith(said)
+    assert "continues" in error.hint
+
+
+def sealed(number: int) -> bytes:
+    """The line of row `number`."""
+    body = json.dumps({"v": 1, "hash": f"{number:016x}", "row": number})[:-1].encode()
+    return b'%s,"crc":"%08x"}\n' % (body, zlib.crc32(body))
+
+
+def rewritings(path: Path) -> Iterator[Any]:
+    """Both ways in which a finished file is written anew."""
+    path.write_bytes(sealed(2) + sealed(1))
+    yield lambda: rewrite.put_in_order(path, array("Q", [1, 2]))
+    path.write_bytes(sealed(2) + sealed(1) + sealed(1))
+    yield lambda: rewrite.drop_mended(path, KeySet())
+
+
+def test_a_file_that_is_written_anew_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "labels.jsonl"
+    for again in rewritings(path):
+        path.chmod(0o600)
+        inode = path.stat().st_ino
+        again()
+        assert path.stat().st_ino != inode
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert len(path.read_bytes().splitlines()) == 2
+
+
+def test_a_file_larger_than_a_buffer_is_sorted_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewrite, "_BUFFER_BYTES", 200)
+    path = tmp_path / "labels.jsonl"
+    path.write_bytes(b"".join(sealed(number) for number in range(50, 0, -1)))
+    rewrite.put_in_order(path, array("Q", range(1, 51)))
+    assert path.read_bytes() == b"".join(sealed(number) for number in range(1, 51))
+
+
+def test_a_disk_that_takes_a_part_at_a_time_gets_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(os, name)
+
+        def write(self, fd: int, data: bytes) -> int:
+            return os.write(fd, data[:7])
+
+    monkeypatch.setattr(results_file, "os", Slow())
+    path = tmp_path / "labels.jsonl"
+    path.write_bytes(sealed(2) + sealed(1))
+    rewrite.put_in_order(path, array("Q", [1, 2]))
+    assert path.read_bytes() == sealed(1) + sealed(2)
+
+
+def test_a_file_is_free_once_it_is_closed_though_a_forked_process_has_it_open(
+    tmp_path: Path,
+) -> None:
+    """As the workers of a pool have that were started in the middle of a run."""
+    path = tmp_path / "labels.jsonl"
+    file = results_file.ResultsFile(path, lambda entry, offset: None)
+    with pytest.raises(JournalError, match="is being written by another redline"):
+        results_file.ResultsFile(path, lambda entry, offset: None)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    try:
+        file.close()
+        results_file.ResultsFile(path, lambda entry, offset: None).close()
+    finally:
+        os.close(writing)
+        os.waitpid(child, 0)
+        os.close(reading)
+
+
+def test_a_file_whose_owner_never_closed_it_is_free_when_it_is_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "labels.jsonl"
+    file = results_file.ResultsFile(path, lambda entry, offset: None)
+    del file
+    results_file.ResultsFile(path, lambda entry, offset: None).close()
