@@ -165,7 +165,23 @@ def _run(result: Result) -> str:
             for kind, row in clients.items()
         ]
         parts.append(f"**{load_name}**\n\n{table(head, rows)}")
+        parts += _failed_runs(load_name, result["raw"])
     return "\n\n".join([*parts, source(result)])
+
+
+def _failed_runs(load_name: str, raw: list[Mapping[str, Any]]) -> list[str]:
+    """A sentence for each client of which some runs failed under this load."""
+    told = []
+    for kind in dict.fromkeys(run["client"] for run in raw if "failed" in run):
+        runs = [run for run in raw if (run["load"], run["client"]) == (load_name, kind)]
+        failed = [run["failed"] for run in runs if "failed" in run]
+        if failed:
+            reason = failed[-1].strip().rsplit("\n", 1)[-1]
+            told.append(
+                f"{_CLIENTS[kind]} failed in {len(failed)} of {len(runs)} runs, and lost what it "
+                f"had done: `{reason}`"
+            )
+    return told
 
 
 def _transports(result: Result) -> str:
