@@ -23,6 +23,8 @@ class Disk:
         self._script = script
         self._folder = folder
         self._kept: dict[Path, bytes] = {}
+        # What an earlier process left has been there for long enough.
+        self._safe = {path.name: path.stat().st_size for path in folder.glob("*") if path.is_file()}
 
     def keep(self) -> None:
         paths = [path for path in self._folder.rglob("*") if path.is_file()]
@@ -39,7 +41,7 @@ class Disk:
         for path, data in self._kept.items():
             path.parent.mkdir(exist_ok=True)
             if synced_bytes is not None and path.parent == self._folder:
-                safe = synced_bytes.get(path.name, 0)
+                safe = synced_bytes.get(path.name, self._safe.get(path.name, 0))
                 # Any number of bytes that are not synced may be there all the same.
                 share = self._script.draws("cut", path.name, len(data)).random()
                 data = data[: safe + int(share * (len(data) - safe + 1))]

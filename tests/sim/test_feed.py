@@ -229,9 +229,24 @@ def test_closing_ends_a_wait_for_a_row_that_never_comes() -> None:
         waiting = asyncio.create_task(feed.next())
         await asyncio.sleep(1)
         feed.close()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
+        assert await waiting is None
         await feed.aclose()
+
+    virtual_run(main())
+
+
+def test_an_input_that_breaks_while_nobody_waits_is_told_to_who_asks_next() -> None:
+    def broken() -> Iterator[dict[str, int]]:
+        yield {"n": 1}
+        raise ConfigError("the input broke")
+
+    async def main() -> None:
+        feed = feed_of(broken())
+        assert await feed.next() is not None
+        await asyncio.sleep(1)
+        with pytest.raises(ConfigError, match="the input broke"):
+            await feed.next()
+        assert await feed.next() is None
 
     virtual_run(main())
 

@@ -170,13 +170,13 @@ async def _opened(run: _Run) -> AsyncIterator[None]:
     if job.call is None:
         raise_limit(run.slots)
     async with AsyncExitStack() as stack:
+        # The input is open already: it is closed where nothing of the rest comes about, too.
+        stack.callback(run.feed.close)
         if job.output is not None:
             output = job.output
             stack.enter_context(OutputLock(output))
             stack.push_async_callback(_finish, run, output)
-            journal, run.manifest = await asyncio.to_thread(
-                open_journal, job, output, run.acknowledge
-            )
+            journal, run.manifest = await _open_journal(run, output)
             run.journal = run.runner.journal = run.listener.journal = journal
             stack.push_async_callback(journal.close)
             journal.start()
@@ -185,6 +185,22 @@ async def _opened(run: _Run) -> AsyncIterator[None]:
         stack.push_async_callback(run.backend.aclose)
         stack.push_async_callback(run.feed.aclose)
         yield
+
+
+async def _open_journal(run: _Run, output: Output) -> tuple[Journal, Manifest]:
+    """The journal of what is there and its manifest; opened in a thread, for it reads it all."""
+    opening = asyncio.ensure_future(
+        asyncio.to_thread(open_journal, run.job, output, run.acknowledge)
+    )
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        # The thread cannot be stopped. What it opens is closed before the output's lock is.
+        await asyncio.wait([opening])
+        if not opening.cancelled() and opening.exception() is None:
+            journal, _ = opening.result()
+            journal.let_go()
+        raise
 
 
 async def _finish(run: _Run, output: Output) -> None:

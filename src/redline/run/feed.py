@@ -50,6 +50,8 @@ class Feed:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_end = False
         self._is_closed = False
+        self._is_let_go = False  # the source was closed
+        self._failure: Exception | None = None  # what reading has raised, until it is told
         self._iterator: Iterator[list[Row]] | None = None
         self._aiterator: AsyncIterator[list[Row]] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="redline-source")
@@ -90,18 +92,19 @@ class Feed:
                 self._refill.add_done_callback(self._wake)
             if self._ready:
                 return self._ready.popleft()
-            refill = self._refill
-            if refill is None:
+            if self._refill is None:
                 return None
             await self._turn()
-            if refill.done():
-                refill.result()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
         return None
 
     def close(self) -> None:
         """No more rows; what was read and not handed out is left for the next run."""
-        if self._is_closed:
+        if self._is_let_go:
             return
+        self._is_let_go = True
         if not self.is_input_done:
             self._is_closed = True
         self._source.close()
@@ -138,7 +141,8 @@ class Feed:
         At the end of the input, or where it broke, all of them hear of it. Without a row, one is
         woken all the same: whoever runs next reads on.
         """
-        is_over = self._is_end or refill.cancelled() or refill.exception() is not None
+        is_broken = refill.cancelled() or refill.exception() is not None
+        is_over = is_broken or self._is_end
         self._wake_some(len(self._waiting) if is_over else max(1, len(self._ready)))
 
     def _wake_some(self, count: int) -> None:
@@ -155,9 +159,12 @@ class Feed:
             else:
                 loop = asyncio.get_running_loop()
                 batch = await loop.run_in_executor(self._thread, self._read, self._source)
-        except BaseException:
+        except BaseException as error:
             self._is_end = True
             self._is_closed = True
+            if isinstance(error, Exception):
+                # For the first worker that asks from now on: maybe none is waiting now.
+                self._failure = error
             raise
         self._ready.extend(batch.picked)
         self.rows_read += batch.read

@@ -76,7 +76,7 @@ class Journal:
                 if self._has_mended():
                     self._drop_mended()
         except BaseException:
-            self._close_files()
+            self.let_go()
             raise
 
     def start(self) -> None:
@@ -133,11 +133,12 @@ class Journal:
                 if self._error is None and self._has_mended():
                     self._drop_mended()
             finally:
-                self._close_files()
+                self.let_go()
         if self._error is not None:
             raise self._error
 
-    def _close_files(self) -> None:
+    def let_go(self) -> None:
+        """Closes the files as they are, without a last sync."""
         self._results.close()
         if self._failures is not None:
             self._failures.close()

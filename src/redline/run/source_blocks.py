@@ -73,7 +73,11 @@ class FileBlocks:
             ) from error
         except (OSError, ValueError, AttributeError) as error:
             raise ConfigError(f"cannot read {self.name}: {_reason(error)}") from error
-        self._fd = fd
+        with self._lock:
+            if self._is_closed and self.path is not None:
+                os.close(fd)
+                return
+            self._fd = fd
         if stat.S_ISREG(info.st_mode):
             self._size_bytes = info.st_size
         else:
