@@ -176,11 +176,22 @@ class _Interrupts:
         self._runner: Runner | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._give_up: Callable[[], None] | None = None
+        self._is_early = False  # interrupted before there was a runner
 
     def watch(self, runner: Runner) -> None:
         """Interrupts are for this runner from now on."""
         self._runner = runner
         self._loop = asyncio.get_running_loop()
+        if self._is_early:
+            runner.drain()
+
+    def interrupt_from_outside(self) -> None:
+        """As `interrupt`, from another thread; where there is no runner yet, it drains at once."""
+        if self._runner is None:
+            self._is_early = True
+        if self._runner is not None:
+            # Asked again: it may have come meanwhile.
+            self.interrupt()
 
     def watch_upload(self, give_up: Callable[[], None]) -> None:
         """The run has ended; interrupts give up its upload from now on."""
@@ -248,13 +259,18 @@ def _in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: _Interr
     except RuntimeError:
         return _run_loop(work)
     with ThreadPoolExecutor(1, thread_name_prefix="redline") as thread:
-        ending = thread.submit(_run_loop, work)
+        try:
+            ending = thread.submit(_run_loop, work)
+        except KeyboardInterrupt:
+            # The thread may have begun, and its end is waited for here: it is to end now.
+            interrupts.interrupt_from_outside()
+            raise
         while True:
             try:
                 return ending.result()
             except KeyboardInterrupt:
                 # A notebook's stop button reaches this thread; the run goes on in its own.
-                interrupts.interrupt()
+                interrupts.interrupt_from_outside()
 
 
 def _run_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
