@@ -99,8 +99,8 @@ MUTATIONS = [
     Mutation(
         "a torn line is kept",
         results_file,
-        "self._size = self._load(on_entry)",
-        "self._load(on_entry); self._size = os.fstat(self._fd).st_size",
+        "has_torn_tail = self._size < os.fstat(self._fd).st_size",
+        "has_torn_tail = False; self._size = os.fstat(self._fd).st_size",
         ("damaged lines", "half a line"),
         is_rare=True,
     ),

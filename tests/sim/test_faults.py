@@ -17,6 +17,7 @@ import pytest
 from faults.mutations import MUTATIONS, Mutation, caught_by
 from faults.play import play
 from faults.script import KINDS, STAGES
+from mutants import mutant
 
 TESTS = Path(__file__).parent.parent
 SEEDS = range(1, 201)
@@ -55,6 +56,11 @@ def test_a_seed_gives_the_same_trace_again_in_any_process() -> None:
         ).stdout
         found = dict(line.split(": ")[:2] for line in there.splitlines())
         assert [found[f"seed {seed}"] for seed in seeds] == here
+
+
+def test_the_lines_that_only_the_campaign_changes_are_still_there() -> None:
+    for mutation in MUTATIONS:
+        assert mutant(mutation.module, mutation.line, mutation.replacement)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,10 @@ class AnswerHeaders(Mapping[str, str]):
 
     def get(self, name: str, default: str | None = None) -> str | None:  # type: ignore[override]
         """The header's value, `default` where there is none."""
-        return self[name] if name in self._places else default
+        places = self._places.get(name)
+        if places is None:
+            return default
+        return self._pairs[places[0]][1].decode("latin-1") if len(places) == 1 else self[name]
 
 
 @lru_cache(maxsize=_MOST_LAYOUTS)

@@ -225,18 +225,15 @@ def _read_plain(body: bytes, output_path: tuple[str | int, ...]) -> Reply:
 
 def _count_tokens(reply: Reply) -> None:
     """Reads the token counts out of the reply's usage."""
-    if reply.usage is None:
+    usage = reply.usage
+    if usage is None:
         return
-    reply.input_tokens = _count(reply.usage, "prompt_tokens", "input_tokens")
-    reply.output_tokens = _count(reply.usage, "completion_tokens", "output_tokens")
-
-
-def _count(usage: dict[str, Any], *names: str) -> int | None:
-    for name in names:
-        value = usage.get(name)
-        if isinstance(value, int) and value >= 0:
-            return value
-    return None
+    value = usage.get("prompt_tokens", usage.get("input_tokens"))
+    if type(value) is int and value >= 0:
+        reply.input_tokens = value
+    value = usage.get("completion_tokens", usage.get("output_tokens"))
+    if type(value) is int and value >= 0:
+        reply.output_tokens = value
 
 
 def quote(body: bytes) -> str:

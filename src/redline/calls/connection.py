@@ -82,7 +82,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_reusable(self) -> bool:
         """What was asked on it is answered to the end, and the server keeps the connection."""
-        return self._is_reusable and self._is_done and self.is_open
+        return self._is_reusable and self._is_done and not self._is_lost
 
     def write(self, head: bytes, body: bytes | None, exchange: Exchange, most_bytes: int) -> None:
         """Sends a request. most_bytes: a longer answer is an error."""
@@ -135,8 +135,8 @@ class Connection(asyncio.Protocol):
         self._is_streamed = False
         self._resume()
 
-    def release(self) -> None:
-        """The exchange is over."""
+    def release(self) -> bool:
+        """The exchange is over. True where another one may follow."""
         self._exchange = None
         self._error = None
         self._parts.clear()
@@ -146,6 +146,7 @@ class Connection(asyncio.Protocol):
         elif transport.get_write_buffer_size():
             # The server has answered without having read all of the request.
             self._is_reusable = False
+        return self.is_reusable
 
     def fail(self, error: CallError) -> None:
         """Ends the exchange with `error`, and the connection with it. A whole answer stays."""
@@ -191,6 +192,8 @@ class Connection(asyncio.Protocol):
     def _lose(self) -> None:
         if not self._is_lost:
             self._is_lost = True
+            if self.alarm is not None:
+                self.alarm.leave()
             self._on_lost(self)
 
     # What the event loop calls.
@@ -245,7 +248,8 @@ class Connection(asyncio.Protocol):
         elif self._inflate is not None and not self._inflate.is_whole:
             self.fail(cut_short())
         else:
-            self._complete()
+            self._is_done = True
+            self._wake()
 
     def _ends_with_connection(self) -> bool:
         names = {name.lower() for name, _ in self._pairs}
@@ -318,9 +322,6 @@ class Connection(asyncio.Protocol):
         if self._inflate is not None and not self._inflate.is_whole:
             raise cut_short()
         self._is_reusable = self._is_reusable and self._parser.should_keep_alive()
-        self._complete()
-
-    def _complete(self) -> None:
         self._is_done = True
         self._wake()
 

@@ -3,7 +3,8 @@
 Most calls end long before their time is up, so setting and stopping a clock must cost nothing:
 clocks that ring at about the same time share a bucket, and only buckets have a timer. Those that
 ring soon share one of 50 ms; those that ring later share one of a second, which is looked at 16 s
-before, when few of them still run.
+before, when few of them still run. A clock that is stopped, or set to a later time, stays in its
+bucket until that is looked at: the clock of a connection is set for each of its calls.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ class Deadlines:
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._timer_s = None, math.inf
+        for bucket in self._buckets.values():
+            for deadline in list(bucket):
+                deadline.leave()
         self._buckets.clear()
         self._times_s.clear()
 
@@ -59,7 +63,7 @@ class Deadlines:
             if at_s < self._timer_s:
                 self._set_timer(at_s)
         bucket.add(deadline)
-        deadline.bucket = bucket
+        deadline.bucket, deadline.seen_at_s = bucket, at_s
 
     def _set_timer(self, at_s: float) -> None:
         if self._timer is not None:
@@ -75,10 +79,10 @@ class Deadlines:
             bucket = self._buckets.pop(heapq.heappop(self._times_s))
             while bucket:
                 deadline = bucket.pop()
-                deadline.bucket = None
+                deadline.bucket, deadline.seen_at_s = None, math.inf
                 if deadline.when_s <= now_s:
                     deadline.ring()
-                else:
+                elif deadline.when_s < math.inf:
                     self.place(deadline)
         while self._times_s and not self._buckets[self._times_s[0]]:
             del self._buckets[heapq.heappop(self._times_s)]
@@ -89,25 +93,28 @@ class Deadlines:
 class Deadline:
     """One clock."""
 
-    __slots__ = ("_deadlines", "bucket", "ring", "when_s")
+    __slots__ = ("_deadlines", "bucket", "ring", "seen_at_s", "when_s")
 
     def __init__(self, deadlines: Deadlines, ring: Callable[[], None]) -> None:
         self._deadlines = deadlines
         self.ring = ring
         self.when_s = math.inf
         self.bucket: set[Deadline] | None = None
+        self.seen_at_s = math.inf  # when its bucket is looked at; inf in none
 
     def ring_at(self, when_s: float) -> None:
         """Rings at `when_s` and not at the time set before; inf stops it."""
-        if self.bucket is not None:
-            self.bucket.discard(self)
-            self.bucket = None
         self.when_s = when_s
-        if when_s < math.inf:
+        if when_s < self.seen_at_s:
+            self.leave()
             self._deadlines.place(self)
 
     def stop(self) -> None:
-        """Does not ring."""
+        """Does not ring. It is kept by its bucket for a while all the same; see `leave`."""
+        self.when_s = math.inf
+
+    def leave(self) -> None:
+        """Does not ring, and nothing keeps it any more."""
         if self.bucket is not None:
             self.bucket.discard(self)
-            self.bucket = None
+            self.bucket, self.seen_at_s = None, math.inf

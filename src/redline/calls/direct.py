@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
+
+import msgspec
 
 from redline._version import __version__
 from redline.calls.connection import Connection
@@ -44,7 +46,7 @@ class DirectTransport:
         self._pool = Pool(endpoint.base_url, endpoint.timeouts.connect_s, on_handshake)
         self._deadlines = Deadlines(clock)
         # The head of the last request without its length: most rows of a run have the same.
-        self._head: tuple[str, str, Mapping[str, str]] | None = None
+        self._headed: Wire | None = None
         self._head_bytes = b""
 
     @staticmethod
@@ -164,14 +166,18 @@ class DirectTransport:
 
     def _head_of(self, wire: Wire) -> bytes:
         """Request line and headers. Raises Rejected for what no header can carry."""
-        kind = (wire.method, wire.target, wire.headers)
-        known = self._head
-        if known is None or known[:2] != kind[:2] or known[2] is not kind[2]:
+        body, known = wire.body, self._headed
+        if (
+            known is None
+            or known.headers is not wire.headers
+            or known.target != wire.target
+            or known.method != wire.method
+        ):
             self._head_bytes = self._make_head(wire)
-            self._head = kind
-        if wire.body is None and wire.method not in _WITH_BODY:
+            self._headed = msgspec.structs.replace(wire, body=None)
+        if body is None and wire.method not in _WITH_BODY:
             return self._head_bytes + b"\r\n"
-        return b"%bContent-Length: %d\r\n\r\n" % (self._head_bytes, len(wire.body or b""))
+        return b"%bContent-Length: %d\r\n\r\n" % (self._head_bytes, len(body or b""))
 
     def _make_head(self, wire: Wire) -> bytes:
         check_head(wire)

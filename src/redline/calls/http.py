@@ -59,13 +59,14 @@ class _Attempt(Exchange):
 
     def acquire_now(self) -> AnyGrant | None:
         grant = self._backend.limiter.acquire_now(self.cost)
-        if grant is not None:
+        if grant is not None and self.is_ahead:
             self._backend.leave_ahead(self)
         return grant
 
     async def acquire(self) -> AnyGrant:
         grant = await self._backend.limiter.acquire(self.cost, self.call.priority)
-        self._backend.leave_ahead(self)
+        if self.is_ahead:
+            self._backend.leave_ahead(self)
         return grant
 
     def on_sent(self, sent_s: float, waited_s: float) -> None:
@@ -102,7 +103,7 @@ class HttpBackend:
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         outcome: Outcome | None = None
         self._steering.begin(request.body)
-        cost = self._cost(request)
+        cost = self._cost(request) if self.limiter.counts_tokens else _NOTHING
         exchange = _Attempt(self, request, cost, call)
         try:
             # Refused before anything is waited for where no limit could ever grant it.
@@ -122,7 +123,8 @@ class HttpBackend:
                     reply = await self._streamed(request, call, exchange, sink)
                 outcome = Outcome(status="succeeded", reply=reply, endpoint=self.label)
             finally:
-                self.leave_ahead(exchange)
+                if exchange.is_ahead:
+                    self.leave_ahead(exchange)
                 self.slots.release()
         except NoEndpoint as error:
             # Limits that are shared have been out of reach for too long.
@@ -145,10 +147,9 @@ class HttpBackend:
         return self._steering.found()
 
     def leave_ahead(self, exchange: _Attempt) -> None:
-        """The attempt has its grant, or is over: another one may prepare its connection."""
-        if exchange.is_ahead:
-            exchange.is_ahead = False
-            self._ahead.release()
+        """An attempt that is ahead has its grant, or is over: another one may get ready."""
+        exchange.is_ahead = False
+        self._ahead.release()
 
     def wrote(self, exchange: _Attempt, sent_s: float, waited_s: float) -> None:
         """The attempt's request was written at sent_s."""
@@ -159,7 +160,7 @@ class HttpBackend:
             self._listener.on_event(
                 AttemptEnded(sent_s, self.label, "disconnected", lasted_s, 0, 0)
             )
-        elif self.limiter.counts_tokens:
+        elif exchange.cost is not _NOTHING:
             exchange.sending = self.estimator.begin(exchange.request)
         exchange.in_flight = self.slots.in_use
         self._steering.sent(sent_s)
@@ -181,14 +182,12 @@ class HttpBackend:
             raise TimedOut("row") from None
 
     def _cost(self, request: Request) -> Cost:
-        """What to reserve; nothing where no limit counts tokens.
+        """What to reserve, where a limit counts tokens.
 
         What is learned is a guess: it is cut to what the limits can grant at all, and settled
         later.
         """
         limiter = self.limiter
-        if not limiter.counts_tokens:
-            return _NOTHING
         is_reserved = self._steering.charges_reserved
         cost = self.estimator.most(request) if is_reserved else self.estimator.estimate(request)
         most = limiter.most("tokens")

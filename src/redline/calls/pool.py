@@ -65,8 +65,7 @@ class Pool:
 
     def give_back(self, connection: Connection) -> None:
         """The connection's exchange is over."""
-        connection.release()
-        if not connection.is_reusable:
+        if not connection.release():
             connection.close()
             return
         self._idle[connection] = time.monotonic()

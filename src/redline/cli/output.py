@@ -81,8 +81,8 @@ class Notes:
         self.is_json = is_json
         self.first_failure: RedlineError | None = None
 
-    async def note(self, result: Result) -> None:
-        if not result.outcome.is_success and self.first_failure is None:
+    def note(self, result: Result) -> None:
+        if self.first_failure is None:
             self.first_failure = result.outcome.error
 
 

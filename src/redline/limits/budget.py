@@ -79,7 +79,7 @@ class Budget:
         self.jitter = Jitter()
         self.is_watched = False
         self.is_searched = limits.rate == AUTO
-        self._counts_tokens = False
+        self.counts_tokens = False  # a token limit is set, so estimates matter
         self._untold: deque[tuple[Iterable[Booking], float]] = deque(maxlen=_UNTOLD)
         self._profile = limits.profile
         self._share = 1.0
@@ -106,10 +106,6 @@ class Budget:
             self.is_watched = True
             for line in self.lines:
                 line.watch(now_s)
-
-    def counts_tokens(self) -> bool:
-        """A token limit is set, so estimates matter."""
-        return self._counts_tokens
 
     def most(self, kind: Kind) -> float:
         """The largest amount that one call could ever be granted; inf where nothing limits it."""
@@ -261,7 +257,7 @@ class Budget:
         )
         line = Line(rate, user, window)
         self.lines.append(line)
-        self._counts_tokens = self._counts_tokens or kind != "requests"
+        self.counts_tokens = self.counts_tokens or kind != "requests"
         return line
 
     def _most(self, line: Line) -> int:
@@ -269,7 +265,7 @@ class Budget:
         return usable(line.stated, self.limits.headroom).count
 
     def _reshape(self) -> None:
-        self._counts_tokens = any(line.kind != "requests" for line in self.lines)
+        self.counts_tokens = any(line.kind != "requests" for line in self.lines)
         share = self._used_share()
         for line in self.lines:
             rate = usable(line.stated, share)

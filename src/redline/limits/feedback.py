@@ -63,9 +63,13 @@ class Feedback:
         """A call was answered, by a 429 or not."""
         if not self._budget.lines:
             return False
+        pressure = self._pressure
+        if not is_limited and now_s < pressure.due_s:
+            pressure.accepted(now_s)
+            return False
         guard_s = self._budget.guard_s
         is_alone = self._crowd.share == 1
-        self._pressure.answered(now_s, is_limited=is_limited, is_alone=is_alone)
+        pressure.answered(now_s, is_limited=is_limited, is_alone=is_alone)
         return self._use_share() or self._budget.guard_s != guard_s
 
     def _use_share(self) -> bool:
@@ -289,7 +293,7 @@ class _Pressure:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._since_s: float | None = None
-        self._due_s = -math.inf  # until then no answer but a 429 is looked at
+        self.due_s = -math.inf  # until then no answer but a 429 is looked at
         self._answered = 0
         self._limited = 0
         self._clear = self._MEMORY  # windows since the last that was clearly above 1 %
@@ -298,24 +302,27 @@ class _Pressure:
         self._is_guard_doubled = False
         self.share = 1.0
 
+    def accepted(self, now_s: float) -> None:
+        """A call was answered, by no 429, before `due_s`."""
+        if self._since_s is not None and now_s >= self._since_s:
+            self._answered += 1
+
     def answered(self, now_s: float, *, is_limited: bool, is_alone: bool) -> None:
-        """A call was answered, by a 429 or not. is_alone: nobody else is seen at the limits."""
+        """A call was answered, by a 429 or after `due_s`. is_alone: nobody else is seen there."""
         if self._since_s is None:
             self._since_s = now_s
-            self._due_s = now_s + _SHORTEST_LOOK_S
+            self.due_s = now_s + _SHORTEST_LOOK_S
         if now_s < self._since_s:
             return
         self._answered += 1
         self._limited += is_limited
         if self._limited and self._answered < self._LEAST_ANSWERS:
             return
-        if not is_limited and now_s < self._due_s:
-            return
         longest_s = max(line.stated.window_s for line in self._budget.lines)
         window_s = max(_SHORTEST_LOOK_S, min(60.0, longest_s))
         is_over = now_s >= self._since_s + window_s
         # Limits may change meanwhile, so it looks again at least each second.
-        self._due_s = min(self._since_s + window_s, now_s + _SHORTEST_LOOK_S)
+        self.due_s = min(self._since_s + window_s, now_s + _SHORTEST_LOOK_S)
         # Counting what was sent takes time: it is done for every eighth 429.
         is_due = is_limited and self._limited % 8 == 0 and self.share == 1
         if not is_over and not (is_due and self._is_flood(self._answered)):
@@ -325,7 +332,7 @@ class _Pressure:
             is_changed = self._conclude(self._limited, answered, is_alone=is_alone)
             # The server goes on counting what was sent before a cut.
             self._since_s = now_s + (window_s / 2 if is_changed else 0.0)
-            self._due_s = self._since_s + _SHORTEST_LOOK_S
+            self.due_s = self._since_s + _SHORTEST_LOOK_S
             self._answered = self._limited = 0
 
     def _is_flood(self, answered: int) -> bool:

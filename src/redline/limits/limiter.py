@@ -69,7 +69,7 @@ class Limiter:
     @property
     def counts_tokens(self) -> bool:
         """A token limit is set, so estimates matter."""
-        return self.budget.counts_tokens()
+        return self.budget.counts_tokens
 
     @property
     def guard_s(self) -> float:

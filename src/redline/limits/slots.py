@@ -20,14 +20,16 @@ class Slots:
         """A caller would get a slot without waiting."""
         # By the head and not by the length: a cancelled waiter still counts until its task runs,
         # and a caller that queued behind it would wait for a release that has already been.
-        return self.in_use < self.count and self._queue.head() is None
+        queue = self._queue
+        return self.in_use < self.count and (not queue.waiting or queue.head() is None)
 
     def take_free(self) -> bool:
         """Takes a slot that nobody waits for; False where there is none."""
-        if not self.is_free:
-            return False
-        self.in_use += 1
-        return True
+        # As in is_free, without the call: each attempt asks twice.
+        if self.in_use < self.count and (not self._queue.waiting or self._queue.head() is None):
+            self.in_use += 1
+            return True
+        return False
 
     async def acquire(self, priority: int = 0) -> None:
         """Holds one slot on return; give it back with `release`."""

@@ -233,7 +233,7 @@ async def _run_interruptibly(
         kept: list[Outcome] = []
         outcomes = kept
 
-        async def keep(result: Result) -> None:
+        def keep(result: Result) -> None:
             kept.append(result.outcome)
 
         on_result = keep

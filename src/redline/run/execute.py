@@ -51,7 +51,7 @@ class _Written:
         self.journal: Journal | None = None
 
     def on_event(self, event: Event) -> None:
-        if self.journal is not None and type(event) is AttemptStarted:
+        if isinstance(event, AttemptStarted) and self.journal is not None:
             self.journal.flush()
         self._tally.on_event(event)
 
@@ -99,7 +99,7 @@ class _Run:
         return not has_failed
 
     def acknowledge(self, results: list[Result]) -> None:
-        succeeded = sum(1 for result in results if result.outcome.is_success)
+        succeeded = sum([result.outcome.status == "succeeded" for result in results])
         self.tally.on_event(RowsSaved(SYSTEM.now_s(), succeeded, len(results) - succeeded))
 
     def report(self, elapsed_s: float) -> Report:
@@ -136,8 +136,8 @@ async def execute(
 ) -> Report:
     """Runs `job` to its end and reports.
 
-    on_start: gets the runner, to drain or abort it. on_result: awaited with each row that has
-    ended; it slows the run down to its own pace.
+    on_start: gets the runner, to drain or abort it. on_result: hears of each row that has
+    ended; where it is to be awaited, it slows the run down to its own pace.
     Raises ConfigError or JournalError where the run cannot begin; what ends it later stands in
     the report's `stopped`.
     """

@@ -81,6 +81,13 @@ class Feed:
         total = self._source.total_rows
         return total if total is None or self.limit is None else min(total, self.limit)
 
+    def next_now(self) -> Picked | None:
+        """The next row to do, where nothing is to be waited for; `next` tells why there is none."""
+        is_low = len(self._ready) < _LOW_ROWS and not self._is_end
+        if self._is_closed or not self._ready or (is_low and self._refill is None):
+            return None
+        return self._ready.popleft()
+
     async def next(self) -> Picked | None:
         """The next row to do; None when there is no more, or after `close`.
 

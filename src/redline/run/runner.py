@@ -20,12 +20,13 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from redline.calls import Backend, Call, Outcome, Request
+from redline.calls import Backend, Call, Outcome, Reply, Request
 from redline.clock import SYSTEM, Clock
 from redline.errors import (
     CallError,
     ConfigError,
     JournalError,
+    NoEndpoint,
     RedlineError,
     Rejected,
     TimedOut,
@@ -47,7 +48,7 @@ _LEAST_SPARE_WORKERS = 16
 # A run whose first rows are all rejected is set up wrongly; a million more would be, too.
 HOPELESS_ROWS = 100
 
-OnResult = Callable[[Result], Awaitable[None]]
+OnResult = Callable[[Result], Awaitable[None] | None]
 
 _REASONS = {
     "length": "the answer was cut at the token limit",
@@ -81,6 +82,7 @@ class Runner:
         self._workers = slots + max(_LEAST_SPARE_WORKERS, min(slots, _MOST_SPARE_WORKERS))
         self._tasks: dict[asyncio.Task[None], Call | None] = {}
         self._handing: set[asyncio.Task[None]] = set()
+        self._has_wishes = bool(job.fail_on) or job.hooks.after is not None
         self._rejected_at_first = 0
         self._has_succeeded = False
         self.journal: Journal | None = None
@@ -156,9 +158,10 @@ class Runner:
         task = asyncio.current_task()
         assert task is not None
         try:
-            while (picked := await self._next()) is not None:
+            row_s = self._job.row_deadline_s
+            while (picked := self._feed.next_now() or await self._next()) is not None:
                 self.offered += 1
-                due_s = self._row_deadline_s()
+                due_s = math.inf if row_s is None else self._clock.now_s() + row_s
                 call = self._tasks[task] = Call(deadline_s=due_s)
                 outcome = await self._outcome(picked, call, task)
                 self._tasks[task] = None
@@ -189,10 +192,6 @@ class Runner:
         is_late = isinstance(error, TimedOut) and error.phase == "row"
         return is_late and self._clock.now_s() < due_s
 
-    def _row_deadline_s(self) -> float:
-        row_s = self._job.row_deadline_s
-        return math.inf if row_s is None else self._clock.now_s() + row_s
-
     async def _outcome(self, picked: Picked, call: Call, task: asyncio.Task[None]) -> Outcome:
         """The row's outcome, from the backend or from what is wrong with the row itself."""
         try:
@@ -208,8 +207,8 @@ class Runner:
             outcome = await self._backend.send(request, call)
             # It has its outcome: from here on the row is saved, whatever ends the run.
             self._tasks[task] = None
-            if outcome.is_success:
-                await self._finish(outcome)
+            if self._has_wishes and outcome.reply is not None:
+                await self._finish(outcome, outcome.reply)
             return outcome
         except Rejected as error:
             return Outcome(status="rejected", error=error, attempts=call.attempts)
@@ -229,11 +228,8 @@ class Runner:
             )
         return row.data
 
-    async def _finish(self, outcome: Outcome) -> None:
+    async def _finish(self, outcome: Outcome, reply: Reply) -> None:
         """What the job asks of a success: the user's function, and reasons to fail."""
-        reply = outcome.reply
-        if reply is None:
-            return
         if reply.finish_reason in self._job.fail_on:
             reason = _REASONS.get(reply.finish_reason, reply.finish_reason)
             outcome.status = "rejected"
@@ -262,13 +258,15 @@ class Runner:
             if error.stops_run:
                 self.stop(error)
                 return
-        self._look_for_hope(outcome)
+            self._look_for_hope(error)
+        else:
+            self._has_succeeded = True
         row = picked.row
         name = custom_id(row)
         outcome.custom_id, outcome.row, outcome.input = name, row.number, row.data
         result = Result(row=row, key=picked.key, custom_id=name, outcome=outcome)
         if self.journal is None:
-            saved = RowsSaved(self._clock.now_s(), outcome.is_success, not outcome.is_success)
+            saved = RowsSaved(self._clock.now_s(), int(error is None), int(error is not None))
             self._listener.on_event(saved)
         else:
             try:
@@ -277,13 +275,13 @@ class Runner:
                 self.stop(journal_error)
                 return
         self.ended += 1
-        if self.on_result is not None:
+        if self.on_result is not None and (handing := self.on_result(result)) is not None:
             # It is saved; only an abort ends the wait for whoever takes it.
             task = asyncio.current_task()
             assert task is not None
             self._handing.add(task)
             try:
-                await self.on_result(result)
+                await handing
             finally:
                 self._handing.discard(task)
 
@@ -298,12 +296,9 @@ class Runner:
             parts.append(f"attempt {outcome.attempts}{of}")
         return ", ".join(parts)
 
-    def _look_for_hope(self, outcome: Outcome) -> None:
+    def _look_for_hope(self, error: CallError | NoEndpoint) -> None:
         """Stops a run whose rows all fail, and at once a strict one."""
-        error = outcome.error
-        if outcome.is_success:
-            self._has_succeeded = True
-        elif self._job.strict and error is not None:
+        if self._job.strict:
             error.hint = error.hint or "leave out --strict to go on past rows that fail"
             self.stop(error)
         elif (

@@ -45,25 +45,25 @@ class Tally:
         return self.errors["rate_limited"]
 
     def on_event(self, event: Event) -> None:
-        match event:
-            case AttemptStarted():
-                self.attempts += 1
-                self.in_flight += 1
-                if self.in_flight > self.most_in_flight:
-                    self.most_in_flight = self.in_flight
-            case AttemptEnded():
-                self.in_flight -= 1
-                self.input_tokens += event.input_tokens
-                self.output_tokens += event.output_tokens
-                if event.error is not None:
-                    self.errors[event.error] += 1
-            case RowsSaved():
-                self.succeeded += event.succeeded
-                self.failed += event.failed
-            case RetryScheduled():
-                self.retries += 1
-                self.retrying += 1
-            case RetryStarted():
-                self.retrying -= 1
-            case EndpointParked():
-                self.parked_until_s = event.at_s + event.for_s
+        # The most frequent first.
+        if isinstance(event, AttemptStarted):
+            self.attempts += 1
+            self.in_flight = in_flight = self.in_flight + 1
+            if in_flight > self.most_in_flight:
+                self.most_in_flight = in_flight
+        elif isinstance(event, AttemptEnded):
+            self.in_flight -= 1
+            self.input_tokens += event.input_tokens
+            self.output_tokens += event.output_tokens
+            if event.error is not None:
+                self.errors[event.error] += 1
+        elif isinstance(event, RowsSaved):
+            self.succeeded += event.succeeded
+            self.failed += event.failed
+        elif isinstance(event, RetryScheduled):
+            self.retries += 1
+            self.retrying += 1
+        elif isinstance(event, RetryStarted):
+            self.retrying -= 1
+        elif isinstance(event, EndpointParked):
+            self.parked_until_s = event.at_s + event.for_s

@@ -295,13 +295,13 @@ MUTANTS: list[tuple[Callable[[ModuleType], None], str, str]] = [
     (check_reuse, "elif transport.get_write_buffer_size():", "elif False:"),
     (
         check_reuse,
-        "return self._is_reusable and self._is_done and self.is_open",
-        "return self._is_reusable and self.is_open",
+        "return self._is_reusable and self._is_done and not self._is_lost",
+        "return self._is_reusable and not self._is_lost",
     ),
     (
         check_reuse,
-        "return self._is_reusable and self._is_done and self.is_open",
-        "return self._is_done and self.is_open",
+        "return self._is_reusable and self._is_done and not self._is_lost",
+        "return self._is_done and not self._is_lost",
     ),
     (
         check_right,

@@ -51,8 +51,8 @@ def test_each_limit_counts_its_own_part_of_a_call() -> None:
         "input_tokens 80/1s": 30,
         "output_tokens 50/1s": 12,
     }
-    assert budget.counts_tokens()
-    assert not budget_of(requests="2/1s").counts_tokens()
+    assert budget.counts_tokens
+    assert not budget_of(requests="2/1s").counts_tokens
     assert [budget.most(kind) for kind in ("requests", "tokens", "output_tokens")] == [2, 100, 50]
     assert budget_of().most("tokens") == math.inf
 
