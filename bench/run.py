@@ -1,6 +1,6 @@
 """What a call costs the client: `redline run`, the usual script and two peers, one server.
 
-    python bench/run.py [--rounds 3] [--rows 10000] [--clients redline,openai,...]
+    python bench/run.py [--rounds 3] [--rows 20000] [--clients redline,openai,...]
 
 CPU seconds (user and system, of the whole client process, its start-up included) per 1,000 calls,
 and rows a second of wall time, with the same rows of 1 KB, at two loads:
@@ -11,7 +11,8 @@ and rows a second of wall time, with the same rows of 1 KB, at two loads:
 redline keeps to a limit that never binds, writes its journal with fsync and draws its progress on a
 terminal. The usual script is the newest openai SDK in an environment of its own: AsyncOpenAI, a
 semaphore and gather; once as it comes, and once with the aiohttp transport that its README
-recommends for concurrency; it has no limit, no checkpoint and no progress. flexllm and
+recommends for concurrency; it has no limit, no checkpoint and no progress, and waits 600 s in each
+phase, because with its default of 5 s for a connection it fails at 1,000 in flight. flexllm and
 async-batch-llm do redline's job with the same limit, a checkpoint that they do not sync, and their
 progress. The server is a `redline sim` of its own for each load; how busy it was stands beside the
 figures, for a server that is busy all the time would be what is measured.
@@ -135,7 +136,7 @@ def show(summary: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=10_000)
+    parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--clients", default=",".join(CLIENTS))
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     args = parser.parse_args()
@@ -149,6 +150,7 @@ def main() -> int:
         "server": "redline sim",
         "limit_per_s": PER_S,
         "max_retries": "each client's default",
+        "timeout": "each client's default, but 600 s of the openai SDK for a connection, too",
     }  # fmt: skip
     result = record.Record("run", settings, {"sim": 0})
     pythons: dict[str, Path | None] = {"redline": None}
