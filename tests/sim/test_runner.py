@@ -23,6 +23,7 @@ from redline.errors import (
     TimedOut,
 )
 from redline.run import runner as runner_module
+from redline.run.execute import Ears
 from redline.run.feed import Feed
 from redline.run.record import Result
 from redline.run.runner import GRACE_S, HOPELESS_ROWS, Runner
@@ -52,9 +53,10 @@ class Harness:
         clock = VirtualClock(asyncio.get_running_loop())
         job = Job(rows=rows, call=unused, **settings)
         self.feed = Feed(open_source(rows), lambda key: True, job.limit)
-        self.runner = runner_class(
+        ears = Ears(self.tally)
+        self.runner = ears.runner = runner_class(
             job,
-            backend=Retry(backend, job.retry, clock=clock, listener=self.tally, seed=1),
+            backend=Retry(backend, job.retry, clock=clock, listener=ears, seed=1),
             slots=8,
             feed=self.feed,
             source_name="rows",

@@ -11,7 +11,7 @@ from typing import Protocol
 from redline.calls import Backend, FunctionBackend, HttpBackend, Retry, Stores
 from redline.clock import SYSTEM
 from redline.errors import JournalError
-from redline.events import AttemptStarted, Event, Listener, RowsSaved
+from redline.events import AttemptStarted, Event, Listener, RetryScheduled, RowsSaved
 from redline.run import manifest as manifests
 from redline.run.descriptors import raise_limit
 from redline.run.feed import Feed
@@ -43,16 +43,20 @@ class Display(Protocol):
     async def show(self, view: View) -> None: ...
 
 
-class _Written:
+class Ears:
     """Hears of each send before it goes out: the lines of what was answered before go first."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
         self.journal: Journal | None = None
+        self.runner: Runner | None = None
 
     def on_event(self, event: Event) -> None:
-        if isinstance(event, AttemptStarted) and self.journal is not None:
-            self.journal.flush()
+        if isinstance(event, AttemptStarted):
+            if self.journal is not None:
+                self.journal.flush()
+        elif isinstance(event, RetryScheduled) and self.runner is not None:
+            self.runner.row_waits()
         self._tally.on_event(event)
 
 
@@ -62,7 +66,7 @@ class _Run:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.tally = Tally()
-        self.listener = _Written(self.tally)
+        self.listener = Ears(self.tally)
         self.journal: Journal | None = None
         self.manifest: Manifest | None = None
         source = open_source(job.rows)
@@ -73,8 +77,8 @@ class _Run:
         if job.output is not None and job.output.ordered:
             self.feed.keys = array("Q")
         self.inner, self.slots = _backend(job, self.listener)
-        self.backend: Backend = Retry(self.inner, job.retry, listener=self.tally)
-        self.runner = Runner(
+        self.backend: Backend = Retry(self.inner, job.retry, listener=self.listener)
+        self.runner = self.listener.runner = Runner(
             job,
             backend=self.backend,
             slots=self.slots,

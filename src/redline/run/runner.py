@@ -1,8 +1,8 @@
 """One run: source -> workers -> backend -> journal.
 
-A worker takes a row, asks the backend and hands the outcome to the journal. There are more workers
-than slots, so that a slot never waits for a row to be rendered, and rows that wait to be tried
-again leave the slots to others.
+A worker takes a row, asks the backend and hands the outcome to the journal. There are as many as
+slots, and more where rows wait without one: to be tried again, or for a function of the user's. So
+no slot stands idle while there are rows, and no worker waits for a slot where all goes well.
 
 How a run ends:
   the input ends        every row has its outcome
@@ -79,7 +79,9 @@ class Runner:
         self._listener = listener
         self._clock = clock
         self._renderer = Renderer(job.prompting)
-        self._workers = slots + max(_LEAST_SPARE_WORKERS, min(slots, _MOST_SPARE_WORKERS))
+        self._spare = max(_LEAST_SPARE_WORKERS, min(slots, _MOST_SPARE_WORKERS))
+        self._slots = slots
+        self._group: asyncio.TaskGroup | None = None
         self._tasks: dict[asyncio.Task[None], Call | None] = {}
         self._handing: set[asyncio.Task[None]] = set()
         self._has_wishes = bool(job.fail_on) or job.hooks.after is not None
@@ -96,13 +98,22 @@ class Runner:
         """Works until the input ends or the run is ended. The journal is the caller's to close."""
         watch = asyncio.create_task(self._watch())
         try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(self._workers):
-                    task = group.create_task(self._work())
-                    self._tasks[task] = None
+            async with asyncio.TaskGroup() as self._group:
+                hooks = self._job.hooks
+                has_functions = hooks.before is not None or hooks.after is not None
+                for _ in range(self._slots + (self._spare if has_functions else 0)):
+                    self._add_worker(self._group)
+                self._spare = 0 if has_functions else self._spare
         finally:
             watch.cancel()
+            self._group = None
             self._tasks.clear()
+
+    def row_waits(self) -> None:
+        """A row waits to be tried again: its slot is another's until then."""
+        if self._spare and self._group is not None and not self.is_draining:
+            self._spare -= 1
+            self._add_worker(self._group)
 
     def drain(self) -> None:
         """Takes no new row and starts no new attempt; what is on the wire is finished."""
@@ -123,6 +134,10 @@ class Runner:
         if self.stopped is None or is_worse:
             self.stopped = error
         self.drain()
+
+    def _add_worker(self, group: asyncio.TaskGroup) -> None:
+        task = group.create_task(self._work())
+        self._tasks[task] = None
 
     async def _watch(self) -> None:
         """Ends rows that wait while draining, and the run at its deadline."""
