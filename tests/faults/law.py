@@ -77,7 +77,7 @@ def _lines_are_rows(script: Script, ran: Ran) -> None:
     after, before, rows = ran.after, ran.before, script.rows
     holds(not after.damaged, f"damaged lines: {after.damaged}")
     # A run that could not open its files has not come to the tails that a power loss left in them.
-    is_left = isinstance(ran.error, JournalError) and after.torn <= before.torn
+    is_left = ran.report is None and ran.facts.has_sync_failed and after.torn <= before.torn
     is_explained = not after.torn or is_left or ran.facts.ended_by == "power"
     holds(is_explained, f"{after.torn} bytes of half a line")
     for line in after.succeeded + after.failed:
