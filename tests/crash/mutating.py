@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mutants import mutant, with_names
-from redline.run import execute, journal, manifest, record, results_file, resume, rewrite
+from redline.run import entries, execute, journal, manifest, results_file, resume, rewrite
 from redline.run import repair as repairs
 
 
@@ -42,9 +42,12 @@ def _done_is_asked_again() -> None:
 
 
 def _checksum_ignored() -> None:
-    line = 'if tail != b\',"crc":"%08x"}\' % zlib.crc32(body):'
-    unchecked = mutant(record, line, "if False:")
-    journal.ResultsFile = with_names(results_file, read_entry=unchecked.read_entry).ResultsFile
+    # What does not hold for the lines of a block is asked of each of them.
+    unchecked = mutant(
+        entries, 'if tail != b"%s%08x%s" % (_TAIL, crc32(body), _TAIL_END):', "if False:"
+    )
+    read = unchecked.read_stretches
+    journal.ResultsFile = with_names(results_file, read_stretches=read).ResultsFile
 
 
 def _aside_not_synced() -> None:

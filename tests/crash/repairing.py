@@ -20,7 +20,7 @@ from redline.run.settings import Output
 def line(number: int, size: int = 0) -> bytes:
     """The line of row `number`, sealed, with so many bytes of text."""
     fields = {"v": 1, "hash": f"{number:016x}", "row": number, "output": "x" * size}
-    body = json.dumps(fields)[:-1].encode()
+    body = json.dumps(fields, separators=(",", ":"))[:-1].encode()
     return b'%s,"crc":"%08x"}\n' % (body, zlib.crc32(body))
 
 

@@ -67,7 +67,8 @@ def read(rows: object) -> list[tuple[int, int, Any]]:
     source = source_of(rows)
     found = [row for batch in source.batches() for row in batch]
     source.close()
-    return [(identifier.key(row)[0], row.number, row.data) for row in found]
+    keys, _ = identifier.keys(found)
+    return [(key, row.number, row.data) for key, row in zip(keys, found, strict=True)]
 
 
 def write_parquet(path: Path) -> None:

@@ -203,23 +203,18 @@ class Feed:
         if rows is None:
             batch.is_end = True
             return
-        limit, keys, key_of, is_wanted = (
-            self.limit,
-            self.keys,
-            self._identifier.key,
-            self._is_wanted,
-        )
-        for row in rows:
-            if limit is not None and row.number > limit:
-                batch.is_end = True
-                return
-            batch.read += 1
-            key, is_duplicate = key_of(row)
-            if keys is not None:
-                keys.append(key)
+        if self.limit is not None and rows[-1].number >= self.limit:
+            # Without a look at the row after it, which a pipe may never bring.
+            batch.is_end = True
+            rows = [row for row in rows if row.number <= self.limit]
+        keys, duplicates = self._identifier.keys(rows)
+        share = self.read_fraction()
+        if share:
+            self._identifier.foresee(share)
+        batch.read += len(rows)
+        if self.keys is not None:
+            self.keys.extend(keys)
+        is_wanted = self._is_wanted
+        for place, key in enumerate(keys):
             if is_wanted(key):
-                batch.picked.append(Picked(row, key, is_duplicate))
-            if row.number == limit:
-                # Without a look at the row after it, which a pipe may never bring.
-                batch.is_end = True
-                return
+                batch.picked.append(Picked(rows[place], key, place in duplicates))

@@ -7,12 +7,19 @@ before it, so that rows may be added anywhere without making the others new. Two
 
 from __future__ import annotations
 
+import sys
 from array import array
+from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import islice
 
 from redline.run.source import Row
 
 _FIRST_SLOTS = 1024
+_KEY_BYTES = 8
+# What is hashed begins so. Copying a hash that has begun takes half as long as making one.
+_NAMED = blake2b(b"custom_id:", digest_size=_KEY_BYTES)
+_UNNAMED = blake2b(b"content:", digest_size=_KEY_BYTES)
 
 
 class KeySet:
@@ -22,8 +29,9 @@ class KeySet:
     """
 
     def __init__(self) -> None:
-        self._slots = array("Q", bytes(8 * _FIRST_SLOTS))
+        self._slots = array("Q", [0]) * _FIRST_SLOTS
         self._count = 0
+        self._expected = 0
 
     def __len__(self) -> int:
         return self._count
@@ -33,7 +41,6 @@ class KeySet:
             return False
         key = key or 1
         slots = self._slots
-        # As in _find, without the call: a resume does this for each row that is done.
         mask = len(slots) - 1
         at = key & mask
         while (found := slots[at]) and found != key:
@@ -42,37 +49,63 @@ class KeySet:
 
     def add(self, key: int) -> bool:
         """Puts `key` in, 0..2^64-1; False if it was there."""
-        key = key or 1  # 0 marks a free slot
-        slots = self._slots
-        # As in _find, too.
-        mask = len(slots) - 1
-        at = key & mask
-        while found := slots[at]:
-            if found == key:
-                return False
-            at = (at + 1) & mask
-        slots[at] = key
-        self._count += 1
-        if self._count * 2 >= len(slots):
-            self._grow()
-        return True
+        return self.add_all((key,)) == 1
 
-    def _grow(self) -> None:
-        larger = array("Q", bytes(16 * len(self._slots)))
-        for key in self._slots:
-            if key:
-                larger[_find(larger, key)] = key
+    def add_all(self, keys: Sequence[int], start: int = 0) -> int:
+        """Puts the keys from the place `start` on in, up to the first that is there already.
+
+        Returns that one's place; the number of keys where there is none.
+        """
+        self._make_room(len(keys) - start)
+        slots = self._slots
+        mask = len(slots) - 1
+        for place, key in enumerate(islice(keys, start, None), start):
+            key = key or 1  # 0 marks a free slot
+            at = key & mask
+            while found := slots[at]:
+                if found == key:
+                    self._count += place - start
+                    return place
+                at = (at + 1) & mask
+            slots[at] = key
+        self._count += len(keys) - start
+        return len(keys)
+
+    def add_each(self, keys: Sequence[int]) -> list[int]:
+        """Puts all the keys in; the places of those that were there already."""
+        places = []
+        place = 0
+        while (place := self.add_all(keys, place)) < len(keys):
+            places.append(place)
+            place += 1
+        return places
+
+    def foresee(self, share: float) -> None:
+        """The keys so far are about this share, above 0 to 1, of those that there will be.
+
+        So they are moved less often into a larger array. If it is wrong, that one is at most twice
+        as large as it would have been.
+        """
+        self._expected = round(self._count / share)
+
+    def _make_room(self, count: int) -> None:
+        """Less than half of the slots are taken once `count` keys more are in."""
+        size = len(self._slots)
+        while 2 * (self._count + count) >= size:
+            size *= 2
+        if size > len(self._slots):
+            self._grow(2 * size if 2 * self._expected >= size else size)
+
+    def _grow(self, size: int) -> None:
+        larger = array("Q", [0]) * size
+        mask = size - 1
+        for key in filter(None, self._slots):
+            at = key & mask
+            while larger[at]:
+                at = (at + 1) & mask
+            larger[at] = key
         # In one step: a row looked up in a half-filled array would be taken for one to do.
         self._slots = larger
-
-
-def _find(slots: array[int], key: int) -> int:
-    """Where `key` stands, or the free slot where it would."""
-    mask = len(slots) - 1
-    at = key & mask
-    while (found := slots[at]) and found != key:
-        at = (at + 1) & mask
-    return at
 
 
 class Identifier:
@@ -82,31 +115,54 @@ class Identifier:
         self._seen = KeySet()
         self._copies: dict[int, int] = {}
 
-    def key(self, row: Row) -> tuple[int, bool]:
-        """The row's key, and whether its custom_id is one that an earlier row already has."""
-        name = custom_id(row)
-        if name is not None:
-            text = b"custom_id:" + name.encode("utf-8", "surrogatepass")
-            key = int.from_bytes(blake2b(text, digest_size=8).digest(), "big")
-            if self._seen.add(key):
-                return key, False
-        key = _hash(b"content:" + row.content)
+    def foresee(self, share: float) -> None:
+        """The rows so far are about this share, above 0 to 1, of the input."""
+        self._seen.foresee(share)
+
+    def keys(self, rows: Sequence[Row]) -> tuple[array[int], list[int]]:
+        """The rows' keys, and the places of those with the custom_id of an earlier row."""
+        digests = []
+        for row in rows:
+            name = custom_id(row)
+            if name is None:
+                digest = _UNNAMED.copy()
+                digest.update(row.content)
+            else:
+                digest = _NAMED.copy()
+                digest.update(name.encode("utf-8", "surrogatepass"))
+            digests.append(digest.digest())
+        keys = array("Q", b"".join(digests))
+        if sys.byteorder == "little":
+            keys.byteswap()
+        duplicates = []
+        place = 0
+        while (place := self._seen.add_all(keys, place)) < len(keys):
+            keys[place] = self._key_of_copy(rows[place])
+            if custom_id(rows[place]) is not None:
+                duplicates.append(place)
+            place += 1
+        return keys, duplicates
+
+    def _key_of_copy(self, row: Row) -> int:
+        """The key of a row that is not the first of its kind: of its content, or of the n-th copy.
+
+        Only rows that repeat cost a dictionary entry.
+        """
+        key = first = _hash(b"content:" + row.content)
         while not self._seen.add(key):
-            # The n-th copy of a row: only rows that repeat cost a dictionary entry.
-            first = _hash(b"content:" + row.content)
             copy = self._copies[first] = self._copies.get(first, 0) + 1
             key = _hash(b"copy %d:" % copy + row.content)
-        return key, name is not None
+        return key
 
 
 def custom_id(row: Row) -> str | None:
     """The row's own name, None where it has none. A number counts as its decimal digits."""
     data = row.data
     value = data.get("custom_id") if data is not None else None
-    if value and isinstance(value, str):
-        return value
+    if type(value) is str:
+        return value or None
     return str(value) if type(value) is int else None
 
 
 def _hash(data: bytes) -> int:
-    return int.from_bytes(blake2b(data, digest_size=8).digest(), "big")
+    return int.from_bytes(blake2b(data, digest_size=_KEY_BYTES).digest(), "big")

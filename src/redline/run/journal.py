@@ -19,12 +19,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 from msgspec import MsgspecError
 
 from redline.errors import JournalError, Rejected
+from redline.run.entries import Stretch
 from redline.run.identity import KeySet
-from redline.run.record import Entry, Result, failure_line, result_line
+from redline.run.record import Result, failure_line, result_line
 from redline.run.results_file import ResultsFile
 from redline.run.rewrite import drop_mended
 from redline.run.settings import Output
@@ -69,7 +71,7 @@ class Journal:
         self._mended = 0
         # A thread of its own: user functions may fill the default pool.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="redline-journal")
-        self._results = ResultsFile(output.path, self._on_success)
+        self._results = ResultsFile(output.path, self._on_successes)
         try:
             if output.failed_path.exists():
                 self._open_failures()
@@ -203,7 +205,7 @@ class Journal:
 
     def _open_failures(self) -> ResultsFile:
         self.failed = KeySet()
-        self._failures = ResultsFile(self.output.failed_path, self._on_failure)
+        self._failures = ResultsFile(self.output.failed_path, self._on_failures)
         return self._failures
 
     def _has_mended(self) -> bool:
@@ -219,15 +221,18 @@ class Journal:
         if drop_mended(self.output.failed_path, self.succeeded):
             self._open_failures()
 
-    def _on_success(self, entry: Entry, offset: int) -> None:
-        if not self.succeeded.add(entry.key):
+    def _on_successes(self, found: Stretch) -> None:
+        place = self.succeeded.add_all(found.keys)
+        self.succeeded.foresee(found.share)
+        if place < len(found.keys):
+            offset = next(islice(found.offsets(), place, None))
             raise JournalError(
-                f"row {entry.row} stands twice in {self.output.path}",
+                f"row {found.row(place)} stands twice in {self.output.path}",
                 where=f"byte {offset:,}",
                 hint="`redline repair` on the results file takes the second one out; or start over "
                 "with --restart",
             )
 
-    def _on_failure(self, entry: Entry, offset: int) -> None:
-        is_repeated = not self.failed.add(entry.key)
-        self._mended += is_repeated or entry.key in self.succeeded
+    def _on_failures(self, found: Stretch) -> None:
+        self._mended += len(self.failed.add_each(found.keys))
+        self._mended += sum(map(self.succeeded.__contains__, found.keys))

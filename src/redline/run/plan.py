@@ -16,9 +16,8 @@ from redline.limits.budget import Budget
 from redline.limits.cost import KINDS
 from redline.limits.jitter import FIRST_GUARD_S
 from redline.run import manifest as manifests
+from redline.run.entries import read_stretches
 from redline.run.identity import Identifier, KeySet
-from redline.run.record import read_entry
-from redline.run.results_file import read_lines
 from redline.run.settings import Job, Output
 from redline.run.source import AsyncRows, Row, Source, open_source
 from redline.run.template import Renderer
@@ -77,9 +76,8 @@ def _survey(job: Job, source: Source, made: Plan) -> None:
     )
     budget = Budget(_limits(job))
     succeeded, failed = _done(job)
-    for row in _rows(source, job.limit):
+    for row, key, is_duplicate in _rows(source, identifier, job.limit):
         made.rows += 1
-        key, is_duplicate = identifier.key(row)
         # The same rule by which a run picks its rows.
         if key in succeeded or (key in failed) != job.retry_failed:
             is_untried = key not in succeeded and key not in failed
@@ -105,12 +103,17 @@ def _survey(job: Job, source: Source, made: Plan) -> None:
         made.first_request = made.first_request or _shown(request)
 
 
-def _rows(source: Source, limit: int | None) -> Iterator[Row]:
+def _rows(
+    source: Source, identifier: Identifier, limit: int | None
+) -> Iterator[tuple[Row, int, bool]]:
+    """Each row up to the limit with its key, and whether its custom_id is an earlier row's."""
     for batch in source.batches():
-        for row in batch:
-            if limit is not None and row.number > limit:
-                return
-            yield row
+        rows = [row for row in batch if limit is None or row.number <= limit]
+        keys, duplicates = identifier.keys(rows)
+        for place, key in enumerate(keys):
+            yield rows[place], key, place in duplicates
+        if len(rows) < len(batch):
+            return
 
 
 def _done(job: Job) -> tuple[KeySet, KeySet]:
@@ -144,10 +147,8 @@ def _keys(path: Path) -> KeySet:
     except FileNotFoundError:
         return keys
     try:
-        for _, line in read_lines(fd):
-            entry = read_entry(line[:-1]) if line.endswith(b"\n") else None
-            if entry is not None:
-                keys.add(entry.key)
+        for stretch in read_stretches(fd):
+            keys.add_each(stretch.keys)
     finally:
         os.close(fd)
     return keys

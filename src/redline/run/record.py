@@ -1,4 +1,4 @@
-"""The lines of a results file: written with a checksum, read back only when it holds.
+"""The lines of a results file: written with a checksum, so that `entries` can tell which are sound.
 
 A line is one JSON object whose last field is `crc`: the CRC-32 (ISO 3309, as in zlib) of the
 line up to its comma, in eight hex digits. So a torn, cut or edited line is known from itself.
@@ -17,7 +17,6 @@ from redline.run.settings import Output
 from redline.run.source import Row
 
 VERSION = 1
-_CRC_TAIL = len(b',"crc":"00000000"}')
 _encode = msgspec.json.Encoder().encode
 
 
@@ -143,54 +142,3 @@ def _sealed(fields: dict[str, Any]) -> bytes:
     if b"\n" in body or b"\r" in body:
         body = _encode(msgspec.json.decode(body + b"}"))[:-1]
     return b'%s,"crc":"%08x"}\n' % (body, zlib.crc32(body))
-
-
-class _Told(msgspec.Struct):
-    hash: str
-    row: int = 0
-
-
-_TOLD = msgspec.json.Decoder(_Told)
-
-
-class Entry:
-    """What is read back of a line. key: its row's, as in `identity`."""
-
-    __slots__ = ("_line", "key")
-
-    def __init__(self, key: int, line: bytes) -> None:
-        self.key = key
-        self._line = line
-
-    @property
-    def row(self) -> int:
-        """The row's number."""
-        return _TOLD.decode(self._line).row
-
-
-# What result_line, failure_line and the batch format begin with.
-_BEGINNINGS = (b'{"v":', b'{"id":"redline_')
-# A line of this version names its key at once, so that a resume need not parse what follows.
-_KEYED = b'{"v":%d,"hash":"' % VERSION
-_KEY_FROM, _KEY_TO = len(_KEYED), len(_KEYED) + 16
-
-
-def is_torn(data: bytes) -> bool:
-    """Whether a death while a line was written can have left this: its beginning, or zeros."""
-    begins = any(data.startswith(text) or text.startswith(data) for text in _BEGINNINGS)
-    return begins or not data.strip(b"\0")
-
-
-def read_entry(line: bytes) -> Entry | None:
-    """The entry of a line without its newline; None where its checksum does not hold."""
-    body, tail = line[:-_CRC_TAIL], line[-_CRC_TAIL:]
-    if tail != b',"crc":"%08x"}' % zlib.crc32(body):
-        return None
-    try:
-        if line.startswith(_KEYED) and line[_KEY_TO : _KEY_TO + 1] == b'"':
-            key = int(line[_KEY_FROM:_KEY_TO], 16)
-        else:
-            key = int(_TOLD.decode(line).hash, 16)
-    except (msgspec.DecodeError, ValueError):
-        return None
-    return Entry(key, line) if key >= 0 else None

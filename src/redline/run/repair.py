@@ -15,13 +15,12 @@ import msgspec
 
 from redline.errors import ConfigError, JournalError
 from redline.run import manifest as manifests
+from redline.run.entries import read_stretches
 from redline.run.identity import KeySet
 from redline.run.lock import OutputLock
-from redline.run.record import read_entry
 from redline.run.results_file import (
     let_go,
     open_alone,
-    read_lines,
     sync_name,
     take_out,
     telling,
@@ -83,7 +82,7 @@ def _has_sound_line(path: Path) -> bool:
     except OSError as error:
         raise JournalError(f"cannot read {path}: {error.strerror}") from error
     try:
-        return any(read_entry(line[:-1]) is not None for _, line in read_lines(fd))
+        return any(stretch.keys for stretch in read_stretches(fd))
     finally:
         os.close(fd)
 
@@ -106,18 +105,19 @@ def _repaired(path: Path, *, is_unique: bool) -> Repair:
 
 def _to_take_out(fd: int, done: Repair, is_unique: bool) -> array[int]:
     """Begins and ends of the bytes to take out, in order and apart; counts lines in `done`."""
-    keys = KeySet()
+    known = KeySet()
     out = array("Q")
-    for offset, line in read_lines(fd):
-        entry = read_entry(line[:-1]) if line.endswith(b"\n") else None
-        is_repeated = entry is not None and not keys.add(entry.key) and is_unique
-        if entry is not None and not is_repeated:
-            done.kept += 1
-            continue
-        done.repeated += is_repeated
-        done.damaged += not is_repeated
-        if out and out[-1] == offset:
-            out[-1] += len(line)
-        else:
-            out.extend((offset, offset + len(line)))
+    for stretch in read_stretches(fd):
+        repeated = known.add_each(stretch.keys) if is_unique else []
+        done.kept += len(stretch.keys) - len(repeated)
+        done.repeated += len(repeated)
+        done.damaged += not stretch.keys
+        places = repeated if stretch.keys else [0]
+        bounds = list(stretch.offsets()) if places else []
+        for place in places:
+            begin, end = bounds[place : place + 2]
+            if out and out[-1] == begin:
+                out[-1] = end
+            else:
+                out.extend((begin, end))
     return out

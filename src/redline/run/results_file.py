@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 
 from redline.errors import JournalError
-from redline.run.record import Entry, is_torn, read_entry
+from redline.run.entries import Stretch, is_torn, read_stretches
 
 _BLOCK_BYTES = 1 << 20
 _ZERO = b"\0"
@@ -23,7 +23,7 @@ _ZERO = b"\0"
 class ResultsFile:
     """Lines of results or failures. One writer at a time; only `sync` may run beside it.
 
-    Opening reads every line once: `on_entry` hears of each with its byte offset. What is read is
+    Opening reads every line once: `on_found` hears of all that are sound, in order. What is read is
     durable once that is over, because a process that died may have written it without.
     Damage that a sudden death leaves behind is mended: a torn last line is cut off, and lines whose
     bytes a power loss has turned into zeros are moved to a file beside this one, such as
@@ -31,15 +31,14 @@ class ResultsFile:
     written to the file; so does a file that another redline writes to.
     """
 
-    def __init__(self, path: Path, on_entry: Callable[[Entry, int], None]) -> None:
+    def __init__(self, path: Path, on_found: Callable[[Stretch], None]) -> None:
         self.path = path
-        self.lines = 0
         self._pending: list[bytes] = []
         self._is_synced = False
         self._size = 0
         self._own(open_alone(path, os.O_RDWR | os.O_CREAT))
         try:
-            lost = self._load(on_entry)
+            lost = self._load(on_found)
             with telling(path):
                 self._mend(lost)
                 os.lseek(self._fd, self._size, os.SEEK_SET)
@@ -103,28 +102,29 @@ class ResultsFile:
             # The tail stays torn; the next run cuts it off.
             return
 
-    def _load(self, on_entry: Callable[[Entry, int], None]) -> array[int]:
+    def _load(self, on_found: Callable[[Stretch], None]) -> array[int]:
         """Begins and ends of what a power loss has left of lines, in order.
 
         Sets the size up to the last whole line.
         """
         lost = array("Q")
-        for number, (offset, line) in enumerate(read_lines(self._fd), 1):
-            is_ended = line.endswith(b"\n")
-            entry = read_entry(line[:-1]) if is_ended else None
-            if entry is not None:
-                on_entry(entry, offset)
-                self.lines += 1
-                self._size = offset + len(line)
-            elif not is_ended and is_torn(line):
+        number = 0
+        for stretch in read_stretches(self._fd):
+            number += len(stretch.lines)
+            if stretch.keys:
+                on_found(stretch)
+                self._size = stretch.end
+                continue
+            line, begin = stretch.lines[0], stretch.begin
+            if not line.endswith(b"\n") and is_torn(line):
                 if lost:
-                    lost.extend((offset, offset + len(line)))
-            elif _is_lost(line) and (offset or is_torn(line) or line.startswith(_ZERO)):
-                lost.extend((offset, offset + len(line)))
+                    lost.extend((begin, stretch.end))
+            elif _is_lost(line) and (begin or is_torn(line) or line.startswith(_ZERO)):
+                lost.extend((begin, stretch.end))
             else:
                 raise JournalError(
                     f"line {number} of {self.path} is damaged",
-                    where=f"byte {offset:,}",
+                    where=f"byte {begin:,}",
                     hint="something else wrote to this file: `redline repair` on the results "
                     "file takes such lines out, then the same command does their rows again; "
                     "or start over with --restart",
@@ -150,26 +150,6 @@ class ResultsFile:
 def _is_lost(line: bytes) -> bool:
     """It holds a zero byte. JSON never does: that is what a block reads as that was not written."""
     return _ZERO in line
-
-
-def read_lines(fd: int) -> Iterator[tuple[int, bytes]]:
-    """Each line with its newline and byte offset; the last may lack the newline."""
-    # Of a line that goes on in the next block: joined once, however long it gets.
-    pieces: list[bytes] = []
-    offset = at = 0
-    while block := os.pread(fd, _BLOCK_BYTES, at):
-        at += len(block)
-        piece, *lines = block.split(b"\n")
-        pieces.append(piece)
-        if not lines:
-            continue
-        rest = lines.pop()
-        for line in (b"".join(pieces), *lines):
-            yield offset, line + b"\n"
-            offset += len(line) + 1
-        pieces = [rest]
-    if any(pieces):
-        yield offset, b"".join(pieces)
 
 
 def open_alone(path: Path, flags: int) -> int:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 from array import array
+from itertools import islice
 from pathlib import Path
 
 from redline.errors import JournalError
+from redline.run.entries import read_stretches
 from redline.run.identity import KeySet
-from redline.run.record import read_entry
 from redline.run.results_file import (
     copy_mode,
     let_go,
     open_alone,
-    read_lines,
     replace_file,
     sync_name,
     telling,
@@ -37,11 +37,10 @@ def drop_mended(path: Path, succeeded: KeySet) -> int:
     total = 0
     fd = open_alone(path, os.O_RDONLY)
     try:
-        for offset, line in read_lines(fd):
-            entry = read_entry(line[:-1])
-            total += 1
-            if entry is not None and entry.key not in succeeded:
-                last[entry.key] = offset
+        for stretch in read_stretches(fd):
+            total += len(stretch.lines)
+            found = zip(stretch.keys, stretch.offsets(), strict=False)
+            last.update((key, offset) for key, offset in found if key not in succeeded)
         if len(last) < total:
             keep = sorted(last.values())
             if keep:
@@ -65,12 +64,11 @@ def put_in_order(path: Path, keys: array[int]) -> None:
     rows, offsets = array("Q"), array("Q")
     fd = open_alone(path, os.O_RDONLY)
     try:
-        for offset, line in read_lines(fd):
-            entry = read_entry(line[:-1])
-            if entry is None:
-                raise JournalError(f"a line of {path} is damaged", where=f"byte {offset:,}")
-            rows.append(places.get(entry.key, len(keys)))
-            offsets.append(offset)
+        for stretch in read_stretches(fd):
+            if not stretch.keys:
+                raise JournalError(f"a line of {path} is damaged", where=f"byte {stretch.begin:,}")
+            rows.extend(places.get(key, len(keys)) for key in stretch.keys)
+            offsets.extend(islice(stretch.offsets(), len(stretch.lines)))
         order = sorted(range(len(rows)), key=rows.__getitem__)
         if any(order[at] != at for at in range(len(order))):
             _copy_lines(fd, path, array("Q", (offsets[at] for at in order)))

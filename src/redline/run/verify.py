@@ -9,9 +9,8 @@ import msgspec
 
 from redline.errors import ConfigError
 from redline.run import manifest as manifests
+from redline.run.entries import read_stretches
 from redline.run.identity import Identifier, KeySet
-from redline.run.record import read_entry
-from redline.run.results_file import read_lines
 from redline.run.settings import Output
 from redline.run.source import AsyncRows, open_source
 
@@ -90,12 +89,9 @@ def _scan(path: Path, verdict: Verdict) -> KeySet:
         return keys
     fd = os.open(path, os.O_RDONLY)
     try:
-        for _, line in read_lines(fd):
-            entry = read_entry(line[:-1]) if line.endswith(b"\n") else None
-            if entry is None:
-                verdict.damaged += 1
-            elif not keys.add(entry.key):
-                verdict.repeated += 1
+        for stretch in read_stretches(fd):
+            verdict.damaged += not stretch.keys
+            verdict.repeated += len(keys.add_each(stretch.keys))
     finally:
         os.close(fd)
     return keys
@@ -111,8 +107,7 @@ def _compare(rows: object, limit: int | None, keys: tuple[KeySet, KeySet], verdi
     identifier = Identifier()
     try:
         for batch in source.batches():
-            for row in batch:
-                key, _ = identifier.key(row)
+            for row, key in zip(batch, identifier.keys(batch)[0], strict=True):
                 has_succeeded, has_failed = key in succeeded, key in failed
                 of_rows += has_succeeded + has_failed
                 if limit is not None and row.number > limit:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,12 @@ from redline.run.source import Row
 def row(number: int, content: bytes, custom_id: object = None) -> Row:
     data = {} if custom_id is None else {"custom_id": custom_id}
     return Row(number, number, data, content)
+
+
+def key(identifier: Identifier, one: Row) -> tuple[int, bool]:
+    """Of a row that comes by itself."""
+    keys, duplicates = identifier.keys([one])
+    return keys[0], bool(duplicates)
 
 
 @given(st.lists(st.integers(0, 2**64 - 1)))
@@ -39,6 +46,50 @@ def test_a_key_set_keeps_its_keys_as_it_grows_and_costs_at_most_32_bytes_each() 
     assert sys.getsizeof(found._slots) <= 32 * len(keys) + 64
 
 
+@given(st.lists(st.integers(0, 20)), st.lists(st.integers(0, 20)))
+def test_keys_that_are_there_already_are_told_by_their_places(
+    before: list[int], keys: list[int]
+) -> None:
+    found, one_by_one = KeySet(), KeySet()
+    for number in before:
+        found.add(number)
+        one_by_one.add(number)
+    repeated = [place for place, number in enumerate(keys) if not one_by_one.add(number)]
+    assert found.add_each(keys) == repeated
+    assert all(number in found for number in (*before, *keys))
+    assert len(found) == len(one_by_one)
+
+
+def test_adding_stops_at_the_first_key_that_is_there_and_goes_on_from_any_place() -> None:
+    found = KeySet()
+    found.add(3)
+    assert found.add_all([5, 4, 3, 2, 4]) == 2
+    assert (len(found), 2 in found) == (3, False)
+    assert found.add_all([5, 4, 3, 2, 4], 3) == 4
+    assert (len(found), 2 in found) == (4, True)
+    assert found.add_all([6, 7]) == 2
+
+
+@pytest.mark.parametrize(("foreseen", "most_bytes"), [(1, 32), (0.01, 32), (1e9, 64), (1e-9, 32)])
+def test_a_set_whose_size_is_foreseen_grows_in_larger_steps_and_never_by_more_than_that(
+    foreseen: float, most_bytes: int
+) -> None:
+    """foreseen: times what comes."""
+    chance = random.Random(2)
+    keys = [chance.getrandbits(64) for _ in range(70_000)]
+    found = KeySet()
+    sizes = set()
+    for begin in range(0, len(keys), 100):
+        found.add_all(keys[begin : begin + 100])
+        found.foresee(min(1, len(found) / (foreseen * len(keys))))
+        sizes.add(len(found._slots))
+        if len(found) > 1000:
+            assert sys.getsizeof(found._slots) <= 64 * len(found) + 64
+    assert all(number in found for number in keys)
+    assert sys.getsizeof(found._slots) <= most_bytes * len(keys) + 64
+    assert len(sizes) == (5 if foreseen >= 1 else 9)
+
+
 def test_keys_that_collide_in_their_low_bits_are_kept_apart() -> None:
     found = KeySet()
     keys = [number << 32 for number in range(1, 500)]
@@ -49,21 +100,21 @@ def test_keys_that_collide_in_their_low_bits_are_kept_apart() -> None:
 
 def test_rows_with_a_custom_id_are_named_by_it_whatever_else_they_hold() -> None:
     first, second = Identifier(), Identifier()
-    assert first.key(row(1, b"old", "a")) == second.key(row(9, b"new", "a"))
-    assert first.key(row(2, b"old", "b")) != second.key(row(2, b"old", "c"))
+    assert key(first, row(1, b"old", "a")) == key(second, row(9, b"new", "a"))
+    assert key(first, row(2, b"old", "b")) != key(second, row(2, b"old", "c"))
 
 
 def test_a_repeated_custom_id_is_told_and_still_gets_a_key_of_its_own() -> None:
     identifier = Identifier()
-    keys = [identifier.key(row(number, b"same", "a")) for number in range(1, 4)]
+    keys = [key(identifier, row(number, b"same", "a")) for number in range(1, 4)]
     assert [is_duplicate for _, is_duplicate in keys] == [False, True, True]
-    assert len({key for key, _ in keys}) == 3
+    assert len({found for found, _ in keys}) == 3
 
 
 def test_a_number_and_its_digits_are_the_same_custom_id() -> None:
     identifier = Identifier()
-    assert identifier.key(row(1, b"x", 7))[1] is False
-    assert identifier.key(row(2, b"y", "7"))[1] is True
+    assert key(identifier, row(1, b"x", 7))[1] is False
+    assert key(identifier, row(2, b"y", "7"))[1] is True
 
 
 @given(st.lists(st.sampled_from([b"a", b"b", b"c"])), st.integers(0, 20), st.binary(min_size=2))
@@ -72,13 +123,30 @@ def test_rows_keep_their_keys_when_another_is_added_anywhere(
 ) -> None:
     def keys(values: list[bytes]) -> list[int]:
         identifier = Identifier()
-        return [identifier.key(row(number, value))[0] for number, value in enumerate(values, 1)]
+        return [key(identifier, row(n, value))[0] for n, value in enumerate(values, 1)]
 
     before = keys(contents)
     at = min(at, len(contents))
     after = keys([*contents[:at], added, *contents[at:]])
     assert len(set(before)) == len(before)
     assert after[:at] + after[at + 1 :] == before
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c"]), st.sampled_from([None, "x", "y", 7]))),
+    st.integers(1, 9),
+)
+def test_keys_do_not_depend_on_how_many_rows_come_at_once(
+    rows: list[tuple[bytes, object]], size: int
+) -> None:
+    made = [row(number, content, name) for number, (content, name) in enumerate(rows, 1)]
+    single, batched = Identifier(), Identifier()
+    found: list[tuple[int, bool]] = []
+    for begin in range(0, len(made), size):
+        keys, duplicates = batched.keys(made[begin : begin + size])
+        found += [(number, place in duplicates) for place, number in enumerate(keys)]
+    assert found == [key(single, one) for one in made]
+    assert len({number for number, _ in found}) == len(made)
 
 
 def test_many_equal_rows_take_one_step_each(monkeypatch) -> None:
@@ -92,6 +160,6 @@ def test_many_equal_rows_take_one_step_each(monkeypatch) -> None:
 
     monkeypatch.setattr(identity, "_hash", counted)
     identifier = Identifier()
-    keys = {identifier.key(row(number, b"same"))[0] for number in range(1, 5001)}
-    assert len(keys) == 5000
+    keys, _ = identifier.keys([row(number, b"same") for number in range(1, 5001)])
+    assert len(set(keys)) == 5000
     assert calls <= 3 * 5000

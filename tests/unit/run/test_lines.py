@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import os
+import random
 import threading
 import tracemalloc
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from redline.errors import ConfigError
+from redline.run import lines as lines_module
 from redline.run import source_bytes
 from redline.run.lines import LongLine, split_lines
 from redline.run.source import Row, open_source
@@ -146,6 +148,32 @@ class TestBadRows:
         assert rows[1].content == hasher.hexdigest().encode()
         assert rows[2].data == {"a": 2}
         assert peak < 45 * 2**20
+
+
+ODD = [
+    b"",
+    b" ",
+    b'{"a":tru}',
+    b"[]",
+    b"7",
+    b"x" * 101,
+    b' {"a":1}\r',
+    b'{"a":"\xff"}',
+    b'{"a":1e999}',
+]
+
+
+@pytest.mark.parametrize("odd", [[], *([line] for line in ODD), ODD])
+def test_rows_do_not_depend_on_how_many_lines_are_looked_at_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: list[bytes]
+) -> None:
+    chance = random.Random(3)
+    lines = [b'{"custom_id": "%d"}' % number for number in range(1000)] + odd * 3
+    chance.shuffle(lines)
+    rows = rows_in(tmp_path, b"\n".join(lines), max_row_bytes=100)
+    monkeypatch.setattr(lines_module, "BATCH_ROWS", 1)
+    assert rows == rows_in(tmp_path, b"\n".join(lines), max_row_bytes=100)
+    assert len(rows) == sum(1 for line in lines if line.strip())
 
 
 class TestWrongFiles:
