@@ -16,6 +16,9 @@ from redline.run.settings import Output
 
 # Of a line of 10 MB, so much is written before the event loop has its turn again: about 1 ms.
 _TURN_BYTES = 256 * 1024
+# A full pipe is looked at again after so long: soon, for a reader that is quick takes 64 KB in some
+# 0.1 ms, and then less and less often.
+_LEAST_WAIT_S, _MOST_WAIT_S = 0.0001, 0.01
 
 
 def tell(text: str) -> None:
@@ -118,9 +121,12 @@ class Lines:
         left = memoryview(data)
         turn_bytes = _TURN_BYTES
         while left:
-            # A ready pipe takes this much without blocking (POSIX).
-            while not poll.poll(0):  # noqa: ASYNC110, a pipe has no event on every platform
-                await asyncio.sleep(0.01)
+            # A ready pipe takes this much without blocking (POSIX). The loop's own events are not
+            # used: uvloop's would make the pipe non-blocking for whoever else writes to it.
+            wait_s = _LEAST_WAIT_S
+            while not poll.poll(0):
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _MOST_WAIT_S)
             written = os.write(fd, left[: select.PIPE_BUF])
             left, turn_bytes = left[written:], turn_bytes - written
             if turn_bytes <= 0:
