@@ -11,6 +11,7 @@ from typing import Any
 from asking import Asked
 from raw_server import answer
 from redline.calls import Timeouts
+from redline.calls.intake import Intake
 from redline.clock import SYSTEM
 from redline.errors import CallError, TimedOut
 
@@ -136,7 +137,7 @@ def exchange(module: ModuleType, case: Case) -> Result:
 def _exchange(module: ModuleType, case: Case) -> Result:
     lost: list[Any] = []
     transport = FakeTransport()
-    connection = module.Connection(lost.append)
+    connection = module.Connection(lost.append, Intake(max(1, case.most_bytes)))
     connection.connection_made(transport)
     assert connection.is_reusable
     connection.write(b"head", b"body", Asked(_TIMEOUTS, SYSTEM), case.most_bytes)

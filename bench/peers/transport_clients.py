@@ -35,6 +35,7 @@ async def through_redline(url: str, *, is_direct: bool) -> AsyncIterator[Ask]:
     from redline.calls.aiohttp_transport import AiohttpTransport
     from redline.calls.direct import DirectTransport
     from redline.calls.exchange import Exchange, Wire
+    from redline.calls.intake import Intake
     from redline.clock import SYSTEM
     from redline.limits import Cost, Limiter, Limits
 
@@ -56,11 +57,12 @@ async def through_redline(url: str, *, is_direct: bool) -> AsyncIterator[Ask]:
     endpoint = Endpoint(base_url=url, proxy="")
     headers = {"Content-Type": "application/json"}
     wire = Wire("POST", PATH, headers, BODY, float("inf"))
+    intake = Intake(endpoint.max_reply_bytes)
     transport: DirectTransport | AiohttpTransport
     if is_direct:
-        transport = DirectTransport(endpoint, SYSTEM, lambda took_s: None)
+        transport = DirectTransport(endpoint, SYSTEM, lambda took_s: None, intake)
     else:
-        transport = AiohttpTransport(endpoint, SYSTEM, lambda took_s: None, None)
+        transport = AiohttpTransport(endpoint, SYSTEM, lambda took_s: None, intake, None)
 
     async def ask() -> bytes:
         answer = await transport.exchange(wire, Free(endpoint.timeouts, SYSTEM))

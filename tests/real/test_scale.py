@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,10 +30,10 @@ EMPTY_MB = 60
 
 
 @contextmanager
-def answers_of(size: int) -> Iterator[str]:
-    """The base URL of a server whose answers have so many bytes."""
+def answers_of(size: int, lasts_s: float = 0.0) -> Iterator[str]:
+    """The base URL of a server whose answers have so many bytes, and take so long at least."""
     process = subprocess.Popen(
-        [sys.executable, str(SERVER), str(size)], stdout=subprocess.PIPE, text=True
+        [sys.executable, str(SERVER), str(size), str(lasts_s)], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     try:
@@ -73,8 +73,27 @@ print(os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.
 """
 
 
-def spent(folder: Path, rows: str, url: str, *flags: str) -> Spent:
-    run = [sys.executable, "-m", "redline", "run", rows, "--model", "m", "--base-url", url, "-q"]
+# The command on a slow disk, so that groups are large; with a changed line of its code.
+ON_A_SLOW_DISK = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from mutants import mutant
+from redline.run import execute, journal, resume, runner
+module, line, replacement = sys.argv[1:4]
+del sys.argv[1:4]
+if module == "runner":
+    execute.Runner = mutant(runner, line, replacement).Runner
+elif module == "journal":
+    resume.Journal = mutant(journal, line, replacement).Journal
+resume.Journal.start.__globals__["GROUP_S"] = 0.5
+from redline.cli import main
+sys.exit(main())
+"""
+
+
+def spent(folder: Path, rows: str, url: str, *flags: str, change: Sequence[str] = ()) -> Spent:
+    start = ["-c", ON_A_SLOW_DISK, *change] if change else ["-m", "redline"]
+    run = [sys.executable, *start, "run", rows, "--model", "m", "--base-url", url, "-q"]
     # Results to the null device where they go to standard output: the figures come after them.
     to_null = ["/bin/sh", "-c", 'exec "$@" >/dev/null', "sh"]
     done = subprocess.run(
@@ -104,21 +123,40 @@ def test_rows_of_1_mb(tmp_path: Path, small: str) -> None:
     rows = write_rows(tmp_path / "rows", 200, MB)
     done = spent(tmp_path, rows, small, "-c", "4", "-o", "out.jsonl")
     assert len((tmp_path / "out.jsonl").read_bytes().splitlines()) == 200
-    # 4 in flight and 16 that are prepared hold each its line, its data, its text and its body;
+    # 4 in flight hold each its line and its data, its prompt, and its request until that is sent;
     # then the batch at hand.
-    assert done.peak_mb < EMPTY_MB + 20 * 5 < 200
+    assert done.peak_mb < EMPTY_MB + 4 * 4 + 10
     longer = write_rows(tmp_path / "longer", 10, 10 * MB)
     again = spent(tmp_path, longer, small, "-c", "4", "-o", "longer.jsonl")
     # Half the bytes. What grows with the square of a row's length would take five times as long.
     assert again.cpu_s - few.cpu_s < 1.5 * (done.cpu_s - few.cpu_s)
 
 
-def test_answers_of_10_mb(tmp_path: Path, large: str) -> None:
-    rows = write_rows(tmp_path / "rows", 45, 100)
-    done = spent(tmp_path, rows, large, "-c", "1", "-o", "o.jsonl", "--output-path", "model")
-    # One in flight: 16 more workers may hold an answer that waits for the journal, its body and
-    # its text; then the pieces of the one that comes in.
-    assert done.peak_mb < EMPTY_MB + 17 * 2 * 10 + 30 < 450
+# The body of one, beside its pieces; its text, and its line, which is copied as it is sealed.
+ONE_ANSWER_MB = 5 * 10
+AS_IT_IS = ("", "", "")
+CHANGES = [
+    AS_IT_IS,
+    ("runner", "del picked, outcome", "pass"),
+    ("journal", "result = _named(result)", "pass"),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_answer_of_10_mb_is_kept_until_its_line_is_made(
+    tmp_path: Path, large: str, change: Sequence[str]
+) -> None:
+    rows = write_rows(tmp_path / "rows", 24, 100)
+    done = spent(tmp_path, rows, large, "-c", "8", "-o", "o.jsonl", change=change)
+    assert (done.peak_mb < EMPTY_MB + 8 * 10 + ONE_ANSWER_MB) == (change is AS_IT_IS)
+
+
+def test_64_answers_of_10_mb_at_once(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows", 70, 100)
+    with answers_of(10 * MB, lasts_s=1.0) as url:
+        done = spent(tmp_path, rows, url, "-c", "64", "-o", "o.jsonl", "--output-path", "model")
+    # 384 MiB, and one read for each connection (calls/intake.py); 640 MB come at once.
+    assert done.peak_mb < EMPTY_MB + 384 + 64 / 4 + ONE_ANSWER_MB < 640
 
 
 def test_answers_of_10_mb_go_to_standard_output_as_they_go_to_a_file(
@@ -177,26 +215,60 @@ def test_an_input_without_an_end_and_a_reader_that_is_slow(tmp_path: Path, small
         process.stdin.close()
 
 
+def test_rows_of_1_mb_come_in_and_answers_of_10_mb_go_out_at_the_readers_pace(large: str) -> None:
+    command = [sys.executable, "-m", "redline", "run", "-", "--model", "m", "--base-url", large]
+    process = subprocess.Popen(
+        [*command, "-c", "32", "-q"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    row = b'{"prompt":"%s"}\n' % (b"x" * MB)
+
+    def feed(pipe: Any) -> None:
+        with suppress(OSError):
+            while True:
+                pipe.write(row)
+
+    feeder = threading.Thread(target=feed, args=(process.stdin,))
+    feeder.start()
+    for number in range(4):
+        assert len(process.stdout.readline()) > 10 * MB
+        if number == 1:
+            # All that can be asked is asked.
+            time.sleep(2)
+    peak_mb = _peak_mb(process.pid)
+    process.stdout.close()
+    assert process.wait(timeout=20) == 0
+    feeder.join(timeout=20)
+    # 32 rows with their data and requests; the answers' room; an answer that becomes a line.
+    assert peak_mb < EMPTY_MB + 32 * 3 + 384 + ONE_ANSWER_MB < 700
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+
+
 async def test_a_stream_is_as_far_ahead_of_its_reader_as_is_said(large: str) -> None:
     taken = {"rows": 0}
 
     def rows() -> Iterator[dict[str, str]]:
         while True:
             taken["rows"] += 1
-            yield {"prompt": "x"}
+            yield {"prompt": "x" * MB}
 
     before_mb = _from_here_on_mb()
-    stream = redline.stream(rows(), model="m", endpoint=large, concurrency=1)
+    stream = redline.stream(rows(), model="m", endpoint=large, concurrency=32)
     assert (await anext(stream)).is_success
-    # The reader does not come back until the run stands still, or is far too far ahead.
+    # The reader does not come back until the run stands still.
     seen = 0
-    while seen < taken["rows"] < 60:
+    while seen < taken["rows"] < 200:
         seen = taken["rows"]
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(0.5)
     await stream.aclose()  # type: ignore[attr-defined]
-    # 32 MB wait here, and 17 workers have one answer each; not 256 answers.
-    assert taken["rows"] < 30
-    assert _peak_mb() - before_mb < (4 + 17) * 2 * 10 + 60
+    # 4 outcomes wait here with their texts and rows, and 32 workers have a row each; not 256.
+    assert taken["rows"] < 50
+    assert _peak_mb() - before_mb < 4 * 22 + 32 * 3 + 384 + ONE_ANSWER_MB < 700
 
 
 async def test_a_streamed_answer_waits_for_its_reader() -> None:

@@ -30,6 +30,7 @@ from redline.calls.direct import check_head
 from redline.calls.endpoint import Endpoint
 from redline.calls.exchange import Answer, Exchange, StaleConnection, TaskAlarm, Wire
 from redline.calls.inflate import cut_short, inflate_for
+from redline.calls.intake import LONG_BYTES, Intake
 from redline.calls.pool import HINTS, KEEP_ALIVE_S, trusting
 from redline.clock import Clock
 from redline.errors import BadReply, CallError, Disconnected, Rejected
@@ -104,6 +105,29 @@ class _TimingConnector(aiohttp.TCPConnector):
         return made
 
 
+class _Turn:
+    """When the reader of a long answer may go on."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._is_mine = asyncio.Event()
+        self._is_mine.set()
+
+    def pause(self) -> None:
+        if self._is_mine.is_set():
+            self._is_mine.clear()
+            self._exchange.pause()
+
+    def resume(self) -> None:
+        if not self._is_mine.is_set():
+            self._is_mine.set()
+            self._exchange.resume()
+
+    async def come(self) -> None:
+        """Returns once it may."""
+        await self._is_mine.wait()
+
+
 class AiohttpTransport:
     """Keep-alive connections to one endpoint, through `proxy` where one is named."""
 
@@ -112,9 +136,11 @@ class AiohttpTransport:
         endpoint: Endpoint,
         clock: Clock,
         on_handshake: Callable[[float], None],
+        intake: Intake,
         proxy: str | None,
     ) -> None:
         self._endpoint = endpoint
+        self._intake = intake
         self._clock = clock
         self._on_handshake = on_handshake
         self._proxy = proxy
@@ -134,10 +160,10 @@ class AiohttpTransport:
         The answer's body is then empty; an answer of another type or status is read whole.
         """
 
-        async def consume(response: ClientResponse) -> bytes:
+        async def consume(response: ClientResponse, exchange: Exchange) -> bytes:
             kind = response.headers.get("content-type", "")
             if response.status != 200 or not kind.startswith("text/event-stream"):
-                return await self._read(response)
+                return await self._read(response, exchange)
             async with aclosing(self._chunks(response)) as chunks:
                 async for chunk in chunks:
                     await take(chunk)
@@ -154,7 +180,7 @@ class AiohttpTransport:
         self,
         wire: Wire,
         exchange: Exchange,
-        consume: Callable[[ClientResponse], Awaitable[bytes]],
+        consume: Callable[[ClientResponse, Exchange], Awaitable[bytes]],
     ) -> Answer:
         check_head(wire)
         response: ClientResponse | None = None
@@ -164,7 +190,7 @@ class AiohttpTransport:
                 exchange.start(wire.deadline_s, alarm)
                 response = await self._open(wire, exchange, alarm)
                 exchange.headers_came()
-                body = await consume(response)
+                body = await consume(response, exchange)
                 return Answer(response.status, AnswerHeaders(response.raw_headers), body)
         except TimeoutError:
             raise exchange.timed_out() from None
@@ -177,6 +203,9 @@ class AiohttpTransport:
 
     async def _open(self, wire: Wire, exchange: Exchange, alarm: TaskAlarm) -> ClientResponse:
         session = self._connected()
+        if self._intake.is_full:
+            exchange.waiting()
+            await self._intake.room()
         _EXCHANGE.set((exchange, alarm))
         for _ in range(_MOST_STALE):
             exchange.connecting()
@@ -212,9 +241,21 @@ class AiohttpTransport:
             )
         return self._session
 
-    async def _read(self, response: ClientResponse) -> bytes:
-        parts = [chunk async for chunk in self._chunks(response)]
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+    async def _read(self, response: ClientResponse, exchange: Exchange) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        turn = _Turn(exchange)
+        try:
+            async with aclosing(self._chunks(response)) as chunks:
+                async for chunk in chunks:
+                    parts.append(chunk)
+                    size += len(chunk)
+                    if size > LONG_BYTES:
+                        self._intake.read(turn, size)
+                        await turn.come()
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+        finally:
+            self._intake.leave(turn)
 
     async def _chunks(self, response: ClientResponse) -> AsyncGenerator[bytes, None]:
         """The body as it comes, in the clear. Raises BadReply, too above the endpoint's bound."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from redline.calls.intake import Held
 from redline.calls.outcome import Outcome
 from redline.limits import Cost
 
@@ -35,6 +36,7 @@ class Call(msgspec.Struct, kw_only=True):
     priority: lower goes first. tenant: whose budget pays. avoid: endpoints not to use.
     committed: the first chunk of the answer has been handed on, so nothing may be tried again.
     attempts: attempts started. sent_s: when the one in flight was written, None between attempts.
+    held: what a long answer takes of the room for answers, until whoever asked lets go of it.
     """
 
     deadline_s: float = math.inf
@@ -44,6 +46,13 @@ class Call(msgspec.Struct, kw_only=True):
     committed: bool = False
     attempts: int = 0
     sent_s: float | None = None
+    held: Held | None = None
+
+    def let_go(self) -> None:
+        """The answer is not kept any more, or is its reader's own matter from here on."""
+        if self.held is not None:
+            self.held.release()
+            self.held = None
 
 
 class Chunk(msgspec.Struct, frozen=True):

@@ -38,7 +38,10 @@ class Client:
         request: a Request, or the body of a chat completion. deadline_s: seconds from now for the
         call with its retries.
         """
-        return await self._backend.send(_request(request), _call(deadline_s))
+        call = _call(deadline_s)
+        outcome = await self._backend.send(_request(request), call)
+        call.let_go()
+        return outcome
 
     async def stream(
         self, request: Request | Mapping[str, Any], *, deadline_s: float | None = None

@@ -25,6 +25,7 @@ from redline.calls.answer_headers import AnswerHeaders
 from redline.calls.deadlines import Deadline
 from redline.calls.exchange import Exchange
 from redline.calls.inflate import Inflate, cut_short, inflate_for
+from redline.calls.intake import LONG_BYTES, Intake
 from redline.errors import BadReply, CallError, Disconnected
 
 # A server that sends more than this before a body, or between its chunks, is not one of ours
@@ -43,8 +44,9 @@ _LARGE_BODY_BYTES = 64 * 1024
 class Connection(asyncio.Protocol):
     """One connection; one exchange at a time. on_lost: told once, when it is of no use any more."""
 
-    def __init__(self, on_lost: Callable[[Connection], None]) -> None:
+    def __init__(self, on_lost: Callable[[Connection], None], intake: Intake) -> None:
         self._on_lost = on_lost
+        self._intake = intake
         self._loop = asyncio.get_running_loop()
         # The clock of the exchange; it is the connection's, so that a call makes none of its own.
         self.alarm: Deadline | None = None
@@ -140,6 +142,11 @@ class Connection(asyncio.Protocol):
         self._exchange = None
         self._error = None
         self._parts.clear()
+        if self._size > LONG_BYTES:
+            if self._is_done and not self._is_streamed:
+                # Its end came with what filled the intake.
+                self._resume()
+            self._intake.leave(self)
         transport = self._transport
         if transport is None or self._is_paused or transport.is_closing():
             self._is_reusable = False
@@ -168,6 +175,23 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         self._lose()
+
+    def pause(self) -> None:
+        """Does not read on, for other answers leave no room. A stream's reader sees to that."""
+        exchange = self._exchange
+        if exchange is None or self._is_done or self._is_streamed or self._is_paused:
+            return
+        if self._transport is not None and not self._is_lost:
+            self._is_paused = True
+            self._transport.pause_reading()
+            exchange.pause()
+
+    def resume(self) -> None:
+        """Reads on after `pause`."""
+        is_held = self._is_paused and not self._is_streamed and not self._is_lost
+        if is_held and self._exchange is not None:
+            self._exchange.resume()
+            self._resume()
 
     async def _change(self) -> None:
         if self._error is not None:
@@ -311,6 +335,8 @@ class Connection(asyncio.Protocol):
                 self._is_paused = True
                 self._transport.pause_reading()
             self._wake()
+        elif self._size > LONG_BYTES:
+            self._intake.read(self, self._size)
 
     def on_message_complete(self) -> None:
         if self._is_done:

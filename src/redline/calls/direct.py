@@ -18,6 +18,7 @@ from redline.calls.connection import Connection
 from redline.calls.deadlines import Deadline, Deadlines
 from redline.calls.endpoint import Endpoint
 from redline.calls.exchange import Answer, Exchange, StaleConnection, TaskAlarm, Wire
+from redline.calls.intake import Intake
 from redline.calls.pool import Pool
 from redline.clock import Clock
 from redline.errors import Disconnected, Rejected
@@ -38,12 +39,17 @@ class DirectTransport:
     """Keep-alive connections to one endpoint; as many as there are exchanges at once."""
 
     def __init__(
-        self, endpoint: Endpoint, clock: Clock, on_handshake: Callable[[float], None]
+        self,
+        endpoint: Endpoint,
+        clock: Clock,
+        on_handshake: Callable[[float], None],
+        intake: Intake,
     ) -> None:
         self._clock = clock
+        self._intake = intake
         self._host = urlsplit(endpoint.base_url).netloc
         self._most_bytes = endpoint.max_reply_bytes
-        self._pool = Pool(endpoint.base_url, endpoint.timeouts.connect_s, on_handshake)
+        self._pool = Pool(endpoint.base_url, endpoint.timeouts.connect_s, on_handshake, intake)
         self._deadlines = Deadlines(clock)
         # The head of the last request without its length: most rows of a run have the same.
         self._headed: Wire | None = None
@@ -59,6 +65,8 @@ class DirectTransport:
     async def exchange(self, wire: Wire, exchange: Exchange) -> Answer:
         """The whole answer to `wire`. Raises CallError."""
         connection = self._written_now(wire, exchange) or await self._written(wire, exchange)
+        # Its body must not wait here for the answer.
+        del wire
         alarm = self._begun(connection, exchange)
         try:
             body = await connection.whole()
@@ -75,6 +83,8 @@ class DirectTransport:
         The answer's body is then empty; an answer of another type or status is read whole.
         """
         connection = self._written_now(wire, exchange) or await self._written(wire, exchange)
+        # Its body must not wait here for the answer.
+        del wire
         alarm = self._begun(connection, exchange)
         try:
             await connection.head()
@@ -105,7 +115,7 @@ class DirectTransport:
 
     def _written_now(self, wire: Wire, exchange: Exchange) -> Connection | None:
         """As `_written`, where nothing is to be waited for, as most often; None elsewhere."""
-        if wire.deadline_s != math.inf:
+        if wire.deadline_s != math.inf or self._intake.is_full:
             return None
         head = self._head_of(wire)
         connection = self._pool.take()
@@ -143,6 +153,9 @@ class DirectTransport:
 
     async def _ready(self, exchange: Exchange) -> Connection:
         """A connection that stands, with the grant for the write and its stamp."""
+        if self._intake.is_full:
+            exchange.waiting()
+            await self._intake.room()
         for _ in range(_MOST_STALE):
             connection = self._pool.take()
             if connection is None:

@@ -72,6 +72,8 @@ class Exchange(ABC):
     _deadline_s = math.inf
     _is_spent = False  # the grant was used for a write
     phase = "connect"
+    _held_up_s = 0.0  # by redline itself, since the write
+    _paused: tuple[str, float] | None = None  # in which phase, and since when
     grant: AnyGrant | None = None
     sent_s: float | None = None
     first_byte_s: float | None = None
@@ -127,7 +129,7 @@ class Exchange(ABC):
         """
         if self.pass_gate_now(line):
             return
-        self._enter("row", math.inf)
+        self.waiting()
         grant = self.grant = await self.acquire()
         if not line.is_open:
             raise StaleConnection
@@ -153,7 +155,29 @@ class Exchange(ABC):
         """The first byte of the answer is here."""
         self.first_byte_s = self._clock.now_s()
         if self.phase == "first_byte" and self.sent_s is not None:
-            self._enter("attempt", self.sent_s + self._timeouts.attempt_s)
+            self._enter("attempt", self.sent_s + self._timeouts.attempt_s + self._held_up_s)
+
+    def waiting(self) -> None:
+        """From here on, nothing but the row's deadline counts."""
+        self._enter("row", math.inf)
+
+    def pause(self) -> None:
+        """Redline itself does not read on; the time until `resume` is not the server's."""
+        self._paused = (self.phase, self._clock.now_s())
+        self.waiting()
+
+    def resume(self) -> None:
+        """The clock goes on where `pause` stopped it."""
+        assert self._paused is not None
+        assert self.sent_s is not None
+        phase, since_s = self._paused
+        self._held_up_s += self._clock.now_s() - since_s
+        if phase == "first_byte" and self.first_byte_s is not None:
+            # What TLS had read before the pause has come since.
+            phase = "attempt"
+        if phase != "row":
+            allowed_s = getattr(self._timeouts, f"{phase}_s")
+            self._enter(phase, self.sent_s + allowed_s + self._held_up_s)
 
     def timed_out(self) -> TimedOut:
         """The error of the phase whose clock ran out."""
@@ -178,6 +202,8 @@ class TaskAlarm:
         self._clock = clock
 
     def ring_at(self, when_s: float) -> None:
+        if self._timer.expired():
+            return
         in_s = when_s - self._clock.now_s()
         loop_s = asyncio.get_running_loop().time()
         self._timer.reschedule(None if in_s == math.inf else loop_s + in_s)

@@ -11,6 +11,7 @@ from redline.calls import apis
 from redline.calls.backend import Call, Chunk, Request, Sink
 from redline.calls.endpoint import Endpoint
 from redline.calls.exchange import Answer, Exchange, Wire
+from redline.calls.intake import LONG_BYTES
 from redline.calls.outage import Outage, is_unreachable
 from redline.calls.outcome import Outcome, Reply, failed
 from redline.calls.steering import Steering, Stores
@@ -119,6 +120,9 @@ class HttpBackend:
                     answer = await self._transport.exchange(self._wire(request, call), exchange)
                     self._heed(answer, exchange)
                     reply = self._read(request, answer, None)
+                    if len(answer.body) > LONG_BYTES:
+                        # With the output, which takes about as much.
+                        call.held = self._transport.intake.hold(2 * len(answer.body))
                 else:
                     reply = await self._streamed(request, call, exchange, sink)
                 outcome = Outcome(status="succeeded", reply=reply, endpoint=self.label)
@@ -252,6 +256,7 @@ class HttpBackend:
     def _located(self, error: CallError) -> CallError | NoEndpoint:
         """The error with its endpoint named; NoEndpoint when there has been none for too long."""
         now_s = self.clock.now_s()
+        _forget_frames(error)
         error.where = error.where or f"endpoint {self.label}"
         for secret in self._secrets:
             # Some servers quote the key they refuse, and messages go to files.
@@ -299,6 +304,17 @@ class HttpBackend:
                 self._listener.on_event(EndpointParked(now_s, self.label, error.retry_after_s))
         kind = None if error is None else error.kind
         self._listener.on_event(AttemptEnded(now_s, self.label, kind, latency_s, *used))
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Frees what the frames of a failed attempt hold: its answer and its request.
+
+    The error is kept for as long as its outcome is, and its row may wait to be tried again.
+    """
+    of: BaseException | None = error
+    while of is not None:
+        of.__traceback__ = None
+        of = of.__cause__ or of.__context__
 
 
 def _secrets(endpoint: Endpoint, proxy: str | None) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from redline.calls.connection import Connection
+from redline.calls.intake import Intake
 from redline.errors import CallError, Disconnected
 
 # Servers close idle connections after 5 s (uvicorn) to 75 s (nginx). One that was closed meanwhile
@@ -34,11 +35,15 @@ class Pool:
 
     connect_s: how long a connection may take to be made, TLS included. on_handshake: told the
     seconds of each that was the only one in the making: several at once wait for each other's turn
-    on the event loop, which says nothing of the network.
+    on the event loop, which says nothing of the network. intake: what bounds their answers.
     """
 
     def __init__(
-        self, base_url: str, connect_s: float, on_handshake: Callable[[float], None]
+        self,
+        base_url: str,
+        connect_s: float,
+        on_handshake: Callable[[float], None],
+        intake: Intake,
     ) -> None:
         parts = urlsplit(base_url)
         self._host = parts.hostname or ""
@@ -49,6 +54,8 @@ class Pool:
         self._context: ssl.SSLContext | None = None
         self._idle: dict[Connection, float] = {}  # since when; the last one in goes out first
         self._all: set[Connection] = set()
+        self._intake = intake
+        intake.readers = self._all
         self._addresses: list[_Address] = []
         self._resolved_s = -float("inf")
         self._making = 0
@@ -127,7 +134,7 @@ class Pool:
     async def _connect_to(self, address: _Address) -> Connection:
         family, host, port = address
         _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: Connection(self._lost),
+            lambda: Connection(self._lost, self._intake),
             host,
             port,
             family=family,

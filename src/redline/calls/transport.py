@@ -13,6 +13,7 @@ from urllib.parse import quote, urlsplit
 from redline.calls.direct import DirectTransport
 from redline.calls.endpoint import Endpoint
 from redline.calls.exchange import Answer, Exchange, Wire
+from redline.calls.intake import Intake
 from redline.clock import Clock
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class Transport:
         self._on_handshake = on_handshake
         is_stated = endpoint.proxy is not None
         self.proxy = (endpoint.proxy or None) if is_stated else _env_proxy(endpoint.base_url)
-        self._direct = DirectTransport(endpoint, clock, on_handshake)
+        self.intake = Intake(endpoint.max_reply_bytes)
+        self._direct = DirectTransport(endpoint, clock, on_handshake, self.intake)
         self._other: AiohttpTransport | None = None
         # The last method and headers that went over `direct`: most rows of a run have the same.
         self._taken: tuple[str, Mapping[str, str]] | None = None
@@ -72,7 +74,7 @@ class Transport:
             from redline.calls.aiohttp_transport import AiohttpTransport
 
             self._other = AiohttpTransport(
-                self._endpoint, self._clock, self._on_handshake, self.proxy
+                self._endpoint, self._clock, self._on_handshake, self.intake, self.proxy
             )
         return self._other
 

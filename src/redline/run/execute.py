@@ -16,6 +16,7 @@ from redline.run import manifest as manifests
 from redline.run.descriptors import raise_limit
 from redline.run.feed import Feed
 from redline.run.journal import Journal
+from redline.run.load import Load, paced
 from redline.run.lock import OutputLock
 from redline.run.manifest import Manifest
 from redline.run.record import Result
@@ -73,7 +74,8 @@ class _Run:
         self.source_name = source.name
         self._skipped = 0
         self._untried = 0
-        self.feed = Feed(source, self._is_wanted, job.limit)
+        load = Load()
+        self.feed = Feed(paced(source, load), self._is_wanted, job.limit)
         if job.output is not None and job.output.ordered:
             self.feed.keys = array("Q")
         self.inner, self.slots = _backend(job, self.listener)
@@ -86,6 +88,7 @@ class _Run:
             source_name=source.name,
             listener=self.tally,
         )
+        self.runner.load = load
 
     def _is_wanted(self, key: int) -> bool:
         """A row of this key is to be done by this run."""
@@ -182,6 +185,7 @@ async def _opened(run: _Run) -> AsyncIterator[None]:
             stack.push_async_callback(_finish, run, output)
             journal, run.manifest = await _open_journal(run, output)
             run.journal = run.runner.journal = run.listener.journal = journal
+            run.runner.load.journal = journal
             stack.push_async_callback(journal.close)
             journal.start()
         # Under the lock: the sends of another run's window are not this one's to write.

@@ -4,7 +4,7 @@ A row's line goes through: taken -> written -> synced -> acknowledged. Lines tha
 turn of the event loop are written together, before any slot sends another request, so that the
 death of the process at any moment wastes no more calls than were in flight. The fsync, which may
 take long, has a thread; at most one is under way, and what is written meanwhile makes up the next
-group, so a slow disk makes larger groups. Nothing is taken while too much is unsynced.
+group, so a slow disk makes larger groups. While too much is unsynced, the run begins no more rows.
 
 Files, for an output `labels.jsonl`:
   labels.jsonl          one line a success
@@ -23,6 +23,7 @@ from itertools import islice
 
 from msgspec import MsgspecError
 
+from redline.calls import Outcome
 from redline.errors import JournalError, Rejected
 from redline.run.entries import Stretch
 from redline.run.identity import KeySet
@@ -30,16 +31,23 @@ from redline.run.record import Result, failure_line, result_line
 from redline.run.results_file import ResultsFile
 from redline.run.rewrite import drop_mended
 from redline.run.settings import Output
+from redline.run.source import Row
 
 # A group is synced this long after its first row: at most so much is done again after a power
 # loss, and a fast disk does not cost a thread switch and an fsync a row.
 GROUP_S = 0.05
 _GROUP_ROWS = 1000
 _MOST_UNSYNCED_BYTES = 64 * 1024 * 1024
+# Lines that wait for the end of a turn are copied once more, to be written together; the system
+# call that this saves costs as much as copying some 100 KB.
+_LARGE_LINE_BYTES = 64 * 1024
+# A row with more than this is not kept until it is synced; of a smaller one, all that is kept takes
+# about as much.
+_KEPT_ROW_BYTES = 4096
 
 
 class _Group:
-    """Rows that are written and not yet synced."""
+    """Rows that are written and not yet synced. size_bytes: of their lines and what is kept."""
 
     def __init__(self) -> None:
         self.results: list[Result] = []
@@ -61,8 +69,6 @@ class Journal:
         self._acknowledge = acknowledge
         self._group = _Group()
         self._wake = asyncio.Event()
-        self._has_room = asyncio.Event()
-        self._has_room.set()
         self._is_closing = False
         self._error: JournalError | None = None
         self._flusher: asyncio.Handle | None = None
@@ -85,14 +91,18 @@ class Journal:
         """Begins to sync; needs a running event loop."""
         self._syncer = asyncio.create_task(self._sync_groups(), name="redline journal")
 
-    async def append(self, result: Result) -> None:
-        """Takes one row's line, and waits while too much is not durable.
+    @property
+    def is_behind(self) -> bool:
+        """Too much is not durable yet: no more rows are to be begun. May be asked in any thread."""
+        return self._group.size_bytes >= _MOST_UNSYNCED_BYTES
 
-        It is written by the next `flush`, at the latest in the next turn of the event loop. Raises
-        JournalError once a file could not be written; nothing is acknowledged from then on.
+    def append(self, result: Result) -> None:
+        """Takes one row's line.
+
+        It is written by the next `flush`, at the latest in the next turn of the event loop; a long
+        one is written at once. Raises JournalError once a file could not be written; nothing is
+        acknowledged from then on.
         """
-        while not self._has_room.is_set() and self._error is None:
-            await self._has_room.wait()
         if self._error is not None:
             raise self._error
         try:
@@ -103,8 +113,6 @@ class Journal:
         if self._flusher is None:
             self._flusher = asyncio.get_running_loop().call_soon(self.flush)
         self._wake.set()
-        if self._group.size_bytes >= _MOST_UNSYNCED_BYTES:
-            self._has_room.clear()
 
     def flush(self) -> None:
         """Writes what was taken. To be called before a request is sent; a failure shows later."""
@@ -112,6 +120,9 @@ class Journal:
             return
         self._flusher.cancel()
         self._flusher = None
+        self._write()
+
+    def _write(self) -> None:
         try:
             self._results.flush()
             if self._failures is not None:
@@ -147,7 +158,6 @@ class Journal:
 
     def _fail(self, error: JournalError) -> None:
         self._error = self._error or error
-        self._has_room.set()
         self._wake.set()
 
     def _take(self, result: Result) -> None:
@@ -162,8 +172,16 @@ class Journal:
             failures = self._failures if self._failures is not None else self._open_failures()
             failures.add(line)
         self._mended += was_failed
-        self._group.results.append(result)
-        self._group.size_bytes += len(line)
+        size_bytes = len(line)
+        group = self._group
+        group.size_bytes += size_bytes + _KEPT_ROW_BYTES
+        reply = result.outcome.reply
+        answer_bytes = 0 if reply is None else len(reply.body)
+        if size_bytes + len(result.row.content) + answer_bytes > _KEPT_ROW_BYTES:
+            result = _named(result)
+            if size_bytes >= _LARGE_LINE_BYTES:
+                self._write()
+        group.results.append(result)
 
     def _line(self, result: Result) -> bytes:
         """The row's line. A success that has no JSON form, such as an object, is a failure."""
@@ -185,7 +203,6 @@ class Journal:
             self._wake.clear()
             self.flush()
             group, self._group = self._group, _Group()
-            self._has_room.set()
             if self._error is not None:
                 return
             if group.results:
@@ -236,3 +253,14 @@ class Journal:
     def _on_failures(self, found: Stretch) -> None:
         self._mended += len(self.failed.add_each(found.keys))
         self._mended += sum(map(self.succeeded.__contains__, found.keys))
+
+
+def _named(result: Result) -> Result:
+    """Which row it is and how it ended, without what was asked and answered."""
+    row, outcome = result.row, result.outcome
+    return Result(
+        row=Row(row.number, row.line, None, b""),
+        key=result.key,
+        custom_id=result.custom_id,
+        outcome=Outcome(status=outcome.status, attempts=outcome.attempts),
+    )

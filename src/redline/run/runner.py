@@ -35,6 +35,7 @@ from redline.events import Listener, RowsSaved
 from redline.run.feed import Feed, Picked
 from redline.run.identity import custom_id
 from redline.run.journal import Journal
+from redline.run.load import LARGE_ROW_BYTES, Load
 from redline.run.record import Result
 from redline.run.settings import Job
 from redline.run.template import Renderer
@@ -88,6 +89,7 @@ class Runner:
         self._rejected_at_first = 0
         self._has_succeeded = False
         self.journal: Journal | None = None
+        self.load = Load()
         self.on_result: OnResult | None = None
         self.offered = 0
         self.ended = 0
@@ -172,22 +174,34 @@ class Runner:
     async def _work(self) -> None:
         task = asyncio.current_task()
         assert task is not None
+        large_bytes = 0
         try:
-            row_s = self._job.row_deadline_s
+            row_s, load = self._job.row_deadline_s, self.load
             while (picked := self._feed.next_now() or await self._next()) is not None:
                 self.offered += 1
+                if len(picked.row.content) >= LARGE_ROW_BYTES:
+                    large_bytes = len(picked.row.content)
+                    load.row_bytes += large_bytes
                 due_s = math.inf if row_s is None else self._clock.now_s() + row_s
                 call = self._tasks[task] = Call(deadline_s=due_s)
                 outcome = await self._outcome(picked, call, task)
                 self._tasks[task] = None
                 if call.deadline_s == due_s or not self._is_cut_short(outcome, due_s):
                     await self._conclude(picked, outcome)
+                # What was asked and answered must not wait with this worker for its next row.
+                del picked, outcome
+                if call.held is not None:
+                    call.let_go()
+                if large_bytes:
+                    load.row_bytes -= large_bytes
+                    large_bytes = 0
         except asyncio.CancelledError:
             # Only a draining run cancels its workers one by one; their rows stay unfinished.
             if not self.is_draining:
                 raise
         finally:
             self._tasks.pop(task, None)
+            self.load.row_bytes -= large_bytes
 
     async def _next(self) -> Picked | None:
         try:
@@ -285,7 +299,7 @@ class Runner:
             self._listener.on_event(saved)
         else:
             try:
-                await self.journal.append(result)
+                self.journal.append(result)
             except RedlineError as journal_error:
                 self.stop(journal_error)
                 return

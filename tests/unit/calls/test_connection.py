@@ -15,6 +15,7 @@ from asking import Asked
 from mutants import assert_caught, mutant, with_names
 from raw_server import answer
 from redline.calls import Timeouts, connection, inflate
+from redline.calls.intake import Intake
 from redline.clock import SYSTEM
 from redline.errors import BadReply, CallError, Disconnected, TimedOut
 from wires import Case, FakeTransport, Result, exchange
@@ -139,7 +140,7 @@ class Asking:
     def __init__(self, module: ModuleType) -> None:
         self.lost: list[Any] = []
         self.transport = FakeTransport()
-        self.connection = module.Connection(self.lost.append)
+        self.connection = module.Connection(self.lost.append, Intake(MOST_BYTES))
         self.connection.connection_made(self.transport)
 
     def write(self, most_bytes: int = MOST_BYTES) -> None:

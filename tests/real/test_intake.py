@@ -1,0 +1,147 @@
+"""Long answers that have no room yet: they come all the same, whole, and no clock runs out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from asking import Asker, wire
+from mutants import assert_caught, mutant
+from raw_server import RawServer, Seen, answer, chat
+from redline.calls import Call, Client, Endpoint, Request, Timeouts, http, intake
+from redline.clock import SYSTEM
+from redline.errors import TimedOut
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy", "narrow")]
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+KB = 1024
+SIZE = 600 * KB
+FULL, MOST = 2400 * KB, 1000 * KB
+# What either loop reads at once, and aiohttp's buffer of a connection.
+A_READ = 256 * KB
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four answers fill it, and one then goes on."""
+    monkeypatch.setattr(intake, "FULL_BYTES", FULL)
+    monkeypatch.setattr(intake, "_OPEN_BYTES", FULL * 3 // 4)
+    monkeypatch.setattr(intake, "_FIRST_BYTES", MOST)
+
+
+async def long(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    """An answer in ten pieces, so that several are on the way at once."""
+    data = answer(seen.target.encode() * (SIZE // len(seen.target)))
+    step = len(data) // 10 + 1
+    for at in range(0, len(data), step):
+        writer.write(data[at : at + step])
+        await writer.drain()
+        await asyncio.sleep(0.005)
+
+
+def test_many_long_answers_come_one_after_the_other(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    read = intake.Intake.read
+
+    def noted(self: intake.Intake, reader: intake.Reader, size_bytes: int) -> None:
+        read(self, reader, size_bytes)
+        sizes.append(self._read_bytes)
+
+    monkeypatch.setattr(intake.Intake, "read", noted)
+
+    async def main() -> None:
+        async with RawServer(long) as server, Asker(server.base_url, max_reply_bytes=MOST) as asker:
+            targets = [f"/{number:04}" for number in range(40)]
+            answers = await asyncio.gather(*[asker.ask(wire(target)) for target in targets])
+            for target, got in zip(targets, answers, strict=True):
+                assert got.body == target.encode() * (SIZE // len(target))
+            is_direct = asker.transport._other is None
+            assert FULL < max(sizes) < FULL + MOST + (1 if is_direct else 40) * A_READ
+            assert asker.transport.intake._read_bytes == 0
+            assert not asker.transport.intake.is_full
+
+    run(main())
+
+
+def test_no_clock_runs_out_while_a_whole_answer_is_waited_for(run: Run) -> None:
+    """But that of the row, and nothing is sent meanwhile."""
+
+    async def main() -> None:
+        allowed = Timeouts(first_byte_s=1, attempt_s=1, connect_s=8)
+        settings = {"timeouts": allowed, "max_reply_bytes": MOST}
+        async with RawServer(long) as server, Asker(server.base_url, **settings) as asker:
+            first = asyncio.gather(*[asker.ask() for _ in range(3)])
+            while len(server.seen) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            held = asker.transport.intake.hold(10 * FULL)
+            late = wire(deadline_s=SYSTEM.now_s() + 0.5)
+            with pytest.raises(TimedOut, match="row"):
+                await asker.ask(late)
+            second = asyncio.ensure_future(asker.ask())
+            await asyncio.sleep(1)
+            assert not second.done()
+            assert len(server.seen) == 3
+            held.release()
+            answers = [*await first, await second]
+            assert {len(got.body) for got in answers} == {SIZE // 2 * 2}
+
+    run(main())
+
+
+ASK = Request(body={"model": "m", "messages": []})
+
+
+def replying(body: object) -> Any:
+    async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(body))
+
+    return handle
+
+
+def test_a_long_answer_counts_until_its_caller_lets_go_of_it(run: Run) -> None:
+    async def main() -> None:
+        for text, is_long in (("x" * 10, False), ("x" * SIZE, True)):
+            async with RawServer(replying(chat(text))) as server:
+                backend = http.HttpBackend(Endpoint(base_url=server.base_url))
+                counted, call = backend._transport.intake, Call()
+                outcome = await backend.send(ASK, call)
+                assert outcome.reply is not None
+                taken = 2 * len(outcome.reply.body) if is_long else 0
+                assert counted._whole_bytes == taken
+                call.let_go()
+                assert (counted._whole_bytes, counted._read_bytes) == (0, 0)
+                await backend.aclose()
+                async with Client(server.base_url) as client:
+                    counted = client._backend._backend._transport.intake  # type: ignore[attr-defined]
+                    assert (await client.call(ASK)).output == text
+                    assert counted._whole_bytes == 0
+
+    run(main())
+
+
+def check_errors(module: Any) -> None:
+    async def main() -> None:
+        async with RawServer(replying(b"<" + b"x" * SIZE)) as server:
+            backend = module.HttpBackend(Endpoint(base_url=server.base_url))
+            outcome = await backend.send(ASK, Call())
+            await backend.aclose()
+        error, count = outcome.error, 0
+        while error is not None:
+            assert error.__traceback__ is None
+            error, count = error.__cause__ or error.__context__, count + 1
+        # The parser's own, as well.
+        assert count == 2
+
+    asyncio.run(main())
+
+
+def test_an_error_keeps_nothing_of_its_answer() -> None:
+    """Its frames would, for as long as its row waits to be tried again, and in its outcome."""
+    check_errors(http)
+    assert_caught(check_errors, http, mutant(http, "_forget_frames(error)", "pass"))
