@@ -113,7 +113,7 @@ class Disk:
         real = results_file.ResultsFile.sync
 
         def sync(file: results_file.ResultsFile) -> None:
-            if file.lines or file._size:
+            if file._size:
                 self.is_asked.set()
                 self.is_well.wait(20)
             real(file)
