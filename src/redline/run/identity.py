@@ -83,18 +83,18 @@ class KeySet:
     def foresee(self, share: float) -> None:
         """The keys so far are about this share, above 0 to 1, of those that there will be.
 
-        So they are moved less often into a larger array. If it is wrong, that one is at most twice
-        as large as it would have been.
+        So they are moved into a larger array half as often. Where that is wrong, it is twice as
+        large as it would have been.
         """
         self._expected = round(self._count / share)
 
     def _make_room(self, count: int) -> None:
         """Less than half of the slots are taken once `count` keys more are in."""
-        size = len(self._slots)
-        while 2 * (self._count + count) >= size:
-            size *= 2
-        if size > len(self._slots):
-            self._grow(2 * size if 2 * self._expected >= size else size)
+        needed = _slots_for(self._count + count, len(self._slots))
+        if needed > len(self._slots):
+            steps = (_slots_for(self._expected, needed) // needed).bit_length() - 1
+            # An even number of doublings is left to do, and two of them are one step.
+            self._grow(needed << steps % 2)
 
     def _grow(self, size: int) -> None:
         larger = array("Q", [0]) * size
@@ -106,6 +106,13 @@ class KeySet:
             larger[at] = key
         # In one step: a row looked up in a half-filled array would be taken for one to do.
         self._slots = larger
+
+
+def _slots_for(count: int, least: int) -> int:
+    """`least` or so many times its double that less than half are taken by so many keys."""
+    while 2 * count >= least:
+        least *= 2
+    return least
 
 
 class Identifier:
