@@ -27,6 +27,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
 sys.path.insert(0, str(ROOT / "tests"))
 
+import budget_campaign  # noqa: E402
 import fault_campaign  # noqa: E402
 import fuzz_transport  # noqa: E402
 import limit_campaign  # noqa: E402
@@ -36,6 +37,7 @@ from crash.killing import LIMITED, SATURATED, Plan, kill_until_done  # noqa: E40
 
 UNFINISHED = 3
 _BENCHES = (
+    "bench/budget_campaign.py",
     "bench/campaign.py",
     "bench/fault_campaign.py",
     "bench/fuzz_transport.py",
@@ -98,7 +100,13 @@ def faults() -> list[Part]:
     return [Part(name, seed, work) for name, seed, work in fault_campaign.parts()]
 
 
+def budget() -> list[Part]:
+    """50 runs with a budget, through faults and kills: never passed, and used."""
+    return [Part(name, seed, work) for name, seed, work in budget_campaign.parts()]
+
+
 CAMPAIGNS: dict[str, Callable[[], list[Part]]] = {
+    "budget": budget,
     "faults": faults,
     "fuzz-transport": fuzz,
     "journal-kills": journal_kills,

@@ -14,6 +14,7 @@ from redline.calls import (
 )
 from redline.errors import (
     BadReply,
+    BudgetSpent,
     CallError,
     ConfigError,
     Disconnected,
@@ -29,12 +30,14 @@ from redline.errors import (
     ServerFailed,
     TimedOut,
     Unpaid,
+    Unpriced,
 )
 from redline.limits import Cost, Limiter, Limits, Rate, SyncLimiter
 from redline.run import Report, run, stream
 
 __all__ = [
     "BadReply",
+    "BudgetSpent",
     "Call",
     "CallError",
     "Chunk",
@@ -65,6 +68,7 @@ __all__ = [
     "TimedOut",
     "Timeouts",
     "Unpaid",
+    "Unpriced",
     "__version__",
     "run",
     "stream",

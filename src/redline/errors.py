@@ -14,6 +14,8 @@ RedlineError
       OverBudget         larger than a limit could ever grant
       Refused            401: the key is not accepted; stops the run
       Unpaid             402 or insufficient_quota; stops the run
+      BudgetSpent        the run's own budget is spent; stops the run
+      Unpriced           no price is known, so no budget can be kept; stops the run
   NoEndpoint             every endpoint is down
   JournalError           the results file cannot be trusted or written
 
@@ -171,6 +173,18 @@ class Refused(Final):
 
 class Unpaid(Final):
     """The account has no credit left. No row can succeed until that is mended."""
+
+    stops_run = True
+
+
+class BudgetSpent(Final):
+    """The call may cost more than is left of the run's budget, or the budget cannot be kept."""
+
+    stops_run = True
+
+
+class Unpriced(Final):
+    """The run has a budget in money, and the model of the call has no price."""
 
     stops_run = True
 

@@ -27,7 +27,8 @@ def key_seen(odd: Any) -> str | None:
 @pytest.mark.parametrize(
     ("text", "what", "where", "hint"),
     [
-        ("nope = 1\n", "unknown setting: nope", "redline.toml", "known are: endpoints, run"),
+        ("nope = 1\n", "unknown setting: nope", "redline.toml",
+         "known are: endpoints, prices, run"),
         ("[runs]\nx = 1\n", "unknown setting: runs", "redline.toml", "did you mean run?"),
         ("[run]\npromt = 'x'\n", "unknown setting: promt", "redline.toml, [run]",
          "did you mean prompt?"),

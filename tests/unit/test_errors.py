@@ -10,6 +10,7 @@ import pytest
 from redline import errors
 from redline.errors import (
     BadReply,
+    BudgetSpent,
     CallError,
     ConfigError,
     Disconnected,
@@ -25,6 +26,7 @@ from redline.errors import (
     ServerFailed,
     TimedOut,
     Unpaid,
+    Unpriced,
     nearest,
 )
 
@@ -40,6 +42,8 @@ KINDS = {
     OverBudget: "over_budget",
     Refused: "refused",
     Unpaid: "unpaid",
+    BudgetSpent: "budget_spent",
+    Unpriced: "unpriced",
 }
 
 

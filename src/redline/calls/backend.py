@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -37,6 +37,8 @@ class Call(msgspec.Struct, kw_only=True):
     committed: the first chunk of the answer has been handed on, so nothing may be tried again.
     attempts: attempts started. sent_s: when the one in flight was written, None between attempts.
     held: what a long answer takes of the room for answers, until whoever asked lets go of it.
+    on_write: called just before a request is written; a CallError that it raises ends the attempt,
+    and nothing is written.
     """
 
     deadline_s: float = math.inf
@@ -47,6 +49,7 @@ class Call(msgspec.Struct, kw_only=True):
     attempts: int = 0
     sent_s: float | None = None
     held: Held | None = None
+    on_write: Callable[[], None] | None = None
 
     def let_go(self) -> None:
         """The answer is not kept any more, or is its reader's own matter from here on."""

@@ -170,6 +170,8 @@ class HttpBackend:
         self._steering.sent(sent_s)
         call.sent_s = sent_s
         self._listener.on_event(AttemptStarted(sent_s, self.label, waited_s))
+        if call.on_write is not None:
+            call.on_write()
 
     async def aclose(self) -> None:
         await self._steering.aclose()

@@ -13,7 +13,7 @@ _TEXT_FIELDS = frozenset({"messages", "prompt", "input", "instructions", "system
 _JSON_FIELDS = frozenset({"tools", "functions", "response_format", "text"})
 # Names whose strings say what a part is, and are no part of the text.
 _LABELS = frozenset({"role", "type"})
-_MEDIA_TYPES = frozenset(
+MEDIA_TYPES = frozenset(
     {"image", "image_url", "input_image", "audio", "input_audio", "video_url", "file", "input_file"}
 )
 # An embeddings call may have 2,048 inputs. Beyond this many values a body is not read further,
@@ -82,7 +82,7 @@ class Prompt:
         """Adds what an object holds to `todo`."""
         if "role" in value:
             self.messages += 1
-        if "type" in value and isinstance(value["type"], str) and value["type"] in _MEDIA_TYPES:
+        if "type" in value and isinstance(value["type"], str) and value["type"] in MEDIA_TYPES:
             # Its base64 text, or its address, says nothing of what it costs.
             self.media += 1
             return

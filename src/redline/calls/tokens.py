@@ -57,7 +57,7 @@ _FIRST_OUTPUT_TOKENS = 256
 # usage or a wish beyond these is a false one.
 _MOST_OUTPUT_TOKENS = 1_000_000
 _MOST_CHOICES = 100_000
-_OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 _MODELS_KEPT = 32
 _LONGEST_NAME = 256
@@ -129,7 +129,7 @@ class TokenEstimator:
         tokenizer = self._tokenizer(name)
         amounts = _amounts(prompt, tokenizer)
         input_tokens = _input_tokens(model.weights(tokenizer), amounts, prompt)
-        if _has_no_output(request.url):
+        if has_no_output(request.url):
             return Cost(input_tokens, 0)
         return Cost(input_tokens, *_output(model, body))
 
@@ -142,7 +142,7 @@ class TokenEstimator:
         most = _most_output(body) if isinstance(body, dict) else None
         if most is None or not cost.output_tokens:
             return cost
-        return Cost(cost.input_tokens, most * _choices(body))
+        return Cost(cost.input_tokens, most * choices(body))
 
     def least(self, request: Request) -> int:
         """Input tokens that the call surely costs, about half of the true number.
@@ -177,7 +177,7 @@ class TokenEstimator:
         each: int | None = None
         if reply is not None:
             teaches = self._learn_input(model, body, reply)
-            if not _has_no_output(request.url):
+            if not has_no_output(request.url):
                 each = self._learn_output(model, body, reply, is_compared=teaches)
         model.outputs.end(sending.number, each, took_s)
 
@@ -214,7 +214,7 @@ class TokenEstimator:
         used = _count(reply.output_tokens)
         if used is None:
             return None
-        copies, most = _choices(body), _most_output(body)
+        copies, most = choices(body), _most_output(body)
         each = min(-(-used // copies), _MOST_OUTPUT_TOKENS if most is None else most)
         if is_compared:
             self._outputs.add(_output(model, body)[0], each * copies)
@@ -252,7 +252,7 @@ def _least(prompt: Prompt) -> int:
 
 def _output(model: _Model, body: dict[str, Any]) -> tuple[int, Spread]:
     """Tokens of the whole output, and how far the true number may lie from that."""
-    copies, most = _choices(body), _most_output(body)
+    copies, most = choices(body), _most_output(body)
     outputs = model.outputs
     if not outputs.is_known:
         first = max(_FIRST_OUTPUT_TOKENS, outputs.largest) if most is None else most
@@ -269,14 +269,14 @@ def _output(model: _Model, body: dict[str, Any]) -> tuple[int, Spread]:
 
 def _most_output(body: dict[str, Any]) -> int | None:
     """Of one choice, as the request states it. Some servers take -1 for no maximum."""
-    for name in _OUTPUT_LIMITS:
+    for name in OUTPUT_LIMITS:
         most = body.get(name)
         if type(most) is int and most >= 0:
             return max(1, min(most, _MOST_OUTPUT_TOKENS))
     return None
 
 
-def _choices(body: dict[str, Any]) -> int:
+def choices(body: dict[str, Any]) -> int:
     """Answers to one request: `n` to each of its prompts."""
     n, prompts = body.get("n"), body.get("prompt")
     copies = n if type(n) is int and n > 0 else 1
@@ -285,7 +285,7 @@ def _choices(body: dict[str, Any]) -> int:
     return min(copies, _MOST_CHOICES)
 
 
-def _has_no_output(url: str) -> bool:
+def has_no_output(url: str) -> bool:
     return "embeddings" in url and url.partition("?")[0].rstrip("/").endswith("/embeddings")
 
 

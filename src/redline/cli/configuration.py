@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from dotenv import dotenv_values
 
+from redline.calls.prices import Price, parse_price
 from redline.errors import ConfigError, nearest
 
 FILE = "redline.toml"
@@ -55,12 +56,13 @@ ENDPOINT_KEYS = {
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     """endpoints: by name, keys of ENDPOINT_KEYS. run: defaults of `redline run`'s flags.
 
-    Values are as a flag would bring them: text, True, lists of text, and tables of text.
-    environ: the environment, and below it the `.env` file.
+    Values are as a flag would bring them: text, True, lists of text, and tables of text. prices: by
+    model. environ: the environment, and below it the `.env` file.
     """
 
     endpoints: dict[str, dict[str, Any]] = {}
     run: dict[str, Any] = {}
+    prices: dict[str, Price] = {}
     environ: Mapping[str, str] = {}
 
 
@@ -72,13 +74,17 @@ def load(folder: Path, run_kinds: Mapping[str, Kind]) -> Configuration:
     """
     environ = {**_dotenv(folder / ".env"), **os.environ}
     tables = _toml(folder / FILE)
-    _refuse_unknown(tables, ("endpoints", "run"), FILE)
+    _refuse_unknown(tables, ("endpoints", "prices", "run"), FILE)
     endpoints = {
         name: _endpoint(name, _table(table, f"endpoints.{name}"))
         for name, table in _table(tables.get("endpoints", {}), "endpoints").items()
     }
     run = _settings(_table(tables.get("run", {}), "run"), run_kinds, where_run())
-    return Configuration(endpoints=endpoints, run=run, environ=environ)
+    prices = {
+        model: parse_price(model, _table(table, f'prices."{model}"'), f'{FILE}, [prices."{model}"]')
+        for model, table in _table(tables.get("prices", {}), "prices").items()
+    }
+    return Configuration(endpoints=endpoints, run=run, prices=prices, environ=environ)
 
 
 def where_run() -> str:

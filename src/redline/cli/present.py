@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from redline.calls.prices import DOLLAR
+from redline.calls.spending import dollars_text
 from redline.cli.output import Notes
 from redline.errors import ConfigError, RedlineError
 from redline.run.object_url import url_of
@@ -46,6 +48,8 @@ def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
         )
     if report.input_tokens or report.output_tokens:
         lines.append(f"{_count(report.input_tokens, 'token')} in, {report.output_tokens:,} out")
+    if report.spent.text:
+        lines.append(_spent(report))
     if report.found_limits:
         lines.append(f"limits found: {', '.join(report.found_limits)}")
     if report.errors_by_kind:
@@ -76,6 +80,9 @@ def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
         "most_in_flight": report.most_in_flight,
         "input_tokens": report.input_tokens,
         "output_tokens": report.output_tokens,
+        "spent_usd": report.spent_usd,
+        "expected_usd": report.expected_usd,
+        "spent_tokens": report.spent_tokens,
         "elapsed_s": round(report.elapsed_s, 3),
         "errors_by_kind": report.errors_by_kind,
         "found_limits": report.found_limits,
@@ -137,6 +144,14 @@ def _sum(report: Report) -> str:
     if not report.is_input_done:
         line += "; the input is not read to its end"
     return line
+
+
+def _spent(report: Report) -> str:
+    """What is spent, and what all rows will have cost where some are left."""
+    line = f"spent: {report.spent.text}"
+    if not report.unfinished or report.expected_usd is None:
+        return line
+    return f"{line}; about {dollars_text(round(report.expected_usd * DOLLAR))} for all rows"
 
 
 def _files(report: Report, notes: Notes) -> list[str]:

@@ -23,7 +23,7 @@ from redline.limits.settings import (
     RATES,
 )
 from redline.run.object_url import local_path, url_of
-from redline.run.options import OPENAI, SIM, memory_path
+from redline.run.options import OPENAI, SIM, allowance, memory_path
 from redline.run.settings import FAIL_ON, FORMATS, Job, Output, Prompting
 from redline.run.source import open_source, opened
 
@@ -81,8 +81,12 @@ def resolve(
                 )
         endpoint = _endpoint(server, flags, configuration, is_sending=is_sending)
         resolved = _resolved(found, flags, endpoint, is_simulated=server.is_sim)
-        memory = memory_path(configuration.environ)
-        job = msgspec.structs.replace(resolved.job, memory=memory)
+        job = msgspec.structs.replace(
+            resolved.job,
+            memory=memory_path(configuration.environ),
+            allowance=allowance(flags.get("budget"), flags.get("budget_tokens"), "--"),
+            prices=configuration.prices,
+        )
         return Resolved(job=job, lines=resolved.lines)
     except ConfigError as error:
         error.where = error.where or _origin(error.what, stated, server, configuration)

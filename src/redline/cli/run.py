@@ -6,6 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Context, Exit, Option
 
+from redline.cli.budget_flags import BudgetFlag, BudgetTokensFlag
 from redline.cli.command import one_of
 from redline.cli.limit_flags import (
     ChargeFlag,
@@ -179,6 +180,8 @@ def run(
     guard: GuardFlag = None,
     charge: ChargeFlag = None,
     share: ShareFlag = None,
+    budget: BudgetFlag = None,
+    budget_tokens: BudgetTokensFlag = None,
     output: Annotated[
         Text,
         Option(
@@ -331,8 +334,8 @@ def run(
             --body '{"q": {{ text | json }}}' --output-path result.text \
             -o answers.jsonl
 
-    A redline.toml in this folder may set flags under [run], such as rpm = 500, and endpoints under
-    [endpoints.NAME]: base_url, api_key_env, model and limits.
+    A redline.toml in this folder may set flags under [run], such as rpm = 500, endpoints under
+    [endpoints.NAME]: base_url, api_key_env, model and limits, and prices under [prices."MODEL"].
 
     Exit status: 0 all done, 1 some rows failed, 2 bad usage or settings, or the run could not go
     on, 3 a defect in redline, 130 interrupted.

@@ -9,10 +9,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
 from redline.calls import Backend, FunctionBackend, HttpBackend, Retry, Stores
+from redline.calls.metered import Metered
+from redline.calls.prices import Prices
+from redline.calls.spending import Spending
 from redline.clock import SYSTEM
 from redline.errors import JournalError
 from redline.events import AttemptStarted, Event, Listener, RetryScheduled, RowsSaved
 from redline.run import manifest as manifests
+from redline.run.account import AccountFile
+from redline.run.bill import Bill
 from redline.run.descriptors import raise_limit
 from redline.run.feed import Feed
 from redline.run.journal import Journal
@@ -35,6 +40,7 @@ class View(Protocol):
     tally: Tally
     feed: Feed
     runner: Runner
+    bill: Bill
     source_name: str
 
 
@@ -79,7 +85,11 @@ class _Run:
         if job.output is not None and job.output.ordered:
             self.feed.keys = array("Q")
         self.inner, self.slots = _backend(job, self.listener)
-        self.backend: Backend = Retry(self.inner, job.retry, listener=self.listener)
+        self._account: AccountFile | None = None
+        self.metered = _metered(job, self.inner)
+        metered = self.inner if self.metered is None else self.metered
+        self.backend: Backend = Retry(metered, job.retry, listener=self.listener)
+        self.bill = Bill(job, None if self.metered is None else self.metered.spending)
         self.runner = self.listener.runner = Runner(
             job,
             backend=self.backend,
@@ -89,6 +99,8 @@ class _Run:
             listener=self.tally,
         )
         self.runner.load = load
+        if self.bill.reads_replies:
+            self.runner.bill = self.bill
 
     def _is_wanted(self, key: int) -> bool:
         """A row of this key is to be done by this run."""
@@ -104,6 +116,17 @@ class _Run:
             return has_failed
         self._skipped += has_failed
         return not has_failed
+
+    def keep_account(self, metered: Metered, account: AccountFile, journal: Journal) -> None:
+        """What the output's runs have spent goes on from there, and is kept there."""
+        self._account = metered.account = account
+        metered.spending.spent = account.spent
+        journal.before_sync = account.sync
+        self.bill.begin()
+
+    def close_account(self) -> None:
+        if self._account is not None:
+            self._account.close()
 
     def acknowledge(self, results: list[Result]) -> None:
         succeeded = sum([result.outcome.status == "succeeded" for result in results])
@@ -129,6 +152,7 @@ class _Run:
             interrupted=runner.is_draining and runner.stopped is None,
             stopped=runner.stopped,
             errors_by_kind=kinds,
+            spent=self.bill.read(),
             found_limits=self.inner.found() if isinstance(self.inner, HttpBackend) else [],
             output=self.job.output,
         )
@@ -183,10 +207,15 @@ async def _opened(run: _Run) -> AsyncIterator[None]:
             output = job.output
             stack.enter_context(OutputLock(output))
             stack.push_async_callback(_finish, run, output)
+            is_new = job.restart or not (output.path.exists() or output.failed_path.exists())
+            # Closed after the journal, whose last results it must be durable before.
+            stack.callback(run.close_account)
             journal, run.manifest = await _open_journal(run, output)
             run.journal = run.runner.journal = run.listener.journal = journal
             run.runner.load.journal = journal
             stack.push_async_callback(journal.close)
+            if run.metered is not None:
+                run.keep_account(run.metered, AccountFile(output, is_new=is_new), journal)
             journal.start()
         # Under the lock: the sends of another run's window are not this one's to write.
         run.inner.keep(_stores(job))
@@ -219,6 +248,13 @@ async def _finish(run: _Run, output: Output) -> None:
         await asyncio.to_thread(put_in_order, output.path, run.feed.keys or array("Q"))
     run.manifest.rows = run.feed.rows_read
     manifests.save(output, run.manifest)
+
+
+def _metered(job: Job, backend: Backend) -> Metered | None:
+    """The backend within the job's budget; None where it has none."""
+    if job.allowance is None:
+        return None
+    return Metered(backend, Spending(job.allowance), Prices(job.prices))
 
 
 def _stores(job: Job) -> Stores:

@@ -9,7 +9,7 @@ group, so a slow disk makes larger groups. While too much is unsynced, the run b
 Files, for an output `labels.jsonl`:
   labels.jsonl          one line a success
   labels.failed.jsonl   one line a failure, made on the first
-  labels.redline/       manifest.json (what makes results comparable), lock
+  labels.redline/       manifest.json (what makes results comparable), lock, spent (account.py)
 A row that stands in both is a success: it was retried, and the run ended before the failure was
 taken out.
 """
@@ -71,6 +71,8 @@ class Journal:
         self._wake = asyncio.Event()
         self._is_closing = False
         self._error: JournalError | None = None
+        # What must be durable before the results are: called in the thread that syncs.
+        self.before_sync: Callable[[], None] | None = None
         self._flusher: asyncio.Handle | None = None
         self._syncer: asyncio.Task[None] | None = None
         self._failures: ResultsFile | None = None
@@ -216,6 +218,8 @@ class Journal:
                 return
 
     def _sync(self) -> None:
+        if self.before_sync is not None:
+            self.before_sync()
         self._results.sync()
         if self._failures is not None:
             self._failures.sync()

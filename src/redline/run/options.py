@@ -12,8 +12,10 @@ from typing import Any, TypedDict
 import msgspec
 
 from redline.calls import Endpoint, RetryPolicy, Timeouts
+from redline.calls.prices import Price, parse_price
+from redline.calls.spending import Allowance, parse_money
 from redline.errors import ConfigError, nearest
-from redline.limits import Limits, Rate, as_rates, parse_rate
+from redline.limits import Limits, Rate, as_rates, parse_count, parse_rate
 from redline.run.settings import Hooks, Job, Output, Prompting
 
 SIM = "sim"
@@ -23,13 +25,15 @@ OPENAI = "https://api.openai.com/v1"
 class Options(TypedDict, total=False):
     """Every option is optional; times are in seconds.
 
-    How a row becomes a request: prompt, system, body, url (Jinja templates), method, model,
-    params, output_path. Who answers: call (a coroutine function of one row), or endpoint (an
-    Endpoint, a URL, or "sim" for the embedded simulated one), api_key, headers, proxy. How fast:
-    limits, or its short forms rps, rpm, tpm, concurrency, rate. Where to: output, format, ordered,
-    keep_input, raw. When to give up: timeout_s, max_retries, row_deadline_s, deadline_s, limit,
-    fail_on, strict. On an output that is there: retry_failed, restart, force. Functions before and
-    after each call: before, after, executor (None: threads). progress: shown on a terminal.
+    How a row becomes a request: prompt, system, body, url (Jinja templates), method, model, params,
+    output_path. Who answers: call (a coroutine function of one row), or endpoint (an Endpoint, a
+    URL, or "sim" for the embedded simulated one), api_key, headers, proxy. How fast: limits, or its
+    short forms rps, rpm, tpm, concurrency, rate. Where to: output, format, ordered, keep_input,
+    raw. What it may cost: budget (such as "5usd"), budget_tokens, prices (by model: input,
+    cached_input and output, in dollars for a million tokens). When to give up: timeout_s,
+    max_retries, row_deadline_s, deadline_s, limit, fail_on, strict. On an output that is there:
+    retry_failed, restart, force. Functions before and after each call: before, after, executor
+    (None: threads). progress: shown on a terminal.
     """
 
     prompt: str
@@ -56,6 +60,9 @@ class Options(TypedDict, total=False):
     ordered: bool
     keep_input: bool
     raw: bool
+    budget: str
+    budget_tokens: int | str
+    prices: Mapping[str, Mapping[str, float | str]]
     timeout_s: float
     max_retries: int
     row_deadline_s: float
@@ -94,6 +101,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "limits": (Limits,),
     "output": (str, os.PathLike),
     "headers": (Mapping,),
+    "budget": (str,),
+    "budget_tokens": (int, str),
+    "prices": (Mapping,),
     "params": (Mapping,),
 }
 _SHORT_WINDOWS_S = {"rps": 1.0, "rpm": 60.0}
@@ -132,9 +142,39 @@ def make_job(rows: object, options: Options, environ: Mapping[str, str]) -> Job:
         output=Output.at(output, **_some(given, _OUTPUT)) if output is not None else None,  # type: ignore[arg-type]
         hooks=Hooks(**_some(given, _HOOKS)),
         retry=RetryPolicy(**_some(given, ("max_retries",))),
+        allowance=allowance(given.get("budget"), given.get("budget_tokens")),  # type: ignore[arg-type]
+        prices=_prices(given.get("prices", {})),  # type: ignore[arg-type]
         fail_on=tuple(given.get("fail_on", ())),  # type: ignore[arg-type]
         **_some(given, ("timeout_s", *_JOB)),
     )
+
+
+def allowance(money: str | None, tokens: int | str | None, prefix: str = "") -> Allowance | None:
+    """What `5usd` and `2m` tokens allow; None where neither is given.
+
+    prefix: of the names in errors. Raises ConfigError.
+    """
+    if money is None and tokens is None:
+        return None
+    return Allowance(
+        picodollars=None if money is None else parse_money(money, f"{prefix}budget"),
+        tokens=None if tokens is None else parse_count(str(tokens), _tokens_name(prefix)),
+    )
+
+
+def _tokens_name(prefix: str) -> str:
+    return f"{prefix}budget-tokens" if prefix else "budget_tokens"
+
+
+def _prices(tables: Mapping[str, Any]) -> dict[str, Price]:
+    found = {}
+    for model, table in tables.items():
+        if not isinstance(table, Mapping):
+            raise ConfigError(
+                f"the price of {model} must be a dict", hint='{"input": 0.5, "output": 1.5}'
+            )
+        found[model] = parse_price(model, table, where=f"prices[{model!r}]")
+    return found
 
 
 def memory_path(environ: Mapping[str, str]) -> Path | None:

@@ -13,6 +13,8 @@ from typing import TextIO
 
 import msgspec
 
+from redline.calls.prices import DOLLAR
+from redline.calls.spending import dollars_text
 from redline.clock import SYSTEM, Clock
 from redline.run.execute import View
 
@@ -23,7 +25,11 @@ _SMOOTHING_S = 10.0
 
 
 class Snapshot(msgspec.Struct, kw_only=True):
-    """The state of a run at one moment. `eta_s` and `left` are None while they are unknown."""
+    """The state of a run at one moment. `eta_s` and `left` are None while they are unknown.
+
+    spent: in words, empty while nothing is known. spent_usd, expected_usd: so far, and at the end.
+    spent_tokens: against a budget in tokens.
+    """
 
     elapsed_s: float
     done: int
@@ -39,6 +45,10 @@ class Snapshot(msgspec.Struct, kw_only=True):
     eta_s: float | None
     fraction: float | None
     is_draining: bool
+    spent: str = ""
+    spent_usd: float | None = None
+    expected_usd: float | None = None
+    spent_tokens: int | None = None
 
 
 class Meter:
@@ -60,6 +70,8 @@ class Meter:
         total = self._total()
         finished = tally.saved + feed.rows_skipped
         left = None if total is None else max(0, total - finished)
+        spent = view.bill.read()
+        expected = spent.expected(tally.saved, left)
         eta_s = left / self._rows_per_s if left is not None and self._rows_per_s > 0 else None
         return Snapshot(
             elapsed_s=now_s - self._begun_s,
@@ -76,6 +88,10 @@ class Meter:
             eta_s=eta_s,
             fraction=min(1.0, finished / total) if total else None,
             is_draining=runner.is_draining,
+            spent=spent.text,
+            spent_usd=spent.usd,
+            expected_usd=None if expected is None else expected / DOLLAR,
+            spent_tokens=spent.tokens,
         )
 
     def _measure(self, now_s: float, rows: int, tokens: int) -> None:
@@ -117,6 +133,10 @@ def line_of(snapshot: Snapshot) -> str:
     ]
     if snapshot.skipped:
         parts.insert(0, f"{snapshot.skipped:,} done before")
+    if snapshot.spent:
+        parts.append(f"spent {snapshot.spent}")
+        if snapshot.expected_usd is not None:
+            parts.append(f"about {dollars_text(round(snapshot.expected_usd * DOLLAR))} in all")
     if snapshot.parked_s > 0:
         parts.append(f"told to wait {duration(snapshot.parked_s)}")
     if snapshot.is_draining:

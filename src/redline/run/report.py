@@ -5,7 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from redline.calls import Outcome
+from redline.calls.prices import DOLLAR
+from redline.calls.spending import Allowance
 from redline.errors import RedlineError
+from redline.run.bill import Spent
 from redline.run.settings import Output
 
 
@@ -16,10 +19,11 @@ class Report(msgspec.Struct, kw_only=True):
     an earlier run has done. untried: rows that no run has tried, which `retry_failed` leaves out.
     is_input_done: the input was read to its end, or to its limit. stopped: why the run ended early,
     None where it did not; interrupted: by the user. errors_by_kind: failed attempts by kind of
-    error, those tried again included. found_limits: where limits were to be found, what was, as
-    `20/1s requests` or `45 in flight`. not_uploaded: why the object of an output in a store is not
-    what the file on this machine is; None where it is, and for other outputs. outcomes: in input
-    order, only for a run without an output file.
+    error, those tried again included. spent: what the run's budget has paid for, or what its
+    replies have cost, where the prices are known. found_limits: where limits were to be found, what
+    was, as `20/1s requests` or `45 in flight`. not_uploaded: why the object of an output in a store
+    is not what the file on this machine is; None where it is, and for other outputs. outcomes: in
+    input order, only for a run without an output file.
     """
 
     offered: int = 0
@@ -38,6 +42,7 @@ class Report(msgspec.Struct, kw_only=True):
     interrupted: bool = False
     stopped: RedlineError | None = None
     errors_by_kind: dict[str, int] = {}
+    spent: Spent = Spent(allowance=Allowance())
     found_limits: list[str] = []
     output: Output | None = None
     not_uploaded: RedlineError | None = None
@@ -46,6 +51,23 @@ class Report(msgspec.Struct, kw_only=True):
     @property
     def unfinished(self) -> int:
         return self.offered - self.succeeded - self.failed
+
+    @property
+    def spent_usd(self) -> float | None:
+        """Dollars spent: with a budget in money, by all runs of the output; None if unknown."""
+        return self.spent.usd
+
+    @property
+    def expected_usd(self) -> float | None:
+        """Dollars once the unfinished rows are done, too, at what those of this run cost."""
+        left = self.unfinished if self.is_input_done else None
+        expected = self.spent.expected(self.succeeded + self.failed, left)
+        return None if expected is None else expected / DOLLAR
+
+    @property
+    def spent_tokens(self) -> int | None:
+        """Tokens that count against a budget in tokens; None without one."""
+        return self.spent.tokens
 
     @property
     def is_complete(self) -> bool:

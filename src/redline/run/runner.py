@@ -32,6 +32,7 @@ from redline.errors import (
     TimedOut,
 )
 from redline.events import Listener, RowsSaved
+from redline.run.bill import Bill
 from redline.run.feed import Feed, Picked
 from redline.run.identity import custom_id
 from redline.run.journal import Journal
@@ -90,6 +91,7 @@ class Runner:
         self._has_succeeded = False
         self.journal: Journal | None = None
         self.load = Load()
+        self.bill: Bill | None = None
         self.on_result: OnResult | None = None
         self.offered = 0
         self.ended = 0
@@ -290,6 +292,8 @@ class Runner:
             self._look_for_hope(error)
         else:
             self._has_succeeded = True
+        if self.bill is not None and outcome.reply is not None:
+            self.bill = self.bill if self.bill.add(outcome.reply) else None
         row = picked.row
         name = custom_id(row)
         outcome.custom_id, outcome.row, outcome.input = name, row.number, row.data

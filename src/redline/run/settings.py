@@ -11,6 +11,8 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from redline.calls import Endpoint, RetryPolicy
+from redline.calls.prices import Price, Prices
+from redline.calls.spending import Allowance
 from redline.errors import ConfigError, nearest
 from redline.limits import Limits
 from redline.run.object_url import ObjectUrl, local_path, url_of
@@ -143,8 +145,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     of one row. memory: a file of the limits that rate "auto" has found. is_simulated: an embedded
     simulated server takes the place of the endpoint's base URL. row_deadline_s: a row with its
     retries. deadline_s: the run; what is unfinished then is done on the next run. limit: only the
-    first N rows. fail_on: finish reasons that make a result a failure. strict: the first bad row
-    ends the run.
+    first N rows. allowance: what all runs of the output may spend. prices: by model, above those
+    that redline knows. fail_on: finish reasons that make a result a failure. strict: the first bad
+    row ends the run.
     """
 
     rows: object
@@ -161,6 +164,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     row_deadline_s: float | None = None
     deadline_s: float | None = None
     limit: int | None = None
+    allowance: Allowance | None = None
+    prices: dict[str, Price] = {}
     fail_on: tuple[str, ...] = ()
     retry_failed: bool = False
     restart: bool = False
@@ -188,9 +193,23 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         if self.retry_failed and self.output is None:
             raise ConfigError("there are no failed rows to retry without an output file")
         self._check_output()
+        self._check_budget()
         if self.restart and (self.force or self.retry_failed):
             other = "--force" if self.force else "--retry-failed"
             raise ConfigError(f"--restart and {other} exclude each other", hint="leave one out")
+
+    def _check_budget(self) -> None:
+        """Refuses a budget that nobody could keep."""
+        if self.allowance is None:
+            return
+        if self.call is not None:
+            raise ConfigError(
+                "a budget cannot be kept for a function of your own",
+                hint="give an endpoint instead of a function, or limit its rows",
+            )
+        model = self.prompting.params.get("model", self.prompting.model)
+        if self.allowance.picodollars is not None and isinstance(model, str):
+            Prices(self.prices).checked(model)
 
     def _check_output(self) -> None:
         """Refuses to write over the input."""

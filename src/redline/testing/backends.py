@@ -66,6 +66,8 @@ class ScriptedBackend:
         send = Send(request, len(self.sends) + 1, max(1, call.attempts), now_s)
         self.sends.append(send)
         call.sent_s = now_s
+        if call.on_write is not None:
+            call.on_write()
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         latency_s = self._latency_s(send) if callable(self._latency_s) else self._latency_s

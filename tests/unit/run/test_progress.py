@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from redline.calls.prices import DOLLAR
+from redline.calls.spending import Allowance
+from redline.run.bill import Spent
 from redline.run.progress import (
     JsonProgress,
     Meter,
@@ -38,9 +41,20 @@ class Feed:
         return self.fraction
 
 
+class Books:
+    """What a meter reads of a bill."""
+
+    def __init__(self) -> None:
+        self.spent = Spent(allowance=Allowance())
+
+    def read(self) -> Spent:
+        return self.spent
+
+
 def view() -> Any:
     runner = SimpleNamespace(is_draining=False)
-    return SimpleNamespace(tally=Tally(), feed=Feed(), runner=runner, source_name="in.jsonl")
+    parts = {"tally": Tally(), "feed": Feed(), "runner": runner, "bill": Books()}
+    return SimpleNamespace(**parts, source_name="in.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -191,3 +205,25 @@ def test_the_terminal_shows_the_file_and_the_counts(monkeypatch: pytest.MonkeyPa
     assert "in.jsonl" in text
     assert "25%" in text
     assert "1 done, 0 failed" in text
+
+
+def test_what_is_spent_and_what_all_will_cost() -> None:
+    clock, seen = ManualClock(), view()
+    seen.feed.total_rows, seen.tally.succeeded = 100, 20
+    allowance = Allowance(picodollars=5 * DOLLAR)
+    seen.bill.spent = Spent(allowance=allowance, picodollars=DOLLAR, here=DOLLAR // 2)
+    found = Meter(seen, clock).read()
+    assert (found.spent_usd, found.expected_usd, found.spent_tokens) == (1.0, 3.0, None)
+    assert "spent $1.00 of $5.00, about $3.00 in all" in line_of(found)
+
+
+def test_tokens_that_are_spent() -> None:
+    seen = view()
+    seen.bill.spent = Spent(allowance=Allowance(tokens=2000), tokens=1234)
+    line = line_of(Meter(seen, ManualClock()).read())
+    assert "spent 1,234 of 2,000 tokens" in line
+    assert "in all" not in line
+
+
+def test_nothing_is_said_of_a_cost_that_nobody_knows() -> None:
+    assert "spent" not in line_of(Meter(view(), ManualClock()).read())

@@ -1,0 +1,105 @@
+"""A budget over real connections: what cannot be written down is not written to the server."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from redline import BudgetSpent, Call, Endpoint, Request
+from redline.calls import HttpBackend
+from redline.calls.metered import Metered
+from redline.calls.prices import Prices
+from redline.calls.spending import NOTHING, Allowance, Amount, Spending
+from redline.calls.worst import worst_of
+from redline.events import AttemptEnded, AttemptStarted, Event
+from simulated import simulated
+
+pytestmark = [pytest.mark.real]
+
+REQUEST = Request(
+    body={"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Say hello."}]}
+)
+# What makes a request travel over aiohttp.
+TRANSPORTS = {"direct": {}, "aiohttp": {"TE": "trailers"}}
+
+
+class Full:
+    """An account on a disk that fills up after so many lines."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.kept: list[Amount] = []
+
+    def keep(self, committed: Amount) -> None:
+        if len(self.kept) == self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.kept.append(committed)
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, (AttemptStarted, AttemptEnded)):
+            self.kinds.append(type(event).__name__)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_full_disk_keeps_the_request_from_the_server(transport: str) -> None:
+    heard, account = Heard(), Full(room=2)
+    with simulated() as sim:
+        endpoint = Endpoint(base_url=sim.base_url, headers=TRANSPORTS[transport])
+        backend = Metered(
+            HttpBackend(endpoint, listener=heard),
+            Spending(Allowance(tokens=10_000)),
+            Prices(),
+            account=account,
+        )
+        try:
+            first = await backend.send(REQUEST, Call())
+            second = await backend.send(REQUEST, Call())
+        finally:
+            await backend.aclose()
+        received = sim.stats()["received"]
+    assert first.reply is not None
+    used = Amount(0, (first.reply.input_tokens or 0) + (first.reply.output_tokens or 0))
+    assert account.kept == [Amount(0, worst_of(REQUEST).input_tokens + 9), used]
+    assert isinstance(second.error, BudgetSpent)
+    assert "No space left on device" in second.error.what
+    assert received == 1
+    assert (backend.spending.spent, backend.spending.reserved) == (used, NOTHING)
+    # What was told to have begun is told to have ended.
+    assert heard.kinds == ["AttemptStarted", "AttemptEnded"] * 2
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_server_that_is_not_there_costs_nothing(transport: str) -> None:
+    endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", headers=TRANSPORTS[transport])
+    spending = Spending(Allowance(tokens=10_000))
+    backend = Metered(HttpBackend(endpoint), spending, Prices())
+    try:
+        outcome = await backend.send(REQUEST, Call())
+    finally:
+        await backend.aclose()
+    assert outcome.error is not None
+    assert outcome.error.kind == "disconnected"
+    assert spending.committed == NOTHING
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("fault", "is_billed"), [("reset", True), ("half", True), ("503", False)])
+async def test_faults_after_the_write(transport: str, fault: str, is_billed: bool) -> None:
+    spending = Spending(Allowance(tokens=10_000))
+    with simulated("--faults", f"{fault}=1") as sim:
+        endpoint = Endpoint(base_url=sim.base_url, headers=TRANSPORTS[transport])
+        backend = Metered(HttpBackend(endpoint), spending, Prices())
+        try:
+            outcome = await backend.send(REQUEST, Call())
+        finally:
+            await backend.aclose()
+    assert not outcome.is_success
+    worst = Amount(0, worst_of(REQUEST).input_tokens + 9)
+    assert spending.spent == (worst if is_billed else NOTHING)
