@@ -2,6 +2,7 @@
 
 from redline._version import __version__
 from redline.calls import (
+    Cache,
     Call,
     Chunk,
     Client,
@@ -38,6 +39,7 @@ from redline.run import Report, run, stream
 __all__ = [
     "BadReply",
     "BudgetSpent",
+    "Cache",
     "Call",
     "CallError",
     "Chunk",

@@ -6,7 +6,7 @@ the event loop and must return at once.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -53,6 +53,16 @@ class EndpointParked(Event, frozen=True):
 
     endpoint: str
     for_s: float
+
+
+class CacheAsked(Event, frozen=True):
+    """The cache was asked for an answer.
+
+    found: `hit`, it was stored; `shared`, a call in flight brings it; `miss`, it is asked for;
+    `passed`, the request may have another answer each time, so it is asked for, too.
+    """
+
+    found: Literal["hit", "shared", "miss", "passed"]
 
 
 class RowsSaved(Event, frozen=True):

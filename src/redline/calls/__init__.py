@@ -1,6 +1,7 @@
 """Requests, outcomes, and the backends that turn one into the other."""
 
 from redline.calls.backend import Backend, Call, Chunk, Request, Sink
+from redline.calls.cache_settings import Cache
 from redline.calls.client import Client
 from redline.calls.endpoint import Endpoint, Timeouts
 from redline.calls.function import FunctionBackend
@@ -13,6 +14,7 @@ from redline.limits import Cost
 
 __all__ = [
     "Backend",
+    "Cache",
     "Call",
     "Chunk",
     "Client",

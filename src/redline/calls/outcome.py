@@ -40,6 +40,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     status: `succeeded`; `rejected`, which will never succeed; `exhausted`, whose retries, deadline
     or budget are spent.
     latency_s: from the write of the last attempt to the end of its answer.
+    is_cached: another call had this answer, now or before; attempts is then 0, and usage is what
+    the answer cost when it was given.
     custom_id, row and input name the row where the call came from one.
     """
 
@@ -49,6 +51,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     endpoint: str = ""
     attempts: int = 1
     latency_s: float = 0.0
+    is_cached: bool = False
     custom_id: str | None = None
     row: int | None = None
     input: Any = None

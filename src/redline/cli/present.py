@@ -50,6 +50,7 @@ def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
         lines.append(f"{_count(report.input_tokens, 'token')} in, {report.output_tokens:,} out")
     if report.spent.text:
         lines.append(_spent(report))
+    lines += _cache_lines(report)
     if report.found_limits:
         lines.append(f"limits found: {', '.join(report.found_limits)}")
     if report.errors_by_kind:
@@ -93,10 +94,29 @@ def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
         "output": report.output.name if report.output is not None else None,
         "continue_with": _command(report, argv) if is_open else None,
     }
+    if report.cache is not None or report.cache_notes:
+        fields["cache"] = {**msgspec.to_builtins(report.cache or {}), "notes": report.cache_notes}
     if report.output is not None and report.output.url is not None:
         fields["kept_in"] = str(report.output.path)
         fields["not_uploaded"] = error_fields(report.not_uploaded)
     return msgspec.json.encode(fields).decode() + "\n"
+
+
+def _cache_lines(report: Report) -> list[str]:
+    """What the cache spared, why it did not spare more, and what befell it."""
+    use, lines = report.cache, []
+    if use is not None and (use.spared or use.misses):
+        share = f"{100 * use.share:.0f} % of rows without a request"
+        lines.append(
+            f"cache: {_count(use.hits, 'hit')}, {use.shared:,} shared in flight, "
+            f"{_count(use.misses, 'miss', 'misses')}: {share}"
+        )
+    if use is not None and use.passed:
+        lines.append(
+            f"cache: {_count(use.passed, 'row is', 'rows are')} sampled, so not cached; see "
+            "--temperature 0, --param seed=7, --cache-sampled"
+        )
+    return [*lines, *(f"cache: {note}" for note in report.cache_notes)]
 
 
 def plan_text(plan: Plan, *, has_output: bool) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from redline.calls import Endpoint, RetryPolicy, Timeouts
 from redline.cli import values
+from redline.cli.cache_flags import cache_of
 from redline.cli.configuration import Configuration, where_endpoint, where_run
 from redline.cli.values import Flags, flag_of
 from redline.errors import ConfigError, nearest
@@ -84,6 +85,7 @@ def resolve(
         job = msgspec.structs.replace(
             resolved.job,
             memory=memory_path(configuration.environ),
+            cache=cache_of(flags, stated, configuration.environ),
             allowance=allowance(flags.get("budget"), flags.get("budget_tokens"), "--"),
             prices=configuration.prices,
         )

@@ -7,6 +7,13 @@ from typing import Annotated
 from typer import Argument, Context, Exit, Option
 
 from redline.cli.budget_flags import BudgetFlag, BudgetTokensFlag
+from redline.cli.cache_flags import (
+    CacheDirFlag,
+    CacheFlag,
+    CacheSampledFlag,
+    CacheSizeFlag,
+    NoCacheFlag,
+)
 from redline.cli.command import one_of
 from redline.cli.limit_flags import (
     ChargeFlag,
@@ -182,6 +189,11 @@ def run(
     share: ShareFlag = None,
     budget: BudgetFlag = None,
     budget_tokens: BudgetTokensFlag = None,
+    cache: CacheFlag = False,
+    no_cache: NoCacheFlag = False,
+    cache_dir: CacheDirFlag = None,
+    cache_size: CacheSizeFlag = None,
+    cache_sampled: CacheSampledFlag = False,
     output: Annotated[
         Text,
         Option(

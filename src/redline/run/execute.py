@@ -6,7 +6,8 @@ import asyncio
 from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from redline.calls import Backend, FunctionBackend, HttpBackend, Retry, Stores
 from redline.calls.metered import Metered
@@ -32,6 +33,9 @@ from redline.run.runner import OnResult, Runner
 from redline.run.settings import Job, Output
 from redline.run.source import open_source
 from redline.run.tally import Tally
+
+if TYPE_CHECKING:
+    from redline.calls.cache_store import AnswerStore
 
 
 class View(Protocol):
@@ -88,7 +92,8 @@ class _Run:
         self._account: AccountFile | None = None
         self.metered = _metered(job, self.inner)
         metered = self.inner if self.metered is None else self.metered
-        self.backend: Backend = Retry(metered, job.retry, listener=self.listener)
+        retry = Retry(metered, job.retry, listener=self.listener)
+        self.backend, self.answers = _cached(job, retry, self.listener)
         self.bill = Bill(job, None if self.metered is None else self.metered.spending)
         self.runner = self.listener.runner = Runner(
             job,
@@ -154,6 +159,8 @@ class _Run:
             errors_by_kind=kinds,
             spent=self.bill.read(),
             found_limits=self.inner.found() if isinstance(self.inner, HttpBackend) else [],
+            cache=tally.cache,
+            cache_notes=self.answers.notes if self.answers is not None else [],
             output=self.job.output,
         )
 
@@ -217,6 +224,8 @@ async def _opened(run: _Run) -> AsyncIterator[None]:
             if run.metered is not None:
                 run.keep_account(run.metered, AccountFile(output, is_new=is_new), journal)
             journal.start()
+        if run.answers is not None:
+            await asyncio.to_thread(run.answers.open)
         # Under the lock: the sends of another run's window are not this one's to write.
         run.inner.keep(_stores(job))
         stack.push_async_callback(run.backend.aclose)
@@ -261,6 +270,23 @@ def _stores(job: Job) -> Stores:
     """Where limits outlive the run."""
     recent = None if job.output is None else job.output.state_path / "limits"
     return Stores(recent=recent, memory=job.memory)
+
+
+def _cached(job: Job, inner: Backend, listener: Listener) -> tuple[Backend, AnswerStore | None]:
+    """`inner` behind the job's cache, where it has one, and where that keeps its answers."""
+    if job.cache is None or job.endpoint is None:
+        return inner, None
+    # Imported here: a run without a cache does not pay for it, nor for SQLite.
+    from redline.calls.cache import Cached
+    from redline.calls.cache_key import identity
+    from redline.calls.cache_store import AnswerStore
+
+    cache = job.cache
+    assert cache.folder is not None
+    store = AnswerStore(Path(cache.folder), cache.max_bytes)
+    whose = identity(job.endpoint, is_simulated=job.is_simulated)
+    sampled = cache.includes_sampled
+    return Cached(inner, store, whose, includes_sampled=sampled, listener=listener), store
 
 
 def _backend(job: Job, listener: Listener) -> tuple[HttpBackend | FunctionBackend, int]:

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from redline.calls import Endpoint, RetryPolicy, Timeouts
+from redline.calls import Cache, Endpoint, RetryPolicy, Timeouts
 from redline.calls.prices import Price, parse_price
 from redline.calls.spending import Allowance, parse_money
 from redline.errors import ConfigError, nearest
@@ -28,12 +28,12 @@ class Options(TypedDict, total=False):
     How a row becomes a request: prompt, system, body, url (Jinja templates), method, model, params,
     output_path. Who answers: call (a coroutine function of one row), or endpoint (an Endpoint, a
     URL, or "sim" for the embedded simulated one), api_key, headers, proxy. How fast: limits, or its
-    short forms rps, rpm, tpm, concurrency, rate. Where to: output, format, ordered, keep_input,
-    raw. What it may cost: budget (such as "5usd"), budget_tokens, prices (by model: input,
-    cached_input and output, in dollars for a million tokens). When to give up: timeout_s,
-    max_retries, row_deadline_s, deadline_s, limit, fail_on, strict. On an output that is there:
-    retry_failed, restart, force. Functions before and after each call: before, after, executor
-    (None: threads). progress: shown on a terminal.
+    short forms rps, rpm, tpm, concurrency, rate. What is asked again: cache (True, a folder, or a
+    Cache). Where to: output, format, ordered, keep_input, raw. What it may cost: budget (such as
+    "5usd"), budget_tokens, prices (by model: input, cached_input and output, in dollars for a
+    million tokens). When to give up: timeout_s, max_retries, row_deadline_s, deadline_s, limit,
+    fail_on, strict. On an output that is there: retry_failed, restart, force. Functions before and
+    after each call: before, after, executor (None: threads). progress: shown on a terminal.
     """
 
     prompt: str
@@ -55,6 +55,7 @@ class Options(TypedDict, total=False):
     tpm: float
     concurrency: int | str
     rate: str
+    cache: bool | str | os.PathLike[str] | Cache
     output: str | os.PathLike[str]
     format: str
     ordered: bool
@@ -135,6 +136,7 @@ def make_job(rows: object, options: Options, environ: Mapping[str, str]) -> Job:
         is_simulated=given.get("endpoint") == SIM,
         limits=limits,
         memory=memory_path(environ),
+        cache=_cache(given.get("cache"), environ),
         prompting=Prompting(
             params=dict(given.get("params", {})),  # type: ignore[call-overload]
             **{**_default_model(given), **_some(given, _PROMPTING)},
@@ -183,6 +185,34 @@ def memory_path(environ: Mapping[str, str]) -> Path | None:
     if cache:
         return Path(cache, "redline", "limits.json")
     return Path(home, ".cache", "redline", "limits.json") if home else None
+
+
+def cache_in(cache: Cache, environ: Mapping[str, str]) -> Cache:
+    """The cache with its folder: the user's own, where none is named.
+
+    Raises ConfigError where there is no home for it.
+    """
+    if cache.folder is not None:
+        return cache
+    beside = memory_path(environ)
+    if beside is None:
+        raise ConfigError(
+            "there is no home folder to keep answers in", hint="name a folder: --cache-dir DIR"
+        )
+    return msgspec.structs.replace(cache, folder=beside.with_name("answers"))
+
+
+def _cache(given: object, environ: Mapping[str, str]) -> Cache | None:
+    """What the option says: True, False, a folder, or all of it. Raises ConfigError."""
+    if given is None or given is False:
+        return None
+    if given is True:
+        given = Cache()
+    elif isinstance(given, (str, os.PathLike)):
+        given = Cache(given)
+    if not isinstance(given, Cache):
+        raise ConfigError(f"cache must be True, a folder or a Cache, not {given!r}")
+    return cache_in(given, environ)
 
 
 def _check_types(given: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from redline.calls.prices import DOLLAR
 from redline.calls.spending import dollars_text
 from redline.clock import SYSTEM, Clock
 from redline.run.execute import View
+from redline.run.tally import CacheUse
 
 _REFRESH_S = 0.5
 PLAIN_EVERY_S = 10.0
@@ -49,6 +50,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     spent_usd: float | None = None
     expected_usd: float | None = None
     spent_tokens: int | None = None
+    cache: CacheUse | None = None
 
 
 class Meter:
@@ -92,6 +94,7 @@ class Meter:
             spent_usd=spent.usd,
             expected_usd=None if expected is None else expected / DOLLAR,
             spent_tokens=spent.tokens,
+            cache=tally.cache,
         )
 
     def _measure(self, now_s: float, rows: int, tokens: int) -> None:
@@ -137,6 +140,8 @@ def line_of(snapshot: Snapshot) -> str:
         parts.append(f"spent {snapshot.spent}")
         if snapshot.expected_usd is not None:
             parts.append(f"about {dollars_text(round(snapshot.expected_usd * DOLLAR))} in all")
+    if snapshot.cache is not None:
+        parts.append(f"{snapshot.cache.spared:,} cached ({100 * snapshot.cache.share:.0f} %)")
     if snapshot.parked_s > 0:
         parts.append(f"told to wait {duration(snapshot.parked_s)}")
     if snapshot.is_draining:

@@ -49,6 +49,8 @@ def result_line(result: Result, output: Output) -> bytes:
         "attempts": outcome.attempts,
         "latency_s": round(outcome.latency_s, 4),
     }
+    if outcome.is_cached:
+        fields["cached"] = True
     if output.keep_input:
         fields["input"] = result.row.data
     if output.raw:
@@ -95,6 +97,8 @@ def _batch_fields(result: Result, output: Output) -> dict[str, Any]:
         "attempts": outcome.attempts,
         "latency_s": round(outcome.latency_s, 4),
     }
+    if outcome.is_cached:
+        fields["cached"] = True
     if output.keep_input:
         fields["input"] = result.row.data
     return fields

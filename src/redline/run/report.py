@@ -10,6 +10,7 @@ from redline.calls.spending import Allowance
 from redline.errors import RedlineError
 from redline.run.bill import Spent
 from redline.run.settings import Output
+from redline.run.tally import CacheUse
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -21,9 +22,10 @@ class Report(msgspec.Struct, kw_only=True):
     None where it did not; interrupted: by the user. errors_by_kind: failed attempts by kind of
     error, those tried again included. spent: what the run's budget has paid for, or what its
     replies have cost, where the prices are known. found_limits: where limits were to be found, what
-    was, as `20/1s requests` or `45 in flight`. not_uploaded: why the object of an output in a store
-    is not what the file on this machine is; None where it is, and for other outputs. outcomes: in
-    input order, only for a run without an output file.
+    was, as `20/1s requests` or `45 in flight`. cache: how often it was asked, None where it never
+    was; cache_notes: what befell it. not_uploaded: why the object of an output in a store is not
+    what the file on this machine is; None where it is, and for other outputs. outcomes: in input
+    order, only for a run without an output file.
     """
 
     offered: int = 0
@@ -44,6 +46,8 @@ class Report(msgspec.Struct, kw_only=True):
     errors_by_kind: dict[str, int] = {}
     spent: Spent = Spent(allowance=Allowance())
     found_limits: list[str] = []
+    cache: CacheUse | None = None
+    cache_notes: list[str] = []
     output: Output | None = None
     not_uploaded: RedlineError | None = None
     outcomes: list[Outcome] | None = None

@@ -1,8 +1,9 @@
 """One run: source -> workers -> backend -> journal.
 
 A worker takes a row, asks the backend and hands the outcome to the journal. There are as many as
-slots, and more where rows wait without one: to be tried again, or for a function of the user's. So
-no slot stands idle while there are rows, and no worker waits for a slot where all goes well.
+slots, and more where rows wait without one: to be tried again, for a function of the user's, or for
+the cache. So no slot stands idle while there are rows, and no worker waits for a slot where all
+goes well.
 
 How a run ends:
   the input ends        every row has its outcome
@@ -105,9 +106,10 @@ class Runner:
             async with asyncio.TaskGroup() as self._group:
                 hooks = self._job.hooks
                 has_functions = hooks.before is not None or hooks.after is not None
-                for _ in range(self._slots + (self._spare if has_functions else 0)):
+                has_waits = has_functions or self._job.cache is not None
+                for _ in range(self._slots + (self._spare if has_waits else 0)):
                     self._add_worker(self._group)
-                self._spare = 0 if has_functions else self._spare
+                self._spare = 0 if has_waits else self._spare
         finally:
             watch.cancel()
             self._group = None
@@ -292,7 +294,7 @@ class Runner:
             self._look_for_hope(error)
         else:
             self._has_succeeded = True
-        if self.bill is not None and outcome.reply is not None:
+        if self.bill is not None and outcome.reply is not None and not outcome.is_cached:
             self.bill = self.bill if self.bill.add(outcome.reply) else None
         row = picked.row
         name = custom_id(row)

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from redline.calls import Endpoint, RetryPolicy
+from redline.calls import Cache, Endpoint, RetryPolicy
 from redline.calls.prices import Price, Prices
 from redline.calls.spending import Allowance
 from redline.errors import ConfigError, nearest
@@ -142,12 +142,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One run.
 
     rows: whatever `open_source` takes. endpoint or call: who answers; call is a coroutine function
-    of one row. memory: a file of the limits that rate "auto" has found. is_simulated: an embedded
-    simulated server takes the place of the endpoint's base URL. row_deadline_s: a row with its
-    retries. deadline_s: the run; what is unfinished then is done on the next run. limit: only the
-    first N rows. allowance: what all runs of the output may spend. prices: by model, above those
-    that redline knows. fail_on: finish reasons that make a result a failure. strict: the first bad
-    row ends the run.
+    of one row. memory: a file of the limits that rate "auto" has found. cache: where answers are
+    kept, its folder named; None for nowhere. is_simulated: an embedded simulated server takes the
+    place of the endpoint's base URL. row_deadline_s: a row with its retries. deadline_s: the run;
+    what is unfinished then is done on the next run. limit: only the first N rows. allowance: what
+    all runs of the output may spend. prices: by model, above those that redline knows. fail_on:
+    finish reasons that make a result a failure. strict: the first bad row ends the run.
     """
 
     rows: object
@@ -156,6 +156,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     is_simulated: bool = False
     limits: Limits = Limits()
     memory: Path | None = None
+    cache: Cache | None = None
     prompting: Prompting = Prompting()
     output: Output | None = None
     hooks: Hooks = Hooks()
@@ -177,6 +178,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 "a run needs an endpoint or a function to call, and not both",
                 hint="give --base-url URL, --endpoint NAME, or call=my_async_function",
+            )
+        if self.call is not None and self.cache is not None:
+            raise ConfigError(
+                "answers of a function of your own are not cached: its code decides them, too",
+                hint="leave the cache out, or cache inside the function",
             )
         for reason in self.fail_on:
             if reason not in FAIL_ON:

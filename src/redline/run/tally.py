@@ -4,15 +4,48 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
+
 from redline.events import (
     AttemptEnded,
     AttemptStarted,
+    CacheAsked,
     EndpointParked,
     Event,
     RetryScheduled,
     RetryStarted,
     RowsSaved,
 )
+
+
+class CacheUse(msgspec.Struct):
+    """How often the cache was asked for an answer, by what it had; see CacheAsked."""
+
+    hits: int = 0
+    shared: int = 0
+    misses: int = 0
+    passed: int = 0
+
+    def count(self, found: str) -> None:
+        """One more of these."""
+        if found == "hit":
+            self.hits += 1
+        elif found == "miss":
+            self.misses += 1
+        elif found == "shared":
+            self.shared += 1
+        else:
+            self.passed += 1
+
+    @property
+    def spared(self) -> int:
+        """Rows that were answered without a request."""
+        return self.hits + self.shared
+
+    @property
+    def share(self) -> float:
+        """Of all rows that asked, those that were spared; 0 to 1."""
+        return self.spared / max(1, self.spared + self.misses + self.passed)
 
 
 class Tally:
@@ -29,6 +62,7 @@ class Tally:
         self.input_tokens = 0
         self.output_tokens = 0
         self.parked_until_s = 0.0
+        self.cache: CacheUse | None = None  # from the first row on that asks it
         self.errors: Counter[str] = Counter()
 
     @property
@@ -67,3 +101,6 @@ class Tally:
             self.retrying -= 1
         elif isinstance(event, EndpointParked):
             self.parked_until_s = event.at_s + event.for_s
+        elif isinstance(event, CacheAsked):
+            self.cache = use = self.cache or CacheUse()
+            use.count(event.found)

@@ -12,6 +12,7 @@ import pytest
 
 from redline.calls.prices import DOLLAR
 from redline.calls.spending import Allowance
+from redline.events import CacheAsked
 from redline.run.bill import Spent
 from redline.run.progress import (
     JsonProgress,
@@ -22,7 +23,7 @@ from redline.run.progress import (
     duration,
     line_of,
 )
-from redline.run.tally import Tally
+from redline.run.tally import CacheUse, Tally
 from redline.testing import ManualClock, virtual_run
 
 
@@ -150,6 +151,8 @@ def test_a_line_says_it_all() -> None:
     assert line_of(snapshot(skipped=5, left=None, eta_s=None)).startswith(
         "5 done before, 1,200 done, 3 failed, 2 retrying, ? left, "
     )
+    use = CacheUse(hits=1000, shared=204, misses=1000, passed=1050)
+    assert ", 1 x 429, 1,204 cached (37 %), ETA " in line_of(snapshot(cache=use))
     assert line_of(snapshot(parked_s=12.0)).endswith(", told to wait 12 s, ETA 1 h 22 m")
     assert line_of(snapshot(is_draining=True)).endswith(", finishing what is in flight")
 
@@ -169,6 +172,18 @@ def shown(display: Any, seen: Any, for_s: float, drains_at_s: float | None = Non
         await asyncio.wait([task])
 
     virtual_run(watch())
+
+
+def test_what_the_cache_had_is_counted_and_shown() -> None:
+    seen = view()
+    for found in ("hit", "miss", "shared", "shared", "passed", "hit"):
+        seen.tally.on_event(CacheAsked(0.0, found))
+    assert seen.tally.cache == CacheUse(hits=2, shared=2, misses=1, passed=1)
+    assert Meter(seen, ManualClock()).read().cache is seen.tally.cache
+    stream = io.StringIO()
+    shown(JsonProgress(stream), seen, 11.0)
+    told = json.loads(stream.getvalue())["cache"]
+    assert told == {"hits": 2, "shared": 2, "misses": 1, "passed": 1}
 
 
 def test_plain_lines_come_every_10_s() -> None:

@@ -1,0 +1,499 @@
+"""The cache in virtual time: what it gives again, what it never keeps, and who asks for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mutants import assert_caught, mutant
+from redline.calls import Call, Chunk, Outcome, Reply, Request, Retry, RetryPolicy, apis
+from redline.calls import cache as module
+from redline.calls.cache import Cached
+from redline.calls.cache_store import AnswerStore
+from redline.errors import BadReply, Disconnected, Refused, Rejected, ServerFailed, TimedOut
+from redline.events import CacheAsked, Event
+from redline.testing import ScriptedBackend, VirtualClock, virtual_run
+from redline.testing.backends import Step
+
+
+def body_of(text: str, reason: str | None = "stop", **fields: Any) -> bytes:
+    message = {"role": "assistant", "content": text}
+    return json.dumps(
+        {
+            "choices": [{"message": message, "finish_reason": reason}],
+            "usage": {"prompt_tokens": 3, "completion_tokens": 2},
+            "model": "m-1",
+            **fields,
+        }
+    ).encode()
+
+
+def answer(text: str = "yes", reason: str | None = "stop", **fields: Any) -> Reply:
+    return apis.read("/v1/chat/completions", body_of(text, reason, **fields))
+
+
+def ask(text: str = "a", **fields: Any) -> Request:
+    body = {"temperature": 0, "messages": [{"role": "user", "content": text}], **fields}
+    return Request(body={name: value for name, value in body.items() if value is not None})
+
+
+class Heard:
+    """Counts of what was found."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, CacheAsked):
+            self.found.append(event.found)
+
+
+class World:
+    """A cache over a real store, in front of a backend with a script."""
+
+    def __init__(self, folder: Path, script: Any, kind: Any = Cached, **settings: Any) -> None:
+        self.clock = VirtualClock(asyncio.get_running_loop())
+        latency_s = settings.pop("latency_s", 1.0)
+        self.backend = ScriptedBackend(script, latency_s=latency_s, label="here")
+        self.store = AnswerStore(folder, 10_000_000, clock=self.clock)
+        self.store.open()
+        self.heard = Heard()
+        self.cached = kind(
+            self.backend, self.store, "here", clock=self.clock, listener=self.heard, **settings
+        )
+
+    async def send(self, request: Request | None = None, **fields: Any) -> Outcome:
+        outcome: Outcome = await self.cached.send(request or ask(), Call(**fields))
+        return outcome
+
+    @property
+    def sends(self) -> int:
+        return len(self.backend.sends)
+
+
+Story = Callable[[World], Coroutine[Any, Any, None]]
+
+
+def play(tmp_path: Path, script: Any, story: Story, **settings: Any) -> None:
+    async def main() -> None:
+        world = World(tmp_path, script, **settings)
+        try:
+            await story(world)
+        finally:
+            await world.cached.aclose()
+        assert world.backend.is_closed
+        assert world.store.notes == []
+
+    virtual_run(main())
+
+
+def test_a_hit_is_the_answer_as_it_was_without_an_attempt(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        first, again = await world.send(), await world.send()
+        assert (first.attempts, first.is_cached, again.is_cached) == (1, False, True)
+        assert (again.attempts, again.latency_s, again.endpoint) == (0, 0.0, "here")
+        assert again.reply == first.reply
+        assert again.reply is not None
+        assert (again.reply.input_tokens, again.reply.output_tokens) == (3, 2)
+        assert world.heard.found == ["miss", "hit"]
+        assert world.sends == 1
+
+    play(tmp_path, [answer()], story)
+
+
+def test_answers_outlive_the_process(tmp_path: Path) -> None:
+    async def first(world: World) -> None:
+        await world.send()
+
+    async def second(world: World) -> None:
+        assert (await world.send()).output == "yes"
+        assert world.sends == 0
+
+    play(tmp_path, [answer()], first)
+    play(tmp_path, [answer("no")], second)
+
+
+def test_nobody_changes_anybody_elses_answer(tmp_path: Path) -> None:
+    request = Request(url="/ask", body={"seed": 1})
+    reply = apis.read("/ask", b'{"list": [1]}')
+
+    async def story(world: World) -> None:
+        outcomes = await asyncio.gather(*(world.send(request) for _ in range(3)))
+        for outcome in outcomes:
+            outcome.output["list"].append(2)
+        assert (await world.send(request)).output == {"list": [1]}
+        assert all(outcome.output == {"list": [1, 2]} for outcome in outcomes)
+
+    play(tmp_path, [reply], story)
+
+
+def sampled(tmp_path: Path, kind: Any) -> None:
+    async def story(world: World) -> None:
+        request = ask(temperature=None)
+        outcomes = [*await asyncio.gather(*(world.send(request) for _ in range(3)))]
+        outcomes.append(await world.send(request))
+        assert world.sends == 4
+        assert [outcome.output for outcome in outcomes] == ["1", "2", "3", "4"]
+        assert world.heard.found == ["passed"] * 4
+
+    play(tmp_path, lambda send: answer(str(send.number)), story, kind=kind)
+
+
+def test_sampled_answers_are_asked_each_time(tmp_path: Path) -> None:
+    changed = mutant(
+        module,
+        "is_kept = only_asks(request) if self._includes_sampled else is_determined(request)",
+        "is_kept = only_asks(request)",
+    )
+    places = iter((tmp_path / "a", tmp_path / "b"))
+    assert_caught(lambda kind: sampled(next(places), kind), Cached, changed.Cached)
+
+
+def test_sampled_answers_are_kept_where_that_is_wanted(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        request = ask(temperature=None)
+        outcomes = await asyncio.gather(*(world.send(request) for _ in range(3)))
+        assert [outcome.output for outcome in outcomes] == ["1"] * 3
+        assert world.sends == 1
+        put = Request(method="PUT", url="/ask", body={})
+        assert [(await world.send(put)).output for _ in range(2)] == ["2", "3"]
+
+    play(tmp_path, lambda send: answer(str(send.number)), story, includes_sampled=True)
+
+
+def two_choices(reason: str) -> Reply:
+    choices = [{"message": {"content": "a"}, "finish_reason": end} for end in ("stop", reason)]
+    return apis.read("/v1/chat/completions", json.dumps({"choices": choices}).encode())
+
+
+def other_than(text: str) -> Reply:
+    """A reply whose output was changed after it had been read."""
+    reply = answer()
+    reply.output = text
+    return reply
+
+
+def answer_of_status(status: int) -> Reply:
+    reply = answer()
+    reply.status = status
+    return reply
+
+
+UNKEPT: dict[str, Step] = {
+    "cut": answer(reason="length"),
+    "filtered": answer(reason="content_filter"),
+    "broken off by the server": answer(reason="error"),
+    "no reason": answer(reason=None),
+    "empty": answer(""),
+    "an error inside": answer(error={"message": "overloaded"}),
+    "the second of two is cut": two_choices("length"),
+    "another status": answer_of_status(206),
+    "nothing to read again": Reply(output="yes"),
+    "not what was read": other_than("no"),
+    "rejected": Rejected("no", status=400),
+    "failed": ServerFailed("no", status=500),
+    "unreadable": BadReply("no"),
+    "refused": Refused("no", status=401),
+    "a failure with an answer": Outcome(
+        status="rejected", reply=answer(), error=Rejected("too late")
+    ),
+}
+
+
+def unkept(folder: Path, step: Step, kind: Any) -> None:
+    async def story(world: World) -> None:
+        outcomes = [await world.send() for _ in range(2)]
+        assert world.sends == 2
+        assert not any(outcome.is_cached for outcome in outcomes)
+
+    play(folder, [step], story, kind=kind)
+
+
+@pytest.mark.parametrize("step", UNKEPT.values(), ids=UNKEPT.keys())
+def test_only_whole_successes_are_kept(tmp_path: Path, step: Step) -> None:
+    unkept(tmp_path, step, Cached)
+
+
+KEEPING = "if not outcome.is_success or reply is None or reply.status != 200 or not reply.body:"
+
+
+ENDING = "return not endings.error and all(choice.finish_reason in _WHOLE for choice in choices)"
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "replacement"),
+    [
+        (
+            "cut",
+            "if reply.finish_reason is not None and reply.finish_reason not in _WHOLE:",
+            "if False:",
+        ),
+        (
+            "the second of two is cut",
+            ENDING,
+            "return not endings.error",
+        ),
+        (
+            "an error inside",
+            ENDING,
+            "return all(choice.finish_reason in _WHOLE for choice in choices)",
+        ),
+        ("another status", KEEPING, "if reply is None or not reply.body:"),
+        ("a failure with an answer", KEEPING, "if reply is None or reply.status != 200:"),
+        (
+            "not what was read",
+            "if read.output != reply.output or not _is_whole(ending):",
+            "if not _is_whole(ending):",
+        ),
+    ],
+)
+def test_keeping_more_is_noticed(tmp_path: Path, name: str, line: str, replacement: str) -> None:
+    if name == "cut":
+        # The choices' own reasons would catch it; a response of the Responses API has none.
+        step = apis.read(
+            "/v1/responses",
+            json.dumps(
+                {
+                    "status": "incomplete",
+                    "incomplete_details": {"reason": "max_output_tokens"},
+                    "output": [{"type": "message", "content": [{"type": "text", "text": "a"}]}],
+                }
+            ).encode(),
+        )
+        request = Request(url="/v1/responses", body={"temperature": 0})
+    else:
+        step, request = UNKEPT[name], ask()  # type: ignore[assignment]
+    places = iter((tmp_path / "a", tmp_path / "b"))
+
+    def check(kind: Any) -> None:
+        async def story(world: World) -> None:
+            await world.send(request)
+            await world.send(request)
+            assert world.sends == 2
+
+        play(next(places), [step], story, kind=kind)
+
+    assert_caught(check, Cached, mutant(module, line, replacement).Cached)
+
+
+@pytest.mark.parametrize("reason", ["stop", "tool_calls", "function_call", "eos_token"])
+def test_whole_answers_are_kept_however_they_are_called(tmp_path: Path, reason: str) -> None:
+    async def story(world: World) -> None:
+        await world.send()
+        assert (await world.send()).is_cached
+
+    play(tmp_path, [answer(reason=reason)], story)
+
+
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        (
+            "/v1/embeddings",
+            b'{"data": [{"embedding": [0.5, 1e-3]}], "usage": {"prompt_tokens": 1}}',
+        ),
+        ("/ask", b'"a text"'),
+        ("/ask", b'{"choices": "of another kind"}'),
+        ("/ask", b'{"result": null, "error": null}'),
+        ("/v1/responses", b'{"output": [{"type": "message", "content": [{"text": "a"}]}]}'),
+    ],
+)
+def test_answers_of_other_apis_are_kept(tmp_path: Path, url: str, body: bytes) -> None:
+    reply = apis.read(url, body)
+
+    async def story(world: World) -> None:
+        request = Request(url=url, body={"input": "a", "seed": 1})
+        assert (await world.send(request)).output == (await world.send(request)).output
+        assert world.sends == 1
+
+    play(tmp_path, [reply], story)
+
+
+def test_an_output_path_does_not_hide_that_an_answer_was_cut(tmp_path: Path) -> None:
+    path = ("choices", 0, "message", "content")
+    reply = apis.read("/v1/chat/completions", body_of("yes", "length"), path)
+    request = Request(body={"temperature": 0}, output_path=path)
+
+    async def story(world: World) -> None:
+        await world.send(request)
+        await world.send(request)
+        assert world.sends == 2
+
+    play(tmp_path, [reply], story)
+
+
+def asked_once(folder: Path, kind: Any) -> None:
+    async def story(world: World) -> None:
+        outcomes = await asyncio.gather(*(world.send(ask(text)) for text in "abab" * 10))
+        assert [outcome.output for outcome in outcomes] == ["a", "b"] * 20
+        assert world.sends == 2
+        assert world.backend.most_in_flight == 2
+        assert [outcome.attempts for outcome in outcomes] == [1, 1] + [0] * 38
+        assert sorted(world.heard.found) == ["miss"] * 2 + ["shared"] * 38
+
+    play(folder, lambda send: answer(send.request.body["messages"][0]["content"]), story, kind=kind)
+
+
+def test_equal_calls_in_flight_are_asked_once(tmp_path: Path) -> None:
+    changed = mutant(
+        module,
+        "flight = self._flights[key] = _Flight()",
+        "key += bytes([len(self._flights)]); flight = self._flights[key] = _Flight()",
+    )
+    places = iter((tmp_path / "a", tmp_path / "b"))
+    assert_caught(lambda kind: asked_once(next(places), kind), Cached, changed.Cached)
+
+
+def test_those_who_wait_for_a_lookup_have_what_it_finds(tmp_path: Path) -> None:
+    async def first(world: World) -> None:
+        await world.send()
+
+    async def second(world: World) -> None:
+        outcomes = await asyncio.gather(*(world.send() for _ in range(3)))
+        assert [outcome.is_cached for outcome in outcomes] == [True] * 3
+        assert world.heard.found == ["hit"] * 3
+        assert world.sends == 0
+
+    play(tmp_path, [answer()], first)
+    play(tmp_path, [answer()], second)
+
+
+def handed_on(folder: Path, kind: Any) -> None:
+    """Three fail in turn, each asked by another of those who wait; the fourth has the answer."""
+    steps: list[Step] = [Rejected("1"), Rejected("2"), Rejected("3"), answer()]
+
+    async def story(world: World) -> None:
+        outcomes = await asyncio.gather(*(world.send() for _ in range(6)))
+        assert [outcome.status for outcome in outcomes] == ["rejected"] * 3 + ["succeeded"] * 3
+        assert [str(outcome.error) for outcome in outcomes[:3]] == ["1", "2", "3"]
+        assert [outcome.is_cached for outcome in outcomes[3:]] == [False, True, True]
+        assert world.backend.most_in_flight == 1
+        assert world.sends == 4
+
+    play(folder, steps, story, kind=kind)
+
+
+def test_a_failure_is_its_own_and_the_next_one_asks(tmp_path: Path) -> None:
+    changed = mutant(module, "flight.end(found)", "pass")
+    places = iter((tmp_path / "a", tmp_path / "b"))
+    assert_caught(lambda kind: handed_on(next(places), kind), Cached, changed.Cached)
+
+
+def cancelled_leader(folder: Path, kind: Any) -> None:
+    async def story(world: World) -> None:
+        calls = [asyncio.ensure_future(world.send()) for _ in range(4)]
+        await asyncio.sleep(0.5)
+        calls[0].cancel()
+        calls[2].cancel()
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(ended[0], asyncio.CancelledError)
+        assert isinstance(ended[2], asyncio.CancelledError)
+        assert isinstance(ended[1], Outcome)
+        assert isinstance(ended[3], Outcome)
+        assert (ended[1].is_cached, ended[3].is_cached) == (False, True)
+        assert (world.sends, world.backend.cancelled) == (2, 1)
+
+    play(folder, [answer()], story, kind=kind)
+
+
+def test_the_lead_is_handed_on_where_its_call_is_given_up(tmp_path: Path) -> None:
+    changed = mutant(module, "flight.end(found)", "flight.end(found) if found else None")
+    places = iter((tmp_path / "a", tmp_path / "b"))
+    assert_caught(lambda kind: cancelled_leader(next(places), kind), Cached, changed.Cached)
+
+
+def test_one_who_waits_and_is_given_up_disturbs_nobody(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        calls = [asyncio.ensure_future(world.send()) for _ in range(3)]
+        await asyncio.sleep(0.5)
+        calls[1].cancel()
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(ended[1], asyncio.CancelledError)
+        assert [getattr(ended[at], "output", None) for at in (0, 2)] == ["yes", "yes"]
+        assert world.sends == 1
+
+    play(tmp_path, [answer()], story)
+
+
+def own_deadlines(folder: Path, kind: Any) -> None:
+    async def story(world: World) -> None:
+        now_s = world.clock.now_s()
+        leader = asyncio.ensure_future(world.send())
+        await asyncio.sleep(0.1)
+        short = asyncio.ensure_future(world.send(deadline_s=now_s + 0.5))
+        long = asyncio.ensure_future(world.send(deadline_s=now_s + 5))
+        late = await short
+        assert world.clock.now_s() == pytest.approx(now_s + 0.5)
+        assert (late.status, late.attempts) == ("exhausted", 0)
+        assert isinstance(late.error, TimedOut)
+        assert late.error.phase == "row"
+        assert ((await leader).output, (await long).output) == ("yes", "yes")
+
+    play(folder, [answer()], story, kind=kind)
+
+
+def test_each_waits_by_its_own_deadline(tmp_path: Path) -> None:
+    changed = mutant(module, "if call.deadline_s == math.inf:", "if True:")
+    places = iter((tmp_path / "a", tmp_path / "b"))
+    assert_caught(lambda kind: own_deadlines(next(places), kind), Cached, changed.Cached)
+
+
+def test_it_stands_outside_the_retry(tmp_path: Path) -> None:
+    """Those who wait for a call have the answer of its last attempt; no hit is tried again."""
+
+    async def main() -> None:
+        world = World(tmp_path, [Disconnected("1"), Disconnected("2"), answer()])
+        retry = Retry(world.backend, RetryPolicy(), clock=world.clock, seed=1)
+        cached = Cached(retry, world.store, "here", clock=world.clock)
+        outcomes = await asyncio.gather(*(cached.send(ask(), Call()) for _ in range(3)))
+        assert [outcome.output for outcome in outcomes] == ["yes"] * 3
+        assert [outcome.attempts for outcome in outcomes] == [3, 0, 0]
+        assert world.sends == 3
+        await cached.aclose()
+
+    virtual_run(main())
+
+
+class Chunks:
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+
+    async def put(self, chunk: Chunk) -> None:
+        self.chunks.append(chunk)
+
+
+def test_a_stream_is_answered_from_the_store_and_never_kept(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        for number in (1, 2):
+            sink, call = Chunks(), Call()
+            outcome = await world.cached.send(ask(), call, sink)
+            assert (outcome.output, world.sends) == ("yes", number)
+        await world.send()
+        sink, call = Chunks(), Call()
+        outcome = await world.cached.send(ask(), call, sink)
+        assert (outcome.is_cached, world.sends, call.committed) == (True, 3, True)
+        assert [chunk.text for chunk in sink.chunks] == ["yes"]
+
+    play(tmp_path, [answer()], story)
+
+
+def test_a_body_that_is_no_json_is_passed_on(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        for _ in range(2):
+            await world.send(Request(body={"temperature": 0, "x": object()}))
+        assert world.sends == 2
+
+    play(tmp_path, [answer()], story)
+
+
+def test_room_is_that_of_the_backend(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.backend.room_s = 7.0
+        assert world.cached.room(None, 0.0) == 7.0
+
+    play(tmp_path, [answer()], story)

@@ -1,0 +1,232 @@
+"""The key of a request: all that decides its answer, nothing else; and what is drawn by lot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from mutants import assert_caught, mutant
+from redline.calls import Call, Endpoint, Request
+from redline.calls import cache_key as module
+from redline.calls.cache_key import identity, is_determined, key_of, only_asks
+
+BODY = {"model": "m", "temperature": 0, "messages": [{"role": "user", "content": "é"}]}
+ASKED = Request(body=BODY, headers={"X-Team": "a"}, output_path=("choices", 0))
+HERE = Endpoint(base_url="http://127.0.0.1:8000/v1", api_key="k-1", headers={"X-Org": "a"})
+
+
+def body(**changes: Any) -> Request:
+    return msgspec.structs.replace(ASKED, body={**BODY, **changes})
+
+
+def asked(**changes: Any) -> Request:
+    return msgspec.structs.replace(ASKED, **changes)
+
+
+OTHERS = {
+    "model": body(model="n"),
+    "content": body(messages=[{"role": "user", "content": "e"}]),
+    "role": body(messages=[{"role": "system", "content": "é"}]),
+    "order of messages": body(messages=[{"role": "user", "content": "é"}] * 2),
+    "another field": body(top_p=1),
+    "a field that is null": body(top_p=None),
+    "1.0 for 1": body(temperature=0.0),
+    "a text for a number": body(temperature="0"),
+    "no body": asked(body=None),
+    "method": asked(method="GET"),
+    "path": asked(url="/v1/completions"),
+    "query": asked(url="/v1/chat/completions?v=2"),
+    "output path": asked(output_path=("choices", 1)),
+    "an index that is text": asked(output_path=("choices", "0")),
+    "output path and path run together": asked(output_path=(), url="/v1/chat/completionschoices"),
+    "header": asked(headers={"X-Team": "b"}),
+    "one more header": asked(headers={"X-Team": "a", "X-Model": "b"}),
+    "no header": asked(headers={}),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
+def test_whatever_decides_an_answer_makes_another_key(other: Request) -> None:
+    assert key_of(ASKED, Call(), "here") != key_of(other, Call(), "here")
+
+
+def test_another_endpoint_and_another_tenant_make_another_key() -> None:
+    keys = {
+        key_of(ASKED, Call(), "here"),
+        key_of(ASKED, Call(), "there"),
+        key_of(ASKED, Call(tenant="x"), "here"),
+    }
+    assert len(keys) == 3
+
+
+SAME = {
+    "order of a body's keys": asked(body=dict(reversed(BODY.items()))),
+    "order of inner keys": body(messages=[{"content": "é", "role": "user"}]),
+    "case of a header": asked(headers={"x-team": "a"}),
+    "a key": asked(headers={"X-Team": "a", "Authorization": "Bearer abc", "api-key": "abc"}),
+    "a request's name": asked(headers={"X-Team": "a", "X-Request-ID": "1", "traceparent": "1"}),
+}
+
+
+@pytest.mark.parametrize("same", SAME.values(), ids=SAME.keys())
+def test_what_decides_nothing_leaves_the_key_as_it_is(same: Request) -> None:
+    key = key_of(ASKED, Call(), "here")
+    assert key == key_of(same, Call(deadline_s=5.0, priority=3, attempts=2), "here")
+    assert key is not None
+    assert len(key) == 32
+
+
+def test_the_key_of_a_request_stays_what_it_is() -> None:
+    """Another one would lose every cache there is."""
+    key = key_of(ASKED, Call(), identity(HERE))
+    assert key is not None
+    assert key.hex() == "88c72ae7a619a3d09584f83ec6605811d7e7f2af3d57432c91e8e002c4d1a148"
+
+
+@pytest.mark.parametrize("bad", [{"a": object()}, {"a": "\ud800"}], ids=["object", "surrogate"])
+def test_a_body_that_is_no_json_has_no_key(bad: Any) -> None:
+    assert key_of(asked(body=bad), Call(), "here") is None
+
+
+def endpoint(**changes: Any) -> Endpoint:
+    return msgspec.structs.replace(HERE, **changes)
+
+
+def check_identity(made: Any) -> None:
+    assert "k-1" not in made(HERE)
+    assert made(HERE) == made(endpoint(api_key="k-2"))
+    assert made(HERE) == made(endpoint(name="other", base_url="http://127.0.0.1:8000/v1/"))
+    assert made(HERE) == made(endpoint(headers={"x-org": "a", "Authorization": "secret"}))
+    assert made(HERE) != made(endpoint(base_url="http://127.0.0.1:8001/v1"))
+    assert made(HERE) != made(endpoint(base_url="https://127.0.0.1:8000/v1"))
+    assert made(HERE) != made(endpoint(base_url="http://127.0.0.1:8000/b/v1"))
+    assert made(HERE) != made(endpoint(headers={"x-org": "b"}))
+
+
+def test_an_endpoint_is_its_address_and_its_headers_but_never_a_key() -> None:
+    check_identity(identity)
+
+
+def test_an_embedded_server_is_the_same_at_any_port() -> None:
+    there = endpoint(base_url="http://127.0.0.1:8001/v1")
+    assert identity(HERE, is_simulated=True) == identity(there, is_simulated=True)
+    assert identity(HERE, is_simulated=True) != identity(HERE)
+
+
+def check_key(changed: Any) -> None:
+    """All of the above in one, for the mutants."""
+    key = changed.key_of(ASKED, Call(), "here")
+    for name, other in OTHERS.items():
+        assert changed.key_of(other, Call(), "here") != key, name
+    for name, same in SAME.items():
+        assert changed.key_of(same, Call(), "here") == key, name
+    assert changed.key_of(ASKED, Call(), "there") != key
+    assert changed.key_of(ASKED, Call(tenant="x"), "here") != key
+
+
+@pytest.mark.parametrize(
+    ("line", "replacement"),
+    [
+        ("identity,", '"",'),
+        ("call.tenant,", '"",'),
+        ("request.method,", '"",'),
+        ("request.url,", '"",'),
+        ("request.output_path,", "(),"),
+        ("headers,", "(),"),
+        ("request.body,", '(request.body or {}).get("messages"),'),
+        (
+            '_encode = msgspec.json.Encoder(order="deterministic").encode',
+            "_encode = msgspec.json.Encoder().encode",
+        ),
+        (
+            "named = ((name.lower(), value) for name, value in headers.items())",
+            "named = headers.items()",
+        ),
+        (
+            "return sorted(pair for pair in named if pair[0] not in _CREDENTIALS | _NAMES)",
+            "return sorted(named)",
+        ),
+    ],
+)
+def test_a_key_that_leaves_something_out_is_noticed(line: str, replacement: str) -> None:
+    assert_caught(check_key, module, mutant(module, line, replacement))
+
+
+def chat(**fields: Any) -> Request:
+    return Request(body={"model": "m", "messages": [], **fields})
+
+
+DETERMINED = {
+    "temperature 0": chat(temperature=0),
+    "temperature 0.0": chat(temperature=0.0),
+    "a seed": chat(seed=0),
+    "a seed at any temperature": chat(seed=7, temperature=1),
+    "embeddings": Request(url="/v1/embeddings", body={"model": "m", "input": "a"}),
+    "embeddings with a query": Request(url="/v1/embeddings/?v=1", body={"input": "a"}),
+    "the caller's tools": chat(temperature=0, tools=[{"type": "function", "function": {}}]),
+    "another API": Request(url="/ask", body={"q": "a", "temperature": 0}),
+}
+SAMPLED = {
+    "nothing stated": chat(),
+    "a temperature": chat(temperature=0.1),
+    "no seed": chat(seed=None),
+    "a seed that is none": chat(seed=True),
+    "a temperature that is none": chat(temperature=False),
+    "a temperature as text": chat(temperature="0"),
+    "a web search": chat(temperature=0, tools=[{"type": "web_search"}]),
+    "another web search": chat(temperature=0, web_search_options={"a": 1}),
+    "a conversation": chat(temperature=0, conversation="c-1"),
+    "in the background": chat(temperature=0, background=True),
+    "a body that is no object": Request(body=[0]),
+    "no body": Request(method="GET", url="/chat?temperature=0"),
+    "a PUT": Request(method="PUT", url="/v1/embeddings", body={"seed": 1}),
+}
+
+
+def check_determined(found: Any) -> None:
+    assert [name for name, request in DETERMINED.items() if not found(request)] == []
+    assert [name for name, request in SAMPLED.items() if found(request)] == []
+
+
+def test_a_request_is_determined_where_it_says_so() -> None:
+    check_determined(is_determined)
+
+
+@pytest.mark.parametrize(
+    ("line", "replacement"),
+    [
+        ('return type(body.get("seed")) is int or (', 'return "seed" in body or ('),
+        (
+            'type(body.get("temperature")) in (int, float) and body["temperature"] == 0',
+            'body.get("temperature", 0) == 0',
+        ),
+        (
+            'if any(body.get(name) for name in _OUTWARD) or _has_servers_tools(body.get("tools")):',
+            "if any(body.get(name) for name in _OUTWARD):",
+        ),
+        (
+            'if any(body.get(name) for name in _OUTWARD) or _has_servers_tools(body.get("tools")):',
+            'if _has_servers_tools(body.get("tools")):',
+        ),
+        (
+            'if request.method != "POST" or not isinstance(body, dict):',
+            "if not isinstance(body, dict):",
+        ),
+    ],
+)
+def test_a_sampled_request_that_is_taken_for_another_is_noticed(
+    line: str, replacement: str
+) -> None:
+    changed = mutant(module, line, replacement)
+    assert_caught(check_determined, is_determined, changed.is_determined)
+
+
+def test_only_questions_are_ever_cached() -> None:
+    asking = [
+        method
+        for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+        if only_asks(Request(method=method))
+    ]
+    assert asking == ["GET", "POST"]
