@@ -1,0 +1,190 @@
+"""The final number of an answer: every row of the table, and what would break it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from mutants import assert_caught, mutant, with_names
+from redline.tasks import announced as announced_module
+from redline.tasks import conclusion as conclusion_module
+from redline.tasks import extract as extract_module
+from redline.tasks.extract import Found, final_number
+from redline.tasks.numbers import Number
+from tables import number, rows
+
+TABLE = rows("answers")
+SHAPES = sorted({row["shape"] for row in TABLE})
+
+
+def found(answer: str, **options: Any) -> Number | None:
+    last = final_number(answer, **options)
+    return last.number if last else None
+
+
+def wrong(module: ModuleType, *shapes: str) -> list[str]:
+    """What `module.final_number` finds wrongly in the rows of these shapes, or of all."""
+    lines: list[str] = []
+    for row in TABLE:
+        if shapes and row["shape"] not in shapes:
+            continue
+        last: Found | None = module.final_number(row["answer"])
+        if (last.number if last else None) != number(row["number"]):
+            lines.append(f"{row['answer']!r}: {last} instead of {row['number']}")
+    return lines
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_final_number_is_that_of_the_table(shape: str) -> None:
+    assert wrong(extract_module, shape) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "shape"),
+    [
+        ("#### 18", "hashes"),
+        ("\\boxed{18 eggs}", "boxed"),
+        ("<answer>18 eggs</answer>", "tag"),
+        ("A: 18 eggs", "label"),
+        ("The answer is 18.", "phrase"),
+        ("She sells **18** eggs in 3 days.", "bold"),
+        ("So 9 * 2 = 18 eggs.", "equation"),
+        ("She sells 18 eggs.", "sentence"),
+        ("She sells eighteen eggs.", "words"),
+    ],
+)
+def test_what_shows_the_number_is_told(answer: str, shape: str) -> None:
+    last = final_number(answer)
+    assert last is not None
+    assert last.shape == shape
+
+
+def test_the_text_is_the_numeral_without_markup() -> None:
+    last = final_number("So it costs **\\$1.5 million** in all.")
+    assert last is not None
+    assert (last.text, str(last.number)) == ("$1.5 million", "1500000")
+
+
+# An answer that is known to be cut.
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("16 - 3 = 13. She has 13 eggs.", None),
+        ("She makes $18 a day.", None),
+        ("The answer is 18", None),
+        ("The answer is 1", None),
+        ("#### 18", None),
+        ("\\boxed{18", None),
+        ("18", None),
+        ("The answer is 18.", "18"),
+        ("#### 18\n\nQuestion: And how", "18"),
+        ("\\boxed{18} is what she", "18"),
+    ],
+)
+def test_of_a_cut_answer_only_an_announced_number_counts(answer: str, expected: str | None) -> None:
+    assert found(answer, is_cut=True) == number(expected)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "She has 16 - 3 = 13 eggs left. Then she",
+        "For the twelfth glass he pays $2.5.\nFor the thirteenth glass he pays 5 * 1",
+        "The total is 3 + 15 =",
+        "She sells 9 eggs and the",
+        "It grows by $<<34.56+6.912=41.472>>41.472 to $<<41.472+8.",
+        "The eggs are sold for \\boxed{1",
+        "<think>She has 9 eggs, so the answer is 18",
+        "The rest is 0." + "3" * 200,
+    ],
+)
+def test_an_answer_that_ends_too_early_has_no_number(answer: str) -> None:
+    assert found(answer) is None
+
+
+# What must not go unnoticed.
+
+
+def check(*shapes: str) -> Callable[[ModuleType], None]:
+    def checked(module: ModuleType) -> None:
+        assert wrong(module, *shapes) == []
+
+    return checked
+
+
+MUTANTS: list[tuple[str, Callable[[], ModuleType], tuple[str, ...]]] = [
+    (
+        "a cut answer is read to its middle",
+        lambda: with_names(extract_module, looks_cut=lambda page: False),
+        ("none",),
+    ),
+    (
+        "reasoning is part of the answer",
+        lambda: with_names(extract_module, spoken=lambda answer: answer),
+        ("reasoning",),
+    ),
+    (
+        "the model's next question is answered",
+        lambda: with_names(extract_module, without_run_on=lambda text: text),
+        ("several hashes", "trailing prose"),
+    ),
+    (
+        "corrections are not seen",
+        lambda: with_names(extract_module, correction=lambda page, at: None),
+        ("correction",),
+    ),
+    (
+        "the first mark wins",
+        lambda: with_names(
+            extract_module,
+            announced=mutant(
+                announced_module,
+                "for mark in reversed(found[-_MOST_MARKS:]):",
+                "for mark in found[-_MOST_MARKS:]:",
+            ).announced,
+        ),
+        ("correction", "several hashes"),
+    ),
+    (
+        "an expression is a number",
+        lambda: with_names(
+            extract_module,
+            announced=with_names(
+                announced_module, is_part=lambda text, span, numerals: False
+            ).announced,
+        ),
+        ("label", "phrase"),
+    ),
+    (
+        "closing words are read",
+        lambda: with_names(
+            extract_module,
+            conclusion=mutant(
+                conclusion_module, "if _CLOSING.match(text):", "if False:"
+            ).conclusion,
+        ),
+        ("trailing prose",),
+    ),
+    (
+        "a question counts as an answer",
+        lambda: with_names(
+            extract_module,
+            conclusion=mutant(
+                conclusion_module, "at = _paragraph(page, spans, at)", "pass"
+            ).conclusion,
+        ),
+        ("echo",),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("changed", "shapes"), [m[1:] for m in MUTANTS], ids=[m[0] for m in MUTANTS]
+)
+def test_the_table_notices(changed: Callable[[], ModuleType], shapes: tuple[str, ...]) -> None:
+    assert_caught(check(*shapes), extract_module, changed())

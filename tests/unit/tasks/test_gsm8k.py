@@ -1,0 +1,91 @@
+"""GSM8K's own data: its reference answers, and a real model's 1,319 solutions with their marks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mutants import assert_caught
+from redline.tasks.extract import final_number, gold_number, strict_number
+from redline.tasks.numbers import Number, is_same
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def questions(shared_data: Path) -> list[tuple[dict[str, Any], Number]]:
+    """Each test question with its reference number."""
+    found = [(row, gold_number(row["answer"])) for row in read(shared_data / "gsm8k/test.jsonl")]
+    return [(row, gold) for row, gold in found if gold is not None]
+
+
+@pytest.fixture(scope="module")
+def solutions(
+    shared_data: Path, questions: list[tuple[dict[str, Any], Number]]
+) -> list[tuple[str, bool, Number]]:
+    """Each of the model's solutions, whether it is marked as correct, and the reference number."""
+    rows = read(shared_data / "gsm8k/answers-175b-finetuning.jsonl")
+    pairs = zip(rows, questions, strict=True)
+    return [(row["answer"], row["is_correct"], gold) for row, (_, gold) in pairs]
+
+
+def test_every_solution_is_judged_as_its_publisher_did(
+    solutions: list[tuple[str, bool, Number]],
+) -> None:
+    def check(same: Callable[[Number, Number], bool]) -> None:
+        wrong = []
+        for answer, is_correct, gold in solutions:
+            found = final_number(answer)
+            if (found is not None and same(found.number, gold)) != is_correct:
+                wrong.append((answer[-80:], found, str(gold)))
+        assert wrong == []
+
+    assert len(solutions) == 1319
+    assert sum(is_correct for _, is_correct, _ in solutions) == 458
+    assert_caught(check, is_same, lambda one, other: round(one.value) == round(other.value))
+
+
+def test_a_solution_that_was_cut_has_no_number(solutions: list[tuple[str, bool, Number]]) -> None:
+    cut = [answer for answer, _, _ in solutions if "\nA:" not in answer]
+    assert len(cut) == 5
+    assert [final_number(answer) for answer in cut] == [None] * 5
+
+
+def test_the_solutions_keep_the_form_of_their_label(
+    solutions: list[tuple[str, bool, Number]],
+) -> None:
+    found = [(strict_number(answer, "label"), gold) for answer, _, gold in solutions]
+    assert sum(one is not None and is_same(one.number, gold) for one, gold in found) == 458
+    assert all(strict_number(answer) is None for answer, _, _ in solutions)
+
+
+def test_every_reference_answer_is_found_in_itself(
+    questions: list[tuple[dict[str, Any], Number]],
+) -> None:
+    assert len(questions) == 1319
+    for row, gold in questions:
+        for found in (final_number(row["answer"]), strict_number(row["answer"])):
+            assert found is not None
+            assert found.number == gold
+
+
+def test_without_its_last_line_a_reference_solution_still_concludes_with_its_number(
+    questions: list[tuple[dict[str, Any], Number]],
+) -> None:
+    """The texts were written by people who did not know that the last line would be cut off.
+
+    In four of them the text itself ends with another number than the last line, such as dollars
+    for cents.
+    """
+    wrong = []
+    for row, gold in questions:
+        found = final_number(row["answer"].rpartition("\n####")[0])
+        if found is None or not is_same(found.number, gold):
+            wrong.append((row["answer"][-120:], found))
+    assert len(wrong) <= 4, wrong
