@@ -24,6 +24,7 @@ from redline.tasks.plain import BOLD, HASHES
 
 _MOST_MARKS = 64
 _MOST_REGION = 600
+_MOST_UNIT_WORDS = 5  # as in `18 dollars a day`
 
 _FILLER = re.compile(
     rf"(?:[\s\"'*_()\[:=~≈,>|.…$+—→{BOLD}{HASHES}]|(?<!\w)[a-z][ ]?=(?!=)|\([A-E]\)[ ]?|"
@@ -36,6 +37,7 @@ _FILLER = re.compile(
 _OF_NUMBER = re.compile(r"[ ]of[ ][^.]{0,20}?\d")
 _IF = re.compile(r"\bif\b", re.IGNORECASE)
 _WOULD = re.compile(r"\bwould\b", re.IGNORECASE)
+_EQUALS = re.compile(r"=|\bequals\b")
 _NEGATED = re.compile(r"\s*(?:not|never|less than|more than|greater than|fewer than)\b", re.I)
 _BUT = re.compile(r"\b(?:but|rather|instead)\b", re.IGNORECASE)
 
@@ -65,40 +67,55 @@ def announced(page: Page, is_cut: bool) -> Announced | None:
 
 
 def _given(page: Page, mark: Mark, follows: int) -> Given | None:
+    """The number after one mark, or None. follows: where the next mark begins."""
     if mark.shape == "boxed":
         return _boxed(page, mark)
     if mark.shape == "tag":
         return _spaced_numeral(page, mark, mark.limit) or _concluded(page, mark, mark.limit)
-    end = min(follows, len(page.text), mark.content + _MOST_REGION)
-    regions = page.within(mark.content, end)
-    if not regions:
+    region = _region(page, mark, follows)
+    if region is None:
         return None
-    region = regions[0]
-    negated = _NEGATED.match(page.text, region.start, region.end)
-    if negated is not None:
-        but = _BUT.search(page.text, negated.end(), region.end)
-        if but is None:
-            return None
-        region = Span(but.end(), region.end)
     first = _first(page, region)
     if first is not None and first.number is None:
         return None
-    if first is not None and not is_part(
-        page.text, region, [first, *page.numerals(Span(first.end, region.end))]
-    ):
-        is_share = first.number is not None and (
-            first.number.is_percent or first.number.value.denominator > 1
-        )
-        if not (is_share and _OF_NUMBER.match(page.text, first.end, region.end)):
+    may_be_working = mark.shape == "label" and not mark.is_final
+    if first is not None and _stands_alone(page, region, first):
+        if not (may_be_working and _goes_on(page, first, region, follows)):
             return Given(first, mark.shape)
-    if mark.shape == "hashes" and first is None:
+    elif mark.shape == "hashes" and first is None:
         return None
-    if mark.shape == "label" and not mark.is_final:
-        return _worked_out(page, mark, region, follows)
-    is_supposed = _WOULD.search(page.text, mark.start, mark.content) is not None
-    if is_supposed and _IF.search(page.text, region.start, region.end):
+    return _worked_out(page, mark, region, follows) if may_be_working else _said(page, mark, region)
+
+
+def _region(page: Page, mark: Mark, follows: int) -> Span | None:
+    """The sentence after the mark; of `not 17 but 18`, what follows `but`."""
+    regions = page.within(mark.content, min(follows, mark.content + _MOST_REGION))
+    if not regions:
         return None
-    return _of_sentence(page, mark, region)
+    start, end = regions[0]
+    negated = _NEGATED.match(page.text, start, end)
+    if negated is None:
+        return Span(start, end)
+    but = _BUT.search(page.text, negated.end(), end)
+    return Span(but.end(), end) if but else None
+
+
+def _stands_alone(page: Page, region: Span, first: Numeral) -> bool:
+    """Whether the first numeral is a number of its own: no part of an expression or a share."""
+    rest = page.numerals(Span(first.end, region.end))
+    if is_part(page.text, region, [first, *rest]):
+        return False
+    number = first.number
+    is_share = number is not None and (number.is_percent or number.value.denominator > 1)
+    return not (is_share and _OF_NUMBER.match(page.text, first.end, region.end))
+
+
+def _goes_on(page: Page, first: Numeral, region: Span, follows: int) -> bool:
+    """Whether the number only begins a sentence of working, as in `A: 30 books weigh 7.5 ...`."""
+    words = page.text[first.end : region.end].split()
+    is_named = "=" in page.text[region.start : first.start]  # as in `A: x = 6`
+    is_sentence = is_named or len(words) > _MOST_UNIT_WORDS
+    return is_sentence and _EQUALS.search(page.text, first.end, follows) is not None
 
 
 def _boxed(page: Page, mark: Mark) -> Given | None:
@@ -131,6 +148,14 @@ def _first(page: Page, region: Span) -> Numeral | None:
     return chinese_numeral(text, edge)
 
 
+def _said(page: Page, mark: Mark, region: Span) -> Given | None:
+    """The number of a sentence, unless it only says what would be if something else were."""
+    is_supposed = _WOULD.search(page.text, mark.start, mark.content) is not None
+    if is_supposed and _IF.search(page.text, region.start, region.end):
+        return None
+    return _of_sentence(page, mark, region)
+
+
 def _of_sentence(page: Page, mark: Mark, region: Span) -> Given | None:
     if is_refusal(page.text, region):
         return None
@@ -146,7 +171,7 @@ def _worked_out(page: Page, mark: Mark, region: Span, follows: int) -> Given | N
     A sentence that states it, and what follows only explains; or working, which ends in it.
     """
     first = _of_sentence(page, mark, region)
-    has_working = "=" in page.text[region.start : follows]
+    has_working = _EQUALS.search(page.text, region.start, follows)
     if first is not None and not has_working:
         return first
     return _concluded(page, mark, follows) or first

@@ -26,14 +26,14 @@ _MOST_EXPONENT = 100
 
 _GROUPED = re.compile(
     r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?|[1-9]\d?(?:,\d{2})+,\d{3}(?:\.\d+)?"
-    rf"|[1-9]\d{{0,2}}(?:(?:'\d{{3}})+|(?:{THIN}\d{{3}})+)(?:[.,]\d+)?|\d+(?:_\d+)+"
+    rf"|[1-9]\d{{0,2}}(?:(?:'\d{{3}})+|(?:{THIN}\d{{3}})+)(?:[.,]\d+)?|[1-9]\d{{0,2}}(?:_\d{{3}})+"
 )
 _POINT_GROUPED = re.compile(r"[1-9]\d{0,2}(?:(?:\.\d{3})+,\d+|(?:\.\d{3}){2,})")
 _ONE_POINT_GROUP = re.compile(r"[1-9]\d{0,2}\.\d{3}")
 _DECIMAL = re.compile(r"\d*[.,]\d+")
 _GROUP_SIGNS = re.compile(f"['_{THIN}]")
 
-_DATE = re.compile(r"/\d{1,2}/\d{2,4}(?!\d)|-\d\d-\d\d(?!\d)")
+_DATE = re.compile(r"/\d{1,2}/\d{2,4}(?!\d)|-(?:0\d|1[0-2])-(?:[0-2]\d|3[01])(?!\d)")
 _TIME = re.compile(r":(\d\d?)(?!\d)(?::\d\d)?")
 _EXPONENT = re.compile(r"[eE]([+-]?\d{1,12})(?!\w)")
 _POWER = re.compile(rf"[ {THIN}]?[×x*·][ {THIN}]?10[ ]?(?:\^|{BOLD})[ ]?\(?([+-]?\d{{1,12}})\)?")
@@ -125,15 +125,13 @@ def _fraction_or_power(
 ) -> tuple[Fraction | None, int]:
     """The value with its fraction or its power of ten, and where that ends."""
     power = _EXPONENT.match(text, at, end) or _POWER.match(text, at, end)
-    if power is None and value == 10:
-        power, value = (
-            _OWN_POWER.match(text, at, end),
-            Fraction(1 if text[at : at + 1] == "^" else 10),
-        )
-    if power is not None:
-        exponent = int(power[1])
+    own = _OWN_POWER.match(text, at, end) if value == 10 else None
+    found = power or own
+    if found is not None:
+        exponent = int(found[1])
+        base = value if power else Fraction(1)  # `10^6` is 1 times a million
         is_small = abs(exponent) <= _MOST_EXPONENT
-        return value * Fraction(10) ** exponent if is_small else None, power.end()
+        return base * Fraction(10) ** exponent if is_small else None, found.end()
     mixed = _AND_OVER.match(text, at, end) if value.denominator == 1 else None
     if mixed is not None and 0 < int(mixed[1]) < int(mixed[2]):
         return value + Fraction(int(mixed[1]), int(mixed[2])), mixed.end()

@@ -34,7 +34,7 @@ _ENGLISH = (
 _PHRASES = tuple(
     (words.split(), re.compile(pattern, re.IGNORECASE | re.MULTILINE))
     for words, pattern in (
-        ("answer", rf"(?<![A-Za-z])answers?{_ENGLISH}"),
+        ("answer", rf"(?<![A-Za-z])answer{_ENGLISH}"),
         (
             "final correct",
             rf"\b(?:final|correct) (?:result|value|number|total|amount|count){_ENGLISH}",
@@ -88,19 +88,17 @@ _LABEL = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _HASH = re.compile(rf"{HASHES}{_GAP}(?:[^\n\d$:{HASHES}]{{0,40}}:)?")
-_BOXED = re.compile(rf"{BOX}([^{BOX}{BOX_END}]{{0,400}})({BOX_END})?")
-_TAGGED = re.compile(rf"{TAG}([^{TAG}{TAG_END}]{{0,4000}})({TAG_END})?")
-
-# An answer that is only supposed, or held by others, is not the one that is given.
-_SUPPOSED = re.compile(
-    r"(?:\b(?:if|whether|suppose|supposing|assume|assuming|unless|that)[ ]"
-    r"|\b(?:you|one|people|some|many|most|they|students?)(?:[ ]\w+)?[ ](?:think|say|believe|guess|"
-    r"assume|expect|conclude)[ ](?:that[ ])?)"
-    r"(?:the|your|their|an?|this|its)?[ ]?(?:\w+[ ])?$",
-    re.IGNORECASE,
+_ENCLOSED: tuple[tuple[Shape, re.Pattern[str]], ...] = (
+    ("boxed", re.compile(rf"{BOX}([^{BOX}{BOX_END}]{{0,400}})({BOX_END})?")),
+    ("tag", re.compile(rf"{TAG}([^{TAG}{TAG_END}]{{0,4000}})({TAG_END})?")),
 )
-_THAT = re.compile(
-    r"\b(?:so|means|know|find|conclude|get|see|see,|therefore) that\b", re.IGNORECASE
+
+# An answer that is only supposed, held by others, or one of many is not the one that is given.
+_SUPPOSED = re.compile(
+    r"(?:\b(?:if|whether|suppose|supposing|assume|assuming|unless|each|every|any|per)[ ]"
+    r"|\b(?:you|one|people|some|many|most|they|students?)(?:[ ]\w+)?[ ](?:think|say|believe|guess|"
+    r"assume|expect|conclude)[ ])(?:that[ ])?(?:the|your|their|an?|this|its)?[ ]?(?:\w+[ ])?$",
+    re.IGNORECASE,
 )
 _OPTIONS_FOLLOW = re.compile(r"[^\n]*\n\s*B[:.)]")
 _NEAR = 40
@@ -109,8 +107,8 @@ _NEAR = 40
 class Mark(NamedTuple):
     """A mark, its whole extent, and where the answer that it announces begins and must end.
 
-    limit: `end` of the text for all but boxes and tags, which close. is_closed: they do.
-    is_final: it says that the answer is final or correct, so that the working is over.
+    limit: the end of the text for all but boxes and tags, which close, where is_closed.
+    is_final: of a label, that it says `final` or `correct`, so that no working follows.
     """
 
     shape: Shape
@@ -136,12 +134,10 @@ def _hashes(text: str) -> list[Mark]:
 
 def _boxes(text: str) -> list[Mark]:
     found: list[Mark] = []
-    for shape, pattern in (("boxed", _BOXED), ("tag", _TAGGED)):
+    for shape, pattern in _ENCLOSED:
         for box in pattern.finditer(text):
             start, end = box.span(1)
-            is_closed = box[2] is not None
-            name: Shape = "boxed" if shape == "boxed" else "tag"
-            found.append(Mark(name, box.start(), start, end, is_closed, is_final=True))
+            found.append(Mark(shape, box.start(), start, end, is_closed=box[2] is not None))
     return found
 
 
@@ -164,7 +160,7 @@ def _phrases(text: str) -> list[Mark]:
             continue
         for phrase in pattern.finditer(text):
             head = text[max(0, phrase.start() - _NEAR) : phrase.start()]
-            if not _SUPPOSED.search(head) or _THAT.search(head):
+            if not _SUPPOSED.search(head):
                 start, content = phrase.span()
-                found.append(Mark("phrase", start, content, len(text), is_final=True))
+                found.append(Mark("phrase", start, content, len(text)))
     return found

@@ -23,7 +23,8 @@ _MONEY = (
 )
 _DIGITS = re.compile(rf"\d+(?:[.,'_{THIN}]\d+)*|(?<![\w.])\.\d+")
 _BEFORE = re.compile(rf"(-[ ]?)?({_MONEY}[ {THIN}]?)?(-?)$")
-_NAME = re.compile(rf"[{_LETTER}_^#@]-?$")
+_NAME = re.compile(rf"[{_LETTER}_^#@]$")
+_WORD_END = re.compile(rf"[{_LETTER}]{{2}}$")
 _MINUS_WORD = re.compile(
     r"(minus|negative|moins|menos|meno|минус|负|負|マイナス)[ ]?$", re.IGNORECASE
 )
@@ -188,26 +189,30 @@ def _lead(text: str, begin: int, digits: int) -> _Lead | None:
     before = _BEFORE.search(head)
     assert before is not None  # it matches the empty end
     is_money = before[2] is not None
-    if not is_money and not before[1] and not before[3] and _NAME.search(head):
-        return None
+    first = before.start(2) if is_money else before.start(3)
     if before[3] and is_money:
-        return _Lead(begin + before.start(2), True, True)
-    sign = before.start(3) if before[3] else before.start(1) if before[1] else None
-    first = begin + (before.start(2) if is_money else before.start(3))
-    if sign is not None:
-        outside = head[:sign]
-        if not is_money and _NAME.search(outside) and _IS_LETTER.search(outside[-1:]):
-            word = re.search(f"[{_LETTER}]+$", outside)
-            if word is not None and len(word[0]) > 1:
-                return None  # a name, as in `COVID-19`
+        return _Lead(begin + first, True, True)  # `$-5`
+    outside = head[: before.start()]
+    if not is_money and _is_name(outside, has_hyphen=before.start() < len(head)):
+        return None
+    if before[1] or before[3]:
+        is_double = bool(before[1] and before[3])
         is_apart = before[1] == "- "
         is_minus = _IS_SIGNED.search(outside) is not None if is_apart else _is_minus(outside)
-        return _Lead(begin + sign if is_minus else first, is_minus, is_money)
-    word = _MINUS_WORD.search(head[: before.start()])
-    if word is None:
-        return _Lead(first, False, is_money)
-    is_minus = word[1].lower() == "negative" or _is_minus(head[: word.start()])
-    return _Lead(begin + word.start() if is_minus else first, is_minus, is_money)
+        if is_double or not is_minus:
+            return _Lead(begin + first if is_money else digits, False, is_money)
+        return _Lead(begin + before.start(), True, is_money)
+    word = _MINUS_WORD.search(outside)
+    if word is None or (word[1].lower() != "negative" and not _is_minus(head[: word.start()])):
+        return _Lead(begin + first, False, is_money)
+    return _Lead(begin + word.start(), True, is_money)
+
+
+def _is_name(head: str, *, has_hyphen: bool) -> bool:
+    """Whether digits after `head` belong to a name, as in `H2O`, `x_1`, `COVID-19`."""
+    if not has_hyphen:
+        return _NAME.search(head) is not None
+    return _WORD_END.search(head) is not None
 
 
 def _is_minus(head: str) -> bool:

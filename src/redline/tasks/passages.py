@@ -34,8 +34,18 @@ _ROLE = re.compile(r"(?:assistant|model)\s*(?:<\|end_header_id\|>|\n)", re.IGNOR
 _RUN_ON = re.compile(
     rf"^[ {BOLD}{HASHES}]*(?:Q|(?:Next |New |Another |Example )?(?:Question|Problem|Exercise)|"
     r"Human|User|Instruction|Student|Frage|Pregunta|Pergunta|Domanda|Вопрос|问题|問題|질문|문제)"
-    rf"[ ]?#?\d{{0,4}}[ {BOLD}]*:",
+    rf"[ ]?#?(?P<number>\d{{0,4}})[ {BOLD}]*:",
     re.MULTILINE | re.IGNORECASE,
+)
+_FIRST_OF_SERIES = re.compile(r"\b(?:Q|Question|Problem|Exercise)[ ]?#?1\b", re.IGNORECASE)
+_ASKED = re.compile(
+    rf"^[^\n]{{12,600}}\?[ {BOLD}]*\n+[ {BOLD}]*(?:A|Answer)[ {BOLD}]*:",
+    re.MULTILINE | re.IGNORECASE,
+)
+_CONCLUDED = re.compile(
+    rf"[{HASHES}{BOX}]\D{{0,8}}\d|\banswer is\b[^.\n]{{0,40}}\d|"
+    r"\b(?:therefore|thus|hence)\b[^.\n]{0,120}\d",
+    re.IGNORECASE,
 )
 ANSWERED = re.compile(
     rf"^[^\w\n]{{0,8}}\d[\d.,]{{0,16}}[^\w\n]{{0,4}}$|[{HASHES}{BOX}]\D{{0,8}}\d|=[ ]?[$€£]?\d|"
@@ -100,15 +110,21 @@ def without_run_on(text: str, answered: re.Pattern[str] = ANSWERED) -> str:
     """Plain text up to the next question that the model asks itself after it has answered.
 
     A question before any answer is an echo of the one that was asked, and stays. Between two lines
-    of `####` a question need have no label. answered: what an answer looks like, numbers unless
-    told.
+    of `####`, and before `Answer:` where a conclusion was drawn, a question need have no label. A
+    series that begins with `Question 1` is the model's way to the answer, and stays. answered: what
+    an answer looks like, numbers unless told.
     """
     text = _first_hashed(text)
+    conclusion = _CONCLUDED.search(text)
+    asked = _ASKED.search(text, conclusion.end()) if conclusion else None
+    text = text[: asked.start()] if asked else text
     answer = answered.search(text)
     if answer is None:
         return text
-    question = _RUN_ON.search(text, answer.end())
-    return text[: question.start()] if question else text
+    for question in _RUN_ON.finditer(text, answer.end()):
+        is_series = question["number"] and _FIRST_OF_SERIES.search(text, 0, question.start())
+        return text if is_series else text[: question.start()]
+    return text
 
 
 def _first_hashed(text: str) -> str:

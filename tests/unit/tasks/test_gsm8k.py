@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,51 @@ def test_without_its_last_line_a_reference_solution_still_concludes_with_its_num
         if found is None or not is_same(found.number, gold):
             wrong.append((row["answer"][-120:], found))
     assert len(wrong) <= 4, wrong
+
+
+def _markdown(solution: str, number: str) -> str:
+    steps = [f"{count}. {line}" for count, line in enumerate(solution.split("\n"), 1)]
+    return "\n".join(["## Solution", "", *steps])
+
+
+def _thought(solution: str, number: str) -> str:
+    return f"<think>\n{solution}\nThe answer is 77777.\n</think>\n\nIn the end it is {number}."
+
+
+DRESSED: dict[str, Callable[[str, str], str]] = {
+    "markdown": _markdown,
+    "reasoning": _thought,
+    "one line": lambda solution, number: solution.replace(".\n", "\n").replace("\n", ". ") + ".",
+    "a label before": lambda solution, number: f"A: {solution}",
+    "an echo": lambda solution, number: f"How much is it if they have 12 more?\n\n{solution}",
+    "closing words": lambda solution, number: (
+        f"{solution}\n\nI hope this helps! Let me know if you have 2 more questions."
+    ),
+    "a check": lambda solution, number: f"{solution}\n\n**Verification:** 3 * 4 = 12 ✓",
+    "answer first": lambda solution, number: f"**{number}**\n\nExplanation: {solution}",
+    "a box": lambda solution, number: (
+        solution.replace("$", "\\$") + f"\n\nSo the answer is $\\boxed{{{number}}}$."
+    ),
+    "a next question": lambda solution, number: (
+        f"{solution}\n#### {number}\n\nQuestion: Tom has 3 hats and buys 2. How many has he?\n"
+        "Answer: He has 3 + 2 = 5 hats.\n#### 5"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DRESSED)
+def test_a_solution_says_the_same_however_it_is_dressed(
+    questions: list[tuple[dict[str, Any], Number]], name: str
+) -> None:
+    """Of every seventh solution that is read rightly as it stands, at most one is lost."""
+    wrong = []
+    for row, gold in questions[::7]:
+        solution, _, number = row["answer"].rpartition("\n#### ")
+        solution = re.sub(r"<<[^>]*>>", "", solution)
+        plain = final_number(solution)
+        if plain is None or not is_same(plain.number, gold):
+            continue
+        found = final_number(DRESSED[name](solution, number))
+        if found is None or not is_same(found.number, gold):
+            wrong.append((solution[-120:], found))
+    assert len(wrong) <= 1, wrong
