@@ -20,7 +20,7 @@ _CLOSING = re.compile(
     r"[^\w]{0,8}(?:(?:i )?hope|let me know|feel free|if you|please|tell me|would you|do you|"
     r"does (?:that|this)|is there|any (?:other |more )?questions|thank|happy to|glad to|"
     r"you're welcome|good luck|cheers|great (?:job|question)|don't hesitate|can i|shall i|want me|"
-    r"i can|i'd be|i would be|have a|best|regards|enjoy|keep|note|remember|p\.?s|sure)\b",
+    r"i can|i'd be|i would be|have a|best|regards|enjoy|keep|note|remember|p\.?s|confidence)\b",
     re.IGNORECASE,
 )
 _TO_READER = re.compile(r"\b(?:you|your|help|sense|else|further|clear)\b", re.IGNORECASE)

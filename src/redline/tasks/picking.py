@@ -158,6 +158,7 @@ def _roles(text: str, span: Span, numerals: list[Numeral]) -> dict[int, Role]:
             role = "side"  # as the 2 of `= $18 a day at 2 markets`
         roles[numeral.start] = role
     _mark_ranges(text, span, numerals, roles)
+    _mark_breakdown(text, span, numerals, roles)
     return roles
 
 
@@ -251,6 +252,17 @@ def _mark_ranges(text: str, span: Span, numerals: list[Numeral], roles: dict[int
         is_to = _TO.fullmatch(text, one.end, other.start) and not _FROM.search(head)
         if is_between or is_to:
             roles[one.start] = roles[other.start] = "range"
+
+
+def _mark_breakdown(text: str, span: Span, numerals: list[Numeral], roles: dict[int, Role]) -> None:
+    """After a colon that follows a main number, several more are its parts: `150: 100 and 50`."""
+    colon = text.find(": ", span.start, span.end)
+    before = [numeral for numeral in numerals if numeral.end <= colon]
+    after = [numeral for numeral in numerals if numeral.start > colon]
+    if colon < 0 or not before or roles[before[-1].start] != "main":
+        return
+    if sum(roles[numeral.start] == "main" for numeral in after) > 1:
+        roles.update((numeral.start, "side") for numeral in after)
 
 
 def _is_bold(text: str, numeral: Numeral) -> bool:
