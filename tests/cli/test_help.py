@@ -21,6 +21,7 @@ EXPECTED = Path(__file__).parent / "expected"
 PAGES = {
     "redline.txt": ["--help"],
     "run.txt": ["run", "--help"],
+    "eval.txt": ["eval", "--help"],
     "verify.txt": ["verify", "--help"],
     "repair.txt": ["repair", "--help"],
     "sim.txt": ["sim", "--help"],

@@ -42,7 +42,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     latency_s: from the write of the last attempt to the end of its answer.
     is_cached: another call had this answer, now or before; attempts is then 0, and usage is what
     the answer cost when it was given.
-    custom_id, row and input name the row where the call came from one.
+    custom_id, row and input name the row where the call came from one. fields: what a task has
+    found out about the answer.
     """
 
     status: Status
@@ -55,6 +56,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     custom_id: str | None = None
     row: int | None = None
     input: Any = None
+    fields: dict[str, Any] | None = None
 
     @property
     def is_success(self) -> bool:

@@ -12,6 +12,7 @@ from typer import Exit, Option, Typer
 
 from redline._version import __version__
 from redline.cli.command import WIDTH, Command, Group
+from redline.cli.evaluate import evaluate
 from redline.cli.output import forget_stdout, hold_standard_streams, say, tell
 from redline.cli.present import error_text
 from redline.cli.repair import repair
@@ -30,6 +31,9 @@ app = Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
 )
 app.command("run", cls=Command, short_help="Send every row of a file to an endpoint.")(run)
+app.command("eval", cls=Command, short_help="Ask a test set, and say how many answers are right.")(
+    evaluate
+)
 app.command("verify", cls=Command, short_help="Prove that a results file is complete.")(verify)
 app.command("repair", cls=Command, short_help="Take damaged lines out of a results file.")(repair)
 app.command("sim", cls=Command, short_help="Simulate a provider to try things on.")(sim)

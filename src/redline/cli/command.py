@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from functools import wraps
 from typing import Any
 
 from typer import Context
@@ -84,6 +85,34 @@ def write_prose(text: str, formatter: Any) -> None:
             formatter.write("".join(f"{line}\n" for line in paragraph.splitlines()))
         else:
             formatter.write_text(" ".join(paragraph.split()))
+
+
+def with_flags_of(
+    other: Callable[..., None], *, without: Iterable[str]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the flags of another one, but for those named; its own come first.
+
+    The command takes them as keywords it does not look at: `stated` reads them from the context.
+    """
+    left_out = set(without)
+
+    def give(command: Callable[..., None]) -> Callable[..., None]:
+        theirs = inspect.signature(other, eval_str=True).parameters
+        mine = inspect.signature(command, eval_str=True).parameters
+        own = [each for each in mine.values() if each.kind is not each.VAR_KEYWORD]
+        shared = [
+            each for name, each in theirs.items() if name not in left_out and name not in mine
+        ]
+
+        @wraps(command)
+        def taking(**given: Any) -> None:
+            command(**given)
+
+        taking.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+        taking.__annotations__ = {each.name: each.annotation for each in (*own, *shared)}
+        return taking
+
+    return give
 
 
 def longest(names: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from typer import Context
 
@@ -34,29 +35,48 @@ def run_command(ctx: Context, rows: str) -> int:
     Raises ConfigError or JournalError where the run cannot begin, BrokenPipeError where nobody
     reads the results any more.
     """
-    configuration = configurations.load(Path.cwd(), _kinds(ctx))
-    given = {name: value for name, value in stated(ctx).items() if name not in _NOT_SETTINGS}
-    is_dry = bool(ctx.params.get("dry_run"))
-    log = values.choice({**configuration.run, **given}, "log", LOGS) or "text"
-    is_quiet = "quiet" in given or configuration.run.get("quiet") is True
-    resolved = resolve(rows, given, configuration, is_sending=not is_dry)
-    if is_dry:
-        made = plan(resolved.job)
-        say(plan_text(made, has_output=resolved.job.output is not None))
-        return SOME_FAILED if made.bad_rows else ALL_DONE
-    notes = Notes(is_json=log == "json")
-    is_unseen = is_quiet or sys.stderr is None
-    display = None if is_unseen else _display(resolved, is_json=notes.is_json)
-    report = _run(resolved, display, notes)
-    argv = ctx.obj["argv"] if isinstance(ctx.obj, dict) else []
-    tell(summary_line(report, argv, notes) if notes.is_json else summary_text(report, argv, notes))
-    return _status(report)
+    session = Session(ctx)
+    return session.carry_out(session.resolved(rows, session.given))
+
+
+class Session:
+    """One command that runs a job: what was given to it, and what it shows."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.configuration = configurations.load(Path.cwd(), _kinds(ctx))
+        self.given = {
+            name: value for name, value in stated(ctx).items() if name not in _NOT_SETTINGS
+        }
+        self._argv = ctx.obj["argv"] if isinstance(ctx.obj, dict) else []
+        settings = {**self.configuration.run, **self.given}
+        self.is_dry = bool(ctx.params.get("dry_run"))
+        self._is_json = values.choice(settings, "log", LOGS) == "json"
+        self._is_quiet = settings.get("quiet") is True
+
+    def resolved(self, rows: str, flags: values.Flags) -> Resolved:
+        """The job of these flags. Raises ConfigError."""
+        return resolve(rows, flags, self.configuration, is_sending=not self.is_dry)
+
+    def carry_out(self, resolved: Resolved) -> int:
+        """Plans or runs, tells what came of it, and says the exit status."""
+        if self.is_dry:
+            made = plan(resolved.job)
+            say(plan_text(made, has_output=resolved.job.output is not None))
+            return SOME_FAILED if made.bad_rows else ALL_DONE
+        notes = Notes(is_json=self._is_json)
+        is_unseen = self._is_quiet or sys.stderr is None
+        display = None if is_unseen else _display(resolved, is_json=notes.is_json)
+        report = _run(resolved, display, notes)
+        show = summary_line if notes.is_json else summary_text
+        tell(show(report, self._argv, notes))
+        return _status(report)
 
 
 def _kinds(ctx: Context) -> dict[str, Kind]:
-    """What redline.toml's [run] may set, and what each setting holds."""
+    """What redline.toml's [run] may set, which are the flags of `redline run`; what each holds."""
     kinds: dict[str, Kind] = {}
-    for param in ctx.command.params:
+    parent: Any = ctx.parent
+    for param in parent.command.commands["run"].params:
         if param.name is not None and param.name not in _NOT_SETTINGS:
             is_flag, is_list = getattr(param, "is_flag", False), getattr(param, "multiple", False)
             kinds[param.name] = Kind.FLAG if is_flag else Kind.LIST if is_list else Kind.TEXT

@@ -32,6 +32,7 @@ from redline.run.rewrite import put_in_order
 from redline.run.runner import OnResult, Runner
 from redline.run.settings import Job, Output
 from redline.run.source import open_source
+from redline.run.source_repeated import sampled
 from redline.run.tally import Tally
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class _Run:
         self.listener = Ears(self.tally)
         self.journal: Journal | None = None
         self.manifest: Manifest | None = None
-        source = open_source(job.rows)
+        source = sampled(open_source(job.rows), job.samples)
         self.source_name = source.name
         self._skipped = 0
         self._untried = 0

@@ -55,6 +55,8 @@ def make(job: Job) -> Manifest:
         "format": job.output.format,
         "raw": job.output.raw,
         "keep_input": job.output.keep_input,
+        "samples": job.samples if job.samples > 1 else None,
+        **(job.task.settings() if job.task is not None else {}),
     }
     return Manifest(
         input=path,

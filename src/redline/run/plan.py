@@ -20,6 +20,7 @@ from redline.run.entries import read_stretches
 from redline.run.identity import Identifier, KeySet
 from redline.run.settings import Job, Output
 from redline.run.source import AsyncRows, Row, Source, open_source
+from redline.run.source_repeated import sampled
 from redline.run.template import Renderer
 
 
@@ -55,7 +56,7 @@ def plan(job: Job) -> Plan:
 
     Raises ConfigError where the run itself would.
     """
-    source = open_source(job.rows)
+    source = sampled(open_source(job.rows), job.samples)
     if isinstance(source, AsyncRows):
         raise ConfigError("an async iterable cannot be planned", hint="give a file")
     made = Plan()

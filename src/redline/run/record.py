@@ -49,6 +49,8 @@ def result_line(result: Result, output: Output) -> bytes:
         "attempts": outcome.attempts,
         "latency_s": round(outcome.latency_s, 4),
     }
+    if outcome.fields:
+        fields |= outcome.fields
     if outcome.is_cached:
         fields["cached"] = True
     if output.keep_input:
@@ -74,6 +76,7 @@ def failure_line(result: Result) -> bytes:
             "endpoint": outcome.endpoint,
             "attempts": outcome.attempts,
             "latency_s": round(outcome.latency_s, 4),
+            **(outcome.fields or {}),
             "input": row.data if row.data is not None else _beginning(row.content),
         }
     )
@@ -96,6 +99,7 @@ def _batch_fields(result: Result, output: Output) -> dict[str, Any]:
         "row": result.row.number,
         "attempts": outcome.attempts,
         "latency_s": round(outcome.latency_s, 4),
+        **(outcome.fields or {}),
     }
     if outcome.is_cached:
         fields["cached"] = True

@@ -40,6 +40,7 @@ from redline.run.journal import Journal
 from redline.run.load import LARGE_ROW_BYTES, Load
 from redline.run.record import Result
 from redline.run.settings import Job
+from redline.run.task import Ask
 from redline.run.template import Renderer
 
 GRACE_S = 30.0
@@ -237,7 +238,11 @@ class Runner:
                     raise Rejected(f"the `before` function returned {_article(row)}, not a dict")
             is_http = self._job.call is None
             request = self._renderer.request(row) if is_http else Request(body=row)
-            outcome = await self._backend.send(request, call)
+            task_of_job = self._job.task
+            if task_of_job is None:
+                outcome = await self._backend.send(request, call)
+            else:
+                outcome = await task_of_job.do(row, request, Ask(self._backend, call))
             # It has its outcome: from here on the row is saved, whatever ends the run.
             self._tasks[task] = None
             if self._has_wishes and outcome.reply is not None:

@@ -16,6 +16,7 @@ from redline.calls.spending import Allowance
 from redline.errors import ConfigError, nearest
 from redline.limits import Limits
 from redline.run.object_url import ObjectUrl, local_path, url_of
+from redline.run.task import Task
 
 Format = Literal["redline", "batch"]
 FORMATS: tuple[str, ...] = get_args(Format)
@@ -30,7 +31,8 @@ class Prompting(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt, system, body, url: Jinja templates over the row's columns; `body` renders a whole JSON
     body. params: merged into every body, below the row's own. output_path: dotted keys and
-    indices that pick the answer, such as `result.items.0.text`.
+    indices that pick the answer, such as `result.items.0.text`. shots: what was asked and answered
+    before a row's prompt, as examples to the model.
     """
 
     prompt: str | None = None
@@ -41,6 +43,7 @@ class Prompting(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     params: dict[str, Any] = msgspec.field(default_factory=dict)
     output_path: str | None = None
+    shots: list[tuple[str, str]] = msgspec.field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.body is not None and (self.prompt is not None or self.system is not None):
@@ -142,12 +145,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One run.
 
     rows: whatever `open_source` takes. endpoint or call: who answers; call is a coroutine function
-    of one row. memory: a file of the limits that rate "auto" has found. cache: where answers are
-    kept, its folder named; None for nowhere. is_simulated: an embedded simulated server takes the
-    place of the endpoint's base URL. row_deadline_s: a row with its retries. deadline_s: the run;
-    what is unfinished then is done on the next run. limit: only the first N rows. allowance: what
-    all runs of the output may spend. prices: by model, above those that redline knows. fail_on:
-    finish reasons that make a result a failure. strict: the first bad row ends the run.
+    of one row. task: what becomes of each row beyond asking once. memory: a file of the limits that
+    rate "auto" has found. cache: where answers are kept, its folder named; None for nowhere.
+    is_simulated: an embedded simulated server takes the place of the endpoint's base URL.
+    row_deadline_s: a row with its retries. deadline_s: the run; what is unfinished then is done on
+    the next run. limit: only the first N rows. samples: each row is asked so often, and has as many
+    results. allowance: what all runs of the output may spend. prices: by model, above those that
+    redline knows. fail_on: finish reasons that make a result a failure. strict: the first bad row
+    ends the run.
     """
 
     rows: object
@@ -160,11 +165,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     prompting: Prompting = Prompting()
     output: Output | None = None
     hooks: Hooks = Hooks()
+    task: Task | None = None
     retry: RetryPolicy = RetryPolicy()
     timeout_s: float = 600.0
     row_deadline_s: float | None = None
     deadline_s: float | None = None
     limit: int | None = None
+    samples: int = 1
     allowance: Allowance | None = None
     prices: dict[str, Price] = {}
     fail_on: tuple[str, ...] = ()
@@ -196,6 +203,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{name.removesuffix('_s')} must be above 0 s, not {value:g}")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit must be at least 1 row, not {self.limit}")
+        if self.samples < 1:
+            raise ConfigError(f"samples must be at least 1, not {self.samples}")
         if self.retry_failed and self.output is None:
             raise ConfigError("there are no failed rows to retry without an output file")
         self._check_output()

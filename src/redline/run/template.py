@@ -52,6 +52,11 @@ class Renderer:
         self._output_path = parse_output_path(prompting.output_path)
         model = {"model": prompting.model} if prompting.model else {}
         self._defaults = {**model, **prompting.params}
+        self._shots = [
+            {"role": role, "content": content}
+            for shot in prompting.shots
+            for role, content in zip(("user", "assistant"), shot, strict=True)
+        ]
 
     def request(self, row: dict[str, Any]) -> Request:
         """The request of one row. Raises Rejected where the row does not fit."""
@@ -67,6 +72,11 @@ class Renderer:
             body=None if method in BODILESS else self._make_body(row, url),
             output_path=self._output_path,
         )
+
+    def prompt(self, row: dict[str, Any]) -> str:
+        """What the prompt template makes of a row. Raises Rejected where the row does not fit."""
+        assert self._prompt is not None
+        return self._render(self._prompt, row, "prompt")
 
     def _batch_request(self, row: dict[str, Any]) -> Request:
         url, body, method = row["url"], row.get("body"), row.get("method") or "POST"
@@ -122,7 +132,7 @@ class Renderer:
         """The prompt in the field that the API of `url` takes it from."""
         api = _api_of(url)
         if api == _CHAT:
-            messages = [{"role": "user", "content": content}]
+            messages = [*self._shots, {"role": "user", "content": content}]
             return {"messages": self._with_system(messages, row)}
         if self._system is not None:
             if not _takes_system(url):

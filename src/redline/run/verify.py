@@ -12,7 +12,8 @@ from redline.run import manifest as manifests
 from redline.run.entries import read_stretches
 from redline.run.identity import Identifier, KeySet
 from redline.run.settings import Output
-from redline.run.source import AsyncRows, open_source
+from redline.run.source import AsyncRows, Source, open_source
+from redline.run.source_repeated import sampled
 
 
 class Verdict(msgspec.Struct, kw_only=True):
@@ -77,7 +78,9 @@ def verify(output: Output, rows: object = None, limit: int | None = None) -> Ver
     verdict = Verdict()
     succeeded = _scan(output.path, verdict)
     failed = _scan(output.failed_path, verdict)
-    of_rows = _compare(rows, limit, (succeeded, failed), verdict)
+    samples = manifest.settings.get("samples") or 1
+    source = sampled(open_source(rows), samples)
+    of_rows = _compare(source, limit, (succeeded, failed), verdict)
     verdict.strange = len(succeeded) + len(failed) - of_rows
     return verdict
 
@@ -97,11 +100,12 @@ def _scan(path: Path, verdict: Verdict) -> KeySet:
     return keys
 
 
-def _compare(rows: object, limit: int | None, keys: tuple[KeySet, KeySet], verdict: Verdict) -> int:
+def _compare(
+    source: Source | AsyncRows, limit: int | None, keys: tuple[KeySet, KeySet], verdict: Verdict
+) -> int:
     """The number of keys that are those of rows; counts the first `limit` rows in `verdict`."""
     of_rows = 0
     succeeded, failed = keys
-    source = open_source(rows)
     if isinstance(source, AsyncRows):
         raise ConfigError("an async iterable cannot be verified", hint="name a file")
     identifier = Identifier()

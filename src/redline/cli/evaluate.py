@@ -1,0 +1,166 @@
+"""`redline eval`: the flags of an evaluation, and its score."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from typer import Argument, Context, Exit, Option
+
+from redline.cli import values
+from redline.cli.command import stated, with_flags_of
+from redline.cli.output import say
+from redline.cli.run import run
+from redline.cli.session import Session
+from redline.errors import ConfigError
+from redline.run.settings import Job, Prompting
+from redline.run.template import Renderer
+from redline.tasks.compare import compare
+from redline.tasks.evaluation import BUILT_IN, Evaluation, Grading
+from redline.tasks.scores import Scores
+from redline.tasks.task_file import built_in, load, shots_of
+
+_PANEL = "What is asked"
+# What the evaluation itself decides, or what an evaluation has no use for.
+_NOT_FLAGS = (
+    *("rows", "prompt", "system", "body", "url", "method", "output_path", "fail_on"),
+    *("format", "ordered"),
+)
+_OWN = ("words", "data", "task", "samples", "shots", "shots_file")
+_MOST_SAMPLES = 10_000
+
+
+@with_flags_of(run, without=_NOT_FLAGS)
+def evaluate(
+    ctx: Context,
+    words: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="NAME",
+            help=f"A built-in evaluation: {', '.join(BUILT_IN)}. Or `compare A B`: the results of "
+            "two evaluations of the same questions.",
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        Option(
+            metavar="FILE",
+            help="The questions: a file as for `redline run`, or a folder of the datasets library.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        Option(metavar="FILE", help="A task of your own, as TOML.", rich_help_panel=_PANEL),
+    ] = None,
+    samples: Annotated[
+        str | None,
+        Option(
+            metavar="N",
+            help="Ask each question so often: pass@k and the majority's vote are told, too. Give a "
+            "--temperature above 0. Default: 1.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    shots: Annotated[
+        str | None,
+        Option(
+            metavar="N",
+            help="Put the first N rows of --shots-file before each question, answered.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    shots_file: Annotated[
+        str | None,
+        Option(metavar="FILE", help="Rows for --shots.", rich_help_panel=_PANEL),
+    ] = None,
+    **flags: Any,
+) -> None:
+    r"""Ask a model every question of a test set, and say how many answers are right.
+
+    Each question gets one line in the results with correct, strict, extracted and verdict. An
+    evaluation that was interrupted goes on by the same command, and ends with the same score.
+
+        redline eval gsm8k --data test.jsonl --model gpt-4o-mini --rpm 500
+
+    Anything else is described by a file: prompt, gold (the column of the right answer), and metric
+    (number, choice, exact, regex or json), and if need be system, pattern, fields, shots and
+    params.
+
+        redline eval --task capitals.toml --data capitals.csv
+
+    Is one model better than another on the same questions?
+
+        redline eval compare small.jsonl large.jsonl
+
+    The last line on stdout is the accuracy, as in: accuracy: 458/1319. Exit status: as for
+    `redline run`.
+    """
+    named = words or []
+    if named[:1] == ["compare"]:
+        if len(named) != 3:
+            raise ConfigError("compare takes two results files", hint="redline eval compare A B")
+        say(compare(Path(named[1]), Path(named[2])).text())
+        raise Exit(0)
+    evaluation = _evaluation(named, stated(ctx))
+    if data is None:
+        raise ConfigError(
+            "an evaluation needs its questions", hint=f"redline eval {evaluation.name} --data FILE"
+        )
+    raise Exit(_carry_out(Session(ctx), evaluation, data))
+
+
+def _evaluation(named: list[str], given: values.Flags) -> Evaluation:
+    """What is asked: a built-in evaluation or a file's, with the shots of the command line."""
+    path = given.get("task")
+    if (path is None) == (not named):
+        raise ConfigError(
+            "say what to evaluate" if path is None else "a name and --task exclude each other",
+            hint="redline eval gsm8k --data FILE, or redline eval --task my_task.toml --data FILE",
+        )
+    if len(named) > 1:
+        raise ConfigError(f"one argument too many: {named[1]}", hint="the questions go to --data")
+    evaluation = built_in(named[0]) if path is None else load(Path(path))
+    if "shots" in given:
+        shots = values.whole(given, "shots", 0, 1000)
+        evaluation = msgspec.structs.replace(evaluation, shots=shots)
+    if "shots_file" in given:
+        evaluation = msgspec.structs.replace(evaluation, shots_file=given["shots_file"])
+    if evaluation.shots and evaluation.shots_file is None:
+        raise ConfigError("shots come from a file of rows", hint="name it: --shots-file FILE")
+    return evaluation
+
+
+def _carry_out(session: Session, evaluation: Evaluation, data: str) -> int:
+    samples = values.whole(session.given, "samples", 1, _MOST_SAMPLES) or 1
+    flags = {name: value for name, value in session.given.items() if name not in _OWN}
+    # The score is read from the results, so there is always a file of them.
+    flags.setdefault(
+        "output", session.configuration.run.get("output", f"{evaluation.name}.results.jsonl")
+    )
+    resolved = session.resolved(data, flags)
+    job = _job(resolved.job, evaluation, samples)
+    status = session.carry_out(msgspec.structs.replace(resolved, job=job))
+    output = job.output
+    if output is not None and not session.is_dry and output.path.exists():
+        say(Scores(output).text())
+    return status
+
+
+def _job(job: Job, evaluation: Evaluation, samples: int) -> Job:
+    """The job that asks, with the evaluation's prompt and grading."""
+    if job.output is None:
+        raise ConfigError("an evaluation's results need a file", hint="leave out -o -")
+    prompting = Prompting(
+        prompt=evaluation.prompt,
+        system=evaluation.system,
+        model=job.prompting.model,
+        params={**evaluation.params, **job.prompting.params},
+    )
+    if evaluation.shots:
+        shots = shots_of(evaluation, Renderer(prompting).prompt)
+        prompting = msgspec.structs.replace(prompting, shots=shots)
+    return msgspec.structs.replace(
+        job, prompting=prompting, samples=samples, task=Grading(evaluation)
+    )

@@ -1,0 +1,33 @@
+"""The lines of a results file for whoever reads them after a run: whole ones, in file order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from redline.errors import JournalError
+from redline.run.entries import read_stretches
+
+
+def read_results(path: Path) -> Iterator[bytes]:
+    """Each line. A torn last line is left out: its row is not done yet.
+
+    Raises JournalError for a damaged line, and for a file that cannot be read.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise JournalError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        for stretch in read_stretches(fd):
+            if stretch.keys:
+                yield from stretch.lines
+            elif stretch.lines[0].endswith(b"\n"):
+                raise JournalError(
+                    f"a line of {path} is damaged",
+                    where=f"byte {stretch.begin:,}",
+                    hint=f"`redline repair {path}` takes such lines out",
+                )
+    finally:
+        os.close(fd)

@@ -1,0 +1,125 @@
+"""An evaluation: what is asked, and how each answer is graded.
+
+A question's verdict, which stands in its result line beside `correct`, `strict` and `extracted`:
+
+  correct     the answer is right, whatever else is to be said of it
+  truncated   it was cut at the token limit, and is not right as far as it goes
+  filtered    a content filter cut it, or the model refused
+  invalid     nothing that could be graded was found in it
+  wrong       an answer was found, and it is another one
+
+A question whose call failed stands among the failures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from redline.calls import Outcome, Request
+from redline.errors import Rejected
+from redline.run.task import Ask
+from redline.tasks.metrics import Grade, Metric, metric_of
+
+VERDICTS = ("correct", "wrong", "invalid", "truncated", "filtered")
+_FILTERED = ("content_filter", "refusal")
+# A longer answer is graded in a thread: extraction takes about a millisecond for so much.
+_LONG_ANSWER = 50_000
+_GSM8K_PROMPT = (
+    "{{ question }}\n\n"
+    "Work it out step by step. Then give the final number alone on the last line, after four hash "
+    "signs, as in: #### 42"
+)
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """prompt, system: Jinja templates over a question's columns. gold: the column of the right
+    answer. metric: see metrics.py, with its pattern, fields or letters. shots: of the first rows of
+    `shots_file`, so many go before each question, answered by their gold. params: of the request.
+    """
+
+    name: str
+    prompt: str
+    gold: str = "answer"
+    metric: str = "exact"
+    system: str | None = None
+    pattern: str | None = None
+    fields: tuple[str, ...] = ()
+    letters: str = "ABCD"
+    shots: int = 0
+    shots_file: str | None = None
+    params: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+GSM8K = Evaluation(name="gsm8k", prompt=_GSM8K_PROMPT, metric="number")
+BUILT_IN = {GSM8K.name: GSM8K}
+
+
+class Grading:
+    """Asks a question once and grades its answer. A Task of `run`."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        self._gold = evaluation.gold
+        self._metric: Metric = metric_of(
+            evaluation.metric,
+            pattern=evaluation.pattern,
+            fields=evaluation.fields,
+            letters=evaluation.letters,
+        )
+        self._settings = {
+            "metric": evaluation.metric,
+            "gold": evaluation.gold,
+            "pattern": evaluation.pattern,
+            "fields": list(evaluation.fields),
+            "letters": evaluation.letters,
+        }
+
+    def settings(self) -> Mapping[str, Any]:
+        return self._settings
+
+    async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:
+        # Before it is paid for.
+        gold = self._right_answer(row)
+        outcome = await ask(request)
+        if outcome.reply is None:
+            return outcome
+        answer = outcome.reply.output
+        # Several choices in one reply: the first is the answer, as everywhere else.
+        answer = answer[0] if isinstance(answer, list) and answer else answer
+        text = answer if isinstance(answer, str) else ""
+        is_cut = outcome.reply.finish_reason == "length"
+        if len(text) < _LONG_ANSWER:
+            grade = self._metric.grade(text, gold, is_cut=is_cut)
+        else:
+            grade = await asyncio.to_thread(self._metric.grade, text, gold, is_cut=is_cut)
+        outcome.fields = {
+            "correct": grade.correct,
+            "strict": grade.strict,
+            "extracted": grade.extracted,
+            "verdict": verdict(grade, outcome.reply.finish_reason),
+        }
+        return outcome
+
+    def _right_answer(self, row: dict[str, Any]) -> Any:
+        if self._gold not in row:
+            raise Rejected(
+                f"the question has no {self._gold}, which is to be its right answer; its columns "
+                f"are: {', '.join(row) or 'none'}",
+                hint="name the column with gold = in the task's file",
+            )
+        self._metric.check(row[self._gold])
+        return row[self._gold]
+
+
+def verdict(grade: Grade, finish_reason: str | None) -> str:
+    """What became of an answer; see the table above."""
+    if grade.correct:
+        return "correct"
+    if finish_reason == "length":
+        return "truncated"
+    if finish_reason in _FILTERED:
+        return "filtered"
+    return "invalid" if grade.extracted is None else "wrong"

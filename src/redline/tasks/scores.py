@@ -1,0 +1,137 @@
+"""The score of an evaluation, read from its results file: an interrupted run ends with the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from redline.errors import ConfigError
+from redline.run import manifest as manifests
+from redline.run.read_back import read_results
+from redline.run.settings import Output
+from redline.tasks.evaluation import VERDICTS
+from redline.tasks.statistics import majority, pass_at, wilson
+
+
+class Graded(msgspec.Struct):
+    """What a result line says of one answer."""
+
+    row: int
+    hash: str
+    correct: bool
+    strict: bool
+    verdict: str
+    extracted: Any = None
+    custom_id: str | None = None
+
+
+class Scores:
+    """Counts over all answers, and over questions where each was asked several times.
+
+    A question that has no answer, because its call failed, counts as one that is not correct, and
+    is told apart.
+    """
+
+    def __init__(self, output: Output) -> None:
+        manifest = manifests.load(output)
+        if manifest is None:
+            raise ConfigError(f"{output.path} is not a results file of redline")
+        self.samples = manifest.settings.get("samples") or 1
+        self.answers: list[Graded] = list(graded(output.path))
+        succeeded = {answer.hash for answer in self.answers}
+        self.failed = sum(key not in succeeded for key in _keys(output.failed_path))
+        self.verdicts = Counter(answer.verdict for answer in self.answers)
+        self.correct = sum(answer.correct for answer in self.answers)
+        self.strict = sum(answer.strict for answer in self.answers)
+        self.total = len(self.answers) + self.failed
+        # A run that has not come to the end of its questions does not know how many there are.
+        self.is_over = manifest.rows is not None
+
+    def text(self) -> str:
+        """For a person, and then, line by line, for a program; the accuracy is the last line."""
+        lines = []
+        if not self.is_over:
+            lines += ["the run is not over: this is the score of what is answered", ""]
+        if self.total:
+            lines += [self._share("accuracy", self.correct), self._share("strict", self.strict)]
+            others = [f"{self.verdicts[name]:,} {name}" for name in VERDICTS[1:]]
+            lines += [f"{'others':10} {', '.join([*others, f'{self.failed:,} failed'])}"]
+            if self.samples > 1:
+                lines += self._of_questions()
+            lines.append("")
+        for name in VERDICTS[1:]:
+            lines.append(f"{name}: {self.verdicts[name]}")
+        lines.append(f"failed: {self.failed}")
+        lines.append(f"strict: {self.strict}/{self.total}")
+        lines.append(f"accuracy: {self.correct}/{self.total}")
+        return "\n".join(lines) + "\n"
+
+    def _share(self, name: str, count: int) -> str:
+        low, high = wilson(count, self.total)
+        share = count / self.total
+        return (
+            f"{name:10} {share:6.1%}  {count:,} of {self.total:,}"
+            f"  (95 %: {100 * low:.1f} to {100 * high:.1f} %)"
+        )
+
+    def _of_questions(self) -> list[str]:
+        """pass@k for k of 1, 2, 4, ... and the majority's vote, over questions."""
+        groups: dict[int, list[Graded]] = {}
+        for answer in self.answers:
+            groups.setdefault(answer.row, []).append(answer)
+        whole = [group for group in groups.values() if len(group) == self.samples]
+        if not whole:
+            return []
+        lines = []
+        ks = sorted({1, self.samples, *(2**i for i in range(1, self.samples.bit_length()))})
+        for k in ks:
+            if k <= self.samples:
+                rates = [pass_at(k, self.samples, sum(a.correct for a in group)) for group in whole]
+                lines.append(f"{f'pass@{k}':10} {sum(rates) / len(whole):6.1%}")
+        voted = sum(_majority_is_right(group) for group in whole)
+        lines.append(f"{'majority':10} {voted / len(whole):6.1%}  {voted:,} of {len(whole):,}")
+        return lines
+
+
+def _majority_is_right(group: list[Graded]) -> bool:
+    """The answer that most samples of a question give is right.
+
+    Answers are the same where they are written the same; of those that are right, all are.
+    """
+    votes = [
+        None
+        if answer.extracted is None
+        else (True, "")
+        if answer.correct
+        else (False, msgspec.json.encode(answer.extracted).decode())
+        for answer in group
+    ]
+    won = majority(votes)
+    return won is not None and won[0]
+
+
+def graded(path: Path) -> list[Graded]:
+    """The answers in a results file. Raises ConfigError where it is not that of an evaluation."""
+    found = []
+    decode = msgspec.json.Decoder(Graded).decode
+    for line in read_results(path):
+        try:
+            found.append(decode(line))
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                f"{path} holds no graded answers: {error}",
+                hint="it must be the results file of `redline eval`",
+            ) from error
+    return found
+
+
+class _Keyed(msgspec.Struct):
+    hash: str
+
+
+def _keys(path: Path) -> set[str]:
+    decode = msgspec.json.Decoder(_Keyed).decode
+    return {decode(line).hash for line in read_results(path)} if path.exists() else set()

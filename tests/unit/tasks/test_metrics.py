@@ -1,0 +1,126 @@
+"""What each metric finds in an answer, and when that is right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mutants import assert_caught, mutant
+from redline.errors import ConfigError, Rejected
+from redline.tasks import metrics
+from redline.tasks.evaluation import verdict
+from redline.tasks.metrics import Grade, metric_of
+
+# metric, its parts, gold, answer, what is found, right, strict.
+GRADES: list[tuple[str, dict[str, Any], Any, str, Any, bool, bool]] = [
+    ("number", {}, "so 18\n#### 18", "It makes 18.\n#### 18", "18", True, True),
+    ("number", {}, "18", "The answer is $18.00.", "18", True, False),
+    ("number", {}, 18, "#### 17", "17", False, False),
+    ("number", {}, "18", "I cannot help with that.", None, False, False),
+    ("choice", {}, "C", "The answer is (C).", "C", True, False),
+    ("choice", {}, "c", "C", "C", True, True),
+    ("choice", {}, "B", "The answer is (C).", "C", False, False),
+    ("choice", {"letters": "ABCDEFGHIJ"}, "J", "Answer: J", "J", True, False),
+    ("exact", {}, "Paris", "paris.", "paris.", True, False),
+    ("exact", {}, "Paris", "Paris", "Paris", True, True),
+    ("exact", {}, "Paris", "It is Paris", "It is Paris", False, False),
+    ("exact", {}, "Paris", "  ", None, False, False),
+    (
+        "regex",
+        {"pattern": r"Label: (\w+)"},
+        "spam",
+        "Label: ham. No. Label: Spam",
+        "Spam",
+        True,
+        False,
+    ),
+    ("regex", {"pattern": r"Label: (\w+)"}, "spam", "Label: spam", "spam", True, True),
+    ("regex", {"pattern": r"yes|no"}, "no", "maybe", None, False, False),
+    ("json", {}, '{"a": 1}', 'Sure:\n```json\n{"a": 1.0}\n```', {"a": 1.0}, True, False),
+    ("json", {}, {"a": [1, "X"]}, '{"a": [1, "x"]}', {"a": [1, "x"]}, True, True),
+    ("json", {}, {"a": True}, '{"a": 1}', {"a": 1}, False, False),
+    ("json", {"fields": ("a",)}, {"a": 1, "b": 2}, '{"a": 1}', {"a": 1}, True, True),
+    ("json", {"fields": ("b",)}, {"a": 1, "b": 2}, '{"a": 1}', {"a": 1}, False, False),
+    ("json", {}, {"a": 1}, "none", None, False, False),
+]
+
+
+def check_grades(module: Any) -> None:
+    for name, parts, gold, answer, found, right, strict in GRADES:
+        metric = module.metric_of(name, **parts)
+        metric.check(gold)
+        grade = metric.grade(answer, gold)
+        assert (grade.extracted, grade.correct, grade.strict) == (found, right, strict), answer
+
+
+def test_each_metric_grades_as_its_table_says() -> None:
+    check_grades(metrics)
+
+
+@pytest.mark.parametrize(
+    ("line", "replacement"),
+    [
+        (
+            "return Grade(letter, letter == right, answer.strip().upper() == right)",
+            "return Grade(letter, True, False)",
+        ),
+        ("if isinstance(one, bool) or isinstance(other, bool):", "if False:"),
+        ('text = text.strip().strip(_QUOTES).rstrip(".")', "return text"),
+        (
+            "return Grade(found, is_right, is_right and last[0] == answer.strip())",
+            "return Grade(found, is_right, is_right)",
+        ),
+    ],
+)
+def test_a_metric_that_grades_otherwise_is_noticed(line: str, replacement: str) -> None:
+    assert_caught(check_grades, metrics, mutant(metrics, line, replacement))
+
+
+def test_an_answer_that_was_cut_has_no_number_at_its_end() -> None:
+    metric = metric_of("number")
+    assert metric.grade("She earns 18", "18", is_cut=True).extracted is None
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "gold"),
+    [
+        ("number", {}, "many"),
+        ("choice", {}, "E"),
+        ("choice", {}, "AB"),
+        ("json", {}, "{"),
+        ("json", {"fields": ("a",)}, "[1]"),
+        ("json", {"fields": ("a",)}, {"b": 1}),
+    ],
+)
+def test_a_gold_answer_that_nothing_could_match_is_refused(
+    name: str, parts: dict[str, Any], gold: Any
+) -> None:
+    with pytest.raises(Rejected, match="gold answer"):
+        metric_of(name, **parts).check(gold)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "what"),
+    [
+        ("numbr", {}, "unknown metric: numbr"),
+        ("regex", {}, "needs a pattern"),
+        ("regex", {"pattern": "("}, "not valid"),
+        ("regex", {"pattern": "(a)(b)"}, "several groups"),
+        ("exact", {"pattern": "a"}, "takes no pattern"),
+        ("exact", {"fields": ("a",)}, "takes no fields"),
+    ],
+)
+def test_a_metric_without_its_parts_is_refused(name: str, parts: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        metric_of(name, **parts)
+
+
+def test_what_is_no_answer_is_told_apart_from_a_wrong_one() -> None:
+    wrong, nothing = Grade("17", correct=False, strict=False), Grade(None, False, False)
+    right = Grade("18", correct=True, strict=False)
+    assert verdict(right, "length") == "correct"
+    assert verdict(wrong, "stop") == "wrong"
+    assert verdict(nothing, "stop") == "invalid"
+    assert verdict(wrong, "length") == verdict(nothing, "length") == "truncated"
+    assert verdict(nothing, "refusal") == verdict(nothing, "content_filter") == "filtered"

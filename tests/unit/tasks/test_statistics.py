@@ -1,0 +1,97 @@
+"""Intervals and tests against figures worked out by hand, by brute force, and from papers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mutants import assert_caught, mutant
+from redline.tasks import statistics
+from redline.tasks.statistics import majority, paired, pass_at, wilson
+
+
+def test_an_interval_is_wilsons() -> None:
+    # 10 of 100: from the closed form with z = 1.959964, worked out by hand.
+    low, high = wilson(10, 100)
+    assert (low, high) == pytest.approx((0.05522914, 0.17436566), abs=1e-7)
+    assert wilson(0, 0) == (0, 1)
+
+
+@given(total=st.integers(1, 5000), data=st.data())
+def test_an_interval_holds_its_share_and_mirrors(total: int, data: st.DataObject) -> None:
+    correct = data.draw(st.integers(0, total))
+    low, high = wilson(correct, total)
+    assert 0 <= low <= correct / total <= high <= 1
+    other_low, other_high = wilson(total - correct, total)
+    assert (1 - other_high, 1 - other_low) == pytest.approx((low, high), abs=1e-12)
+    # Its ends are where the normal test just rejects.
+    for end in (low, high):
+        if 0 < end < 1:
+            z = abs(correct / total - end) / math.sqrt(end * (1 - end) / total)
+            assert z == pytest.approx(1.959963984540054, rel=1e-6)
+
+
+def test_pass_at_k_is_the_share_of_choices_with_a_correct_one() -> None:
+    for samples in range(1, 8):
+        for correct in range(samples + 1):
+            answers = [True] * correct + [False] * (samples - correct)
+            for k in range(1, samples + 1):
+                chosen = list(itertools.combinations(answers, k))
+                share = Fraction(sum(map(any, chosen)), len(chosen))
+                assert pass_at(k, samples, correct) == pytest.approx(float(share))
+
+
+def test_the_majority_is_what_most_say() -> None:
+    assert majority(["a", "b", "b", None, None, None]) == "b"
+    assert majority(["b", "a", "a", "b"]) == "b"
+    assert majority([None]) is None
+    assert majority([]) is None
+
+
+def _by_hand(first: int, second: int) -> float:
+    """McNemar's exact test from binomial coefficients."""
+    trials = first + second
+    tail = sum(math.comb(trials, k) for k in range(min(first, second) + 1))
+    return min(1.0, float(2 * Fraction(tail, 2**trials)))
+
+
+def check_pairs(module: object) -> None:
+    for both, first, second, neither in itertools.product((0, 3), (0, 1, 6), (0, 1, 9), (1, 40)):
+        outcomes = [(True, True)] * both + [(True, False)] * first
+        outcomes += [(False, True)] * second + [(False, False)] * neither
+        found = module.paired(outcomes)  # type: ignore[attr-defined]
+        counts = (found.both, found.only_first, found.only_second, found.neither)
+        assert counts == (both, first, second, neither)
+        assert found.difference == pytest.approx((second - first) / len(outcomes))
+        assert found.p == pytest.approx(_by_hand(first, second))
+        assert found.interval.low <= found.difference <= found.interval.high
+
+
+def test_two_runs_are_compared_pair_by_pair() -> None:
+    check_pairs(statistics)
+    assert paired([(True, False), *[(False, True)] * 9]).p == pytest.approx(22 / 1024)
+
+
+@pytest.mark.parametrize(
+    ("line", "replacement"),
+    [
+        ("p = _binomial_p(min(first, second), first + second)", "p = _binomial_p(first, total)"),
+        ("difference = (second - first) / total", "difference = (first - second) / total"),
+        (
+            "return min(1.0, 2 * math.fsum(map(math.exp, logs)))",
+            "return math.fsum(map(math.exp, logs))",
+        ),
+    ],
+)
+def test_a_wrong_comparison_is_noticed(line: str, replacement: str) -> None:
+    assert_caught(check_pairs, statistics, mutant(statistics, line, replacement))
+
+
+def test_many_pairs_do_not_overflow() -> None:
+    outcomes = [(True, False)] * 50_000 + [(False, True)] * 50_500
+    assert 0.05 < paired(outcomes).p < 0.5
