@@ -237,7 +237,7 @@ def test_bash_completes_commands_flags_and_values() -> None:
     script = shell("redline --show-completion", SHELL=shutil.which("bash") or "/bin/bash")
     assert script.returncode == 0
     assert "_REDLINE_COMPLETE=complete_bash" in script.stdout
-    assert completed("redline ") == ["run", "verify", "repair", "sim"]
+    assert completed("redline ") == ["run", "eval", "verify", "repair", "sim"]
     assert completed("redline run in.jsonl --prof") == ["--profile"]
     assert completed("redline run in.jsonl --profile f") == ["fixed"]
     assert completed("redline run in.jsonl --log ") == ["text", "json"]

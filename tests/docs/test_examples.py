@@ -40,6 +40,7 @@ from pathlib import Path
 
 import pytest
 
+from redline.cli.evaluate import evaluate
 from redline.cli.run import run
 from redline.cli.sim import sim
 from redline.cli.verify import verify
@@ -321,11 +322,11 @@ def _prose() -> str:
 
 
 def _flags() -> set[str]:
-    """All long flags of the three commands."""
+    """All long flags of the commands that have some."""
     flags = {"--help", "--version", "--install-completion", "--show-completion"}
-    for command in (run, sim, verify):
+    for command in (run, evaluate, sim, verify):
         flags |= {f"--{name.replace('_', '-')}" for name in inspect.signature(command).parameters}
-    return flags - {"--ctx", "--rows", "--results"} | {"--input"}
+    return flags - {"--ctx", "--rows", "--results", "--words"} | {"--input"}
 
 
 def test_every_flag_in_the_pages_exists() -> None:
