@@ -121,6 +121,7 @@ class HttpBackend:
                     self._heed(answer, exchange)
                     reply = self._read(request, answer, None)
                     if len(answer.body) > LONG_BYTES:
+                        call.let_go()
                         # With the output, which takes about as much.
                         call.held = self._transport.intake.hold(2 * len(answer.body))
                 else:
