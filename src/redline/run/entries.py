@@ -1,8 +1,8 @@
 """The lines of a results file read back: which of them are sound, and which rows they are of.
 
-There are two ways to the same answer. `_keys_of` looks at all lines of a block at once, in a
-quarter of the time, and knows nothing but that each is sound and of the common form. Where one is
-not, `_key_of` tells of each line by itself.
+There are two ways to the same answer. `_keys_of` looks at all lines of a block at once, in half the
+time, and says nothing unless each of them is sound and of the common form. Where one is not,
+`_key_of` tells of each line by itself.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _key_of(line: bytes) -> int | None:
 
 
 def _keys_of(lines: list[bytes]) -> array[int] | None:
-    """The keys of the lines' rows where all are sound and begin alike; None says nothing."""
+    """The keys of the lines' rows; None where one of these may not be sound or begins otherwise."""
     beginning = lines[0][:_KEY_FROM]
     if beginning not in _KEYED:
         return None
