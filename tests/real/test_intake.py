@@ -110,7 +110,9 @@ def test_a_long_answer_counts_until_its_caller_lets_go_of_it(run: Run) -> None:
             async with RawServer(replying(chat(text))) as server:
                 backend = http.HttpBackend(Endpoint(base_url=server.base_url))
                 counted, call = backend._transport.intake, Call()
-                outcome = await backend.send(ASK, call)
+                # A call that is answered again keeps its last answer alone.
+                for _ in range(2):
+                    outcome = await backend.send(ASK, call)
                 assert outcome.reply is not None
                 taken = 2 * len(outcome.reply.body) if is_long else 0
                 assert counted._whole_bytes == taken

@@ -65,11 +65,12 @@ def test_four_processes_are_as_fast_as_one_and_one_of_them_dies(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """Kill -9 midway: no rejection by the server's own count, and the share is used again."""
-    rate, each = 100, 380
-    limits = Limits(requests=f"{rate}/1s", guard_s=GUARD_S)
+    # The guard is what the processes, more than there are cores, may delay one another.
+    rate, each, guard_s = 100, 320, 0.25
+    limits = Limits(requests=f"{rate}/1s", guard_s=guard_s)
     with simulated("--requests", f"{rate}/1s", "--algorithm", "moving") as sim:
         command = [sys.executable, str(WORKER), sim.base_url, target(kind, request, tmp_path)]
-        command += [f"{rate}/1s", str(each), str(GUARD_S)]
+        command += [f"{rate}/1s", str(each), str(guard_s)]
         workers = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             for _ in range(4)
@@ -97,8 +98,8 @@ def test_four_processes_are_as_fast_as_one_and_one_of_them_dies(
         stats, arrivals_s = sim.stats(), [record["arrival_s"] for record in sim.requests()]
     arrivals_s.sort()
     assert stats["rejected"] == 0
-    assert len(arrivals_s) >= 1200
-    span_s = 1 + GUARD_S
+    assert len(arrivals_s) >= 3 * each + 60
+    span_s = 1 + guard_s
     one_s = (len(arrivals_s) - 1) * span_s / rate
     lease_s = lease_s_of(limits)
     print(f"{kind}: {len(arrivals_s)} calls, {(arrivals_s[-1] - arrivals_s[0]) / one_s:.4f} of one")

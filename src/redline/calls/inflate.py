@@ -11,6 +11,8 @@ from redline.errors import BadReply
 _GZIP, _ZLIB, _RAW = 31, 15, -15
 # Gzip data may follow gzip data; nothing but an attack sends this many (bgzip: 64 KB in each).
 _MOST_MEMBERS = 1024
+# Codings that change nothing.
+_PLAIN = ("", "identity")
 
 
 class Inflate:
@@ -77,13 +79,14 @@ def inflate_for(headers: Mapping[str, str]) -> Inflate | None:
             raise _unasked(coding)
     if "content-encoding" not in headers:
         return None
-    coding = headers["content-encoding"]
-    kind = coding.strip().lower()
-    if kind in ("", "identity"):
+    codings = headers["content-encoding"]
+    # A list, also over several headers (RFC 9110, 5.6.1 and 8.4); its empty parts say nothing.
+    kinds = [kind for part in codings.split(",") if (kind := part.strip().lower()) not in _PLAIN]
+    if not kinds:
         return None
-    if kind not in ("gzip", "x-gzip", "deflate"):
-        raise _unasked(coding)
-    return Inflate(may_be_raw=kind == "deflate")
+    if len(kinds) > 1 or kinds[0] not in ("gzip", "x-gzip", "deflate"):
+        raise _unasked(codings)
+    return Inflate(may_be_raw=kinds[0] == "deflate")
 
 
 def cut_short() -> BadReply:
