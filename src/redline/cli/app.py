@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import traceback
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -12,31 +13,20 @@ from typer import Exit, Option, Typer
 
 from redline._version import __version__
 from redline.cli.command import WIDTH, Command, Group
-from redline.cli.evaluate import evaluate
 from redline.cli.output import forget_stdout, hold_standard_streams, say, tell
 from redline.cli.present import error_text
-from redline.cli.repair import repair
-from redline.cli.run import run
-from redline.cli.sim import sim
-from redline.cli.verify import verify
 from redline.errors import ConfigError, JournalError, RedlineError, nearest
 
 USAGE, DEFECT, INTERRUPTED = 2, 3, 130
 
-app = Typer(
-    name="redline",
-    cls=Group,
-    # Plain text: it stays whole in narrow terminals, logs and pipes, and can be copied.
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
-)
-app.command("run", cls=Command, short_help="Send every row of a file to an endpoint.")(run)
-app.command("eval", cls=Command, short_help="Ask a test set, and say how many answers are right.")(
-    evaluate
-)
-app.command("verify", cls=Command, short_help="Prove that a results file is complete.")(verify)
-app.command("repair", cls=Command, short_help="Take damaged lines out of a results file.")(repair)
-app.command("sim", cls=Command, short_help="Simulate a provider to try things on.")(sim)
+# Name: the module in this package and the function in it, and what it does.
+_COMMANDS = {
+    "run": ("run", "Send every row of a file to an endpoint."),
+    "eval": ("evaluate", "Ask a test set, and say how many answers are right."),
+    "verify": ("verify", "Prove that a results file is complete."),
+    "repair": ("repair", "Take damaged lines out of a results file."),
+    "sim": ("sim", "Simulate a provider to try things on."),
+}
 
 
 def _show_version(is_wanted: bool) -> None:
@@ -45,7 +35,6 @@ def _show_version(is_wanted: bool) -> None:
         raise Exit()
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool,
@@ -64,6 +53,27 @@ def _root(
     """
 
 
+def _program(asked: str) -> Any:
+    """The program with the command that is asked for; with all of them where it is none of them.
+
+    Each is imported with all that it needs, and each of its flags is compiled: the others would be
+    a third of the time to a start.
+    """
+    app = Typer(
+        name="redline",
+        cls=Group,
+        # Plain text: it stays whole in narrow terminals, logs and pipes, and can be copied.
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
+    )
+    app.callback()(_root)
+    for name in [asked] if asked in _COMMANDS else _COMMANDS:
+        function, summary = _COMMANDS[name]
+        command = getattr(import_module(f"redline.cli.{function}"), function)
+        app.command(name, cls=Command, short_help=summary)(command)
+    return typer.main.get_command(app)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line and exits with its status."""
     hold_standard_streams()
@@ -76,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _status(arguments: list[str]) -> int:
     """The exit status of one command; whatever went wrong is told on stderr."""
-    command = typer.main.get_command(app)
+    command = _program(_name_in(arguments))
     try:
         status = command.main(
             # The bare name is a question, and not an error.
@@ -147,6 +157,10 @@ def _usage(error: Any, message: str, arguments: list[str]) -> ConfigError:
 
 
 def _unknown_command(arguments: list[str], help_hint: str) -> ConfigError:
-    name = next((word for word in arguments if not word.startswith("-")), "")
-    known = [command.name or "" for command in app.registered_commands]
-    return ConfigError(f"unknown command: {name}", hint=nearest(name, known) or help_hint)
+    name = _name_in(arguments)
+    return ConfigError(f"unknown command: {name}", hint=nearest(name, _COMMANDS) or help_hint)
+
+
+def _name_in(arguments: list[str]) -> str:
+    """The command's name; the program's own flags take no values."""
+    return next((word for word in arguments if not word.startswith("-")), "")
