@@ -15,7 +15,8 @@ recommends for concurrency; it has no limit, no checkpoint and no progress, and 
 phase, because with its default of 5 s for a connection it fails at 1,000 in flight. flexllm and
 async-batch-llm do redline's job with the same limit, a checkpoint that they do not sync, and their
 progress. The server is a `redline sim` of its own for each load; how busy it was stands beside the
-figures, for a server that is busy all the time would be what is measured.
+figures, for a server that is busy all the time would be what is measured. redline runs before each
+peer, so that its short runs meet the machine in as many states as a peer's long one does.
 """
 
 from __future__ import annotations
@@ -83,6 +84,18 @@ def measure(
         "peak_rss_mb": round(process.peak_rss_mb, 1),
         "server_busy": round(server_s / process.wall_s, 3),
     }
+
+
+def in_turn(kinds: Sequence[str], number: int) -> list[str]:
+    """Who runs when in this round: before each peer redline, whose run is over in seconds.
+
+    A machine whose speed changes by the minute would else show redline's in one of its moods, and
+    that of a peer, whose run takes a minute or two, on the average.
+    """
+    peers = [kind for kind in kinds if kind != "redline"]
+    turn = number % max(1, len(peers))
+    own = [kind for kind in kinds if kind == "redline"]
+    return [each for peer in peers[turn:] + peers[:turn] for each in (*own, peer)] or own
 
 
 def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -167,8 +180,7 @@ def main() -> int:
     for load, (in_flight, latency_s) in LOADS.items():
         with record.serving(record.sim("--latency", str(latency_s))) as server:
             for number in range(args.rounds):
-                turn = number % len(kinds)
-                for kind in kinds[turn:] + kinds[:turn]:
+                for kind in in_turn(kinds, number):
                     run = {"load": load, "round": number + 1, "client": kind}
                     try:
                         run |= measure(kind, pythons[kind], server, in_flight, args.rows)
