@@ -27,6 +27,8 @@ _COMMANDS = {
     "repair": ("repair", "Take damaged lines out of a results file."),
     "sim": ("sim", "Simulate a provider to try things on."),
 }
+# Those that take the flags of `run`, and what redline.toml sets for it.
+_ON_RUN = ("eval",)
 
 
 def _show_version(is_wanted: bool) -> None:
@@ -67,7 +69,8 @@ def _program(asked: str) -> Any:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
     )
     app.callback()(_root)
-    for name in [asked] if asked in _COMMANDS else _COMMANDS:
+    names = dict.fromkeys(("run", asked)) if asked in _ON_RUN else (asked,)
+    for name in names if asked in _COMMANDS else _COMMANDS:
         function, summary = _COMMANDS[name]
         command = getattr(import_module(f"redline.cli.{function}"), function)
         app.command(name, cls=Command, short_help=summary)(command)
