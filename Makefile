@@ -32,7 +32,7 @@ demo: $(CORE) ## run the main job on examples/, kill it half-way, resume, verify
 	@$(BIN)/python examples/demo.py
 
 test: $(TESTS) ## run every suite in its small form
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations 15 tests
 
 check: $(TESTS) ## format, lint, types, house rules and fast tests
 	@$(MAKE) --no-print-directory --keep-going -j 2 check-types check-fast check-style

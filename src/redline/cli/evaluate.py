@@ -85,8 +85,8 @@ def evaluate(
         redline eval gsm8k --data test.jsonl --model gpt-4o-mini --rpm 500
 
     Anything else is described by a file: prompt, gold (the column of the right answer), and metric
-    (number, choice, exact, regex or json), and if need be system, pattern, fields, shots and
-    params.
+    (number, choice, exact, regex, json or judge), and if need be system, pattern, fields, judge,
+    shots and params.
 
         redline eval --task capitals.toml --data capitals.csv
 

@@ -20,8 +20,9 @@ from typing import Any
 import msgspec
 
 from redline.calls import Outcome, Request
-from redline.errors import Rejected
+from redline.errors import ConfigError, Rejected
 from redline.run.task import Ask
+from redline.tasks.judge import Judge, JudgeSettings
 from redline.tasks.metrics import Grade, Metric, metric_of
 
 VERDICTS = ("correct", "wrong", "invalid", "truncated", "filtered")
@@ -37,8 +38,9 @@ _GSM8K_PROMPT = (
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """prompt, system: Jinja templates over a question's columns. gold: the column of the right
-    answer. metric: see metrics.py, with its pattern, fields or letters. shots: of the first rows of
-    `shots_file`, so many go before each question, answered by their gold. params: of the request.
+    answer. metric: see metrics.py, with its pattern, fields or letters; or judge, with its
+    settings. shots: of the first rows of `shots_file`, so many go before each question, answered by
+    their gold. params: of the request.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     pattern: str | None = None
     fields: tuple[str, ...] = ()
     letters: str = "ABCD"
+    judge: JudgeSettings | None = None
     shots: int = 0
     shots_file: str | None = None
     params: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -59,16 +62,12 @@ BUILT_IN = {GSM8K.name: GSM8K}
 
 
 class Grading:
-    """Asks a question once and grades its answer. A Task of `run`."""
+    """Asks a question once and grades its answer. A Task of `run`. Raises ConfigError."""
 
     def __init__(self, evaluation: Evaluation) -> None:
         self._gold = evaluation.gold
-        self._metric: Metric = metric_of(
-            evaluation.metric,
-            pattern=evaluation.pattern,
-            fields=evaluation.fields,
-            letters=evaluation.letters,
-        )
+        self._judge = _judge(evaluation)
+        self._metric = _metric(evaluation) if self._judge is None else None
         self._settings = {
             "metric": evaluation.metric,
             "gold": evaluation.gold,
@@ -76,6 +75,8 @@ class Grading:
             "fields": list(evaluation.fields),
             "letters": evaluation.letters,
         }
+        if evaluation.judge is not None:
+            self._settings["judge"] = msgspec.to_builtins(evaluation.judge)
 
     def settings(self) -> Mapping[str, Any]:
         return self._settings
@@ -90,16 +91,22 @@ class Grading:
         # Several choices in one reply: the first is the answer, as everywhere else.
         answer = answer[0] if isinstance(answer, list) and answer else answer
         text = answer if isinstance(answer, str) else ""
-        is_cut = outcome.reply.finish_reason == "length"
-        if len(text) < _LONG_ANSWER:
-            grade = self._metric.grade(text, gold, is_cut=is_cut)
+        reason = outcome.reply.finish_reason
+        if self._metric is not None:
+            grade = await _measured(self._metric, text, gold, is_cut=reason == "length")
+        elif self._judge is None or not text.strip():
+            grade = Grade(None, correct=False, strict=False)
         else:
-            grade = await asyncio.to_thread(self._metric.grade, text, gold, is_cut=is_cut)
+            seen = {**row, "asked": _asked(request), "gold": gold, "reply": text}
+            judgement = await self._judge.judge(seen, request, ask)
+            if not isinstance(judgement, Grade):
+                return judgement
+            grade = judgement
         outcome.fields = {
             "correct": grade.correct,
             "strict": grade.strict,
             "extracted": grade.extracted,
-            "verdict": verdict(grade, outcome.reply.finish_reason),
+            "verdict": verdict(grade, reason),
         }
         return outcome
 
@@ -110,8 +117,44 @@ class Grading:
                 f"are: {', '.join(row) or 'none'}",
                 hint="name the column with gold = in the task's file",
             )
-        self._metric.check(row[self._gold])
+        if self._metric is not None:
+            self._metric.check(row[self._gold])
         return row[self._gold]
+
+
+def _judge(evaluation: Evaluation) -> Judge | None:
+    """Raises ConfigError where one is missing, or is described for another metric."""
+    is_judged = evaluation.metric == "judge"
+    if is_judged != (evaluation.judge is not None):
+        raise ConfigError(
+            "a judge needs to be described"
+            if is_judged
+            else f"the metric {evaluation.metric} takes no judge",
+            hint='metric = "judge", and below it [judge] with model = "..."',
+        )
+    return None if evaluation.judge is None else Judge(evaluation.judge)
+
+
+def _metric(evaluation: Evaluation) -> Metric:
+    return metric_of(
+        evaluation.metric,
+        pattern=evaluation.pattern,
+        fields=evaluation.fields,
+        letters=evaluation.letters,
+    )
+
+
+async def _measured(metric: Metric, text: str, gold: Any, *, is_cut: bool) -> Grade:
+    if len(text) < _LONG_ANSWER:
+        return metric.grade(text, gold, is_cut=is_cut)
+    return await asyncio.to_thread(metric.grade, text, gold, is_cut=is_cut)
+
+
+def _asked(request: Request) -> Any:
+    """What the model was asked: the last message, or the prompt of an API without messages."""
+    body = request.body if isinstance(request.body, dict) else {}
+    messages = body.get("messages")
+    return messages[-1].get("content", "") if messages else body.get("prompt", "")
 
 
 def verdict(grade: Grade, finish_reason: str | None) -> str:

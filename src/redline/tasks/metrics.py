@@ -7,6 +7,8 @@ exact    the answer, its ends trimmed    equal but for case, quotes,  equal, cha
                                          a last period, white space
 regex    the last match of `pattern`     equal to gold, as for exact  the answer is the match alone
 json     the JSON value in it            all `fields` are gold's      the answer is the JSON alone
+
+A judge, which is another model, stands in judge.py.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from redline.tasks.extract import final_number, gold_number, strict_number
 from redline.tasks.json_in_text import find_json
 from redline.tasks.numbers import is_same
 
-METRICS = ("number", "choice", "exact", "regex", "json")
+METRICS = ("number", "choice", "exact", "regex", "json", "judge")
 _QUOTES = "\"'`“”‘’«»"
 _LONGEST_SHOWN = 200
 
