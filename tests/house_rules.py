@@ -126,7 +126,7 @@ def _called(call: ast.Call) -> str:
 
 
 def _is_command(module: Module, function: Function) -> bool:
-    """Whether typer calls it: by its decorator, or since each of its parameters declares a flag.
+    """Whether it is a command: by its decorator, or since each of its parameters declares a flag.
 
     Such a signature is the table of the command's flags with their help, and as long as that.
     """
@@ -140,8 +140,8 @@ def _is_command(module: Module, function: Function) -> bool:
 
 
 def _is_flag(annotation: ast.expr | None) -> bool:
-    """Whether it is `Annotated[..., Option(...)]`, a name for one, or typer's own Context."""
-    if annotation is None or ast.unparse(annotation) in {"Context", "typer.Context"}:
+    """Whether it is `Annotated[..., Option(...)]`, a name for one, or the parser's Context."""
+    if annotation is None or ast.unparse(annotation) in {"Context", "click.Context"}:
         return annotation is not None
     if isinstance(annotation, ast.Name) and annotation.id.endswith("Flag"):
         return True

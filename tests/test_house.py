@@ -141,7 +141,7 @@ GOOD: list[tuple[str, dict[str, str]]] = [
     ("function_sizes", {"cli/a.py": COMMAND.format("\n" * 90, "    x = 1\n")}),
     ("parameters", {"run/a.py": "class C:\n    def f(self, a, b, c, d, e, f, g): ...\n"}),
     ("parameters", {"cli/a.py": COMMAND.format(EIGHT, "    ...\n")}),
-    ("parameters", {"cli/a.py": f"def f(ctx: typer.Context, {FLAGS}): ...\n"}),
+    ("parameters", {"cli/a.py": f"def f(ctx: click.Context, {FLAGS}): ...\n"}),
     ("file_names", {"run/manage.py": "", "run/commons.py": ""}),
     ("doors", {"run/__init__.py": '"""Doc."""\nfrom a import b\n__all__ = ["b"]\n'}),
     ("prints", {"cli/a.py": "print(1)\n", "run/a.py": "console.print(1)\n"}),

@@ -223,20 +223,23 @@ def test_the_simulator_says_its_url_first(rows: Rows) -> None:
 
 
 def completed(words: str) -> list[str]:
-    """What bash would offer for the last word."""
+    """What bash would offer for the last word; each comes with its kind."""
     done = shell(
         "redline",
-        _REDLINE_COMPLETE="complete_bash",
+        _REDLINE_COMPLETE="bash_complete",
         COMP_WORDS=words,
         COMP_CWORD=str(len(words.split(" ")) - 1),
     )
-    return done.stdout.split()
+    return [line.removeprefix("plain,") for line in done.stdout.split()]
 
 
 def test_bash_completes_commands_flags_and_values() -> None:
     script = shell("redline --show-completion", SHELL=shutil.which("bash") or "/bin/bash")
     assert script.returncode == 0
-    assert "_REDLINE_COMPLETE=complete_bash" in script.stdout
+    unknown = shell("redline --show-completion", SHELL="/bin/abacus")
+    assert unknown.returncode == 2
+    assert "no completion is known for the shell abacus" in unknown.stderr
+    assert "_REDLINE_COMPLETE=bash_complete" in script.stdout
     assert completed("redline ") == ["run", "eval", "verify", "repair", "sim"]
     assert completed("redline run in.jsonl --prof") == ["--profile"]
     assert completed("redline run in.jsonl --profile f") == ["fixed"]

@@ -323,7 +323,7 @@ def _prose() -> str:
 
 def _flags() -> set[str]:
     """All long flags of the commands that have some."""
-    flags = {"--help", "--version", "--install-completion", "--show-completion"}
+    flags = {"--help", "--version", "--show-completion"}
     for command in (run, evaluate, sim, verify):
         flags |= {f"--{name.replace('_', '-')}" for name in inspect.signature(command).parameters}
     return flags - {"--ctx", "--rows", "--results", "--words"} | {"--input"}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import traceback
-from importlib import import_module
-from typing import Annotated, Any
+from pathlib import Path
 
-import typer
-from typer import Exit, Option, Typer
+import click
+from click import Context, Option
+from click.exceptions import Exit
+from click.shell_completion import get_completion_class
 
 from redline._version import __version__
-from redline.cli.command import WIDTH, Command, Group
+from redline.cli.command import Group
 from redline.cli.output import forget_stdout, hold_standard_streams, say, tell
 from redline.cli.present import error_text
 from redline.errors import ConfigError, JournalError, RedlineError, nearest
@@ -27,23 +29,7 @@ _COMMANDS = {
     "repair": ("repair", "Take damaged lines out of a results file."),
     "sim": ("sim", "Simulate a provider to try things on."),
 }
-# Those that take the flags of `run`, and what redline.toml sets for it.
-_ON_RUN = ("eval",)
-
-
-def _show_version(is_wanted: bool) -> None:
-    if is_wanted:
-        say(f"redline {__version__}\n")
-        raise Exit()
-
-
-def _root(
-    version: Annotated[
-        bool,
-        Option("-V", "--version", help="Print the version.", callback=_show_version, is_eager=True),
-    ] = False,
-) -> None:
-    """Run very many LLM calls as fast as their limits allow, and lose none of them.
+_HELP = """Run very many LLM calls as fast as their limits allow, and lose none of them.
 
     A file of rows goes in, a file of answers comes out. Try it without a provider and without a
     key, against the simulated one:
@@ -55,26 +41,48 @@ def _root(
     """
 
 
-def _program(asked: str) -> Any:
-    """The program with the command that is asked for; with all of them where it is none of them.
+def _program() -> Group:
+    params: list[click.Parameter] = [
+        Option(
+            ["-V", "--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_version,
+            help="Print the version.",
+        ),
+        Option(
+            ["--show-completion"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_completion,
+            help="Print what your shell needs to complete commands, flags and values, for its "
+            "start-up file.",
+        ),
+    ]
+    return Group("redline", _COMMANDS, params, _HELP)
 
-    Each is imported with all that it needs, and each of its flags is compiled: the others would be
-    a third of the time to a start.
-    """
-    app = Typer(
-        name="redline",
-        cls=Group,
-        # Plain text: it stays whole in narrow terminals, logs and pipes, and can be copied.
-        rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
-    )
-    app.callback()(_root)
-    names = dict.fromkeys(("run", asked)) if asked in _ON_RUN else (asked,)
-    for name in names if asked in _COMMANDS else _COMMANDS:
-        function, summary = _COMMANDS[name]
-        command = getattr(import_module(f"redline.cli.{function}"), function)
-        app.command(name, cls=Command, short_help=summary)(command)
-    return typer.main.get_command(app)
+
+def _show_version(ctx: Context, param: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted:
+        say(f"redline {__version__}\n")
+        raise Exit(0)
+
+
+def _show_completion(ctx: Context, param: click.Parameter, is_wanted: bool) -> None:
+    """The script of the shell that $SHELL names."""
+    if not is_wanted or ctx.resilient_parsing:
+        return
+    shell = Path(os.environ.get("SHELL", "")).stem
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise ConfigError(
+            f"no completion is known for the shell {shell}" if shell else "$SHELL is not set",
+            hint="SHELL=bash redline --show-completion; also zsh and fish",
+        )
+    say(kind(ctx.command, {}, "redline", "_REDLINE_COMPLETE").source())
+    raise Exit(0)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -89,7 +97,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _status(arguments: list[str]) -> int:
     """The exit status of one command; whatever went wrong is told on stderr."""
-    command = _program(_name_in(arguments))
+    command = _program()
     try:
         status = command.main(
             # The bare name is a question, and not an error.
@@ -109,12 +117,12 @@ def _status(arguments: list[str]) -> int:
         # Whoever read our output has what they wanted.
         forget_stdout()
         return 0
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except Exception as error:
-        # The process's boundary. Usage errors are known by the one method that they share.
-        if hasattr(error, "format_message"):
-            tell(error_text(_usage(error, error.format_message(), arguments)))
+        # The process's boundary.
+        if isinstance(error, click.ClickException):
+            tell(error_text(_usage(error, arguments)))
             return USAGE
         tell(traceback.format_exc())
         tell(
@@ -124,46 +132,37 @@ def _status(arguments: list[str]) -> int:
         return DEFECT
 
 
-def _usage(error: Any, message: str, arguments: list[str]) -> ConfigError:
-    """A usage error of the parser in redline's words, with the nearest name for an unknown one.
-
-    The parser's classes are private to typer, so they are known by name.
-    """
-    context: Any = getattr(error, "ctx", None)
+def _usage(error: click.ClickException, arguments: list[str]) -> ConfigError:
+    """A usage error of the parser in redline's words, with the nearest name for an unknown one."""
+    context: Context | None = getattr(error, "ctx", None)
     path = context.command_path if context is not None else f"redline {arguments[0]}"
     help_hint = f"{path} --help lists what there is"
-    match type(error).__name__:
-        case "NoSuchOption":
+    match error:
+        case click.NoSuchOption() if context is not None:
             known = [name for param in context.command.params for name in param.opts]
             hint = nearest(error.option_name, known) or help_hint
             return ConfigError(f"unknown flag: {error.option_name}", hint=hint)
-        case "MissingParameter":
-            name = error.param.metavar
+        case click.MissingParameter() if error.param is not None:
+            name = str(error.param.metavar)
             return ConfigError(
                 f"{name} is missing", where=path, hint=f"{path} {name} [FLAGS]; {help_hint}"
             )
-        case "BadOptionUsage" if "does not take" in message:
+        case click.BadOptionUsage() if "does not take" in error.message:
             return ConfigError(f"{error.option_name} takes no value", hint=help_hint)
-        case "BadOptionUsage":
+        case click.BadOptionUsage():
             return ConfigError(f"{error.option_name} needs a value", hint=help_hint)
-        case _ if message.startswith("No such command"):
-            return _unknown_command(arguments, help_hint)
-        case _ if "unexpected extra argument" in message:
-            extra = message.rpartition("(")[2].rstrip(")")
+        case click.exceptions.NoSuchCommand():
+            name = error.command_name
+            return ConfigError(
+                f"unknown command: {name}", hint=nearest(name, _COMMANDS) or help_hint
+            )
+        case _ if "unexpected extra argument" in error.message:
+            extra = error.message.rpartition("(")[2].rstrip(")")
             return ConfigError(
                 f"one argument too many: {extra}",
                 hint="quote a text with spaces; several files go through stdin, as in: "
                 "cat a.jsonl b.jsonl | redline run -",
             )
         case _:
+            message = error.format_message()
             return ConfigError(message[:1].lower() + message[1:].rstrip("."), hint=help_hint)
-
-
-def _unknown_command(arguments: list[str], help_hint: str) -> ConfigError:
-    name = _name_in(arguments)
-    return ConfigError(f"unknown command: {name}", hint=nearest(name, _COMMANDS) or help_hint)
-
-
-def _name_in(arguments: list[str]) -> str:
-    """The command's name; the program's own flags take no values."""
-    return next((word for word in arguments if not word.startswith("-")), "")

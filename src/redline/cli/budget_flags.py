@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from typer import Option
+from redline.cli.flags import Option
 
 _COST = "What it may cost"
 
@@ -14,7 +14,7 @@ BudgetFlag = Annotated[
         metavar="MONEY",
         help="The most that all runs of this output may spend, such as 5usd. Never passed where "
         "--max-tokens bounds the answers.",
-        rich_help_panel=_COST,
+        section=_COST,
     ),
 ]
 BudgetTokensFlag = Annotated[
@@ -22,6 +22,6 @@ BudgetTokensFlag = Annotated[
     Option(
         metavar="N",
         help="The same in tokens, input and output together, such as 2m.",
-        rich_help_panel=_COST,
+        section=_COST,
     ),
 ]

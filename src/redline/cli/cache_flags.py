@@ -7,9 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from typer import Option
-
 from redline.calls import Cache
+from redline.cli.flags import Option
 from redline.cli.values import Flags, flag_of
 from redline.errors import ConfigError
 from redline.run.object_url import local_path
@@ -23,7 +22,7 @@ _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 def _flag(text: str, *names: str, **settings: Any) -> Any:
-    return Option(*names, help=text, rich_help_panel=CACHE, **settings)
+    return Option(*names, help=text, section=CACHE, **settings)
 
 
 CacheFlag = Annotated[

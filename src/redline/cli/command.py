@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
+from importlib import import_module
 from typing import Any
 
-from typer import Context
-from typer.core import TyperCommand, TyperGroup
+import click
+from click import Context
 
+from redline.cli.flags import Flag, Word, params_of, values_of
 from redline.errors import ConfigError
 
 _OTHER, _FLAGS = "Other", "Flags"
 WIDTH = 100
 
 
-class Command(TyperCommand):
-    """A command whose help is plain text in sections, and whose flags are given once."""
+class Command(click.Command):
+    """A command whose help is plain text in sections, and whose flags are given once.
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    function: its signature states the flags, its docstring is the help.
+    """
+
+    def __init__(self, name: str, function: Callable[..., None], summary: str) -> None:
+        super().__init__(
+            name,
+            params=params_of(function),
+            callback=function,
+            help=inspect.getdoc(function),
+            short_help=summary,
+        )
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """What is left of the arguments. Raises ConfigError for a flag that is given twice."""
         if not ctx.resilient_parsing:
             _, _, given = self.make_parser(ctx).parse_args(args=list(args))
@@ -31,53 +45,95 @@ class Command(TyperCommand):
                         f"{longest(param.opts)} is given {given.count(param)} times",
                         hint="it takes one value: leave the others out",
                     )
-        return super().parse_args(ctx, args)
+        left = super().parse_args(ctx, args)
+        ctx.params = values_of(ctx)
+        return left
 
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+    def invoke(self, ctx: Context) -> None:
+        assert self.callback is not None
+        takes_context = "ctx" in inspect.signature(self.callback).parameters
+        own: dict[str, Any] = {"ctx": ctx} if takes_context else {}
+        self.callback(**own, **ctx.params)
+
+    def collect_usage_pieces(self, ctx: Context) -> list[str]:
         """`INPUT [FLAGS]`."""
-        arguments = [p for p in self.get_params(ctx) if p.param_type_name == "argument"]
-        return [*(str(p.metavar) for p in arguments), "[FLAGS]"]
+        return [*(word.metavar or "" for word in _words(self)), "[FLAGS]"]
 
-    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+    def format_help_text(self, ctx: Context, formatter: click.HelpFormatter) -> None:
         write_prose(self.help or "", formatter)
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
+    def format_options(self, ctx: Context, formatter: click.HelpFormatter) -> None:
         """INPUT, then the flags by section, in the order in which the sections first occur."""
-        arguments: list[tuple[str, str]] = []
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
-            if param.param_type_name == "argument":
-                arguments.append((str(param.metavar), getattr(param, "help", None) or ""))
-            elif (record := param.get_help_record(ctx)) is not None:
-                section = getattr(param, "rich_help_panel", None) or _OTHER
-                sections.setdefault(section, []).append(record)
+            record = None if isinstance(param, Word) else param.get_help_record(ctx)
+            if record is not None:
+                section = param.section if isinstance(param, Flag) else None
+                sections.setdefault(section or _OTHER, []).append(record)
         # --help is always there, so this section is never missing; it comes last.
         sections[_OTHER if len(sections) > 1 else _FLAGS] = sections.pop(_OTHER)
-        if arguments:
+        if words := [(word.metavar or "", word.about) for word in _words(self)]:
             formatter.write_paragraph()
-            formatter.write_dl(arguments)
+            formatter.write_dl(words)
         for name, rows in sections.items():
             with formatter.section(name):
                 formatter.write_dl(rows)
 
 
-class Group(TyperGroup):
-    """The program itself: its commands first, then its flags."""
+class Group(click.Group):
+    """The program itself: its commands first, then its flags.
 
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+    A command is imported with all that it needs when it is wanted: the others would be a third of
+    the time to a start. known: for each name the function, which stands in the module of this
+    package that has its name, and what it does.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        known: Mapping[str, tuple[str, str]],
+        params: list[click.Parameter],
+        text: str,
+    ) -> None:
+        super().__init__(
+            name,
+            params=params,
+            help=inspect.cleandoc(text),
+            context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
+        )
+        self._known = known
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        return list(self._known)
+
+    def get_command(self, ctx: Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._known:
+            return None
+        if cmd_name not in self.commands:
+            function, summary = self._known[cmd_name]
+            found = getattr(import_module(f"redline.cli.{function}"), function)
+            self.commands[cmd_name] = Command(cmd_name, found, summary)
+        return self.commands[cmd_name]
+
+    def collect_usage_pieces(self, ctx: Context) -> list[str]:
         return ["COMMAND [FLAGS]"]
 
-    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+    def format_help_text(self, ctx: Context, formatter: click.HelpFormatter) -> None:
         write_prose(self.help or "", formatter)
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        self.format_commands(ctx, formatter)
+    def format_options(self, ctx: Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in self._known.items()])
         records = (param.get_help_record(ctx) for param in self.get_params(ctx))
         with formatter.section(_FLAGS):
             formatter.write_dl([record for record in records if record is not None])
 
 
-def write_prose(text: str, formatter: Any) -> None:
+def _words(command: click.Command) -> list[Word]:
+    return [param for param in command.params if isinstance(param, Word)]
+
+
+def write_prose(text: str, formatter: click.HelpFormatter) -> None:
     """Paragraphs, wrapped; an indented one is an example and stays as it is."""
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         formatter.write_paragraph()

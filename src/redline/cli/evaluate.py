@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from typer import Argument, Context, Exit, Option
+from click import Context
+from click.exceptions import Exit
 
 from redline.cli import values
 from redline.cli.command import stated, with_flags_of
+from redline.cli.flags import Argument, Option
 from redline.cli.output import say
 from redline.cli.run import run
 from redline.cli.session import Session
@@ -47,12 +49,12 @@ def evaluate(
         Option(
             metavar="FILE",
             help="The questions: a file as for `redline run`, or a folder of the datasets library.",
-            rich_help_panel=_PANEL,
+            section=_PANEL,
         ),
     ] = None,
     task: Annotated[
         str | None,
-        Option(metavar="FILE", help="A task of your own, as TOML.", rich_help_panel=_PANEL),
+        Option(metavar="FILE", help="A task of your own, as TOML.", section=_PANEL),
     ] = None,
     samples: Annotated[
         str | None,
@@ -60,7 +62,7 @@ def evaluate(
             metavar="N",
             help="Ask each question so often: pass@k and the majority's vote are told, too. Give a "
             "--temperature above 0. Default: 1.",
-            rich_help_panel=_PANEL,
+            section=_PANEL,
         ),
     ] = None,
     shots: Annotated[
@@ -68,12 +70,12 @@ def evaluate(
         Option(
             metavar="N",
             help="Put the first N rows of --shots-file before each question, answered.",
-            rich_help_panel=_PANEL,
+            section=_PANEL,
         ),
     ] = None,
     shots_file: Annotated[
         str | None,
-        Option(metavar="FILE", help="Rows for --shots.", rich_help_panel=_PANEL),
+        Option(metavar="FILE", help="Rows for --shots.", section=_PANEL),
     ] = None,
     **flags: Any,
 ) -> None:

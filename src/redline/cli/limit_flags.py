@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from typer import Option
-
 from redline.cli.command import one_of
+from redline.cli.flags import Option
 from redline.limits.settings import CHARGES, PROFILES, RATES
 
 LIMITS = "How fast"
 
 
 def _flag(metavar: str, text: str, *names: str, **settings: Any) -> Any:
-    return Option(*names, metavar=metavar, help=text, rich_help_panel=LIMITS, **settings)
+    return Option(*names, metavar=metavar, help=text, section=LIMITS, **settings)
 
 
 RequestsFlag = Annotated[
@@ -49,7 +48,7 @@ RateFlag = Annotated[
         "auto",
         "Limits that are not stated: auto reads them from the server's headers, and finds them "
         "where it sends none.",
-        autocompletion=one_of(*RATES),
+        complete=one_of(*RATES),
     ),
 ]
 ProfileFlag = Annotated[
@@ -58,7 +57,7 @@ ProfileFlag = Annotated[
         "NAME",
         "How the server counts: any (safe with all, the default), or fixed or moving window, "
         "sliding-window counter, or token bucket.",
-        autocompletion=one_of(*PROFILES),
+        complete=one_of(*PROFILES),
     ),
 ]
 HeadroomFlag = Annotated[
@@ -74,7 +73,7 @@ ChargeFlag = Annotated[
         "NAME",
         "What the provider takes off a token limit: actual usage, or prompt and max_tokens "
         "reserved for good. Default auto: by the provider.",
-        autocompletion=one_of(*CHARGES),
+        complete=one_of(*CHARGES),
     ),
 ]
 ShareFlag = Annotated[

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Annotated
 
-from typer import Argument
-
+from redline.cli.flags import Argument
 from redline.cli.output import say
 from redline.cli.verify import results_path
 from redline.errors import ConfigError

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from typer import Argument, Context, Exit, Option
+from click import Context
+from click.exceptions import Exit
 
 from redline.cli.budget_flags import BudgetFlag, BudgetTokensFlag
 from redline.cli.cache_flags import (
@@ -15,6 +16,7 @@ from redline.cli.cache_flags import (
     NoCacheFlag,
 )
 from redline.cli.command import one_of
+from redline.cli.flags import Argument, Option
 from redline.cli.limit_flags import (
     ChargeFlag,
     ConcurrencyFlag,
@@ -60,7 +62,7 @@ def run(
             metavar="TEMPLATE",
             help="Jinja template of the user message over the row's columns: 'Classify: "
             "{{ text }}'. @FILE reads it from a file.",
-            rich_help_panel=_PROMPT,
+            section=_PROMPT,
         ),
     ] = None,
     system: Annotated[
@@ -68,7 +70,7 @@ def run(
         Option(
             metavar="TEMPLATE",
             help="Template of the system message, for rows without one of their own.",
-            rich_help_panel=_PROMPT,
+            section=_PROMPT,
         ),
     ] = None,
     model: Annotated[
@@ -76,22 +78,22 @@ def run(
         Option(
             metavar="NAME",
             help="The model to ask, where the row names none.",
-            rich_help_panel=_PROMPT,
+            section=_PROMPT,
         ),
     ] = None,
     temperature: Annotated[
-        Text, Option(metavar="T", help="Sampling temperature.", rich_help_panel=_PROMPT)
+        Text, Option(metavar="T", help="Sampling temperature.", section=_PROMPT)
     ] = None,
     max_tokens: Annotated[
         Text,
-        Option(metavar="N", help="Most tokens in an answer.", rich_help_panel=_PROMPT),
+        Option(metavar="N", help="Most tokens in an answer.", section=_PROMPT),
     ] = None,
     param: Annotated[
         list[str] | None,
         Option(
             metavar="NAME=VALUE",
             help="Any other body field, its value as JSON or text: seed=7. Repeatable.",
-            rich_help_panel=_PROMPT,
+            section=_PROMPT,
         ),
     ] = None,
     url: Annotated[
@@ -101,7 +103,7 @@ def run(
             help="Path to call. Default /v1/chat/completions; /v1/completions, /v1/embeddings and "
             "/v1/responses are known; any other takes and gives plain JSON. May be a template: "
             "'/chat?q={{ text | urlencode }}'.",
-            rich_help_panel=_PROMPT,
+            section=_PROMPT,
         ),
     ] = None,
     method: Annotated[
@@ -109,8 +111,8 @@ def run(
         Option(
             metavar="METHOD",
             help="HTTP method. Default POST. A GET sends no body.",
-            autocompletion=one_of(*METHODS),
-            rich_help_panel=_PROMPT,
+            complete=one_of(*METHODS),
+            section=_PROMPT,
         ),
     ] = None,
     body: Annotated[
@@ -119,7 +121,7 @@ def run(
             metavar="TEMPLATE",
             help="Template of the whole JSON body: '{\"q\": {{ text | json }}}'. @FILE reads it "
             "from a file.",
-            rich_help_panel=_PROMPT,
+            section=_PROMPT,
         ),
     ] = None,
     output_path: Annotated[
@@ -128,7 +130,7 @@ def run(
             metavar="PATH",
             help="Where the answer holds the output, such as result.items.0.text. Default: where "
             "the API has it, or all of a plain JSON answer.",
-            rich_help_panel=_PROMPT,
+            section=_PROMPT,
         ),
     ] = None,
     endpoint: Annotated[
@@ -136,7 +138,7 @@ def run(
         Option(
             metavar="NAME",
             help="A URL, a name from redline.toml, or sim: a simulated server inside, for trials.",
-            rich_help_panel=_ENDPOINT,
+            section=_ENDPOINT,
         ),
     ] = None,
     base_url: Annotated[
@@ -145,7 +147,7 @@ def run(
             metavar="URL",
             help="The server, ending in /v1 as in the openai SDK. Default: $OPENAI_BASE_URL, else "
             "OpenAI.",
-            rich_help_panel=_ENDPOINT,
+            section=_ENDPOINT,
         ),
     ] = None,
     api_key_env: Annotated[
@@ -154,7 +156,7 @@ def run(
             metavar="NAME",
             help="The variable that holds the key, in the environment or in .env. Default "
             "OPENAI_API_KEY.",
-            rich_help_panel=_ENDPOINT,
+            section=_ENDPOINT,
         ),
     ] = None,
     header: Annotated[
@@ -162,7 +164,7 @@ def run(
         Option(
             metavar="'NAME: VALUE'",
             help="Header sent with every request. Repeatable.",
-            rich_help_panel=_ENDPOINT,
+            section=_ENDPOINT,
         ),
     ] = None,
     proxy: Annotated[
@@ -170,7 +172,7 @@ def run(
         Option(
             metavar="URL",
             help="HTTP proxy. Default: as HTTP_PROXY, HTTPS_PROXY and NO_PROXY say.",
-            rich_help_panel=_ENDPOINT,
+            section=_ENDPOINT,
         ),
     ] = None,
     requests: RequestsFlag = None,
@@ -203,7 +205,7 @@ def run(
             help="Results, one JSON line each. The same command continues it. A URL such as "
             "s3://bucket/labels.jsonl is written when the run ends; until then its file is in "
             "s3.redline/. Default: stdout, which cannot be continued.",
-            rich_help_panel=_OUTPUT,
+            section=_OUTPUT,
         ),
     ] = None,
     format: Annotated[
@@ -211,28 +213,28 @@ def run(
         Option(
             metavar="NAME",
             help="redline (the default), or batch: lines of the OpenAI Batch API.",
-            autocompletion=one_of(*FORMATS),
-            rich_help_panel=_OUTPUT,
+            complete=one_of(*FORMATS),
+            section=_OUTPUT,
         ),
     ] = None,
     ordered: Annotated[
         bool,
-        Option("--ordered", help="Put the finished file in input order.", rich_help_panel=_OUTPUT),
+        Option("--ordered", help="Put the finished file in input order.", section=_OUTPUT),
     ] = False,
     keep_input: Annotated[
         bool,
-        Option("--keep-input", help="Repeat the row in its result line.", rich_help_panel=_OUTPUT),
+        Option("--keep-input", help="Repeat the row in its result line.", section=_OUTPUT),
     ] = False,
     raw: Annotated[
         bool,
-        Option("--raw", help="Keep the whole reply in the result line.", rich_help_panel=_OUTPUT),
+        Option("--raw", help="Keep the whole reply in the result line.", section=_OUTPUT),
     ] = False,
     retry_failed: Annotated[
         bool,
         Option(
             "--retry-failed",
             help="Do just the rows that failed before.",
-            rich_help_panel=_AGAIN,
+            section=_AGAIN,
         ),
     ] = False,
     restart: Annotated[
@@ -240,7 +242,7 @@ def run(
         Option(
             "--restart",
             help="Start over. The old files are kept: labels.old-1.jsonl.",
-            rich_help_panel=_AGAIN,
+            section=_AGAIN,
         ),
     ] = False,
     force: Annotated[
@@ -248,30 +250,30 @@ def run(
         Option(
             "--force",
             help="Continue an output that was begun with another prompt, model or parameter.",
-            rich_help_panel=_AGAIN,
+            section=_AGAIN,
         ),
     ] = False,
     max_retries: Annotated[
         Text,
-        Option(metavar="N", help="Attempts after the first. Default 8.", rich_help_panel=_END),
+        Option(metavar="N", help="Attempts after the first. Default 8.", section=_END),
     ] = None,
     timeout: Annotated[
         Text,
         Option(
             metavar="TIME",
             help="For one attempt: 30, 500ms or 5m. Default 10m.",
-            rich_help_panel=_END,
+            section=_END,
         ),
     ] = None,
     connect_timeout: Annotated[
-        Text, Option(metavar="TIME", help="For the connection. Default 10.", rich_help_panel=_END)
+        Text, Option(metavar="TIME", help="For the connection. Default 10.", section=_END)
     ] = None,
     first_byte_timeout: Annotated[
         Text,
         Option(
             metavar="TIME",
             help="For the first byte of an answer. Default: as --timeout.",
-            rich_help_panel=_END,
+            section=_END,
         ),
     ] = None,
     row_deadline: Annotated[
@@ -279,51 +281,47 @@ def run(
         Option(
             metavar="TIME",
             help="For a row with all its retries. Default: none.",
-            rich_help_panel=_END,
+            section=_END,
         ),
     ] = None,
     deadline: Annotated[
         Text,
-        Option(
-            metavar="TIME", help="For the run. The same command continues it.", rich_help_panel=_END
-        ),
+        Option(metavar="TIME", help="For the run. The same command continues it.", section=_END),
     ] = None,
-    limit: Annotated[
-        Text, Option(metavar="N", help="Only the first N rows.", rich_help_panel=_END)
-    ] = None,
+    limit: Annotated[Text, Option(metavar="N", help="Only the first N rows.", section=_END)] = None,
     fail_on: Annotated[
         list[str] | None,
         Option(
             metavar="REASONS",
             help="Count these answers as failures: length (cut at the token limit), empty, "
             "content_filter, refusal. Commas between them.",
-            autocompletion=one_of(*FAIL_ON),
-            rich_help_panel=_END,
+            complete=one_of(*FAIL_ON),
+            section=_END,
         ),
     ] = None,
     strict: Annotated[
         bool,
-        Option("--strict", help="End the run at the first row that fails.", rich_help_panel=_END),
+        Option("--strict", help="End the run at the first row that fails.", section=_END),
     ] = False,
     dry_run: Annotated[
         bool,
         Option(
             "--dry-run",
             help="Send nothing. Show rows, tokens, the least time, and the first request.",
-            rich_help_panel=_SHOW,
+            section=_SHOW,
         ),
     ] = False,
     quiet: Annotated[
         bool,
-        Option("-q", "--quiet", help="No progress, only the summary.", rich_help_panel=_SHOW),
+        Option("-q", "--quiet", help="No progress, only the summary.", section=_SHOW),
     ] = False,
     log: Annotated[
         Text,
         Option(
             metavar="NAME",
             help="text (the default), or json: progress, failures and summary as JSON lines.",
-            autocompletion=one_of(*LOGS),
-            rich_help_panel=_SHOW,
+            complete=one_of(*LOGS),
+            section=_SHOW,
         ),
     ] = None,
 ) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from typer import Context
+from click import Context
 
 from redline.cli import configuration as configurations
 from redline.cli import values
@@ -76,7 +76,7 @@ def _kinds(ctx: Context) -> dict[str, Kind]:
     """What redline.toml's [run] may set, which are the flags of `redline run`; what each holds."""
     kinds: dict[str, Kind] = {}
     parent: Any = ctx.parent
-    for param in parent.command.commands["run"].params:
+    for param in parent.command.get_command(parent, "run").params:
         if param.name is not None and param.name not in _NOT_SETTINGS:
             is_flag, is_list = getattr(param, "is_flag", False), getattr(param, "multiple", False)
             kinds[param.name] = Kind.FLAG if is_flag else Kind.LIST if is_list else Kind.TEXT

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from typer import Context, Option
+from click import Context
 
 from redline.cli import values
 from redline.cli.command import one_of, stated
+from redline.cli.flags import Option
 from redline.cli.values import Flags, flag_of
 from redline.errors import ConfigError
 from redline.sim import SimSettings, parse_faults, parse_latency
@@ -26,16 +27,14 @@ def sim(
     ctx: Context,
     port: Annotated[
         str | None,
-        Option(
-            metavar="N", help="Port on 127.0.0.1. Default 0: a free one.", rich_help_panel=_WHERE
-        ),
+        Option(metavar="N", help="Port on 127.0.0.1. Default 0: a free one.", section=_WHERE),
     ] = None,
     api_key: Annotated[
         str | None,
         Option(
             metavar="KEY",
             help="Refuse requests that do not carry this key.",
-            rich_help_panel=_WHERE,
+            section=_WHERE,
         ),
     ] = None,
     requests: Annotated[
@@ -43,7 +42,7 @@ def sim(
         Option(
             metavar="N/W",
             help="Request limit, such as 2/1s or 500/60s. Repeatable.",
-            rich_help_panel=_LIMITS,
+            section=_LIMITS,
         ),
     ] = None,
     tokens: Annotated[
@@ -51,7 +50,7 @@ def sim(
         Option(
             metavar="N/W",
             help="Token limit, such as 200k/60s, on prompt and answer together. Repeatable.",
-            rich_help_panel=_LIMITS,
+            section=_LIMITS,
         ),
     ] = None,
     input_tokens: Annotated[
@@ -59,7 +58,7 @@ def sim(
         Option(
             metavar="N/W",
             help="Limit on the tokens of prompts alone. Repeatable.",
-            rich_help_panel=_LIMITS,
+            section=_LIMITS,
         ),
     ] = None,
     output_tokens: Annotated[
@@ -67,7 +66,7 @@ def sim(
         Option(
             metavar="N/W",
             help="Limit on the tokens of answers alone. Repeatable.",
-            rich_help_panel=_LIMITS,
+            section=_LIMITS,
         ),
     ] = None,
     algorithm: Annotated[
@@ -76,8 +75,8 @@ def sim(
             metavar="NAME",
             help="How limits count: fixed (the default) or moving window, sliding-window counter, "
             "or token bucket.",
-            autocompletion=one_of(*ALGORITHMS),
-            rich_help_panel=_LIMITS,
+            complete=one_of(*ALGORITHMS),
+            section=_LIMITS,
         ),
     ] = None,
     charge: Annotated[
@@ -87,8 +86,8 @@ def sim(
             help="When tokens are counted: actual (the default), prompt and answer on arrival; "
             "reserved, prompt and max_tokens on arrival, never given back; answered, the prompt on "
             "arrival and the answer when it ends.",
-            autocompletion=one_of(*CHARGES),
-            rich_help_panel=_LIMITS,
+            complete=one_of(*CHARGES),
+            section=_LIMITS,
         ),
     ] = None,
     concurrency: Annotated[
@@ -96,7 +95,7 @@ def sim(
         Option(
             metavar="N",
             help="Requests served at once; the others wait in line.",
-            rich_help_panel=_LIMITS,
+            section=_LIMITS,
         ),
     ] = None,
     headers: Annotated[
@@ -105,8 +104,8 @@ def sim(
             metavar="NAME",
             help="Style of the limit headers: openai (the default), azure, anthropic, gemini, "
             "envoy, ietf, slowapi, or none, which sends no Retry-After either.",
-            autocompletion=one_of(*HEADER_STYLES),
-            rich_help_panel=_LIMITS,
+            complete=one_of(*HEADER_STYLES),
+            section=_LIMITS,
         ),
     ] = None,
     latency: Annotated[
@@ -115,7 +114,7 @@ def sim(
             metavar="SECONDS",
             help="Time to an answer: 0.2, or 2-5 (uniform), or lognormal:1.2,0.4 (mu, sigma). "
             "Default 0.",
-            rich_help_panel=_SPEED,
+            section=_SPEED,
         ),
     ] = None,
     per_token: Annotated[
@@ -123,7 +122,7 @@ def sim(
         Option(
             metavar="SECONDS",
             help="Time added by each token of the answer. Default 0.",
-            rich_help_panel=_SPEED,
+            section=_SPEED,
         ),
     ] = None,
     jitter: Annotated[
@@ -132,7 +131,7 @@ def sim(
             metavar="SECONDS",
             help="Hold each request up by 0 to so many seconds before the limits are asked. "
             "Default 0.",
-            rich_help_panel=_SPEED,
+            section=_SPEED,
         ),
     ] = None,
     faults: Annotated[
@@ -141,7 +140,7 @@ def sim(
             metavar="SHARE",
             help="Share of requests that go wrong: 0.05 for all kinds together, or by kind, "
             "such as 429=0.02. Kinds: 429, 500, 503, reset, half, notjson, stall. Repeatable.",
-            rich_help_panel=_SPEED,
+            section=_SPEED,
         ),
     ] = None,
     seed: Annotated[
@@ -149,7 +148,7 @@ def sim(
         Option(
             metavar="N",
             help="Fixes latencies, faults and jitter, in order of arrival. Default 0.",
-            rich_help_panel=_SPEED,
+            section=_SPEED,
         ),
     ] = None,
     replay: Annotated[
@@ -158,7 +157,7 @@ def sim(
             metavar="FILE",
             help="Answer from this file of {question, answer} lines: a request whose last user "
             "message contains a question gets its answer.",
-            rich_help_panel=_ANSWERS,
+            section=_ANSWERS,
         ),
     ] = None,
 ) -> None:

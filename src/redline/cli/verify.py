@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Context, Exit, Option
+from click import Context
+from click.exceptions import Exit
 
 from redline.cli import values
 from redline.cli.command import stated
+from redline.cli.flags import Argument, Option
 from redline.cli.output import say
 from redline.errors import ConfigError, nearest
 from redline.run.object_url import ObjectUrl, local_path, url_of
