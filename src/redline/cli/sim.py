@@ -19,6 +19,7 @@ from redline.sim.settings import ALGORITHMS, CHARGES, HEADER_STYLES
 
 _WHERE, _LIMITS = "Where it listens", "What it allows"
 _SPEED, _ANSWERS = "How fast and how well it works", "What it answers"
+_BATCHES = "Its Batch API"
 
 T = TypeVar("T")
 
@@ -160,12 +161,37 @@ def sim(
             section=_ANSWERS,
         ),
     ] = None,
+    batch_latency: Annotated[
+        str | None,
+        Option(
+            metavar="SECONDS",
+            help="Time from the making of a batch to the answer of each of its requests, as for "
+            "--latency. Default 0.",
+            rich_help_panel=_BATCHES,
+        ),
+    ] = None,
+    batch_window: Annotated[
+        str | None,
+        Option(
+            metavar="TIME",
+            help="A batch expires after so long. Default 24h.",
+            rich_help_panel=_BATCHES,
+        ),
+    ] = None,
+    batch_tokens: Annotated[
+        str | None,
+        Option(
+            metavar="N",
+            help="Tokens that all batches together may have waiting. Default: no limit.",
+            rich_help_panel=_BATCHES,
+        ),
+    ] = None,
 ) -> None:
     """Simulate an LLM provider: a real server with limits, latency and faults.
 
-    It speaks the OpenAI API (chat, completions, embeddings, responses) and costs nothing. The base
-    URL is the first line on stdout. Ctrl-C ends it and prints what it has seen; GET /sim/stats
-    shows that at any time.
+    It speaks the OpenAI API (chat, completions, embeddings, responses, files and batches) and costs
+    nothing. The base URL is the first line on stdout. Ctrl-C ends it and prints what it has seen;
+    GET /sim/stats shows that at any time.
 
     An endpoint that takes 2 requests a second, answers after 2 to 5 s, and fails one time in
     twenty:
@@ -209,6 +235,9 @@ def _settings(flags: Flags) -> SimSettings:
         replay=Path(flags["replay"]) if "replay" in flags else None,
         seed=values.whole(flags, "seed", -(10**15)) or 0,
         api_key=flags.get("api_key"),
+        batch_latency=_parsed(flags, "batch_latency", parse_latency, usual.batch_latency),
+        batch_window_s=values.duration(flags, "batch_window") or usual.batch_window_s,
+        batch_tokens=values.whole(flags, "batch_tokens", 1),
     )
 
 

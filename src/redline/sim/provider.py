@@ -22,6 +22,7 @@ from redline.errors import ConfigError
 from redline.limits.rate import Rate, parse_rate
 from redline.sim.admission import Admission, Charge, Rejection
 from redline.sim.answers import Answers
+from redline.sim.batch_door import BatchDoor
 from redline.sim.bodies import BadCall, decode
 from redline.sim.drafts import ENDPOINTS, Draft, Object
 from redline.sim.headers import limit_headers, retry_details, retry_headers
@@ -94,6 +95,7 @@ class Provider:
         self._fault_rng = Random(f"{settings.seed} fault")
         self._slots = Slots(settings.concurrency)
         self.stats = Stats()
+        self.batches = BatchDoor(settings, self._answers, clock, self.refuse_key, self.write)
 
     @property
     def waiting(self) -> int:

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from redline.clock import SYSTEM, Clock
 from redline.errors import ConfigError, RedlineError
+from redline.sim.batch_door import BatchDoor
 from redline.sim.bodies import BadCall
 from redline.sim.provider import Provider, refusal
 from redline.sim.settings import SimSettings
@@ -57,7 +58,9 @@ class Sim:
 
     def stats(self) -> dict[str, Any]:
         """The counters of `GET /sim/stats`; redline.sim.stats says what each one means."""
-        return {**self._provider.stats.as_dict(), "waiting": self._provider.waiting}
+        stats = self._provider.stats.as_dict()
+        batches = self._provider.batches.stats()
+        return {**stats, "waiting": self._provider.waiting, "batches": batches}
 
     def summary(self) -> str:
         """The counters and their sum, in one line."""
@@ -115,6 +118,8 @@ class Sim:
         assert task is not None
         self._running.add(task)
         try:
+            if BatchDoor.takes(request.path):
+                return await self._provider.batches.serve(request)
             return await self._provider.serve(request)
         finally:
             self._running.discard(task)

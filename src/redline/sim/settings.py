@@ -16,6 +16,8 @@ HEADER_STYLES = ("openai", "azure", "anthropic", "gemini", "envoy", "ietf", "slo
 CHARGES = ("actual", "reserved", "answered")
 MAX_PER_TOKEN_S = 60.0
 MAX_JITTER_S = 60.0
+DAY_S = 86_400.0
+MAX_WINDOW_S = 30 * DAY_S
 
 
 class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +39,9 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     replay: a file of `question` and `answer` lines to answer from.
     seed: fixes latencies, faults and jitter, in the order of arrival.
     api_key: where set, the key every request must carry.
+    batch_latency: seconds from the making of a batch to the answer of each of its lines.
+    batch_window_s: a batch expires after so long. batch_tokens: that batches may have waiting, at a
+        token for four bytes; a batch beyond that fails. None for no limit.
     Raises ConfigError for a value that cannot work.
     """
 
@@ -57,6 +62,9 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     replay: Path | None = None
     seed: int = 0
     api_key: str | None = None
+    batch_latency: Latency = Constant(0.0)
+    batch_window_s: float = DAY_S
+    batch_tokens: int | None = None
 
     def __post_init__(self) -> None:
         _one_of("algorithm", self.algorithm, ALGORITHMS)
@@ -82,6 +90,17 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.api_key is not None and not self.api_key.strip():
             raise ConfigError("the key to ask for is empty", hint="leave it out to ask for none")
+        if not 0 < self.batch_window_s <= MAX_WINDOW_S:
+            raise ConfigError(
+                f"a batch's window must be above 0 and at most {MAX_WINDOW_S:g} s, "
+                f"not {self.batch_window_s:g}",
+                hint="24h, the default, is OpenAI's",
+            )
+        if self.batch_tokens is not None and self.batch_tokens < 1:
+            raise ConfigError(
+                f"the tokens of batches must be at least 1, not {self.batch_tokens}",
+                hint="leave it out for no limit",
+            )
 
     @property
     def rates(self) -> dict[str, tuple[Rate, ...]]:
@@ -110,6 +129,10 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"faults {self.faults.total * 100:.3g} %")
         if self.replay is not None:
             parts.append(f"answers from {self.replay}")
+        if self.batch_latency != Constant(0.0) or self.batch_window_s != DAY_S:
+            parts.append(f"batches {self.batch_latency}, expiring after {self.batch_window_s:g} s")
+        if self.batch_tokens is not None:
+            parts.append(f"at most {self.batch_tokens} tokens in batches")
         parts.append(f"seed {self.seed}")
         return "; ".join(parts)
 

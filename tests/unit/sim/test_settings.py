@@ -26,6 +26,8 @@ from redline.sim import SimSettings, Uniform, parse_faults
         ({"per_token_s": -0.1}, "0.02 is 50 tokens a second"),
         ({"per_token_s": float("nan")}, "0.02 is 50 tokens a second"),
         ({"api_key": " "}, "leave it out to ask for none"),
+        ({"batch_window_s": 0.0}, "24h, the default, is OpenAI's"),
+        ({"batch_tokens": 0}, "leave it out for no limit"),
     ],
 )
 def test_what_cannot_work_is_refused(wrong: dict[str, Any], hint: str) -> None:
@@ -51,11 +53,15 @@ def test_settings_tell_what_they_simulate_but_not_the_key() -> None:
             faults=parse_faults(["0.05"]),
             replay=Path("gsm8k.jsonl"),
             seed=7,
+            batch_latency=Uniform(1, 2),
+            batch_window_s=60.0,
+            batch_tokens=500,
             api_key="sk-secret",
         )
     )
     assert told == (
         "requests 2/1s, requests 500/60s, tokens 200000/60s, input-tokens 50000/60s, "
         "output-tokens 10000/60s (moving); tokens as reserved; jitter 0-0.05 s; 8 at once; "
-        "latency 2-5 s; 0.02 s per token; faults 5 %; answers from gsm8k.jsonl; seed 7"
+        "latency 2-5 s; 0.02 s per token; faults 5 %; answers from gsm8k.jsonl; "
+        "batches 1-2 s, expiring after 60 s; at most 500 tokens in batches; seed 7"
     )
