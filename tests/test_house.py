@@ -24,7 +24,7 @@ EXTRAS = ["pyarrow", "datasets", "zstandard", "redis", "tiktoken", "torch"]
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("broad_excepts", "calls/function.py::_call"): "a user's coroutine may raise anything",
     ("broad_excepts", "run/runner.py::_in_executor"): "a user's function may raise anything",
-    ("broad_excepts", "run/runner.py::_next"): "a user's iterable may raise anything",
+    ("broad_excepts", "run/runner.py::next_row"): "a user's iterable may raise anything",
     ("broad_excepts", "run/runner.py::_outcome"): "the row boundary: templates and replies",
     ("broad_excepts", "cli/app.py::_status"): "the process ends here; a defect gets status 3",
 }

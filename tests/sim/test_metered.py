@@ -344,9 +344,9 @@ def test_the_account_is_told_before_each_write_and_after_each_settlement() -> No
 @pytest.mark.parametrize(
     ("line", "replacement"),
     [
-        ("self.account.keep(self.spending.spent.plus(self._written))",
-         "self.account.keep(self.spending.spent)"),
-        ("self.account.keep(self.spending.spent.plus(self._written))",
+        ("self.account.keep(own.plus(self._written))",
+         "self.account.keep(own)"),
+        ("self.account.keep(own.plus(self._written))",
          "self.account.keep(self.spending.committed.plus(self._written))"),
     ],
 )  # fmt: skip

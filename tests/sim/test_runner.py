@@ -406,8 +406,8 @@ LAW_MUTANTS = [
     ("self.ended += 1", "self.ended += 1; await self.on_result(result)"),
     # A row dropped when its answer is late.
     (
-        "outcome = await self._outcome(picked, call, task)",
-        "outcome = await self._outcome(picked, call, task)\n"
+        "outcome = await self._outcome(picked, call, task, self._backend)",
+        "outcome = await self._outcome(picked, call, task, self._backend)\n"
         "                if picked.row.number % 50 == 0: continue",
     ),
 ]

@@ -28,7 +28,7 @@ from redline._version import __version__
 from redline.calls.answer_headers import AnswerHeaders
 from redline.calls.direct import check_head
 from redline.calls.endpoint import Endpoint
-from redline.calls.exchange import Answer, Exchange, StaleConnection, TaskAlarm, Wire
+from redline.calls.exchange import EVENTS, Answer, Exchange, StaleConnection, TaskAlarm, Wire
 from redline.calls.inflate import cut_short, inflate_for
 from redline.calls.intake import LONG_BYTES, Intake
 from redline.calls.pool import HINTS, KEEP_ALIVE_S, trusting
@@ -153,16 +153,20 @@ class AiohttpTransport:
         return await self._answered(wire, exchange, self._read)
 
     async def stream(
-        self, wire: Wire, exchange: Exchange, take: Callable[[bytes], Awaitable[None]]
+        self,
+        wire: Wire,
+        exchange: Exchange,
+        take: Callable[[bytes], Awaitable[None]],
+        kind: str = EVENTS,
     ) -> Answer:
-        """As `exchange`, but an event stream's bytes go to `take` as they come, awaited.
+        """As `exchange`, but what is of this kind goes to `take` as it comes, awaited.
 
         The answer's body is then empty; an answer of another type or status is read whole.
         """
 
         async def consume(response: ClientResponse, exchange: Exchange) -> bytes:
-            kind = response.headers.get("content-type", "")
-            if response.status != 200 or not kind.startswith("text/event-stream"):
+            found = response.headers.get("content-type", "")
+            if response.status != 200 or not found.startswith(kind):
                 return await self._read(response, exchange)
             async with aclosing(self._chunks(response)) as chunks:
                 async for chunk in chunks:

@@ -18,7 +18,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     url: a path such as `/v1/chat/completions`, joined to the endpoint's base URL.
     body: any value that can be encoded as JSON, None for no body; what a user's own coroutine is
-    called with.
+    called with. Bytes are sent as they are, and want their Content-Type in `headers`.
     output_path: keys and indices that pick the answer from a plain JSON reply, outermost first.
     """
 

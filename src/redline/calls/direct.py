@@ -17,7 +17,7 @@ from redline._version import __version__
 from redline.calls.connection import Connection
 from redline.calls.deadlines import Deadline, Deadlines
 from redline.calls.endpoint import Endpoint
-from redline.calls.exchange import Answer, Exchange, StaleConnection, TaskAlarm, Wire
+from redline.calls.exchange import EVENTS, Answer, Exchange, StaleConnection, TaskAlarm, Wire
 from redline.calls.intake import Intake
 from redline.calls.pool import Pool
 from redline.clock import Clock
@@ -76,9 +76,13 @@ class DirectTransport:
             self._pool.give_back(connection)
 
     async def stream(
-        self, wire: Wire, exchange: Exchange, take: Callable[[bytes], Awaitable[None]]
+        self,
+        wire: Wire,
+        exchange: Exchange,
+        take: Callable[[bytes], Awaitable[None]],
+        kind: str = EVENTS,
     ) -> Answer:
-        """As `exchange`, but an event stream's bytes go to `take` as they come, awaited.
+        """As `exchange`, but what is of this kind goes to `take` as it comes, awaited.
 
         The answer's body is then empty; an answer of another type or status is read whole.
         """
@@ -89,8 +93,8 @@ class DirectTransport:
         try:
             await connection.head()
             headers = connection.headers
-            kind = headers.get("content-type") or ""
-            if connection.status != 200 or not kind.startswith("text/event-stream"):
+            found = headers.get("content-type") or ""
+            if connection.status != 200 or not found.startswith(kind):
                 connection.rest()
                 return Answer(connection.status, headers, await connection.whole())
             while chunk := await connection.chunk():

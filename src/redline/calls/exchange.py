@@ -21,6 +21,9 @@ from redline.clock import Clock
 from redline.errors import TimedOut
 from redline.limits.opening import AnyGrant
 
+# The type of a stream of events; what an exchange is to be streamed for.
+EVENTS = "text/event-stream"
+
 
 class Wire(msgspec.Struct, frozen=True):
     """A request as it is sent. `deadline_s`: monotonic time at which it is given up.

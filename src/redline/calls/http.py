@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -143,6 +144,28 @@ class HttpBackend:
             self._conclude(request, exchange, outcome)
         return outcome
 
+    async def download(
+        self, request: Request, call: Call, take: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        """The answer's bytes go to `take` as they come, whatever they are. Raises CallError.
+
+        One attempt, which waits for its grant and for no slot; a listener does not hear of it.
+        """
+        exchange = _Attempt(self, request, _NOTHING, call)
+        try:
+            wire = self._wire(request, call)
+            answer = await self._transport.stream(wire, exchange, take, kind="")
+            if answer.status != 200:
+                self._read(request, answer, None)
+        except CallError as error:
+            located = self._located(error)
+            if located is error:
+                raise
+            raise located from error
+        finally:
+            if exchange.grant is not None:
+                exchange.grant.release()
+
     def keep(self, stores: Stores) -> None:
         """Limits outlive this backend in `stores`, and go on from there. Before the first call."""
         self._steering.keep(stores)
@@ -229,7 +252,9 @@ class HttpBackend:
 
     def _wire(self, request: Request, call: Call) -> Wire:
         try:
-            body = None if request.body is None else _ENCODE(request.body)
+            body = request.body
+            if body is not None and type(body) is not bytes:
+                body = _ENCODE(body)
         except (TypeError, ValueError, RecursionError) as error:
             raise Rejected(f"the request is not JSON: {error}") from error
         try:

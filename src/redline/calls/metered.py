@@ -20,7 +20,7 @@ from collections import deque
 from typing import Protocol
 
 from redline.calls.backend import Backend, Call, Request, Sink
-from redline.calls.outcome import Outcome, failed
+from redline.calls.outcome import Outcome, Reply, failed
 from redline.calls.prices import Price, Prices, how_to_price, unpriced
 from redline.calls.spending import NOTHING, Amount, Spending, dollars_text
 from redline.calls.tokens import TokenEstimator, has_no_output
@@ -83,6 +83,8 @@ class Metered:
         # Input tokens beyond the bound: a system prompt that the server adds.
         self._hidden_tokens = 0
         self._is_spent = False
+        # Of what is spent, what another file than the account's says.
+        self._elsewhere = NOTHING
 
     def room(self, cost: Cost, now_s: float) -> float:
         return self._backend.room(cost, now_s)
@@ -110,6 +112,36 @@ class Metered:
 
     async def aclose(self) -> None:
         await self._backend.aclose()
+
+    def batched(self, request: Request) -> Amount:
+        """The most that the request can cost in a batch. Raises CallError where none can say."""
+        return self._attempt(request).worst.batched
+
+    def cost_batched(self, request: Request, reply: Reply | None) -> Amount:
+        """What a request in a batch has cost, of which this is the reply; None for an error."""
+        if reply is None:
+            return NOTHING
+        attempt = self._attempt(request)
+        return self._actual(attempt, request, Outcome(status="succeeded", reply=reply)).batched
+
+    def reserve(self, worst: Amount) -> bool:
+        """True where `worst` was free. It is another one's to settle, and to write down."""
+        return not self._waiting and not self._is_spent and self.spending.reserve(worst)
+
+    def settle(self, reserved: Amount, actual: Amount) -> None:
+        """Ends what `reserve` has begun."""
+        self._elsewhere = self._elsewhere.plus(actual)
+        self.spending.settle(reserved, actual)
+
+    def recall(self, spent: Amount, reserved: Amount) -> None:
+        """What stands elsewhere from earlier runs, settled and not."""
+        self.spending.reserved = self.spending.reserved.plus(reserved)
+        self.spending.spent = self.spending.spent.plus(spent)
+        self._elsewhere = spent
+
+    def spent(self, worst: Amount) -> BudgetSpent:
+        """The error that nothing which may cost `worst` can be sent any more."""
+        return self._spent(worst)
 
     def _attempt(self, request: Request) -> _Attempt:
         """What an attempt may cost. Raises CallError where that cannot be said."""
@@ -218,7 +250,8 @@ class Metered:
 
     def _keep(self) -> None:
         if self.account is not None:
-            self.account.keep(self.spending.spent.plus(self._written))
+            own = self.spending.spent.minus(self._elsewhere)
+            self.account.keep(own.plus(self._written))
 
     def _settle(self, attempt: _Attempt, request: Request, outcome: Outcome | None) -> None:
         """outcome: None for an attempt that was cancelled."""

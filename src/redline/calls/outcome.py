@@ -41,7 +41,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     or budget are spent.
     latency_s: from the write of the last attempt to the end of its answer.
     is_cached: another call had this answer, now or before; attempts is then 0, and usage is what
-    the answer cost when it was given.
+    the answer cost when it was given. is_batched: it came from the Batch API, at its price;
+    latency_s is then 0, and attempts are batches.
     custom_id, row and input name the row where the call came from one. fields: what a task has
     found out about the answer.
     """
@@ -53,6 +54,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     attempts: int = 1
     latency_s: float = 0.0
     is_cached: bool = False
+    is_batched: bool = False
     custom_id: str | None = None
     row: int | None = None
     input: Any = None

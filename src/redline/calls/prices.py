@@ -23,6 +23,8 @@ _PER_MILLION = 10**6
 # A price above this is a slip, such as one for a million tokens that was meant for all.
 _MOST_DOLLARS = 100_000
 PRICE_KEYS = ("input", "cached_input", "output")
+# A batch costs half: OpenAI, Azure and Anthropic state so for all of their models.
+BATCH_DIVISOR = 2
 # What Anthropic takes for an input token that is put into its cache for an hour, the dearest kind.
 _CACHE_WRITE_FACTOR = 2
 # `gpt-4o-mini-2024-07-18`, `claude-sonnet-4-20250514`, and the same after an @ on some clouds.

@@ -66,6 +66,11 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.share <= 1:
             raise ConfigError(f"share must be 0 to 1, not {self.share:g}")
 
+    def pause_s(self, retries: int) -> float:
+        """The longest back-off after so many retries, 0 or more; at most `cap_s`."""
+        # 2^30 is past any cap; a larger exponent would only overflow.
+        return min(self.cap_s, self.base_s * 2.0 ** min(retries, 30))
+
 
 class RetryBudget:
     """Keeps retries a share of traffic, so that a struggling server is not buried under them.
@@ -211,8 +216,7 @@ class Retry:
 
     def _wait_s(self, error: Retryable, history: _History) -> float:
         now_s = self._clock.now_s()
-        # 2^30 is past any cap; a larger exponent would only overflow.
-        ceiling_s = min(self._policy.cap_s, self._policy.base_s * 2 ** min(history.tries - 1, 30))
+        ceiling_s = self._policy.pause_s(history.tries - 1)
         jitter_s = self._random.uniform(0, ceiling_s)
         if is_unreachable(error):
             # The endpoint says when it is worth another connection; the rows do not come at once.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from redline.calls.prices import DOLLAR
+from redline.calls.prices import BATCH_DIVISOR, DOLLAR
 from redline.errors import ConfigError
 
 _MONEY = re.compile(r"(\$)?\s*(\d+(?:\.\d+)?|\.\d+)\s*(usd)?", re.IGNORECASE)
@@ -23,6 +23,11 @@ class Amount(NamedTuple):
 
     def plus(self, other: Amount) -> Amount:
         return Amount(self.picodollars + other.picodollars, self.tokens + other.tokens)
+
+    @property
+    def batched(self) -> Amount:
+        """What the same costs in a batch, rounded up: tokens are as many, and cost a part."""
+        return Amount(-(-self.picodollars // BATCH_DIVISOR), self.tokens)
 
     def minus(self, other: Amount) -> Amount:
         return Amount(self.picodollars - other.picodollars, self.tokens - other.tokens)

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 
 from redline.calls.direct import DirectTransport
 from redline.calls.endpoint import Endpoint
-from redline.calls.exchange import Answer, Exchange, Wire
+from redline.calls.exchange import EVENTS, Answer, Exchange, Wire
 from redline.calls.intake import Intake
 from redline.clock import Clock
 
@@ -48,13 +48,17 @@ class Transport:
         return self._for(wire).exchange(wire, exchange)
 
     def stream(
-        self, wire: Wire, exchange: Exchange, take: Callable[[bytes], Awaitable[None]]
+        self,
+        wire: Wire,
+        exchange: Exchange,
+        take: Callable[[bytes], Awaitable[None]],
+        kind: str = EVENTS,
     ) -> Awaitable[Answer]:
-        """As `exchange`, but an event stream's bytes go to `take` as they come, awaited.
+        """As `exchange`, but what is of this kind goes to `take` as it comes, awaited.
 
         The answer's body is then empty; an answer of another type or status is read whole.
         """
-        return self._for(wire).stream(wire, exchange, take)
+        return self._for(wire).stream(wire, exchange, take, kind)
 
     async def aclose(self) -> None:
         """Closes every connection."""

@@ -51,6 +51,7 @@ def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
     if report.spent.text:
         lines.append(_spent(report))
     lines += _cache_lines(report)
+    lines += _batch_lines(report)
     if report.found_limits:
         lines.append(f"limits found: {', '.join(report.found_limits)}")
     if report.errors_by_kind:
@@ -96,6 +97,8 @@ def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
     }
     if report.cache is not None or report.cache_notes:
         fields["cache"] = {**msgspec.to_builtins(report.cache or {}), "notes": report.cache_notes}
+    if report.batches is not None:
+        fields["batches"] = msgspec.to_builtins(report.batches)
     if report.output is not None and report.output.url is not None:
         fields["kept_in"] = str(report.output.path)
         fields["not_uploaded"] = error_fields(report.not_uploaded)
@@ -117,6 +120,21 @@ def _cache_lines(report: Report) -> list[str]:
             "--temperature 0, --param seed=7, --cache-sampled"
         )
     return [*lines, *(f"cache: {note}" for note in report.cache_notes)]
+
+
+def _batch_lines(report: Report) -> list[str]:
+    """What went by batches, and what of it is still there."""
+    use = report.batches
+    if use is None:
+        return []
+    again = f", {_count(use.again, 'row')} sent again" if use.again else ""
+    lines = [f"batches: {use.made:,} made, {_count(use.answered, 'row')} answered{again}"]
+    if use.running:
+        lines.append(
+            f"{_count(use.running, 'batch', 'batches')} of {_count(use.rows, 'row')} run on at the "
+            "provider; the same command reads them, with --via live it cancels them"
+        )
+    return lines
 
 
 def plan_text(plan: Plan, *, has_output: bool) -> str:

@@ -25,7 +25,7 @@ from redline.limits.settings import (
 )
 from redline.run.object_url import local_path, url_of
 from redline.run.options import OPENAI, SIM, allowance, memory_path
-from redline.run.settings import FAIL_ON, FORMATS, Job, Output, Prompting
+from redline.run.settings import FAIL_ON, FORMATS, VIAS, Job, Output, Prompting
 from redline.run.source import open_source, opened
 
 _KEY_VARIABLE = "OPENAI_API_KEY"
@@ -139,6 +139,7 @@ def _resolved(rows: object, flags: Flags, endpoint: Endpoint, *, is_simulated: b
         deadline_s=values.duration(flags, "deadline"),
         limit=values.whole(flags, "limit", 1),
         fail_on=tuple(values.choices(flags, "fail_on", FAIL_ON)),
+        via=values.choice(flags, "via", VIAS) or "",
         strict="strict" in flags,
         retry_failed=place is not None and "retry_failed" in flags,
         restart=place is not None and "restart" in flags,

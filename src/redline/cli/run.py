@@ -34,6 +34,7 @@ from redline.cli.limit_flags import (
     TpmFlag,
 )
 from redline.cli.session import LOGS, run_command
+from redline.cli.via_flag import ViaFlag
 from redline.run.settings import FAIL_ON, FORMATS, METHODS
 
 _PROMPT, _ENDPOINT = "How a row becomes a request", "Who answers"
@@ -191,6 +192,7 @@ def run(
     share: ShareFlag = None,
     budget: BudgetFlag = None,
     budget_tokens: BudgetTokensFlag = None,
+    via: ViaFlag = None,
     cache: CacheFlag = False,
     no_cache: NoCacheFlag = False,
     cache_dir: CacheDirFlag = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from redline.calls.outcome import Reply
-from redline.calls.prices import DOLLAR, Prices
+from redline.calls.prices import BATCH_DIVISOR, DOLLAR, Prices
 from redline.calls.spending import Allowance, Spending, dollars_text
 from redline.calls.usage import read_usage
 from redline.run.settings import Job
@@ -65,15 +65,16 @@ class Bill:
         if self._spending is not None:
             self._before = self._spending.spent.picodollars
 
-    def add(self, reply: Reply) -> bool:
-        """A row has its answer; False where no later one can tell any more."""
+    def add(self, reply: Reply, *, is_batched: bool = False) -> bool:
+        """A row has its answer, maybe at a batch's price; False where no later one can tell."""
         price = self._prices.find(reply.model) or self._prices.find(self._model)
         usage = read_usage(reply.usage, has_output=False)
         if price is None or usage is None:
             self._is_known = False
             return False
         self._replies += 1
-        self._by_replies += price.of(usage)
+        cost = price.of(usage)
+        self._by_replies += -(-cost // BATCH_DIVISOR) if is_batched else cost
         return self._is_known
 
     def read(self) -> Spent:

@@ -30,13 +30,15 @@ from redline.run.report import Report
 from redline.run.resume import open_journal
 from redline.run.rewrite import put_in_order
 from redline.run.runner import OnResult, Runner
-from redline.run.settings import Job, Output
+from redline.run.settings import BATCHING, Job, Output
 from redline.run.source import open_source
 from redline.run.source_repeated import sampled
 from redline.run.tally import Tally
 
 if TYPE_CHECKING:
     from redline.calls.cache_store import AnswerStore
+    from redline.run.batch import BatchRunner
+    from redline.run.batch_ledger import Ledger
 
 
 class View(Protocol):
@@ -96,6 +98,7 @@ class _Run:
         retry = Retry(metered, job.retry, listener=self.listener)
         self.backend, self.answers = _cached(job, retry, self.listener)
         self.bill = Bill(job, None if self.metered is None else self.metered.spending)
+        self.batches: BatchRunner | None = None
         self.runner = self.listener.runner = Runner(
             job,
             backend=self.backend,
@@ -117,11 +120,22 @@ class _Run:
             self._skipped += 1
             return False
         has_failed = key in journal.failed
-        if self.job.retry_failed:
+        if has_failed != self.job.retry_failed:
             self._untried += not has_failed
-            return has_failed
-        self._skipped += has_failed
-        return not has_failed
+            self._skipped += has_failed
+            return False
+        if self.batches is not None and key in self.batches.held:
+            # It is with a batch: not done, and not to be asked again.
+            self.feed.rows_skipped -= 1
+            return False
+        return True
+
+    async def go(self) -> None:
+        """Does the rows, live or in batches."""
+        if self.batches is None:
+            await self.runner.run()
+        else:
+            await self.batches.run()
 
     def keep_account(self, metered: Metered, account: AccountFile, journal: Journal) -> None:
         """What the output's runs have spent goes on from there, and is kept there."""
@@ -161,6 +175,7 @@ class _Run:
             spent=self.bill.read(),
             found_limits=self.inner.found() if isinstance(self.inner, HttpBackend) else [],
             cache=tally.cache,
+            batches=tally.batches,
             cache_notes=self.answers.notes if self.answers is not None else [],
             output=self.job.output,
         )
@@ -189,7 +204,7 @@ async def execute(
                 on_start(run.runner)
             shown = asyncio.create_task(display.show(run)) if display is not None else None
             try:
-                await run.runner.run()
+                await run.go()
             finally:
                 if shown is not None:
                     shown.cancel()
@@ -218,12 +233,15 @@ async def _opened(run: _Run) -> AsyncIterator[None]:
             is_new = job.restart or not (output.path.exists() or output.failed_path.exists())
             # Closed after the journal, whose last results it must be durable before.
             stack.callback(run.close_account)
+            ledger = await asyncio.to_thread(_ledger, job, output, is_new=is_new)
             journal, run.manifest = await _open_journal(run, output)
             run.journal = run.runner.journal = run.listener.journal = journal
             run.runner.load.journal = journal
             stack.push_async_callback(journal.close)
             if run.metered is not None:
                 run.keep_account(run.metered, AccountFile(output, is_new=is_new), journal)
+            if ledger is not None:
+                await _open_batches(run, journal, ledger, stack)
             journal.start()
         if run.answers is not None:
             await asyncio.to_thread(run.answers.open)
@@ -232,6 +250,33 @@ async def _opened(run: _Run) -> AsyncIterator[None]:
         stack.push_async_callback(run.backend.aclose)
         stack.push_async_callback(run.feed.aclose)
         yield
+
+
+def _ledger(job: Job, output: Output, *, is_new: bool) -> Ledger | None:
+    """What is with the Batch API; None for a run that has nothing to do with it. Blocks."""
+    if job.via not in BATCHING and not (output.state_path / "batches.jsonl").exists():
+        return None
+    # Imported here: a run without batches does not pay for them.
+    from redline.run.batch_open import open_ledger
+
+    return open_ledger(job, output, is_new=is_new)
+
+
+async def _open_batches(run: _Run, journal: Journal, ledger: Ledger, stack: AsyncExitStack) -> None:
+    """What the output's batches have cost counts, and the run goes by batches if it is to."""
+    from redline.run.batch_collect import World
+    from redline.run.batch_open import batches_of
+
+    metered = run.metered
+    if metered is not None:
+        metered.recall(ledger.spent, ledger.reserved)
+        run.bill.begin()
+    world = World(run.job, run.runner, run.feed, journal, run.tally, metered, run.slots)
+    stack.callback(ledger.close)
+    run.batches = await asyncio.to_thread(batches_of, world, ledger)
+    if run.batches is not None:
+        stack.push_async_callback(run.batches.aclose)
+        await run.batches.prepare()
 
 
 async def _open_journal(run: _Run, output: Output) -> tuple[Journal, Manifest]:

@@ -7,6 +7,7 @@ from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 import msgspec
 
@@ -24,6 +25,25 @@ class Picked(msgspec.Struct):
     row: Row
     key: int
     is_duplicate: bool
+
+
+class Supply(Protocol):
+    """Where workers take rows from. rows_read: so far."""
+
+    @property
+    def rows_read(self) -> int: ...
+
+    def next_now(self) -> Picked | None:
+        """The next row to do, where nothing is to be waited for; None where `next` knows more."""
+        ...
+
+    async def next(self) -> Picked | None:
+        """The next row to do; None when there is no more, or after `close`."""
+        ...
+
+    def close(self) -> None:
+        """No more rows."""
+        ...
 
 
 class _Batch(msgspec.Struct):

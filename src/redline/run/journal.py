@@ -98,6 +98,11 @@ class Journal:
         """Too much is not durable yet: no more rows are to be begun. May be asked in any thread."""
         return self._group.size_bytes >= _MOST_UNSYNCED_BYTES
 
+    @property
+    def failure(self) -> JournalError | None:
+        """Why nothing is acknowledged any more; None while all is well."""
+        return self._error
+
     def append(self, result: Result) -> None:
         """Takes one row's line.
 

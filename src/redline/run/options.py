@@ -32,8 +32,9 @@ class Options(TypedDict, total=False):
     Cache). Where to: output, format, ordered, keep_input, raw. What it may cost: budget (such as
     "5usd"), budget_tokens, prices (by model: input, cached_input and output, in dollars for a
     million tokens). When to give up: timeout_s, max_retries, row_deadline_s, deadline_s, limit,
-    fail_on, strict. On an output that is there: retry_failed, restart, force. Functions before and
-    after each call: before, after, executor (None: threads). progress: shown on a terminal.
+    fail_on, strict. Whether by batches: via ("live", "batch", "auto"). On an output that is there:
+    retry_failed, restart, force. Functions before and after each call: before, after, executor
+    (None: threads). progress: shown on a terminal.
     """
 
     prompt: str
@@ -69,6 +70,7 @@ class Options(TypedDict, total=False):
     row_deadline_s: float
     deadline_s: float
     limit: int
+    via: str
     fail_on: Sequence[str]
     strict: bool
     retry_failed: bool
@@ -82,7 +84,10 @@ class Options(TypedDict, total=False):
 
 _PROMPTING = ("prompt", "system", "body", "url", "method", "model", "output_path")
 _OUTPUT = ("format", "ordered", "keep_input", "raw")
-_JOB = ("row_deadline_s", "deadline_s", "limit", "strict", "retry_failed", "restart", "force")
+_JOB = (
+    *("row_deadline_s", "deadline_s", "limit", "strict", "via"),
+    *("retry_failed", "restart", "force"),
+)
 _HOOKS = ("before", "after", "executor")
 _OF_ENDPOINT = (
     *("limits", "rps", "rpm", "tpm", "concurrency", "rate"),
@@ -90,7 +95,7 @@ _OF_ENDPOINT = (
 )
 _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("prompt", "system", "body", "url", "method", "model"), (str,)),
-    **dict.fromkeys(("output_path", "api_key", "proxy", "format"), (str,)),
+    **dict.fromkeys(("output_path", "api_key", "proxy", "format", "via"), (str,)),
     **dict.fromkeys(("rps", "rpm", "tpm"), (int, float, str)),
     **dict.fromkeys(("max_retries", "limit"), (int,)),
     "concurrency": (int, str),

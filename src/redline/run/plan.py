@@ -173,14 +173,14 @@ def _time(made: Plan, limits: Limits) -> tuple[float, str | None]:
     before = {kind: amount - amount / sent for kind, amount in tokens.items()}
     before["requests"] = sent - 1
     times = [
-        (_last_send_s(before[kind], rate, limits), f"{rate} {kind.replace('_', ' ')}")
+        (last_send_s(before[kind], rate, limits), f"{rate} {kind.replace('_', ' ')}")
         for kind in KINDS
         for rate in limits.rates(kind)
     ]
     return max(times, key=lambda pair: pair[0], default=(0.0, None))
 
 
-def _last_send_s(before: float, rate: Rate, limits: Limits) -> float:
+def last_send_s(before: float, rate: Rate, limits: Limits) -> float:
     """When the last send may go, after requests or tokens of the amount `before`."""
     guard_s = FIRST_GUARD_S if limits.guard_s is None else limits.guard_s
     span_s = rate.window_s + guard_s

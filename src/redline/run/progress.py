@@ -17,7 +17,7 @@ from redline.calls.prices import DOLLAR
 from redline.calls.spending import dollars_text
 from redline.clock import SYSTEM, Clock
 from redline.run.execute import View
-from redline.run.tally import CacheUse
+from redline.run.tally import BatchUse, CacheUse
 
 _REFRESH_S = 0.5
 PLAIN_EVERY_S = 10.0
@@ -51,6 +51,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     expected_usd: float | None = None
     spent_tokens: int | None = None
     cache: CacheUse | None = None
+    batches: BatchUse | None = None
 
 
 class Meter:
@@ -95,6 +96,7 @@ class Meter:
             expected_usd=None if expected is None else expected / DOLLAR,
             spent_tokens=spent.tokens,
             cache=tally.cache,
+            batches=tally.batches,
         )
 
     def _measure(self, now_s: float, rows: int, tokens: int) -> None:
@@ -142,6 +144,9 @@ def line_of(snapshot: Snapshot) -> str:
             parts.append(f"about {dollars_text(round(snapshot.expected_usd * DOLLAR))} in all")
     if snapshot.cache is not None:
         parts.append(f"{snapshot.cache.spared:,} cached ({100 * snapshot.cache.share:.0f} %)")
+    if snapshot.batches is not None:
+        use = snapshot.batches
+        parts.append(f"{use.rows:,} with {use.running:,} batch{'' if use.running == 1 else 'es'}")
     if snapshot.parked_s > 0:
         parts.append(f"told to wait {duration(snapshot.parked_s)}")
     if snapshot.is_draining:

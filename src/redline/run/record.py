@@ -53,6 +53,8 @@ def result_line(result: Result, output: Output) -> bytes:
         fields |= outcome.fields
     if outcome.is_cached:
         fields["cached"] = True
+    if outcome.is_batched:
+        fields["batched"] = True
     if output.keep_input:
         fields["input"] = result.row.data
     if output.raw:
@@ -103,6 +105,8 @@ def _batch_fields(result: Result, output: Output) -> dict[str, Any]:
     }
     if outcome.is_cached:
         fields["cached"] = True
+    if outcome.is_batched:
+        fields["batched"] = True
     if output.keep_input:
         fields["input"] = result.row.data
     return fields

@@ -10,7 +10,7 @@ from redline.calls.spending import Allowance
 from redline.errors import RedlineError
 from redline.run.bill import Spent
 from redline.run.settings import Output
-from redline.run.tally import CacheUse
+from redline.run.tally import BatchUse, CacheUse
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -23,9 +23,10 @@ class Report(msgspec.Struct, kw_only=True):
     error, those tried again included. spent: what the run's budget has paid for, or what its
     replies have cost, where the prices are known. found_limits: where limits were to be found, what
     was, as `20/1s requests` or `45 in flight`. cache: how often it was asked, None where it never
-    was; cache_notes: what befell it. not_uploaded: why the object of an output in a store is not
-    what the file on this machine is; None where it is, and for other outputs. outcomes: in input
-    order, only for a run without an output file.
+    was; cache_notes: what befell it. batches: what went by them, None for a run without.
+    not_uploaded: why the object of an output in a store is not what the file on this machine is;
+    None where it is, and for other outputs. outcomes: in input order, only for a run without an
+    output file.
     """
 
     offered: int = 0
@@ -47,6 +48,7 @@ class Report(msgspec.Struct, kw_only=True):
     spent: Spent = Spent(allowance=Allowance())
     found_limits: list[str] = []
     cache: CacheUse | None = None
+    batches: BatchUse | None = None
     cache_notes: list[str] = []
     output: Output | None = None
     not_uploaded: RedlineError | None = None

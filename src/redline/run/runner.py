@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from redline.calls import Backend, Call, Outcome, Reply, Request
@@ -34,13 +35,13 @@ from redline.errors import (
 )
 from redline.events import Listener, RowsSaved
 from redline.run.bill import Bill
-from redline.run.feed import Feed, Picked
+from redline.run.feed import Picked, Supply
 from redline.run.identity import custom_id
 from redline.run.journal import Journal
 from redline.run.load import LARGE_ROW_BYTES, Load
 from redline.run.record import Result
 from redline.run.settings import Job
-from redline.run.task import Ask
+from redline.run.task import Answered, Ask, Noted
 from redline.run.template import Renderer
 
 GRACE_S = 30.0
@@ -71,14 +72,14 @@ class Runner:
         *,
         backend: Backend,
         slots: int,
-        feed: Feed,
+        feed: Supply,
         source_name: str,
         listener: Listener,
         clock: Clock = SYSTEM,
     ) -> None:
         self._job = job
         self._backend = backend
-        self._feed = feed
+        self.supply: Supply = feed
         self._source_name = source_name
         self._listener = listener
         self._clock = clock
@@ -86,8 +87,8 @@ class Runner:
         self._spare = max(_LEAST_SPARE_WORKERS, min(slots, _MOST_SPARE_WORKERS))
         self._slots = slots
         self._group: asyncio.TaskGroup | None = None
-        self._tasks: dict[asyncio.Task[None], Call | None] = {}
-        self._handing: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[Any], Call | None] = {}
+        self._handing: set[asyncio.Task[Any]] = set()
         self._has_wishes = bool(job.fail_on) or job.hooks.after is not None
         self._rejected_at_first = 0
         self._has_succeeded = False
@@ -95,6 +96,9 @@ class Runner:
         self.load = Load()
         self.bill: Bill | None = None
         self.on_result: OnResult | None = None
+        self.on_drain: Callable[[], object] | None = None
+        # When the run is to end, by the monotonic clock; inf for never.
+        self.ends_s: float | None = None
         self.offered = 0
         self.ended = 0
         self.is_draining = False
@@ -102,19 +106,30 @@ class Runner:
 
     async def run(self) -> None:
         """Works until the input ends or the run is ended. The journal is the caller's to close."""
-        watch = asyncio.create_task(self._watch())
+        async with self.watched():
+            try:
+                async with asyncio.TaskGroup() as self._group:
+                    hooks = self._job.hooks
+                    has_functions = hooks.before is not None or hooks.after is not None
+                    has_waits = has_functions or self._job.cache is not None
+                    for _ in range(self._slots + (self._spare if has_waits else 0)):
+                        self._add_worker(self._group)
+                    self._spare = 0 if has_waits else self._spare
+            finally:
+                self._group = None
+                self._tasks.clear()
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Meanwhile the run's deadline ends it, counted from the first time."""
+        if self.ends_s is None:
+            deadline_s = self._job.deadline_s
+            self.ends_s = math.inf if deadline_s is None else self._clock.now_s() + deadline_s
+        watch = asyncio.create_task(self._watch(self.ends_s))
         try:
-            async with asyncio.TaskGroup() as self._group:
-                hooks = self._job.hooks
-                has_functions = hooks.before is not None or hooks.after is not None
-                has_waits = has_functions or self._job.cache is not None
-                for _ in range(self._slots + (self._spare if has_waits else 0)):
-                    self._add_worker(self._group)
-                self._spare = 0 if has_waits else self._spare
+            yield
         finally:
             watch.cancel()
-            self._group = None
-            self._tasks.clear()
 
     def row_waits(self) -> None:
         """A row waits to be tried again: its slot is another's until then."""
@@ -125,8 +140,10 @@ class Runner:
     def drain(self) -> None:
         """Takes no new row and starts no new attempt; what is on the wire is finished."""
         self.is_draining = True
-        self._feed.close()
+        self.supply.close()
         self._cancel_waiting()
+        if self.on_drain is not None:
+            self.on_drain()
 
     def abort(self) -> None:
         """Gives up what is on the wire as well."""
@@ -142,21 +159,37 @@ class Runner:
             self.stopped = error
         self.drain()
 
+    async def request_of(self, picked: Picked) -> Request | Outcome:
+        """What is to be asked for the row; its outcome, where it cannot be asked."""
+        noted = Noted()
+        outcome = await self._elsewhere(picked, Call(), noted)
+        return outcome if noted.request is None else noted.request
+
+    async def take(self, picked: Picked, outcome: Outcome) -> None:
+        """Saves what a row was answered elsewhere, as if it had been asked here."""
+        call = Call(attempts=outcome.attempts)
+        await self._conclude(picked, await self._elsewhere(picked, call, Answered(outcome)))
+
+    async def _elsewhere(self, picked: Picked, call: Call, backend: Backend) -> Outcome:
+        task = asyncio.current_task()
+        assert task is not None
+        outcome = await self._outcome(picked, call, task, backend)
+        self._tasks.pop(task, None)
+        return outcome
+
     def _add_worker(self, group: asyncio.TaskGroup) -> None:
         task = group.create_task(self._work())
         self._tasks[task] = None
 
-    async def _watch(self) -> None:
+    async def _watch(self, ends_s: float) -> None:
         """Ends rows that wait while draining, and the run at its deadline."""
-        deadline_s = self._job.deadline_s
-        ends_s = math.inf if deadline_s is None else self._clock.now_s() + deadline_s
         gives_up_s = math.inf
         while True:
             await asyncio.sleep(_WATCH_S)
             now_s = self._clock.now_s()
             if now_s >= ends_s:
                 hint = "run the same command again: it continues"
-                self.stop(TimedOut("run", deadline_s, hint=hint))
+                self.stop(TimedOut("run", self._job.deadline_s, hint=hint))
                 self.abort()
             if self.is_draining:
                 self._cancel_waiting()
@@ -182,14 +215,14 @@ class Runner:
         large_bytes = 0
         try:
             row_s, load = self._job.row_deadline_s, self.load
-            while (picked := self._feed.next_now() or await self._next()) is not None:
+            while (picked := self.supply.next_now() or await self.next_row()) is not None:
                 self.offered += 1
                 if len(picked.row.content) >= LARGE_ROW_BYTES:
                     large_bytes = len(picked.row.content)
                     load.row_bytes += large_bytes
                 due_s = math.inf if row_s is None else self._clock.now_s() + row_s
                 call = self._tasks[task] = Call(deadline_s=due_s)
-                outcome = await self._outcome(picked, call, task)
+                outcome = await self._outcome(picked, call, task, self._backend)
                 self._tasks[task] = None
                 if call.deadline_s == due_s or not self._is_cut_short(outcome, due_s):
                     await self._conclude(picked, outcome)
@@ -208,16 +241,17 @@ class Runner:
             self._tasks.pop(task, None)
             self.load.row_bytes -= large_bytes
 
-    async def _next(self) -> Picked | None:
+    async def next_row(self) -> Picked | None:
+        """The next row; None for the end, or where reading failed, which ends the run."""
         try:
-            return None if self.is_draining else await self._feed.next()
+            return None if self.is_draining else await self.supply.next()
         except RedlineError as error:
             self.stop(error)
             return None
         except Exception as error:
             # The user's own iterable: what is in flight is still finished and saved.
             what = f"reading {self._source_name} raised {type(error).__name__}: {error}"
-            self.stop(ConfigError(what, where=f"after {self._feed.rows_read} rows"))
+            self.stop(ConfigError(what, where=f"after {self.supply.rows_read} rows"))
             return None
 
     def _is_cut_short(self, outcome: Outcome, due_s: float) -> bool:
@@ -226,7 +260,9 @@ class Runner:
         is_late = isinstance(error, TimedOut) and error.phase == "row"
         return is_late and self._clock.now_s() < due_s
 
-    async def _outcome(self, picked: Picked, call: Call, task: asyncio.Task[None]) -> Outcome:
+    async def _outcome(
+        self, picked: Picked, call: Call, task: asyncio.Task[Any], backend: Backend
+    ) -> Outcome:
         """The row's outcome, from the backend or from what is wrong with the row itself."""
         try:
             row = self._checked(picked)
@@ -240,9 +276,9 @@ class Runner:
             request = self._renderer.request(row) if is_http else Request(body=row)
             task_of_job = self._job.task
             if task_of_job is None:
-                outcome = await self._backend.send(request, call)
+                outcome = await backend.send(request, call)
             else:
-                outcome = await task_of_job.do(row, request, Ask(self._backend, call))
+                outcome = await task_of_job.do(row, request, Ask(backend, call))
             # It has its outcome: from here on the row is saved, whatever ends the run.
             self._tasks[task] = None
             if self._has_wishes and outcome.reply is not None:
@@ -300,7 +336,8 @@ class Runner:
         else:
             self._has_succeeded = True
         if self.bill is not None and outcome.reply is not None and not outcome.is_cached:
-            self.bill = self.bill if self.bill.add(outcome.reply) else None
+            is_known = self.bill.add(outcome.reply, is_batched=outcome.is_batched)
+            self.bill = self.bill if is_known else None
         row = picked.row
         name = custom_id(row)
         outcome.custom_id, outcome.row, outcome.input = name, row.number, row.data

@@ -22,6 +22,11 @@ Format = Literal["redline", "batch"]
 FORMATS: tuple[str, ...] = get_args(Format)
 FAIL_ON = ("length", "empty", "content_filter", "refusal")
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+VIAS = ("live", "batch", "auto")
+# Those that send rows through the Batch API.
+BATCHING = ("batch", "auto")
+# What stands for the address of the embedded server, which is another one each time.
+SIM_PLACE = "sim"
 # Methods of requests that carry no body.
 BODILESS = ("GET", "HEAD")
 
@@ -150,9 +155,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     is_simulated: an embedded simulated server takes the place of the endpoint's base URL.
     row_deadline_s: a row with its retries. deadline_s: the run; what is unfinished then is done on
     the next run. limit: only the first N rows. samples: each row is asked so often, and has as many
-    results. allowance: what all runs of the output may spend. prices: by model, above those that
-    redline knows. fail_on: finish reasons that make a result a failure. strict: the first bad row
-    ends the run.
+    results. via: one of VIAS; empty for live where no batches are left. allowance: what all runs of
+    the output may spend. prices: by model, above those that redline knows. fail_on: finish reasons
+    that make a result a failure. strict: the first bad row ends the run.
     """
 
     rows: object
@@ -172,6 +177,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None
     limit: int | None = None
     samples: int = 1
+    via: str = ""
     allowance: Allowance | None = None
     prices: dict[str, Price] = {}
     fail_on: tuple[str, ...] = ()
@@ -209,6 +215,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("there are no failed rows to retry without an output file")
         self._check_output()
         self._check_budget()
+        self._check_via()
         if self.restart and (self.force or self.retry_failed):
             other = "--force" if self.force else "--retry-failed"
             raise ConfigError(f"--restart and {other} exclude each other", hint="leave one out")
@@ -225,6 +232,36 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         model = self.prompting.params.get("model", self.prompting.model)
         if self.allowance.picodollars is not None and isinstance(model, str):
             Prices(self.prices).checked(model)
+
+    def _check_via(self) -> None:
+        """Refuses what batches cannot do."""
+        if self.via and self.via not in VIAS:
+            raise ConfigError(
+                f"unknown way to send rows: {self.via}",
+                hint=nearest(self.via, VIAS) or f"one of {', '.join(VIAS)}",
+            )
+        if self.via not in BATCHING:
+            return
+        if self.output is None:
+            raise ConfigError("batches need an output file", hint="name one: -o labels.jsonl")
+        if self.via == "auto" and self.deadline_s is None:
+            raise ConfigError(
+                "via auto needs to know until when it may wait", hint="say so: --deadline 6h"
+            )
+        if self.task is not None and not getattr(self.task, "asks_once", False):
+            raise ConfigError(
+                "a task that may ask again for a row cannot be done by batches",
+                hint="leave out --via",
+            )
+        for what, stated in (
+            ("a function of your own", self.call),
+            ("a cache of answers", self.cache),
+            ("a deadline for each row", self.row_deadline_s),
+        ):
+            if stated is not None:
+                raise ConfigError(
+                    f"batches and {what} exclude each other", hint="leave one of them out"
+                )
 
     def _check_output(self) -> None:
         """Refuses to write over the input."""

@@ -48,6 +48,19 @@ class CacheUse(msgspec.Struct):
         return self.spared / max(1, self.spared + self.misses + self.passed)
 
 
+class BatchUse(msgspec.Struct):
+    """What went by the Batch API. made: batches by this run. running: batches now, of so many rows.
+
+    answered: rows with a result by this run. again: rows that went into another batch.
+    """
+
+    made: int = 0
+    running: int = 0
+    rows: int = 0
+    answered: int = 0
+    again: int = 0
+
+
 class Tally:
     """What progress and summary show. A Listener; all counts are of this process's run."""
 
@@ -63,6 +76,7 @@ class Tally:
         self.output_tokens = 0
         self.parked_until_s = 0.0
         self.cache: CacheUse | None = None  # from the first row on that asks it
+        self.batches: BatchUse | None = None  # of a run that has some
         self.errors: Counter[str] = Counter()
 
     @property

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from redline.calls import Backend, Call, Outcome, Request
+from redline.calls import Backend, Call, Cost, Outcome, Request, Sink, failed
+from redline.errors import Rejected
 
 
 class Ask:
@@ -23,7 +24,11 @@ class Ask:
 
 
 class Task(Protocol):
-    """What becomes of each row."""
+    """What becomes of each row.
+
+    One that asks exactly once for a row, and says so by an attribute `asks_once` that is True, can
+    be done by batches, too: it is then called twice, with the answer the second time.
+    """
 
     def settings(self) -> Mapping[str, Any]:
         """What decides a result beside the prompt: a resume with other settings is refused."""
@@ -35,3 +40,36 @@ class Task(Protocol):
         request: of the row, as its prompt makes it. Must not raise: the row would fail with it.
         """
         ...
+
+
+class Noted:
+    """A backend that asks nobody: it keeps the first request for somebody who will."""
+
+    def __init__(self) -> None:
+        self.request: Request | None = None
+
+    def room(self, cost: Cost, now_s: float) -> float:
+        return 0.0
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        self.request = self.request or request
+        return failed(Rejected("the row is not asked here"))
+
+    async def aclose(self) -> None:
+        pass
+
+
+class Answered:
+    """A backend whose answer is there already."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+
+    def room(self, cost: Cost, now_s: float) -> float:
+        return 0.0
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        return self._outcome
+
+    async def aclose(self) -> None:
+        pass

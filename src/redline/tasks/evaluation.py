@@ -64,6 +64,8 @@ BUILT_IN = {GSM8K.name: GSM8K}
 class Grading:
     """Asks a question once and grades its answer. A Task of `run`. Raises ConfigError."""
 
+    asks_once = True
+
     def __init__(self, evaluation: Evaluation) -> None:
         self._gold = evaluation.gold
         self._judge = _judge(evaluation)

@@ -1,0 +1,128 @@
+"""Rows become parts: read from the input, put into files by path and model, noted in the ledger."""
+
+from __future__ import annotations
+
+from redline.calls import Outcome, Request, failed
+from redline.calls.spending import NOTHING, Amount
+from redline.errors import CallError, Rejected
+from redline.run.batch_collect import Collector, World
+from redline.run.batch_ledger import Ledger
+from redline.run.batch_plan import fits
+from redline.run.batch_spool import Kept, PartWriter
+
+# Parts that are not done; more rows are not read until one is.
+_MOST_PARTS = 100
+# A file of requests has one path and one model, so each pair fills one of its own.
+_MOST_ROUTES = 8
+
+Route = tuple[str, str]
+
+
+class Filler:
+    """Fills parts. is_read: the input has no more rows."""
+
+    def __init__(self, world: World, ledger: Ledger, collector: Collector) -> None:
+        self.is_read = False
+        self._world = world
+        self._ledger = ledger
+        self._collector = collector
+        self._writers: dict[Route, tuple[int, PartWriter]] = {}
+        # A row that the budget has no room for until others are settled.
+        self._waiting: tuple[Kept, Route] | None = None
+
+    @property
+    def has_room(self) -> bool:
+        """More rows may be read now."""
+        is_idle = not self.is_read and self._waiting is None
+        return is_idle and len(self._ledger.parts) < _MOST_PARTS
+
+    @property
+    def rows(self) -> int:
+        """Rows in parts that are not whole yet."""
+        return sum(writer.rows for _, writer in self._writers.values())
+
+    async def fill(self) -> None:
+        """Reads rows until a part is whole, or there are no more for now. Raises BudgetSpent."""
+        if len(self._ledger.parts) >= _MOST_PARTS:
+            return
+        metered = self._world.metered
+        while not self.is_read:
+            self._waiting = self._waiting or await self._next()
+            if self._waiting is None:
+                continue
+            kept, route = self._waiting
+            worst = Amount(*kept.worst)
+            if metered is not None and not metered.reserve(worst):
+                await self.close()
+                if not self._ledger.parts:
+                    raise metered.spent(worst)
+                return
+            self._waiting = None
+            if await self._add(kept, route):
+                return
+        await self.close()
+
+    async def close(self) -> None:
+        """Makes parts of all rows that were read."""
+        for route in list(self._writers):
+            await self._close(route)
+
+    def drop(self) -> None:
+        """Gives up rows that are in no part yet. Blocks."""
+        for _, writer in self._writers.values():
+            writer.drop()
+        self._writers.clear()
+
+    async def _next(self) -> tuple[Kept, Route] | None:
+        """The next row that can be asked; None where it has its outcome, or there is none."""
+        runner, metered = self._world.runner, self._world.metered
+        picked = self._world.feed.next_now() or await runner.next_row()
+        if picked is None:
+            self.is_read = True
+            return None
+        runner.offered += 1
+        request = await runner.request_of(picked)
+        if isinstance(request, Request):
+            try:
+                route = _route(request)
+                worst = NOTHING if metered is None else metered.batched(request)
+                return Kept.of(picked, request, worst), route
+            except CallError as error:
+                request = failed(error)
+            except (TypeError, ValueError, RecursionError) as error:
+                request = failed(Rejected(f"the request is not JSON: {error}"))
+            request.attempts = 0
+        assert isinstance(request, Outcome)
+        await runner.take(picked, request)
+        return None
+
+    async def _add(self, kept: Kept, route: Route) -> bool:
+        """Puts the row into the part of its route; True where that made one whole."""
+        is_whole = False
+        if route in self._writers:
+            writer = self._writers[route][1]
+            if not fits(writer.rows, writer.upload_bytes, len(kept.request) + 1):
+                await self._close(route)
+                is_whole = True
+        elif len(self._writers) >= _MOST_ROUTES:
+            fullest = max(self._writers, key=lambda each: self._writers[each][1].rows)
+            await self._close(fullest)
+            is_whole = True
+        if route not in self._writers:
+            number = self._ledger.next_number()
+            self._writers[route] = number, PartWriter(self._ledger.part_path(number))
+        self._writers[route][1].add(kept)
+        return is_whole
+
+    async def _close(self, route: Route) -> None:
+        # Taken out before: once it is noted, its file must not be dropped, whatever happens here.
+        number, writer = self._writers.pop(route)
+        await self._collector.announce(number, writer, *route)
+
+
+def _route(request: Request) -> Route:
+    """Path and model, which all rows of a part share. Raises Rejected for what no batch takes."""
+    body = request.body
+    if request.method != "POST" or not isinstance(body, dict):
+        raise Rejected("the Batch API takes POST requests of a JSON object", hint="use --via live")
+    return request.url, str(body.get("model", ""))

@@ -1,0 +1,183 @@
+"""What is decided about batches: plain functions of what is known, which wait for nothing.
+
+a batch that is     its finished lines   its other lines
+completed, expired  are results          are sent again, at most --max-retries times
+cancelled by us     are results          are done live
+cancelled else      are results          are left for the next run, and this one ends
+failed for want of room                  wait until another batch is over, or go in halves
+failed by lines                          those lines are failures, the others are sent again
+failed otherwise                         are left for the next run, and this one ends
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from redline.calls import Outcome, apis, failed
+from redline.calls.batch_api import Problem
+from redline.calls.verdict import judge
+from redline.errors import BadReply, CallError, Rejected, Retryable, ServerFailed
+from redline.limits import Limits
+from redline.limits.cost import KINDS
+from redline.run.plan import last_send_s
+
+# OpenAI's own bounds are 50,000 requests and 200 MB. Servers of its form that were made earlier
+# take 100 MB, and a file is in memory while it is sent.
+MOST_ROWS = 50_000
+MOST_BYTES = 100 * 10**6
+# A batch of a server in the house is over in seconds, one of a provider in minutes to hours. Looks
+# become rarer from the one to the other: 15 in the first two minutes, then one a minute.
+FIRST_LOOK_S, LOOK_GROWTH, MOST_LOOK_S = 0.25, 1.5, 60.0
+# A provider that cannot be asked for so long ends the run; its batches go on.
+MOST_SILENCE_S = 3600.0
+# For --via auto: rows that are asked live first. They show what a row takes, and a wrong prompt
+# before it waits for hours.
+PROBE_ROWS = 20
+# OpenAI lets a batch be `cancelling` for up to 10 minutes.
+CANCEL_S = 600.0
+_CANCEL_SHARE = 0.25
+# What is measured at the beginning may be slower at the end.
+_LIVE_FACTOR = 1.5
+_BAD_REPLIES = 2
+
+
+class _Response(msgspec.Struct):
+    status_code: int = 0
+    request_id: str | None = None
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Error(msgspec.Struct):
+    code: Any = None
+    message: Any = None
+
+
+class ResultLine(msgspec.Struct):
+    """One line of a file of results or errors."""
+
+    custom_id: str
+    response: _Response | None = None
+    error: _Error | None = None
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """What a live row takes: seconds with all others in flight, and tokens."""
+
+    row_s: float
+    row_tokens: float
+
+
+_LINE = msgspec.json.Decoder(ResultLine)
+
+
+def next_look_s(before_s: float | None) -> float:
+    """Seconds until a batch is looked at again; before_s: the wait before, None for the first."""
+    return FIRST_LOOK_S if before_s is None else min(MOST_LOOK_S, before_s * LOOK_GROWTH)
+
+
+def fits(rows: int, size_bytes: int, more_bytes: int, most_rows: int = MOST_ROWS) -> bool:
+    """A request of so many bytes may join a part of so many rows and bytes."""
+    return rows < most_rows and (not rows or size_bytes + more_bytes <= MOST_BYTES)
+
+
+def read_line(raw: bytes) -> ResultLine:
+    """Raises BadReply for what is no result."""
+    try:
+        return _LINE.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadReply(
+            f"a line of the results is not what the Batch API promises: {error}",
+            hint="look at the batch at the provider; the same command reads it again",
+        ) from error
+
+
+def outcome_of(
+    line: ResultLine, url: str, output_path: tuple[str | int, ...], wall_s: float
+) -> Outcome:
+    """What became of the row. url: which it was asked at."""
+    try:
+        return _answered(line, url, output_path, wall_s)
+    except CallError as error:
+        outcome = failed(error)
+    outcome.is_batched = True
+    return outcome
+
+
+def _answered(
+    line: ResultLine, url: str, output_path: tuple[str | int, ...], wall_s: float
+) -> Outcome:
+    response = line.response
+    if response is None:
+        raise unfinished(line.error.code, line.error.message) if line.error else unfinished()
+    body = bytes(response.body)
+    if not 200 <= response.status_code < 300:
+        raise judge(response.status_code, {}, body, wall_s)
+    reply = apis.read(url, body, output_path)
+    reply.status = response.status_code
+    reply.request_id = response.request_id or reply.request_id
+    return Outcome(status="succeeded", reply=reply, is_batched=True)
+
+
+def unfinished(code: object = None, message: object = None) -> ServerFailed:
+    """The error of a row that its batch has no answer for."""
+    why = ": ".join(str(part) for part in (code, message) if part)
+    return ServerFailed(f"the batch ended without an answer: {why or 'no line for the row'}")
+
+
+def is_sent_again(error: Exception | None, attempts: int, max_retries: float) -> bool:
+    """The row goes into another batch, after so many."""
+    if not isinstance(error, Retryable):
+        return False
+    most = min(max_retries, _BAD_REPLIES) if isinstance(error, BadReply) else max_retries
+    return attempts <= most
+
+
+def is_full(problems: Sequence[Problem]) -> bool:
+    """The batch failed because the provider holds too much of this account already."""
+    return any(problem.code == "token_limit_exceeded" for problem in problems)
+
+
+def bad_lines(problems: Sequence[Problem]) -> dict[int, Rejected]:
+    """The lines, from 1, that made a batch fail, and why."""
+    return {
+        problem.line: Rejected(
+            f"the Batch API rejected the row: {_told(problem)}",
+            hint="compare the row with the API's documentation; --dry-run shows a request",
+        )
+        for problem in problems
+        if problem.line is not None
+    }
+
+
+def told(problems: Sequence[Problem]) -> str:
+    """Why a batch failed, in a line."""
+    return "; ".join(map(_told, problems[:3])) or "the provider names no reason"
+
+
+def _told(problem: Problem) -> str:
+    return ": ".join(part for part in (problem.code, problem.message) if part) or "no reason"
+
+
+def live_s(rows: int, pace: Pace, limits: Limits, slots: int) -> float:
+    """About how long so many rows take when they are asked live, in seconds.
+
+    The longest of what the slots allow and of what each stated limit demands.
+    """
+    amounts = {"requests": float(max(0, rows - 1)), "tokens": rows * pace.row_tokens}
+    times = [math.ceil(rows / slots) * pace.row_s]
+    times += [
+        last_send_s(amounts[kind], rate, limits)
+        for kind in KINDS
+        if kind in amounts
+        for rate in limits.rates(kind)
+    ]
+    return max(times)
+
+
+def margin_s(live_rest_s: float, deadline_s: float) -> float:
+    """How long before its deadline a run cancels its batches, to do live what is unfinished."""
+    return min(CANCEL_S, _CANCEL_SHARE * deadline_s) + _LIVE_FACTOR * live_rest_s
