@@ -167,7 +167,7 @@ def sim(
             metavar="SECONDS",
             help="Time from the making of a batch to the answer of each of its requests, as for "
             "--latency. Default 0.",
-            rich_help_panel=_BATCHES,
+            section=_BATCHES,
         ),
     ] = None,
     batch_window: Annotated[
@@ -175,7 +175,7 @@ def sim(
         Option(
             metavar="TIME",
             help="A batch expires after so long. Default 24h.",
-            rich_help_panel=_BATCHES,
+            section=_BATCHES,
         ),
     ] = None,
     batch_tokens: Annotated[
@@ -183,7 +183,7 @@ def sim(
         Option(
             metavar="N",
             help="Tokens that all batches together may have waiting. Default: no limit.",
-            rich_help_panel=_BATCHES,
+            section=_BATCHES,
         ),
     ] = None,
 ) -> None:

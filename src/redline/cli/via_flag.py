@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from typer import Option
-
 from redline.cli.command import one_of
+from redline.cli.flags import Option
 from redline.run.settings import VIAS
 
 ViaFlag = Annotated[
@@ -15,7 +14,7 @@ ViaFlag = Annotated[
         metavar="NAME",
         help="live; batch: rows go through the provider's Batch API, at half the price and within "
         "a day; or auto: in batches while --deadline allows, and the rest live. Default: live.",
-        autocompletion=one_of(*VIAS),
-        rich_help_panel="What it may cost",
+        complete=one_of(*VIAS),
+        section="What it may cost",
     ),
 ]

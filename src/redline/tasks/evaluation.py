@@ -64,12 +64,12 @@ BUILT_IN = {GSM8K.name: GSM8K}
 class Grading:
     """Asks a question once and grades its answer. A Task of `run`. Raises ConfigError."""
 
-    asks_once = True
-
     def __init__(self, evaluation: Evaluation) -> None:
         self._gold = evaluation.gold
         self._judge = _judge(evaluation)
         self._metric = _metric(evaluation) if self._judge is None else None
+        # A judge is asked as well: no batch can do that.
+        self.asks_once = self._judge is None
         self._settings = {
             "metric": evaluation.metric,
             "gold": evaluation.gold,
