@@ -22,6 +22,7 @@ PAGES = {
     "redline.txt": ["--help"],
     "run.txt": ["run", "--help"],
     "eval.txt": ["eval", "--help"],
+    "synth.txt": ["synth", "--help"],
     "verify.txt": ["verify", "--help"],
     "repair.txt": ["repair", "--help"],
     "sim.txt": ["sim", "--help"],
@@ -78,7 +79,7 @@ def test_the_version(cli: Cli, argv: list[str]) -> None:
 
 
 def test_every_flag_is_explained(cli: Cli) -> None:
-    for page in ("run", "verify", "repair", "sim"):
+    for page in ("run", "synth", "verify", "repair", "sim"):
         text = cli(page, "--help").out
         flags = re.findall(r"^  (?:-\w, )?(--[\w-]+)(.*)$(?=\n(.*))", text, re.M)
         assert flags

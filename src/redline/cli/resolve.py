@@ -58,7 +58,7 @@ class _Server(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def resolve(
-    rows: str, given: Flags, configuration: Configuration, *, is_sending: bool = True
+    rows: object, given: Flags, configuration: Configuration, *, is_sending: bool = True
 ) -> Resolved:
     """The job of `redline run`.
 

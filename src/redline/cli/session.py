@@ -53,8 +53,8 @@ class Session:
         self._is_json = values.choice(settings, "log", LOGS) == "json"
         self._is_quiet = settings.get("quiet") is True
 
-    def resolved(self, rows: str, flags: values.Flags) -> Resolved:
-        """The job of these flags. Raises ConfigError."""
+    def resolved(self, rows: object, flags: values.Flags) -> Resolved:
+        """The job of these flags; rows: as `open_source` takes them. Raises ConfigError."""
         return resolve(rows, flags, self.configuration, is_sending=not self.is_dry)
 
     def carry_out(self, resolved: Resolved) -> int:

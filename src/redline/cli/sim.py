@@ -148,7 +148,7 @@ def sim(
         str | None,
         Option(
             metavar="N",
-            help="Fixes latencies, faults and jitter, in order of arrival. Default 0.",
+            help="Fixes latencies, faults and jitter, in order of arrival, and stories. Default 0.",
             section=_SPEED,
         ),
     ] = None,
@@ -158,6 +158,23 @@ def sim(
             metavar="FILE",
             help="Answer from this file of {question, answer} lines: a request whose last user "
             "message contains a question gets its answer.",
+            section=_ANSWERS,
+        ),
+    ] = None,
+    stories: Annotated[
+        bool,
+        Option(
+            help="Answer with made-up stories, by the prompt and the request's seed; without a "
+            "seed, another one each time.",
+            section=_ANSWERS,
+        ),
+    ] = False,
+    near_duplicates: Annotated[
+        str | None,
+        Option(
+            metavar="SHARE",
+            help="Share of --stories that tell an earlier one again, three words changed: 0.1 is "
+            "one in ten.",
             section=_ANSWERS,
         ),
     ] = None,
@@ -233,6 +250,8 @@ def _settings(flags: Flags) -> SimSettings:
         faults=_parsed(flags, "faults", parse_faults, usual.faults),
         headers=values.choice(flags, "headers", HEADER_STYLES) or usual.headers,
         replay=Path(flags["replay"]) if "replay" in flags else None,
+        stories="stories" in flags,
+        near_duplicates=values.number(flags, "near_duplicates") or 0.0,
         seed=values.whole(flags, "seed", -(10**15)) or 0,
         api_key=flags.get("api_key"),
         batch_latency=_parsed(flags, "batch_latency", parse_latency, usual.batch_latency),

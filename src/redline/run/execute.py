@@ -120,7 +120,8 @@ class _Run:
             self._skipped += 1
             return False
         has_failed = key in journal.failed
-        if has_failed != self.job.retry_failed:
+        is_again = has_failed and self.job.retries_failures
+        if has_failed != self.job.retry_failed and not is_again:
             self._untried += not has_failed
             self._skipped += has_failed
             return False

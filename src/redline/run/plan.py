@@ -80,7 +80,8 @@ def _survey(job: Job, source: Source, made: Plan) -> None:
     for row, key, is_duplicate in _rows(source, identifier, job.limit):
         made.rows += 1
         # The same rule by which a run picks its rows.
-        if key in succeeded or (key in failed) != job.retry_failed:
+        is_left_out = not job.retries_failures and (key in failed) != job.retry_failed
+        if key in succeeded or is_left_out:
             is_untried = key not in succeeded and key not in failed
             made.untried_rows += is_untried
             made.done_rows += not is_untried

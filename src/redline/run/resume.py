@@ -14,6 +14,7 @@ from redline.run.manifest import Manifest
 from redline.run.record import Result
 from redline.run.results_file import drop_unfinished, sync_name, telling
 from redline.run.settings import Job, Output
+from redline.run.task import Remembering
 
 
 def open_journal(
@@ -42,7 +43,14 @@ def open_journal(
     for path in (output.path, output.failed_path):
         drop_unfinished(path)
     manifests.save(output, new)
-    return Journal(output, acknowledge), new
+    journal = Journal(output, acknowledge)
+    if isinstance(job.task, Remembering):
+        try:
+            job.task.recall(output.path, output.failed_path)
+        except BaseException:
+            journal.let_go()
+            raise
+    return journal, new
 
 
 def _begun(job: Job, output: Output) -> Manifest | None:

@@ -277,8 +277,10 @@ class Runner:
             task_of_job = self._job.task
             if task_of_job is None:
                 outcome = await backend.send(request, call)
+                if self.bill is not None:
+                    self._pay(outcome)
             else:
-                outcome = await task_of_job.do(row, request, Ask(backend, call))
+                outcome = await task_of_job.do(row, request, Ask(backend, call, self._pay))
             # It has its outcome: from here on the row is saved, whatever ends the run.
             self._tasks[task] = None
             if self._has_wishes and outcome.reply is not None:
@@ -301,6 +303,12 @@ class Runner:
                 hint="custom_ids name rows, so each may occur once",
             )
         return row.data
+
+    def _pay(self, outcome: Outcome) -> None:
+        """Puts what an answer has cost on the bill, also where its row is asked again."""
+        if self.bill is not None and outcome.reply is not None and not outcome.is_cached:
+            is_known = self.bill.add(outcome.reply, is_batched=outcome.is_batched)
+            self.bill = self.bill if is_known else None
 
     async def _finish(self, outcome: Outcome, reply: Reply) -> None:
         """What the job asks of a success: the user's function, and reasons to fail."""
@@ -335,9 +343,6 @@ class Runner:
             self._look_for_hope(error)
         else:
             self._has_succeeded = True
-        if self.bill is not None and outcome.reply is not None and not outcome.is_cached:
-            is_known = self.bill.add(outcome.reply, is_batched=outcome.is_batched)
-            self.bill = self.bill if is_known else None
         row = picked.row
         name = custom_id(row)
         outcome.custom_id, outcome.row, outcome.input = name, row.number, row.data

@@ -157,7 +157,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     the next run. limit: only the first N rows. samples: each row is asked so often, and has as many
     results. via: one of VIAS; empty for live where no batches are left. allowance: what all runs of
     the output may spend. prices: by model, above those that redline knows. fail_on: finish reasons
-    that make a result a failure. strict: the first bad row ends the run.
+    that make a result a failure. retry_failed: only the rows that failed before; retries_failures:
+    these beside the new ones. strict: the first bad row ends the run.
     """
 
     rows: object
@@ -182,6 +183,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     prices: dict[str, Price] = {}
     fail_on: tuple[str, ...] = ()
     retry_failed: bool = False
+    retries_failures: bool = False
     restart: bool = False
     force: bool = False
     strict: bool = False

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 from redline.calls import Backend, Call, Cost, Outcome, Request, Sink, failed
 from redline.errors import Rejected
 
 
 class Ask:
-    """Asks the job's backend on behalf of one row, once or more, within that row's own deadline."""
+    """Asks the job's backend on behalf of one row, once or more, within that row's own deadline.
 
-    __slots__ = ("_backend", "_call")
+    on_outcome: hears of each outcome, also of those that the row is not to end with.
+    """
 
-    def __init__(self, backend: Backend, call: Call) -> None:
+    __slots__ = ("_backend", "_call", "_on_outcome")
+
+    def __init__(
+        self, backend: Backend, call: Call, on_outcome: Callable[[Outcome], None] | None = None
+    ) -> None:
         self._backend = backend
         self._call = call
+        self._on_outcome = on_outcome
 
     async def __call__(self, request: Request) -> Outcome:
         """Exactly one outcome, retries included. Raises nothing but CancelledError."""
-        return await self._backend.send(request, self._call)
+        outcome = await self._backend.send(request, self._call)
+        if self._on_outcome is not None:
+            self._on_outcome(outcome)
+        return outcome
 
 
 class Task(Protocol):
@@ -38,6 +48,18 @@ class Task(Protocol):
         """The row's one outcome; its `fields` stand in the result line.
 
         request: of the row, as its prompt makes it. Must not raise: the row would fail with it.
+        """
+        ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A Task whose outcomes depend on those that the output holds already."""
+
+    def recall(self, results: Path, failures: Path) -> None:
+        """Reads what earlier runs have left; `failures` may be missing.
+
+        Called once before the first row, in a thread, when the output is locked and mended.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What the simulated model says: always the same to the same question."""
+"""What the simulated model says: but for stories, always the same to the same question."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 from redline.sim.bodies import BadCall, ResponseFormat
 from redline.sim.replay import Replay
 from redline.sim.schema import example
+from redline.sim.stories import Stories
 
 BYTES_PER_TOKEN = 4
 # An echo of everything would answer a 50 MB row with 50 MB.
@@ -46,15 +47,21 @@ def cut(text: str, max_tokens: int | None) -> Said:
 
 
 class Answers:
-    """Answers by the replay where there is one, else an echo, or JSON where that is asked for."""
+    """Answers by the replay or with stories, where there are such, else an echo; or JSON where that
+    is asked for.
+    """
 
-    def __init__(self, replay: Replay | None = None) -> None:
+    def __init__(self, replay: Replay | None = None, stories: Stories | None = None) -> None:
         self._replay = replay
+        self._stories = stories
 
-    def answer(self, question: str, form: ResponseFormat | None = None) -> str:
+    def answer(
+        self, question: str, form: ResponseFormat | None = None, seed: int | None = None
+    ) -> str:
         """The answer to the last user message.
 
-        A replayed answer is given word for word, whatever the response format.
+        seed: the request's own, which stories depend on. A replayed answer is given word for word,
+        whatever the response format.
         Raises BadCall for a message without a replayed question, and for a schema that cannot
         be satisfied.
         """
@@ -67,15 +74,17 @@ class Answers:
                     code="no_such_question",
                 )
             return found
-        echo = f"You said: {question[:ECHO_CHARACTERS]}"
+        said, about = f"You said: {question[:ECHO_CHARACTERS]}", question
+        if self._stories is not None:
+            said = about = self._stories.tell(question, seed)
         if form is None or form.type == "text":
-            return echo
+            return said
         if form.type == "json_object":
-            return msgspec.json.encode({"answer": echo}).decode()
+            return msgspec.json.encode({"answer": said}).decode()
         if form.type != "json_schema":
             raise BadCall(f"The response format is unknown: {form.type}")
         schema = form.json_schema.schema if form.json_schema else form.schema
-        return msgspec.json.encode(example(schema or {}, question)).decode()
+        return msgspec.json.encode(example(schema or {}, about)).decode()
 
 
 def embedding(text: str, dimensions: int) -> list[float]:

@@ -73,6 +73,7 @@ class ChatBody(Struct):
     max_completion_tokens: _Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    seed: int | None = None
     response_format: ResponseFormat | None = None
 
 
@@ -85,6 +86,7 @@ class CompletionBody(Struct):
     max_tokens: _Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    seed: int | None = None
 
 
 class EmbeddingBody(Struct):

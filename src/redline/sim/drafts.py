@@ -237,7 +237,7 @@ def _chat(raw: bytes, answers: Answers) -> Draft:
     last = next((one for one in reversed(body.messages) if one.role == "user"), body.messages[-1])
     prompt_tokens = sum(count_tokens(message.text) for message in body.messages)
     said = cut(
-        answers.answer(last.text, body.response_format),
+        answers.answer(last.text, body.response_format, body.seed),
         body.max_completion_tokens or body.max_tokens,
     )
     return _Chat(body, prompt_tokens, [said] * (body.n or 1))
@@ -249,7 +249,7 @@ def _completion(raw: bytes, answers: Answers) -> Draft:
     said: list[Said] = []
     for text, tokens in texts(body.prompt, "prompt"):
         prompt_tokens += count_tokens(text) if tokens is None else tokens
-        said += [cut(answers.answer(text), body.max_tokens)] * (body.n or 1)
+        said += [cut(answers.answer(text, seed=body.seed), body.max_tokens)] * (body.n or 1)
     return _Completion(body, prompt_tokens, said)
 
 

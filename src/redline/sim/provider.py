@@ -30,6 +30,7 @@ from redline.sim.replay import load_replay
 from redline.sim.settings import SimSettings
 from redline.sim.slots import Slots
 from redline.sim.stats import Stats, Ticket
+from redline.sim.stories import Stories
 from redline.sim.stream import send_events, send_half
 from redline.sim.wire import HTML_PAGE, Reply, Sent, encode, error_reply, half, reset
 
@@ -87,7 +88,10 @@ class Provider:
     def __init__(self, settings: SimSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._answers = Answers(load_replay(settings.replay) if settings.replay else None)
+        self._answers = Answers(
+            load_replay(settings.replay) if settings.replay else None,
+            Stories(settings.near_duplicates, settings.seed) if settings.stories else None,
+        )
         self._admission = Admission(settings.rates, settings.algorithm)
         # Streams of their own, so that faults do not shift the latencies of one seed.
         self._jitter_rng = Random(f"{settings.seed} jitter")

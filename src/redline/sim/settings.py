@@ -37,7 +37,9 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     faults: the share of admitted requests that goes wrong, by kind.
     headers: whose limit headers to imitate. `none` sends no limit headers and no Retry-After.
     replay: a file of `question` and `answer` lines to answer from.
-    seed: fixes latencies, faults and jitter, in the order of arrival.
+    stories: answers are made-up stories, by the question and the seed of the request.
+    near_duplicates: the share of stories that tell an earlier one again, a few words changed.
+    seed: fixes latencies, faults and jitter, in the order of arrival, and what stories tell.
     api_key: where set, the key every request must carry.
     batch_latency: seconds from the making of a batch to the answer of each of its lines.
     batch_window_s: a batch expires after so long. batch_tokens: that batches may have waiting, at a
@@ -60,6 +62,8 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     faults: Faults = Faults()
     headers: str = "openai"
     replay: Path | None = None
+    stories: bool = False
+    near_duplicates: float = 0.0
     seed: int = 0
     api_key: str | None = None
     batch_latency: Latency = Constant(0.0)
@@ -88,6 +92,15 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"the jitter must be between 0 and {MAX_JITTER_S:g} s, not {self.jitter_s:g}",
                 hint="0.05 is a slow network",
             )
+        if self.stories and self.replay is not None:
+            raise ConfigError("stories and a replay exclude each other", hint="leave one out")
+        if not 0 <= self.near_duplicates <= 1:
+            raise ConfigError(
+                f"the share of near-duplicates lies in 0 to 1, not {self.near_duplicates:g}",
+                hint="0.1 is one story in ten",
+            )
+        if self.near_duplicates and not self.stories:
+            raise ConfigError("near-duplicates are those of stories", hint="ask for stories, too")
         if self.api_key is not None and not self.api_key.strip():
             raise ConfigError("the key to ask for is empty", hint="leave it out to ask for none")
         if not 0 < self.batch_window_s <= MAX_WINDOW_S:
@@ -133,6 +146,10 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"batches {self.batch_latency}, expiring after {self.batch_window_s:g} s")
         if self.batch_tokens is not None:
             parts.append(f"at most {self.batch_tokens} tokens in batches")
+        if self.stories:
+            parts.append("stories")
+        if self.near_duplicates:
+            parts.append(f"{self.near_duplicates * 100:.3g} % near-duplicates")
         parts.append(f"seed {self.seed}")
         return "; ".join(parts)
 

@@ -10,6 +10,7 @@ import pytest
 from redline.sim.answers import Answers, count_tokens
 from redline.sim.bodies import BadCall
 from redline.sim.drafts import ENDPOINTS, Draft
+from redline.sim.stories import Stories
 
 
 def draft(endpoint: str, **body: Any) -> Draft:
@@ -160,3 +161,16 @@ def test_a_wrong_body_is_named(endpoint: str, body: dict[str, Any], what: str) -
 def test_what_is_no_json_is_named(raw: bytes) -> None:
     with pytest.raises(BadCall, match="body of the request"):
         ENDPOINTS["/v1/chat/completions"](raw, Answers())
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "asked"),
+    [("chat/completions", {"messages": user("a")}), ("completions", {"prompt": "a"})],
+)
+def test_the_seed_of_a_request_decides_its_story(endpoint: str, asked: dict[str, Any]) -> None:
+    def told(seed: int) -> Any:
+        raw = json.dumps({"model": "m", "seed": seed, **asked}).encode()
+        answers = Answers(stories=Stories(0.0, 0))
+        return ENDPOINTS[f"/v1/{endpoint}"](raw, answers).whole(1, 0)["choices"]
+
+    assert told(5) == told(5) != told(6)

@@ -28,6 +28,9 @@ from redline.sim import SimSettings, Uniform, parse_faults
         ({"api_key": " "}, "leave it out to ask for none"),
         ({"batch_window_s": 0.0}, "24h, the default, is OpenAI's"),
         ({"batch_tokens": 0}, "leave it out for no limit"),
+        ({"stories": True, "replay": Path("a.jsonl")}, "leave one out"),
+        ({"stories": True, "near_duplicates": 1.5}, "0.1 is one story in ten"),
+        ({"near_duplicates": 0.1}, "ask for stories, too"),
     ],
 )
 def test_what_cannot_work_is_refused(wrong: dict[str, Any], hint: str) -> None:
@@ -65,3 +68,8 @@ def test_settings_tell_what_they_simulate_but_not_the_key() -> None:
         "latency 2-5 s; 0.02 s per token; faults 5 %; answers from gsm8k.jsonl; "
         "batches 1-2 s, expiring after 60 s; at most 500 tokens in batches; seed 7"
     )
+
+
+def test_stories_and_their_near_duplicates_are_told() -> None:
+    told = str(SimSettings(stories=True, near_duplicates=0.1))
+    assert told == "no rate limit; latency 0 s; stories; 10 % near-duplicates; seed 0"

@@ -1,0 +1,122 @@
+"""Made-up stories: the same for the same question and seed, and unlike each other.
+
+They are put together from lists of words, so that two of them have few runs of words in common.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from hashlib import blake2b
+from itertools import count
+from random import Random
+
+
+def _listed(words: str) -> list[str]:
+    """The words between white space."""
+    return words.split()
+
+
+_NAMES = _listed("""
+    Ada Bela Chandra Dunya Eamon Farid Greta Hana Ines Jonas Kofi Leila Marek Nadia Olaf Priya Quinn
+    Rosa Soren Tariq Ulla Viktor Wanda Ximena Yusuf Zora Amara Boris Clara Dmitri Elena Fumiko
+""")
+_THINGS = _listed("""
+    lantern kettle map violin ladder compass letter umbrella clock basket mirror anchor whistle coat
+    suitcase candle ribbon telescope spoon drum blanket ticket notebook button feather hammer key
+    bicycle pocketwatch saddle teapot harp barrel chessboard kite wheel scarf bell lamp trunk
+""")
+_KINDS = _listed("""
+    broken silver borrowed crooked forgotten heavy painted quiet rusty small stolen strange tall
+    tiny velvet wooden yellow ancient brass burnt careful cheap cold dusty empty folded golden
+    hollow ivory jagged lost muddy narrow odd pale restless sharp simple tangled worn
+""")
+_PLACES = _listed("""
+    harbour orchard station cellar bridge market attic lighthouse quarry ferry library bakery
+    windmill garden tunnel courtyard meadow theatre chapel canal rooftop stable forest kitchen
+    museum pier valley workshop tower glacier island bazaar crossroads dockyard monastery schoolyard
+""")
+_DEEDS = _listed("""
+    carried hid mended sold found followed traded polished buried counted dropped examined guarded
+    handed inspected kicked lifted measured noticed opened packed questioned raised searched
+    touched unwrapped visited watched wrapped admired bought chased dragged emptied fetched gathered
+""")
+_TIMES = _listed("""
+    yesterday later suddenly tomorrow slowly again afterwards eventually meanwhile nightly once
+    finally quickly secretly carefully together alone twice sometimes nearby
+""")
+_WORDS = {
+    "N": _NAMES,
+    "t": _THINGS,
+    "k": _KINDS,
+    "p": _PLACES,
+    "d": _DEEDS,
+    "w": _TIMES,
+}
+# A letter alone stands for a word of its list.
+_SENTENCES = tuple(
+    sentence.split(" ")
+    for sentence in (
+        "N d the k t w",
+        "w N and N d a k t",
+        "behind the p N d every k t",
+        "N w d N with that k t",
+        "the k p kept N w",
+        "no t from the p was ever k",
+        "N d k t after k t w",
+        "under a k t N d the p",
+    )
+)
+# So long that three changed words leave a similarity of 0.83 at least.
+_LEAST_SENTENCES, _MOST_SENTENCES = 17, 22
+_CHANGED_WORDS = 3
+_REMEMBERED = 10_000
+
+
+class Stories:
+    """What a simulated model tells.
+
+    near_duplicates: the share of answers, 0 to 1, that tell an earlier story again with three of
+    its words changed. seed: of all stories.
+    """
+
+    def __init__(self, near_duplicates: float, seed: int) -> None:
+        self._share = near_duplicates
+        self._seed = seed
+        self._told: deque[str] = deque(maxlen=_REMEMBERED)
+        self._unseeded = count()
+
+    def tell(self, question: str, seed: int | None) -> str:
+        """The story of this question and seed. Without a seed each answer is another story.
+
+        Which earlier story is told again, if one is, is up to those that were told before.
+        """
+        own = f"s{seed}" if seed is not None else f"u{next(self._unseeded)}"
+        text = f"{self._seed} {own} {question}"
+        key = blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+        rng = Random(key)
+        if rng.random() < self._share and self._told:
+            return _changed(_story(self._told[rng.randrange(len(self._told))]), rng)
+        self._told.append(key)
+        return _story(key)
+
+
+def _story(key: str) -> str:
+    """The story that the key alone decides: 100 to 180 words."""
+    rng = Random(f"story {key}")
+    sentences = []
+    for _ in range(rng.randint(_LEAST_SENTENCES, _MOST_SENTENCES)):
+        words = [
+            rng.choice(_WORDS[word]) if word in _WORDS else word for word in rng.choice(_SENTENCES)
+        ]
+        sentences.append(" ".join([words[0][:1].upper() + words[0][1:], *words[1:]]) + ".")
+    return " ".join(sentences)
+
+
+def _changed(story: str, rng: Random) -> str:
+    """The story with a few of its words replaced by names of things."""
+    words = story.split(" ")
+    for place in rng.sample(range(len(words)), _CHANGED_WORDS):
+        end = "." if words[place].endswith(".") else ""
+        word = rng.choice([thing for thing in _THINGS if thing != words[place].lower().rstrip(".")])
+        words[place] = word + end
+    return " ".join(words)

@@ -1,0 +1,113 @@
+"""Texts that are nearly the same, among those that are there.
+
+Two texts are as similar as the Jaccard index of their runs of three words: of the runs that stand
+in either, the share that stands in both. Case and punctuation do not count. A character of a script
+that is written without spaces is a word, and a text of fewer than three words is one run.
+
+MinHash (Broder 1997) with locality-sensitive hashing finds those that may be similar; these are
+compared run by run. So no text is taken for one that is less similar, whatever the order in which
+they came; and one that is exactly as similar as is asked for is missed once in 10,000 times at the
+most, one that is more similar far less often.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from hashlib import blake2b
+from typing import Any
+
+from redline.errors import ConfigError
+
+# Thai to Burmese, Khmer, kana, and the ideographs of the first three planes.
+_NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+_NO_SPACES += "\U00020000-\U0003ffff"
+_WORDS = re.compile(rf"[{_NO_SPACES}]|[^\W{_NO_SPACES}]+")
+_RUN_WORDS = 3
+_PERMUTATIONS = 128
+_MOST_MISSED = 1e-4
+# The library wants two bands at least.
+_LONGEST_BAND = _PERMUTATIONS // 2
+
+
+class NearDuplicates:
+    """An index of texts. similarity: 0.1 to 1; from there on two texts count as one.
+
+    About 9 kB of memory a text, and 4 bytes a word; less where the similarity is higher. Not for
+    several threads at once. Raises ConfigError where the package is missing.
+    """
+
+    def __init__(self, similarity: float) -> None:
+        try:
+            import datasketch
+        except ImportError as error:
+            raise ConfigError(
+                "finding near-duplicates needs the package datasketch",
+                hint="pip install 'redline[synth]', or keep them with --similarity off",
+            ) from error
+        self._similarity = similarity
+        band = longest_band(similarity)
+        self._index = datasketch.MinHashLSH(
+            num_perm=_PERMUTATIONS, params=(_PERMUTATIONS // band, band)
+        )
+        # Drawing its permutations takes longer than hashing a text: each text gets a copy. The runs
+        # are hashed already, so `int` leaves them as they are.
+        self._empty: Any = datasketch.MinHash(num_perm=_PERMUTATIONS, hashfunc=int)
+        self._texts: list[tuple[int, array[int]]] = []
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def add(self, text: str, number: int) -> int | None:
+        """Takes the text in; or the number of the first one there that is nearly the same."""
+        runs, sketch = self._read(text)
+        found = frozenset(runs)
+        places: list[int] = sorted(self._index.query(sketch))
+        for place in places:
+            other, theirs = self._texts[place]
+            common = len(found.intersection(theirs))
+            if common / (len(found) + len(theirs) - common) >= self._similarity:
+                return other
+        self._take(number, runs, sketch)
+        return None
+
+    def keep(self, text: str, number: int) -> None:
+        """Takes the text in, whatever is there."""
+        self._take(number, *self._read(text))
+
+    def _read(self, text: str) -> tuple[array[int], Any]:
+        """The hashes of the text's runs, and their MinHash."""
+        # With 32 bits two of a thousand runs are taken for one in one text of 10,000.
+        runs = array("I", {_hash(run) for run in runs_of(text)})
+        sketch = self._empty.copy()
+        sketch.update_batch(runs)
+        return runs, sketch
+
+    def _take(self, number: int, runs: array[int], sketch: Any) -> None:
+        self._index.insert(len(self._texts), sketch)
+        self._texts.append((number, runs))
+
+
+def runs_of(text: str) -> set[str]:
+    """The runs of words in a text. One without words has the empty run."""
+    words = _WORDS.findall(text.casefold())
+    last = max(1, len(words) - _RUN_WORDS + 1)
+    return {" ".join(words[at : at + _RUN_WORDS]) for at in range(last)}
+
+
+def longest_band(similarity: float) -> int:
+    """How many hashes must agree for two texts to be compared.
+
+    The more, the fewer texts are compared in vain: a pair of similarity s is compared with the
+    probability 1 - (1 - s^r)^(128 / r) for bands of r hashes.
+    """
+    bands = range(1, _LONGEST_BAND + 1)
+    return max(
+        (r for r in bands if (1 - similarity**r) ** (_PERMUTATIONS // r) <= _MOST_MISSED),
+        default=1,
+    )
+
+
+def _hash(run: str) -> int:
+    data = run.encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(data, digest_size=4).digest(), "big")

@@ -1,0 +1,107 @@
+"""The rows that a synthesis is made of: one for each text, no two alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from redline.errors import ConfigError
+
+OWN = ("n", "seed")
+# Columns of `vary` that are parameters of the request.
+SAMPLING = ("temperature", "top_p")
+
+
+class Variations:
+    """`count` rows: a number n from 1, the seed `first_seed` + n, one row of `base` where there are
+    some, and one value of each list in `vary`.
+
+    All combinations of these occur before any occurs again, and the first rows are spread over each
+    list. A row is the same whatever the count: a larger one continues a smaller one. first_seed:
+    None for rows without a seed. A base row's custom_id becomes `ID#1`, `ID#2`, ... as it recurs.
+    Raises ConfigError for a column that would be given twice, and for a list without a value.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        first_seed: int | None = 0,
+        vary: Mapping[str, Sequence[Any]] | None = None,
+        base: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        self._count = count
+        self._first_seed = first_seed
+        self._vary = dict(vary or {})
+        self._base = base
+        self._check()
+        self.sampling = tuple(name for name in SAMPLING if name in self._vary)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        axes = [axis for axis in (self._base, *self._vary.values()) if axis]
+        lengths = [len(axis) for axis in axes]
+        for n in range(1, self._count + 1):
+            row: dict[str, Any] = {"n": n}
+            if self._first_seed is not None:
+                row["seed"] = self._first_seed + n
+            places = combination(n - 1, lengths)
+            if self._base:
+                row |= self._base[places.pop(0)]
+                if "custom_id" in row:
+                    row["custom_id"] = f"{row['custom_id']}#{(n - 1) // len(self._base) + 1}"
+            values = zip(self._vary.items(), places, strict=True)
+            row |= {name: choices[at] for (name, choices), at in values}
+            yield row
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the rows, in short, for the manifest."""
+        lists = {name: _in_short(values) for name, values in self._vary.items()}
+        return {
+            "first_seed": "off" if self._first_seed is None else str(self._first_seed),
+            "vary": lists,
+            "rows_from": _in_short(self._base) if self._base else None,
+        }
+
+    def _check(self) -> None:
+        for name, values in self._vary.items():
+            if name in OWN:
+                raise ConfigError(f"{name} is a column of every row already", hint="name it else")
+            if not values:
+                raise ConfigError(f"there is no value for {name}", hint=f"--vary {name}=a,b,c")
+        taken = {*OWN, *self._vary}
+        for row in self._base:
+            for name in row:
+                if name in taken:
+                    raise ConfigError(
+                        f"the rows have a column {name}, and so has every text",
+                        hint="name the column of the rows else",
+                    )
+
+
+def combination(place: int, lengths: Sequence[int]) -> list[int]:
+    """An index into each of the lists of these lengths: the place-th of all combinations.
+
+    Along a diagonal, moved by one where it would close, so that each list is gone through as evenly
+    as its length allows; of A and B values the first lcm(A, B) places are one diagonal. Place 0 and
+    those that follow give every combination once before one comes again.
+    """
+    period = math.prod(lengths)
+    chosen: list[int] = []
+    for length in reversed(lengths):
+        place %= period
+        period //= length
+        chosen.append((place + place // math.lcm(period, length)) % length)
+    return chosen[::-1]
+
+
+def _in_short(values: Sequence[Any]) -> str:
+    """`12 values 3f2a9c01`: how many, and a digest of them."""
+    digest = blake2b(msgspec.json.encode(values), digest_size=4).hexdigest()
+    return f"{len(values)} values {digest}"
