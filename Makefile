@@ -82,7 +82,7 @@ $(CORE): pyproject.toml | $(VENV)
 
 $(TESTS): pyproject.toml $(CORE) | $(REDIS)
 	@echo "installing the extras and tools the tests need"
-	@$(PIP) install --editable '.[parquet,zst,hf,redis,s3,synth,tokens]' --group dev
+	@$(PIP) install --editable '.[parquet,zst,hf,redis,s3,schema,synth,tokens]' --group dev
 	@touch $@
 
 # A real server for the tests of shared limits. Where it cannot be installed they are skipped.

@@ -23,6 +23,7 @@ PAGES = {
     "run.txt": ["run", "--help"],
     "eval.txt": ["eval", "--help"],
     "synth.txt": ["synth", "--help"],
+    "tag.txt": ["tag", "--help"],
     "verify.txt": ["verify", "--help"],
     "repair.txt": ["repair", "--help"],
     "sim.txt": ["sim", "--help"],

@@ -44,6 +44,7 @@ from redline.cli.evaluate import evaluate
 from redline.cli.run import run
 from redline.cli.sim import sim
 from redline.cli.synth import synth
+from redline.cli.tag import tag
 from redline.cli.verify import verify
 from redline.run.options import Options
 from redline.run.template import PARAMETERS
@@ -325,7 +326,7 @@ def _prose() -> str:
 def _flags() -> set[str]:
     """All long flags of the commands that have some."""
     flags = {"--help", "--version", "--show-completion"}
-    for command in (run, evaluate, synth, sim, verify):
+    for command in (run, evaluate, synth, tag, sim, verify):
         flags |= {f"--{name.replace('_', '-')}" for name in inspect.signature(command).parameters}
     return flags - {"--ctx", "--rows", "--results", "--words"} | {"--input"}
 

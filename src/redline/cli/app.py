@@ -26,6 +26,7 @@ _COMMANDS = {
     "run": ("run", "Send every row of a file to an endpoint."),
     "eval": ("evaluate", "Ask a test set, and say how many answers are right."),
     "synth": ("synth", "Make texts by a prompt, no two nearly the same."),
+    "tag": ("tag", "Give every row labels, or JSON by a schema."),
     "verify": ("verify", "Prove that a results file is complete."),
     "repair": ("repair", "Take damaged lines out of a results file."),
     "sim": ("sim", "Simulate a provider to try things on."),

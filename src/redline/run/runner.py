@@ -283,7 +283,7 @@ class Runner:
                 outcome = await task_of_job.do(row, request, Ask(backend, call, self._pay))
             # It has its outcome: from here on the row is saved, whatever ends the run.
             self._tasks[task] = None
-            if self._has_wishes and outcome.reply is not None:
+            if self._has_wishes and outcome.is_success and outcome.reply is not None:
                 await self._finish(outcome, outcome.reply)
             return outcome
         except Rejected as error:

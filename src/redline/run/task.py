@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from redline.calls import Backend, Call, Cost, Outcome, Request, Sink, failed
-from redline.errors import Rejected
+from redline.errors import Rejected, TimedOut
 
 
 class Ask:
@@ -27,6 +28,12 @@ class Ask:
 
     async def __call__(self, request: Request) -> Outcome:
         """Exactly one outcome, retries included. Raises nothing but CancelledError."""
+        if self._call.deadline_s == -math.inf:
+            # The run is ending: what was on the wire has come, and no attempt follows it. The row
+            # stays unfinished.
+            late = failed(TimedOut("row"))
+            late.attempts = self._call.attempts
+            return late
         outcome = await self._backend.send(request, self._call)
         if self._on_outcome is not None:
             self._on_outcome(outcome)

@@ -27,7 +27,7 @@ from redline.calls import Outcome, Reply, Request
 from redline.errors import Rejected
 from redline.run.read_back import read_results
 from redline.run.task import Ask
-from redline.tasks.json_in_text import Kind, find_json
+from redline.tasks.json_in_text import find_json
 from redline.tasks.near_duplicates import NearDuplicates
 from redline.tasks.schema import Schema
 from redline.tasks.variations import Variations
@@ -182,10 +182,10 @@ class Synthesis:
         schema = self._filters.schema
         if schema is None:
             return _Judgement(text)
-        value = find_json(text, _kind_of(schema))
-        if value is None:
+        found = find_json(text, schema.kind)
+        if found is None:
             return _Judgement(text, "invalid", "it holds no JSON")
-        problems = schema.problems(value)
+        value, problems = schema.checked(found)
         return _Judgement(value, "invalid" if problems else "", "; ".join(problems))
 
 
@@ -199,16 +199,6 @@ def _with_fields(outcome: Outcome, dropped: list[str], seed: int | None = None) 
     fields = {"seed": seed, "dropped": dropped}
     outcome.fields = {name: value for name, value in fields.items() if value not in (None, [])}
     return outcome
-
-
-def _kind_of(schema: Schema) -> Kind | None:
-    """Whether the schema is one of objects, or of arrays."""
-    match schema.json_schema.get("type"):
-        case "object":
-            return "object"
-        case "array":
-            return "array"
-    return None
 
 
 def _text(value: Any) -> str:

@@ -1,0 +1,66 @@
+"""What all answers of one row have used: a row that was asked again has cost more than its last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redline.calls import Outcome, Reply
+
+_LONGEST_KEPT = 4_000
+
+
+class UsageSum:
+    """`add` each outcome of a row in turn, then `put_into` the row's own, which is the last."""
+
+    def __init__(self) -> None:
+        self._paid: list[dict[str, Any] | None] = []
+        self._given: list[dict[str, Any] | None] = []
+        self._answer: Reply | None = None
+        self._attempts = 0
+
+    def add(self, outcome: Outcome) -> None:
+        self._attempts = max(self._attempts, outcome.attempts)
+        reply = outcome.reply
+        if reply is None:
+            return
+        (self._given if outcome.is_cached else self._paid).append(reply.usage)
+        # Of an answer that is not the last, its beginning is enough, and not its bytes.
+        output = reply.output
+        kept = output[:_LONGEST_KEPT] if isinstance(output, str) else None
+        self._answer = Reply(output=kept, finish_reason=reply.finish_reason, model=reply.model)
+
+    def put_into(self, outcome: Outcome) -> None:
+        """The row's outcome gets the usage of all that was paid for; of all, where nothing was.
+
+        One that failed after answers that were not valid gets the last of these, too.
+        """
+        if outcome.reply is None:
+            outcome.reply = self._answer
+        if outcome.reply is None:
+            return
+        outcome.reply.usage = summed(self._paid or self._given)
+        outcome.is_cached = not self._paid
+        outcome.attempts = self._attempts
+
+
+def summed(usages: list[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Their sum, number by number; None where one of them is not known."""
+    total: dict[str, Any] = {}
+    for usage in usages:
+        if usage is None:
+            return None
+        _add(total, usage)
+    return total
+
+
+def _add(total: dict[str, Any], usage: dict[str, Any]) -> None:
+    for name, value in usage.items():
+        if isinstance(value, dict):
+            if not isinstance(total.get(name), dict):
+                total[name] = {}
+            _add(total[name], value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            before = total.get(name)
+            total[name] = value + (before if isinstance(before, int | float) else 0)
+        elif total.get(name) is None:
+            total[name] = value

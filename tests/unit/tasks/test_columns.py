@@ -1,0 +1,107 @@
+"""Which column is tagged where nobody says it, and which one is gold."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redline.errors import ConfigError
+from redline.tasks.columns import Gold, first_row, gold_of, prompt_of
+from redline.tasks.schema import Schema, as_json_schema
+
+ONE = Schema(as_json_schema(["a", "b"]))
+TWO = Schema(as_json_schema({"label": ["a", "b"], "urgency": ["low", "high"]}))
+FREE = Schema({"type": "object", "properties": {"n": {"type": "integer"}}})
+
+
+@pytest.mark.parametrize(
+    ("columns", "prompt"),
+    [
+        (["text"], "{{ text }}"),
+        (["id", "text", "gold"], "{{ text }}"),
+        (["utterance"], "{{ utterance }}"),
+        (["custom_id", "utterance"], "{{ utterance }}"),
+        (["utterance", "gold"], "{{ utterance }}"),
+        (["messages", "text"], None),
+        (["prompt"], None),
+        (["url", "body"], None),
+        (["url", "text"], "{{ text }}"),
+    ],
+)
+def test_the_column_to_be_tagged(columns: list[str], prompt: str | None) -> None:
+    assert prompt_of(dict.fromkeys(columns, "x"), "in.csv", Gold("label", "gold")) == prompt
+
+
+@pytest.mark.parametrize(
+    ("columns", "example"), [(["id", "title", "more"], "id"), (["a b"], "text"), ([], "text")]
+)
+def test_nobody_can_tell_which_column(columns: list[str], example: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prompt_of(dict.fromkeys(columns, "x"), "in.csv", None)
+    assert caught.value.hint.startswith(f"say it with --prompt '{{{{ {example} }}}}'")
+
+
+def test_a_pipe_is_not_looked_into() -> None:
+    assert prompt_of(None, "-", None) == "{{ text }}"
+    assert first_row("-") is None
+
+
+def test_a_named_pipe_is_not_looked_into(tmp_path: Path) -> None:
+    pipe = tmp_path / "rows.jsonl"
+    os.mkfifo(pipe)
+    assert first_row(str(pipe)) is None
+
+
+def test_the_first_row_that_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{broken\n{"text": "a"}\n{"other": "b"}\n')
+    assert first_row(str(path)) == {"text": "a"}
+    path.write_text("{broken\n" * 2000 + '{"text": "a"}\n')
+    assert first_row(str(path)) is None
+
+
+ROW: dict[str, Any] = {"text": "x", "category": "a", "a=b": "a", "level": "low"}
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "gold"),
+    [
+        ("category", ONE, Gold("label", "category")),
+        ("a=b", ONE, Gold("label", "a=b")),
+        ("label=category", TWO, Gold("label", "category")),
+        ("urgency=level", TWO, Gold("urgency", "level")),
+        ("category", FREE, Gold("n", "category")),
+    ],
+)
+def test_gold_names_a_column_and_its_field(text: str, schema: Schema, gold: Gold) -> None:
+    assert gold_of(text, schema, ROW) == gold
+    if "a=b" not in text:
+        assert gold_of(text, schema, None) == gold
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "what", "hint"),
+    [
+        (
+            "category",
+            TWO,
+            "--gold category does not say which field of a tag it is compared with",
+            "--gold FIELD=category, where FIELD is one of: label, urgency",
+        ),
+        (
+            "lable=category",
+            TWO,
+            "--gold lable=category names no field of a tag: lable",
+            "did you mean label?",
+        ),
+        ("categry", ONE, "the rows have no column categry", "did you mean category?"),
+        ("zzz", ONE, "the rows have no column zzz", "they have: text, category, a=b, level"),
+    ],
+)
+def test_a_gold_that_is_not_there_is_told(text: str, schema: Schema, what: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        gold_of(text, schema, ROW)
+    assert (caught.value.what, caught.value.hint) == (what, hint)

@@ -1,0 +1,139 @@
+"""What tagging came to, read from its files: who counts, and as what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mutants import assert_caught, mutant
+from redline.errors import ConfigError, JournalError
+from redline.tasks import tags
+from redline.tasks.columns import Gold
+from redline.tasks.schema import Schema, as_json_schema
+from redline.tasks.tags import review
+from tagged_files import ended, failed, tagged
+
+SCHEMA = Schema(as_json_schema({"label": ["a", "b"], "urgency": ["low", "high"]}))
+LABEL = Gold("label", "gold")
+
+
+def row(gold: Any, label: Any, **tag: Any) -> tuple[dict[str, Any], Any]:
+    return {"text": "x", "gold": gold}, {"label": label, **tag}
+
+
+def last_lines(text: str) -> dict[str, str]:
+    """What a program reads: the lines after the blank one."""
+    return dict(line.split(": ") for line in text.rpartition("\n\n")[2].splitlines())
+
+
+def check_who_counts(module: Any, folder: Path) -> None:
+    output = tagged(
+        folder / "out.jsonl",
+        row("a", "a"), row("a", "b"), row("b", "b"), row("", "b"), row(None, "a"), reasks=1,
+    )  # fmt: skip
+    # Row 3 failed before it succeeded; row 7 failed twice, and its later line counts.
+    failed(output, 3, 6, 7, 7, reasks=2)
+    ended(output, 7)
+    found = module.review(output, SCHEMA, LABEL)
+    assert (found.tagged, found.failed, found.reasks) == (5, 2, 5 + 4)
+    assert (found.without_gold, found.strays, found.is_over) == (2, 0, True)
+    assert last_lines(found.text()) == {
+        "tagged": "5",
+        "failed": "2",
+        "reasks": "9",
+        "without_gold": "2",
+        "macro_f1": "0.666667",
+        "accuracy": "2/3",
+    }
+    assert found.text().splitlines()[-1] == "accuracy: 2/3"
+
+
+def test_a_failed_row_is_counted_by_itself(tmp_path: Path) -> None:
+    check_who_counts(tags, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "replacement"),
+    [
+        (
+            'lines.append(f"accuracy: {found.correct}/{found.total}")',
+            'lines.append(f"accuracy: {found.correct}/{found.total + self.failed}")',
+        ),
+        ('if label is None or label == "":', "if label is None:"),
+        ("failed.pop(line.hash, None)", "pass"),
+        ('counts["reasks"] += line.reasks', "pass"),
+        (
+            'reasks=counts["reasks"] + sum(failed.values()),',
+            'reasks=counts["reasks"],',
+        ),
+    ],
+)
+def test_a_wrong_count_is_caught(tmp_path: Path, line: str, replacement: str) -> None:
+    changed = mutant(tags, line, replacement)
+    assert_caught(lambda module: check_who_counts(module, tmp_path), tags, changed)
+
+
+def test_what_is_read_is_said_in_words(tmp_path: Path) -> None:
+    rows = [row("a", "b")] * 12 + [row("A", "a")] * 3 + [row("b", "b")] * 2000
+    output = tagged(tmp_path / "out.jsonl", *rows)
+    failed(output, 3000)
+    text = review(output, SCHEMA, LABEL).text("table: x.csv, 2,015 rows")
+    assert text == (
+        "the run is not over: this is what is tagged so far\n\n"
+        "tagged 2,015, failed 1, re-asks 2\n"
+        "accuracy  99.3%  2,000 of 2,015  (95 %: 98.8 to 99.5 %)\n"
+        "macro F1  0.332  over 3 labels\n"
+        "not compared: 1 failed, 0 without gold\n"
+        "gold labels that the schema does not have: 3 rows\n"
+        "    12 x a tagged as b\n"
+        "     3 x A tagged as a\n"
+        "table: x.csv, 2,015 rows\n\n"
+        "tagged: 2015\nfailed: 1\nreasks: 2\n"
+        "without_gold: 0\nmacro_f1: 0.332336\naccuracy: 2000/2015\n"
+    )
+
+
+def test_without_gold_nothing_is_compared(tmp_path: Path) -> None:
+    output = tagged(tmp_path / "out.jsonl", row("a", "a"))
+    ended(output, 1)
+    assert review(output, SCHEMA, None).text() == (
+        "tagged 1, failed 0, re-asks 0\n\ntagged: 1\nfailed: 0\nreasks: 0\n"
+    )
+
+
+def test_rows_that_all_failed_have_no_score(tmp_path: Path) -> None:
+    output = tagged(tmp_path / "out.jsonl")
+    output.path.unlink()
+    failed(output, 1, 2)
+    ended(output, 2)
+    assert last_lines(review(output, SCHEMA, LABEL).text())["accuracy"] == "0/0"
+
+
+def test_what_is_no_text_is_compared_by_its_json(tmp_path: Path) -> None:
+    numbers = Schema({"properties": {"label": {"enum": [1, 2]}}})
+    output = tagged(tmp_path / "out.jsonl", row("1", 1), row(2, 2), row("null", None), row(1, True))
+    found = review(output, numbers, LABEL).agreement
+    assert found is not None
+    assert found.counts == {("1", "1"): 1, ("2", "2"): 1, ("null", "null"): 1, ("1", "true"): 1}
+
+
+def test_a_tag_that_lacks_the_field_is_not_right(tmp_path: Path) -> None:
+    output = tagged(tmp_path / "out.jsonl", ({"gold": "a"}, {}), ({"gold": "a"}, "a"))
+    found = review(output, SCHEMA, LABEL).agreement
+    assert found is not None
+    assert (found.correct, found.total) == (0, 2)
+
+
+def test_a_column_that_is_no_label_is_told(tmp_path: Path) -> None:
+    rows = [row(f"text {number}", "a") for number in range(1200)]
+    with pytest.raises(ConfigError, match="are no labels of the schema"):
+        review(tagged(tmp_path / "out.jsonl", *rows), SCHEMA, LABEL)
+
+
+def test_a_damaged_line_is_not_passed_over(tmp_path: Path) -> None:
+    output = tagged(tmp_path / "out.jsonl", row("a", "a"), row("b", "b"))
+    output.path.write_bytes(output.path.read_bytes().replace(b'"label":"a"', b'"label":"b"'))
+    with pytest.raises(JournalError, match="damaged"):
+        review(output, SCHEMA, LABEL)
