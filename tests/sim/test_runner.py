@@ -25,8 +25,9 @@ from redline.errors import (
 from redline.run import runner as runner_module
 from redline.run.execute import Ears
 from redline.run.feed import Feed
+from redline.run.hope import HOPELESS_ROWS
 from redline.run.record import Result
-from redline.run.runner import GRACE_S, HOPELESS_ROWS, Runner
+from redline.run.runner import GRACE_S, Runner
 from redline.run.settings import Job, Prompting
 from redline.run.source import open_source
 from redline.run.tally import Tally

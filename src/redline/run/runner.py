@@ -25,10 +25,8 @@ from typing import Any
 from redline.calls import Backend, Call, Outcome, Reply, Request
 from redline.clock import SYSTEM, Clock
 from redline.errors import (
-    CallError,
     ConfigError,
     JournalError,
-    NoEndpoint,
     RedlineError,
     Rejected,
     TimedOut,
@@ -36,6 +34,7 @@ from redline.errors import (
 from redline.events import Listener, RowsSaved
 from redline.run.bill import Bill
 from redline.run.feed import Picked, Supply
+from redline.run.hope import Hope
 from redline.run.identity import custom_id
 from redline.run.journal import Journal
 from redline.run.load import LARGE_ROW_BYTES, Load
@@ -50,8 +49,6 @@ _WATCH_S = 0.05
 _NO_MORE_S = -math.inf
 _MOST_SPARE_WORKERS = 1000
 _LEAST_SPARE_WORKERS = 16
-# A run whose first rows are all rejected is set up wrongly; a million more would be, too.
-HOPELESS_ROWS = 100
 
 OnResult = Callable[[Result], Awaitable[None] | None]
 
@@ -90,8 +87,7 @@ class Runner:
         self._tasks: dict[asyncio.Task[Any], Call | None] = {}
         self._handing: set[asyncio.Task[Any]] = set()
         self._has_wishes = bool(job.fail_on) or job.hooks.after is not None
-        self._rejected_at_first = 0
-        self._has_succeeded = False
+        self._hope = Hope(is_strict=job.strict, is_again=job.retry_failed)
         self.journal: Journal | None = None
         self.load = Load()
         self.bill: Bill | None = None
@@ -340,9 +336,10 @@ class Runner:
             if error.stops_run:
                 self.stop(error)
                 return
-            self._look_for_hope(error)
+            if (reason := self._hope.lost_by(error)) is not None:
+                self.stop(reason)
         else:
-            self._has_succeeded = True
+            self._hope.has_succeeded = True
         row = picked.row
         name = custom_id(row)
         outcome.custom_id, outcome.row, outcome.input = name, row.number, row.data
@@ -377,26 +374,6 @@ class Runner:
             of = f" of {most}" if outcome.attempts <= most else ""
             parts.append(f"attempt {outcome.attempts}{of}")
         return ", ".join(parts)
-
-    def _look_for_hope(self, error: CallError | NoEndpoint) -> None:
-        """Stops a run whose rows all fail, and at once a strict one."""
-        if self._job.strict:
-            error.hint = error.hint or "leave out --strict to go on past rows that fail"
-            self.stop(error)
-        elif (
-            not self._has_succeeded and not self._job.retry_failed and isinstance(error, CallError)
-        ):
-            self._rejected_at_first += 1
-            if self._rejected_at_first >= HOPELESS_ROWS:
-                self.stop(
-                    ConfigError(
-                        f"the first {HOPELESS_ROWS} rows all failed, the last with: {error.what}",
-                        where=error.where,
-                        hint=error.hint
-                        or "try a few rows with --limit 5 until they succeed, "
-                        "then start over with --restart",
-                    )
-                )
 
 
 def _article(value: object) -> str:

@@ -262,7 +262,7 @@ async def check_billed(changed: Any) -> None:
 
 async def test_every_answer_is_on_the_bill_and_not_only_those_that_are_kept() -> None:
     await check_billed(runner_module)
-    line = "outcome = await task_of_job.do(row, request, Ask(self._backend, call, self._pay))"
+    line = "outcome = await task_of_job.do(row, request, Ask(backend, call, self._pay))"
     changed = mutant(runner_module, line, line.replace(", self._pay", ""))
     with pytest.raises(AssertionError):
         await check_billed(changed)
