@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from types import ModuleType
 
 import pytest
 
@@ -44,10 +45,14 @@ def test_what_changes_nothing_needs_nothing(coding: str) -> None:
     assert inflate.inflate_for({"content-encoding": coding}) is None
 
 
-def check_refused(module: object) -> None:
+def check_refused(module: ModuleType) -> None:
     for coding in ("br", "gzip, gzip", "deflate, gzip", "gzip;q=1", "gzip deflate", "identity br"):
-        with pytest.raises(BadReply, match="compressed as"):
-            module.inflate_for({"content-encoding": coding})  # type: ignore[attr-defined]
+        try:
+            found = module.inflate_for({"content-encoding": coding})
+        except BadReply as error:
+            assert "compressed as" in error.what
+        else:
+            raise AssertionError(f"{coding} is undone by {found}")
 
 
 def test_what_was_not_asked_for_is_refused() -> None:
