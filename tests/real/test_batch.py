@@ -18,6 +18,7 @@ import pytest
 import redline
 from crash.killing import LIMIT_S, sealed_lines
 from mutants import assert_caught, mutant
+from redline.calls import RetryPolicy
 from redline.calls.batch_api import Batch, BatchApi
 from redline.run import batch as batch_module
 from redline.run import batch_collect, batch_plan, batch_send
@@ -32,9 +33,11 @@ MODEL = "gpt-4o-mini"
 
 @pytest.fixture(autouse=True)
 def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_proxy: None) -> None:
-    """A folder of its own, and looks that do not become rare while a test waits."""
+    """A folder of its own; looks and retries that do not become rare while a test waits."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(batch_plan, "MOST_LOOK_S", 0.3)
+    monkeypatch.setattr(batch_plan, "FIRST_LOOK_S", 0.05)
+    monkeypatch.setattr(batch_plan, "MOST_LOOK_S", 0.1)
+    monkeypatch.setattr(RetryPolicy, "pause_s", lambda *_: 0.05)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +149,7 @@ def test_what_may_pass_is_sent_again_and_what_may_not_is_a_failure() -> None:
 
 
 def test_what_expires_is_sent_again_until_its_retries_are_spent() -> None:
-    with simulated("--batch-latency", "0-1.3", "--batch-window", "1") as sim:
+    with simulated("--batch-latency", "0-0.65", "--batch-window", "0.5") as sim:
         write_rows(50)
         report = run(sim)
         assert report.succeeded == 50
@@ -283,7 +286,7 @@ def test_results_that_are_saved_twice_are_noticed(
 
 
 def test_rows_that_were_being_sent_again_at_a_death_are_in_one_batch_only() -> None:
-    with simulated("--batch-latency", "0-1.3", "--batch-window", "1") as sim:
+    with simulated("--batch-latency", "0-0.65", "--batch-window", "0.5") as sim:
         write_rows(40)
         # The rest stands in a new part, and the old one is not done yet.
         with dying("done", "before"):
@@ -310,7 +313,7 @@ def command(sim: Simulated, *more: str) -> list[str]:
 
 
 def test_a_run_that_is_interrupted_and_killed_while_it_waits_goes_on_with_its_batch() -> None:
-    with simulated("--batch-latency", "4") as sim:
+    with simulated("--batch-latency", "2.5") as sim:
         write_rows(30)
         for number in (signal.SIGINT, signal.SIGKILL):
             process = subprocess.Popen(
@@ -320,7 +323,7 @@ def test_a_run_that_is_interrupted_and_killed_while_it_waits_goes_on_with_its_ba
                 text=True,
             )
             await_note("batch", process)
-            time.sleep(0.5)
+            time.sleep(0.3)
             process.send_signal(number)
             _, err = process.communicate(timeout=LIMIT_S)
             if number == signal.SIGINT:
@@ -335,6 +338,37 @@ def test_a_run_that_is_interrupted_and_killed_while_it_waits_goes_on_with_its_ba
         assert_once(30)
         stats = sim.stats()["batches"]
         assert (stats["created"], stats["answered"]) == (1, 30)
+
+
+# The command, which kills itself just before it writes this note.
+KILLED = """
+import os, signal, sys
+from redline.run.batch_ledger import Ledger
+at, write = sys.argv.pop(1), Ledger.write
+def die(self, note):
+    if note.at == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(self, note)
+Ledger.write = die
+from redline.cli import main
+sys.exit(main())
+"""
+
+
+def test_kill_9_between_the_making_and_its_note_and_between_the_results_and_theirs(
+    plain: Simulated,
+) -> None:
+    before = plain.stats()["batches"]
+    write_rows(15)
+    flags = command(plain, "--via", "batch")[3:]
+    for at in ("batch", "done"):
+        killed = subprocess.run([sys.executable, "-c", KILLED, at, *flags], timeout=LIMIT_S)
+        assert killed.returncode == -signal.SIGKILL
+    assert len(sealed_lines(Path("out.jsonl"))) == 15
+    assert run(plain).is_complete
+    assert_once(15)
+    after = plain.stats()["batches"]
+    assert [after[name] - before[name] for name in ("created", "lines")] == [1, 15]
 
 
 def test_batches_that_are_left_are_gone_on_with_or_cancelled_but_not_forgotten() -> None:
@@ -362,7 +396,7 @@ def test_batches_that_are_left_are_gone_on_with_or_cancelled_but_not_forgotten()
 def test_auto_waits_for_batches_while_time_allows_and_does_the_rest_live() -> None:
     with simulated("--batch-latency", "0-20", "--seed", "2") as sim:
         write_rows(60)
-        report = run(sim, via="auto", deadline_s=8)
+        report = run(sim, via="auto", deadline_s=6)
         assert report.stopped is None
         assert report.succeeded == 60
         lines = assert_once(60)
