@@ -470,3 +470,23 @@ def test_the_ledger_of_a_finished_run_is_empty() -> None:
     ledger = Ledger(Output(path=Path("out.jsonl")))
     assert ledger.parts == {}
     assert ledger.run
+
+
+def test_a_batch_that_the_provider_forgot_is_told_and_done_live_when_that_is_said() -> None:
+    write_rows(4)
+    # The embedded server ends with its run, and its batches with it.
+    embedded = Simulated("sim")
+    options = {"budget_tokens": "1m", "params": {"max_tokens": 5}}
+    with dying("batch", "after"):
+        run(embedded, **options)
+    report = run(embedded, **options)
+    assert report.stopped is not None
+    assert "does not know the batch" in report.stopped.what
+    assert report.unfinished == 4
+    reserved = Ledger(Output(path=Path("out.jsonl"))).reserved
+    report = run(embedded, **{**options, "via": "live"})
+    lines = assert_once_cut(4)
+    assert not any(line.get("batched") for line in lines)
+    # Nobody can say that it was not paid for.
+    used = sum(line["usage"]["total_tokens"] for line in lines)
+    assert report.spent_tokens == reserved.tokens + used

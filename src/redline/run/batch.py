@@ -72,6 +72,8 @@ class BatchRunner:
         self._sender = Sender(ledger, api, self._collector, world.job.retry.max_retries)
         self._left = LeftRows(world.feed, world.runner)
         self._looks: dict[int, _Look] = {}
+        # Parts whose batch the provider does not know any more.
+        self._gone: set[int] = set()
         # When a part that is sent again may go, by its number.
         self._not_before_s: dict[int, float] = {}
         # The provider holds as much as it takes, until a batch is over.
@@ -216,7 +218,8 @@ class BatchRunner:
             if error.status != 404:
                 raise
             if self._collector.is_leaving:
-                # Nobody has its results any more, so its rows are asked here.
+                # Nobody has its results any more, so its rows are asked here. It may be paid for.
+                self._gone.add(part.number)
                 return Batch(id=batch_id, status="cancelled")
             raise ConfigError(
                 f"the provider does not know the batch {batch_id} any more: {error.what}",
@@ -260,6 +263,8 @@ class BatchRunner:
         """The rest of a part goes into a new one, or is left, and the part is done."""
         metered, is_leaving = self._world.metered, self._collector.is_leaving
         if metered is not None:
+            if part.number in self._gone:
+                rest.spent = part.worst
             metered.settle(part.worst, rest.spent)
         over: RedlineError | None = None
         if rest.offsets and is_sent and not is_leaving:
@@ -322,7 +327,7 @@ class BatchRunner:
     async def _end_batches(self) -> None:
         """Cancels all batches and saves what they have answered; the other rows are left."""
         self._collector.is_leaving = True
-        await self._filler.close()
+        await self._filler.leave()
         for part in list(self._ledger.parts.values()):
             if part.state == "making" and (batch := await self._sender.find(part)) is not None:
                 await self._collector.note(Note(at="batch", part=part.number, batch=batch.id))

@@ -67,6 +67,14 @@ class Filler:
         for route in list(self._writers):
             await self._close(route)
 
+    async def leave(self) -> None:
+        """As `close`, also of a row that the budget had no room for; nothing is reserved for it."""
+        if self._waiting is not None:
+            (kept, route), self._waiting = self._waiting, None
+            kept.worst = NOTHING
+            await self._add(kept, route)
+        await self.close()
+
     def drop(self) -> None:
         """Gives up rows that are in no part yet. Blocks."""
         for _, writer in self._writers.values():
