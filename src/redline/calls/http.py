@@ -163,8 +163,8 @@ class HttpBackend:
                 raise
             raise located from error
         finally:
-            if exchange.grant is not None:
-                exchange.grant.release()
+            if (grant := exchange.grant) is not None:
+                grant.release()
 
     def keep(self, stores: Stores) -> None:
         """Limits outlive this backend in `stores`, and go on from there. Before the first call."""
