@@ -490,3 +490,18 @@ def test_a_batch_that_the_provider_forgot_is_told_and_done_live_when_that_is_sai
     # Nobody can say that it was not paid for.
     used = sum(line["usage"]["total_tokens"] for line in lines)
     assert report.spent_tokens == reserved.tokens + used
+
+
+def test_a_batch_without_its_note_is_found_behind_newer_ones(
+    plain: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redline.calls.batch_api._PAGE", 1)
+    before = plain.stats()["batches"]["created"]
+    write_rows(3)
+    with dying("batch", "before"):
+        run(plain)
+    for number in range(2):
+        run(plain, output=f"other{number}.jsonl")
+    assert run(plain).is_complete
+    assert_once(3)
+    assert plain.stats()["batches"]["created"] - before == 3
