@@ -165,3 +165,11 @@ def test_every_record_is_of_a_committed_tree_and_has_passed() -> None:
         record = json.loads(path.read_text())
         assert record.get("has_passed", True), path.name
         assert re.fullmatch("[0-9a-f]{40}", record["commit"]), path.name
+
+
+def test_redline_runs_before_each_peer() -> None:
+    _load("record")
+    run = _load("run")
+    assert run.in_turn(("redline", "a", "b"), 1) == ["redline", "b", "redline", "a"]
+    assert run.in_turn(("a", "b"), 0) == ["a", "b"]
+    assert run.in_turn(("redline",), 0) == ["redline"]
