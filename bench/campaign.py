@@ -32,6 +32,7 @@ import fault_campaign  # noqa: E402
 import fuzz_transport  # noqa: E402
 import limit_campaign  # noqa: E402
 import step_campaign  # noqa: E402
+import stream_campaign  # noqa: E402
 
 from crash.killing import LIMITED, SATURATED, Plan, kill_until_done  # noqa: E402
 
@@ -45,6 +46,7 @@ _BENCHES = (
     "bench/limits.py",
     "bench/peers",
     "bench/step_campaign.py",
+    "bench/stream_campaign.py",
 )
 _PACKAGES = ("redline", "aiohttp", "httptools", "msgspec", "uvloop")
 
@@ -105,6 +107,11 @@ def budget() -> list[Part]:
     return [Part(name, seed, work) for name, seed, work in budget_campaign.parts()]
 
 
+def redis_streams() -> list[Part]:
+    """10,000 messages, two consumers that are killed: each message once, and acknowledged."""
+    return [Part(name, seed, work) for name, seed, work in stream_campaign.parts()]
+
+
 CAMPAIGNS: dict[str, Callable[[], list[Part]]] = {
     "budget": budget,
     "faults": faults,
@@ -112,6 +119,7 @@ CAMPAIGNS: dict[str, Callable[[], list[Part]]] = {
     "journal-kills": journal_kills,
     "kills": kills,
     "limit-servers": limit_servers,
+    "redis-streams": redis_streams,
 }
 
 

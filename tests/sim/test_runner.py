@@ -402,7 +402,7 @@ def test_the_runner_names_the_row_the_endpoint_and_the_attempt() -> None:
 
 LAW_MUTANTS = [
     # An outcome that is counted but never handed on.
-    ("await handing", "handing.close()"),
+    ("await self._until_aborted(handing)", "handing.close()"),
     # A row handed on twice.
     ("self.ended += 1", "self.ended += 1; await self.on_result(result)"),
     # A row dropped when its answer is late.

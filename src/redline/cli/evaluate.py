@@ -27,7 +27,7 @@ _PANEL = "What is asked"
 # What the evaluation itself decides, or what an evaluation has no use for.
 _NOT_FLAGS = (
     *("rows", "prompt", "system", "body", "url", "method", "output_path", "fail_on"),
-    *("format", "ordered"),
+    *("format", "ordered", "follow", "until_empty"),
 )
 _OWN = ("words", "data", "task", "samples", "shots", "shots_file")
 _MOST_SAMPLES = 10_000

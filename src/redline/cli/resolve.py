@@ -27,6 +27,7 @@ from redline.run.object_url import local_path, url_of
 from redline.run.options import OPENAI, SIM, allowance, memory_path
 from redline.run.settings import FAIL_ON, FORMATS, VIAS, Job, Output, Prompting
 from redline.run.source import open_source, opened
+from redline.run.stream_url import stream_of
 
 _KEY_VARIABLE = "OPENAI_API_KEY"
 _URL_VARIABLE = "OPENAI_BASE_URL"
@@ -69,9 +70,12 @@ def resolve(
     stated = {name: value for name, value in given.items() if value not in (None, [], False)}
     defaults = _defaults(stated, configuration)
     # A wrong path is a commoner mistake than a missing key, so it is told first.
-    found = opened(rows)
-    if found is rows:
-        open_source(rows).close()
+    found: object = rows
+    follows = "follow" in stated
+    if stream_of(rows) is None:
+        found = rows if follows else opened(rows)
+        if found is rows:
+            open_source(rows, is_followed=follows).close()
     server = _server({**defaults, **stated}, configuration)
     flags = {**defaults, **server.table, **stated}
     try:
@@ -138,7 +142,9 @@ def _resolved(rows: object, flags: Flags, endpoint: Endpoint, *, is_simulated: b
         row_deadline_s=values.duration(flags, "row_deadline"),
         deadline_s=values.duration(flags, "deadline"),
         limit=values.whole(flags, "limit", 1),
-        fail_on=tuple(values.choices(flags, "fail_on", FAIL_ON)),
+        follow="follow" in flags,
+        until_empty="until_empty" in flags,
+        fail_on=tuple(values.choices(flags, "fail_on", tuple(FAIL_ON))),
         via=values.choice(flags, "via", VIAS) or "",
         strict="strict" in flags,
         retry_failed=place is not None and "retry_failed" in flags,

@@ -16,6 +16,7 @@ from redline.cli.cache_flags import (
     NoCacheFlag,
 )
 from redline.cli.command import one_of
+from redline.cli.continuous_flags import FollowFlag, UntilEmptyFlag
 from redline.cli.flags import Argument, Option
 from redline.cli.limit_flags import (
     ChargeFlag,
@@ -52,9 +53,10 @@ def run(
         Argument(
             metavar="INPUT",
             help="A .jsonl, .csv, .tsv or .parquet file, the text ones also as .gz or .zst, or its "
-            "URL, such as s3://bucket/rows.jsonl; a folder of the datasets library; or - for "
-            "stdin. A row has any columns, with --prompt or --body; or it brings messages, prompt "
-            "or input; or url and body (OpenAI Batch).",
+            "URL, such as s3://bucket/rows.jsonl; a folder of the datasets library; - for stdin; "
+            "or a stream: redis://host:6379/0/tickets?group=labels. A row has any columns, with "
+            "--prompt or --body; or it brings messages, prompt or input; or url and body (OpenAI "
+            "Batch).",
         ),
     ],
     prompt: Annotated[
@@ -305,6 +307,8 @@ def run(
         bool,
         Option("--strict", help="End the run at the first row that fails.", section=_END),
     ] = False,
+    follow: FollowFlag = False,
+    until_empty: UntilEmptyFlag = False,
     dry_run: Annotated[
         bool,
         Option(

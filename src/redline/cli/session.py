@@ -27,6 +27,7 @@ LOGS = ("text", "json")
 
 # Flags that belong to one command and not to a project.
 _NOT_SETTINGS = ("rows", "dry_run")
+_OF_ONE_INPUT = ("follow", "until_empty")
 
 
 def run_command(ctx: Context, rows: str) -> int:
@@ -77,7 +78,7 @@ def _kinds(ctx: Context) -> dict[str, Kind]:
     kinds: dict[str, Kind] = {}
     parent: Any = ctx.parent
     for param in parent.command.get_command(parent, "run").params:
-        if param.name is not None and param.name not in _NOT_SETTINGS:
+        if param.name is not None and param.name not in (*_NOT_SETTINGS, *_OF_ONE_INPUT):
             is_flag, is_list = getattr(param, "is_flag", False), getattr(param, "multiple", False)
             kinds[param.name] = Kind.FLAG if is_flag else Kind.LIST if is_list else Kind.TEXT
     return kinds

@@ -21,6 +21,7 @@ from redline.run.account import AccountFile
 from redline.run.bill import Bill
 from redline.run.descriptors import raise_limit
 from redline.run.feed import Feed
+from redline.run.identity import MessageKeys
 from redline.run.journal import Journal
 from redline.run.load import Load, paced
 from redline.run.lock import OutputLock
@@ -33,12 +34,14 @@ from redline.run.runner import OnResult, Runner
 from redline.run.settings import BATCHING, Job, Output
 from redline.run.source import open_source
 from redline.run.source_repeated import sampled
+from redline.run.stream_url import stream_of
 from redline.run.tally import Tally
 
 if TYPE_CHECKING:
     from redline.calls.cache_store import AnswerStore
     from redline.run.batch import BatchRunner
     from redline.run.batch_ledger import Ledger
+    from redline.run.source_stream import StreamRows
 
 
 class View(Protocol):
@@ -83,7 +86,8 @@ class _Run:
         self.listener = Ears(self.tally)
         self.journal: Journal | None = None
         self.manifest: Manifest | None = None
-        source = sampled(open_source(job.rows), job.samples)
+        self.stream = _stream(job)
+        source = self.stream or sampled(open_source(job.rows, is_followed=job.follow), job.samples)
         self.source_name = source.name
         self._skipped = 0
         self._untried = 0
@@ -108,11 +112,21 @@ class _Run:
             listener=self.tally,
         )
         self.runner.load = load
+        if self.stream is not None:
+            self.stream.most = 2 * self.slots
+            self.feed.identifier = MessageKeys(self.stream.url.stream)
+            self.runner.permit = self.stream.permit
         if self.bill.reads_replies:
             self.runner.bill = self.bill
 
     def _is_wanted(self, key: int) -> bool:
         """A row of this key is to be done by this run."""
+        is_wanted = self._is_to_do(key)
+        if self.stream is not None and not is_wanted:
+            self.stream.skip(key)
+        return is_wanted
+
+    def _is_to_do(self, key: int) -> bool:
         journal = self.journal
         if journal is None:
             return True
@@ -150,6 +164,8 @@ class _Run:
             self._account.close()
 
     def acknowledge(self, results: list[Result]) -> None:
+        if self.stream is not None:
+            self.stream.acknowledge(results)
         succeeded = sum([result.outcome.status == "succeeded" for result in results])
         self.tally.on_event(RowsSaved(SYSTEM.now_s(), succeeded, len(results) - succeeded))
 
@@ -230,6 +246,10 @@ async def _opened(run: _Run) -> AsyncIterator[None]:
         if job.output is not None:
             output = job.output
             stack.enter_context(OutputLock(output))
+            if run.stream is not None:
+                # Closed after the journal, whose last results it acknowledges.
+                stack.push_async_callback(run.stream.aclose)
+                await run.stream.open()
             stack.push_async_callback(_finish, run, output)
             is_new = job.restart or not (output.path.exists() or output.failed_path.exists())
             # Closed after the journal, whose last results it must be durable before.
@@ -304,6 +324,17 @@ async def _finish(run: _Run, output: Output) -> None:
         await asyncio.to_thread(put_in_order, output.path, run.feed.keys or array("Q"))
     run.manifest.rows = run.feed.rows_read
     manifests.save(output, run.manifest)
+
+
+def _stream(job: Job) -> StreamRows | None:
+    """The messages of the stream that the job reads; None where it reads something else."""
+    url = stream_of(job.rows)
+    if url is None:
+        return None
+    # Imported here: a run on files does not pay for it.
+    from redline.run.source_stream import StreamRows
+
+    return StreamRows(url, job)
 
 
 def _metered(job: Job, backend: Backend) -> Metered | None:

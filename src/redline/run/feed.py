@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from redline.run.identity import Identifier
+from redline.run.identity import Identifier, MessageKeys
 from redline.run.source import AsyncRows, Row, Source
 
 # A thread reading past rows that are done comes back this often, so that progress is seen.
@@ -64,7 +64,7 @@ class Feed:
         self._source = source
         self._is_wanted = is_wanted
         self.limit = limit
-        self._identifier = Identifier()
+        self.identifier: Identifier | MessageKeys = Identifier()
         self._ready: deque[Picked] = deque()
         self._refill: asyncio.Task[None] | None = None
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -227,10 +227,10 @@ class Feed:
             # Without a look at the row after it, which a pipe may never bring.
             batch.is_end = True
             rows = [row for row in rows if row.number <= self.limit]
-        keys, duplicates = self._identifier.keys(rows)
+        keys, duplicates = self.identifier.keys(rows)
         share = self.read_fraction()
         if share:
-            self._identifier.foresee(share)
+            self.identifier.foresee(share)
         batch.read += len(rows)
         if self.keys is not None:
             self.keys.extend(keys)

@@ -162,6 +162,29 @@ class Identifier:
         return key
 
 
+class MessageKeys:
+    """The keys of messages, each of which its stream names once: so nothing is remembered.
+
+    A row's content begins with its message's id and a space.
+    """
+
+    def __init__(self, stream: bytes) -> None:
+        self._stream = stream
+
+    def foresee(self, share: float) -> None:
+        """Nothing grows here."""
+
+    def keys(self, rows: Sequence[Row]) -> tuple[array[int], list[int]]:
+        """The rows' keys, and that none of them repeats."""
+        ids = [row.content.partition(b" ")[0] for row in rows]
+        return array("Q", [message_key(self._stream, message_id) for message_id in ids]), []
+
+
+def message_key(stream: bytes, message_id: bytes) -> int:
+    """The key of a stream's message."""
+    return _hash(b"message:%s %s" % (stream, message_id))
+
+
 def custom_id(row: Row) -> str | None:
     """The row's own name, None where it has none. A number counts as its decimal digits."""
     data = row.data

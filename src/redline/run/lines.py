@@ -126,16 +126,7 @@ class LineRows:
 
     def batches(self) -> Iterator[list[Row]]:
         """Lists of 1 to 256 rows from one chunk of at most 1 MB and the line begun before it."""
-        try:
-            self.open()
-            for lines in split_lines(self._stream, self._max_row_bytes):
-                for start in range(0, len(lines), BATCH_ROWS):
-                    rows = self._rows_of(lines[start : start + BATCH_ROWS])
-                    if rows:
-                        yield rows
-        except CorruptInput as error:
-            error.where = f"after {self._number} rows"
-            raise
+        yield from self._read()
         if self._number == 0 and not self._stream.is_closed:
             raise no_rows(self.name)
 
@@ -146,6 +137,19 @@ class LineRows:
     def close(self) -> None:
         """Closes the file; `batches` ends at its next chunk."""
         self._stream.close()
+
+    def _read(self) -> Iterator[list[Row]]:
+        """The rows of the stream. Raises CorruptInput that says how many came before."""
+        try:
+            self.open()
+            for lines in split_lines(self._stream, self._max_row_bytes):
+                for start in range(0, len(lines), BATCH_ROWS):
+                    rows = self._rows_of(lines[start : start + BATCH_ROWS])
+                    if rows:
+                        yield rows
+        except CorruptInput as error:
+            error.where = f"after {self._number} rows"
+            raise
 
     def _rows_of(self, lines: list[bytes | LongLine]) -> list[Row]:
         rows = self._plain_rows_of(lines)

@@ -31,8 +31,9 @@ class Options(TypedDict, total=False):
     short forms rps, rpm, tpm, concurrency, rate. What is asked again: cache (True, a folder, or a
     Cache). Where to: output, format, ordered, keep_input, raw. What it may cost: budget (such as
     "5usd"), budget_tokens, prices (by model: input, cached_input and output, in dollars for a
-    million tokens). When to give up: timeout_s, max_retries, row_deadline_s, deadline_s, limit,
-    fail_on, strict. Whether by batches: via ("live", "batch", "auto"). On an output that is there:
+    million tokens). Work that goes on: follow, until_empty. When to give up: timeout_s,
+    max_retries, row_deadline_s, deadline_s, limit, fail_on, strict. Whether by batches: via
+    ("live", "batch", "auto"). On an output that is there:
     retry_failed, restart, force. Functions before and after each call: before, after, executor
     (None: threads). progress: shown on a terminal.
     """
@@ -71,6 +72,8 @@ class Options(TypedDict, total=False):
     deadline_s: float
     limit: int
     via: str
+    follow: bool
+    until_empty: bool
     fail_on: Sequence[str]
     strict: bool
     retry_failed: bool
@@ -86,7 +89,7 @@ _PROMPTING = ("prompt", "system", "body", "url", "method", "model", "output_path
 _OUTPUT = ("format", "ordered", "keep_input", "raw")
 _JOB = (
     *("row_deadline_s", "deadline_s", "limit", "strict", "via"),
-    *("retry_failed", "restart", "force"),
+    *("retry_failed", "restart", "force", "follow", "until_empty"),
 )
 _HOOKS = ("before", "after", "executor")
 _OF_ENDPOINT = (
@@ -102,7 +105,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "rate": (str,),
     **dict.fromkeys(("timeout_s", "row_deadline_s", "deadline_s"), (int, float)),
     **dict.fromkeys(("ordered", "keep_input", "raw", "strict", "progress"), (bool,)),
-    **dict.fromkeys(("retry_failed", "restart", "force"), (bool,)),
+    **dict.fromkeys(("retry_failed", "restart", "force", "follow", "until_empty"), (bool,)),
     "endpoint": (Endpoint, str),
     "limits": (Limits,),
     "output": (str, os.PathLike),

@@ -56,6 +56,7 @@ def plan(job: Job) -> Plan:
 
     Raises ConfigError where the run itself would.
     """
+    # Of a file that is to be followed, what is there now.
     source = sampled(open_source(job.rows), job.samples)
     if isinstance(source, AsyncRows):
         raise ConfigError("an async iterable cannot be planned", hint="give a file")

@@ -1,9 +1,9 @@
 """One run: source -> workers -> backend -> journal.
 
 A worker takes a row, asks the backend and hands the outcome to the journal. There are as many as
-slots, and more where rows wait without one: to be tried again, for a function of the user's, or for
-the cache. So no slot stands idle while there are rows, and no worker waits for a slot where all
-goes well.
+slots, and more where rows wait without one: to be tried again, for a function of the user's, for
+the cache, or for leave to be written. So no slot stands idle while there are rows, and no worker
+waits for a slot where all goes well.
 
 How a run ends:
   the input ends        every row has its outcome
@@ -20,7 +20,7 @@ import copy
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from redline.calls import Backend, Call, Outcome, Reply, Request
 from redline.clock import SYSTEM, Clock
@@ -39,9 +39,11 @@ from redline.run.identity import custom_id
 from redline.run.journal import Journal
 from redline.run.load import LARGE_ROW_BYTES, Load
 from redline.run.record import Result
-from redline.run.settings import Job
+from redline.run.settings import FAIL_ON, Job
 from redline.run.task import Answered, Ask, Noted
 from redline.run.template import Renderer
+
+T = TypeVar("T")
 
 GRACE_S = 30.0
 _WATCH_S = 0.05
@@ -51,13 +53,8 @@ _MOST_SPARE_WORKERS = 1000
 _LEAST_SPARE_WORKERS = 16
 
 OnResult = Callable[[Result], Awaitable[None] | None]
-
-_REASONS = {
-    "length": "the answer was cut at the token limit",
-    "content_filter": "the answer was cut by a content filter",
-    "empty": "the answer is empty",
-    "refusal": "the model refused to answer",
-}
+# Asked with a row's key and outcome before its line is written: whether it still may be.
+Permit = Callable[[int, Outcome], Awaitable[bool]]
 
 
 class Runner:
@@ -95,6 +92,7 @@ class Runner:
         self.on_drain: Callable[[], object] | None = None
         # When the run is to end, by the monotonic clock; inf for never.
         self.ends_s: float | None = None
+        self.permit: Permit | None = None
         self.offered = 0
         self.ended = 0
         self.is_draining = False
@@ -107,7 +105,7 @@ class Runner:
                 async with asyncio.TaskGroup() as self._group:
                     hooks = self._job.hooks
                     has_functions = hooks.before is not None or hooks.after is not None
-                    has_waits = has_functions or self._job.cache is not None
+                    has_waits = has_functions or bool(self._job.cache or self.permit)
                     for _ in range(self._slots + (self._spare if has_waits else 0)):
                         self._add_worker(self._group)
                     self._spare = 0 if has_waits else self._spare
@@ -293,6 +291,8 @@ class Runner:
         row = picked.row
         if row.data is None:
             raise Rejected(f"the row cannot be read: {row.problem}")
+        if row.problem is not None:
+            raise Rejected(row.problem)
         if picked.is_duplicate:
             raise Rejected(
                 f"an earlier row has the same custom_id: {custom_id(row)}",
@@ -309,7 +309,7 @@ class Runner:
     async def _finish(self, outcome: Outcome, reply: Reply) -> None:
         """What the job asks of a success: the user's function, and reasons to fail."""
         if reply.finish_reason in self._job.fail_on:
-            reason = _REASONS.get(reply.finish_reason, reply.finish_reason)
+            reason = FAIL_ON.get(reply.finish_reason, reply.finish_reason)
             outcome.status = "rejected"
             outcome.error = Rejected(f"{reason} ({reply.finish_reason})")
         elif self._job.hooks.after is not None:
@@ -336,6 +336,9 @@ class Runner:
             if error.stops_run:
                 self.stop(error)
                 return
+        if self.permit is not None and not await self._is_permitted(picked, outcome):
+            return
+        if error is not None:
             if (reason := self._hope.lost_by(error)) is not None:
                 self.stop(reason)
         else:
@@ -356,13 +359,28 @@ class Runner:
         self.ended += 1
         if self.on_result is not None and (handing := self.on_result(result)) is not None:
             # It is saved; only an abort ends the wait for whoever takes it.
-            task = asyncio.current_task()
-            assert task is not None
-            self._handing.add(task)
-            try:
-                await handing
-            finally:
-                self._handing.discard(task)
+            await self._until_aborted(handing)
+
+    async def _is_permitted(self, picked: Picked, outcome: Outcome) -> bool:
+        assert self.permit is not None
+        try:
+            is_permitted = await self._until_aborted(self.permit(picked.key, outcome))
+        except RedlineError as error:
+            self.stop(error)
+            return False
+        # Otherwise it is another run's row, which counts it.
+        self.offered -= not is_permitted
+        return is_permitted
+
+    async def _until_aborted(self, work: Awaitable[T]) -> T:
+        """What it comes to. A row that has its outcome is not cut short by a drain."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._handing.add(task)
+        try:
+            return await work
+        finally:
+            self._handing.discard(task)
 
     def _where(self, picked: Picked, outcome: Outcome) -> str:
         parts = [f"{self._source_name}:{picked.row.line}"]

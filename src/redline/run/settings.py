@@ -16,11 +16,18 @@ from redline.calls.spending import Allowance
 from redline.errors import ConfigError, nearest
 from redline.limits import Limits
 from redline.run.object_url import ObjectUrl, local_path, url_of
+from redline.run.stream_url import stream_of
 from redline.run.task import Task
 
 Format = Literal["redline", "batch"]
 FORMATS: tuple[str, ...] = get_args(Format)
-FAIL_ON = ("length", "empty", "content_filter", "refusal")
+# Finish reasons that a user may refuse, in words.
+FAIL_ON = {
+    "length": "the answer was cut at the token limit",
+    "empty": "the answer is empty",
+    "content_filter": "the answer was cut by a content filter",
+    "refusal": "the model refused to answer",
+}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 VIAS = ("live", "batch", "auto")
 # Those that send rows through the Batch API.
@@ -154,11 +161,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     rate "auto" has found. cache: where answers are kept, its folder named; None for nowhere.
     is_simulated: an embedded simulated server takes the place of the endpoint's base URL.
     row_deadline_s: a row with its retries. deadline_s: the run; what is unfinished then is done on
-    the next run. limit: only the first N rows. samples: each row is asked so often, and has as many
-    results. via: one of VIAS; empty for live where no batches are left. allowance: what all runs of
-    the output may spend. prices: by model, above those that redline knows. fail_on: finish reasons
-    that make a result a failure. retry_failed: only the rows that failed before; retries_failures:
-    these beside the new ones. strict: the first bad row ends the run.
+    the next run. limit: only the first N rows. follow: rows that are written to the file later are
+    done, too. until_empty: a stream is read until all of its messages are acknowledged. samples:
+    each row is asked so often, and has as many results. via: one of VIAS; empty for live where no
+    batches are left. allowance: what all runs of the output may spend. prices: by model, above
+    those that redline knows. fail_on: finish reasons that make a result a failure. retry_failed:
+    only the rows that failed before; retries_failures: these beside the new ones. strict: the first
+    bad row ends the run.
     """
 
     rows: object
@@ -177,6 +186,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     row_deadline_s: float | None = None
     deadline_s: float | None = None
     limit: int | None = None
+    follow: bool = False
+    until_empty: bool = False
     samples: int = 1
     via: str = ""
     allowance: Allowance | None = None
@@ -216,6 +227,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         if self.retry_failed and self.output is None:
             raise ConfigError("there are no failed rows to retry without an output file")
         self._check_output()
+        self._check_continuous()
         self._check_budget()
         self._check_via()
         if self.restart and (self.force or self.retry_failed):
@@ -259,11 +271,45 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             ("a function of your own", self.call),
             ("a cache of answers", self.cache),
             ("a deadline for each row", self.row_deadline_s),
+            ("rows that never end", self.follow or stream_of(self.rows) or None),
         ):
             if stated is not None:
                 raise ConfigError(
                     f"batches and {what} exclude each other", hint="leave one of them out"
                 )
+
+    def _check_continuous(self) -> None:
+        """Refuses what asks for an end of rows that have none, or for rows that are gone."""
+        stream, output = stream_of(self.rows), self.output
+        if stream is None and self.until_empty:
+            raise ConfigError(
+                "only a stream is read until it is empty",
+                hint="anything else is read to its end: leave out --until-empty",
+            )
+        if output is not None and output.ordered and (stream is not None or self.follow):
+            raise ConfigError(
+                "only a finished file can be put in order, and rows may always follow",
+                hint="leave out --ordered",
+            )
+        if stream is None:
+            return
+        if output is None:
+            raise ConfigError(
+                "the messages of a stream are acknowledged once their outcomes are on a disk",
+                hint="name a file for them: -o labels.jsonl",
+            )
+        if output.url is not None:
+            raise ConfigError(
+                f"{output.name} would be written when the stream ends, and its messages be gone",
+                hint="write to a file of this machine",
+            )
+        if self.retry_failed:
+            raise ConfigError(
+                "messages that failed are acknowledged, and not read again",
+                hint=f"their rows stand in {output.failed_path}, as input",
+            )
+        if self.samples > 1:
+            raise ConfigError("messages of a stream are asked once each", hint="leave out samples")
 
     def _check_output(self) -> None:
         """Refuses to write over the input."""

@@ -14,8 +14,10 @@ from redline.run.object_url import ObjectUrl, OpenedObject, local_path, url_of
 from redline.run.source_arrow import open_dataset, open_parquet
 from redline.run.source_blocks import Blocks, FileBlocks
 from redline.run.source_bytes import COMPRESSIONS, ByteStream
+from redline.run.source_follow import FollowedRows
 from redline.run.source_iterable import AsyncRows, IterableRows
 from redline.run.source_row import Row, Source
+from redline.run.stream_url import stream_of
 from redline.run.tables import CsvRows
 
 __all__ = ["MAX_ROW_BYTES", "AsyncRows", "Row", "Source", "open_source"]
@@ -32,22 +34,30 @@ _FRAMES = {
 }
 
 
-def open_source(rows: object, *, max_row_bytes: int = MAX_ROW_BYTES) -> Source | AsyncRows:
+def open_source(
+    rows: object, *, is_followed: bool = False, max_row_bytes: int = MAX_ROW_BYTES
+) -> Source | AsyncRows:
     """The source of `rows`: a path or URL, "-" for stdin, an iterable or an async iterable.
 
     A path is read by its suffix: JSON Lines (.jsonl, .ndjson, .json, .txt, none), .csv, .tsv,
     each also with .gz or .zst, .parquet, or a folder that Dataset.save_to_disk wrote. So is a URL,
-    such as s3://bucket/rows.jsonl, but no folder. max_row_bytes: a longer row is a bad row. Close
-    the source when done.
+    such as s3://bucket/rows.jsonl, but no folder. is_followed: the rows of a file never end, see
+    source_follow. max_row_bytes: a longer row is a bad row. Close the source when done.
     Raises ConfigError where there is nothing that can be read. The beginning of a file or an
     object is read here; a pipe is first touched by `batches`.
     """
+    if is_followed:
+        return _followed(rows, max_row_bytes)
     if isinstance(rows, OpenedObject):
         opened: Source = rows.source
         return opened
     if isinstance(rows, (str, os.PathLike)):
         if os.fspath(rows) == "-":
             return LineRows(ByteStream(FileBlocks(None)), max_row_bytes)
+        if (stream := stream_of(rows)) is not None:
+            raise ConfigError(
+                f"the messages of {stream.name} are handed out once, to a run that answers them"
+            )
         url = url_of(rows)
         if url is not None:
             return _open_object(url, max_row_bytes)
@@ -73,9 +83,43 @@ def opened(rows: object) -> object:
     Raises ConfigError as `open_source` does.
     """
     url = url_of(rows)
-    if url is None or isinstance(rows, OpenedObject):
+    if url is None or isinstance(rows, OpenedObject) or stream_of(rows) is not None:
         return rows
     return OpenedObject(url, _open_object(url, MAX_ROW_BYTES))
+
+
+def _followed(rows: object, max_row_bytes: int) -> FollowedRows:
+    """The rows of a file that grows. Raises ConfigError for what cannot be followed."""
+    url = url_of(rows)
+    if url is not None:
+        is_stream = stream_of(rows) is not None
+        raise ConfigError(
+            f"{url.name} {'need ' if is_stream else 'can'}not be followed: "
+            + ("a stream has no end" if is_stream else "an object does not grow")
+        )
+    if not isinstance(rows, (str, os.PathLike)):
+        raise ConfigError("only a file can be followed", hint="an iterable may take its time")
+    if os.fspath(rows) == "-":
+        raise ConfigError("stdin is read until it ends, so it need not be followed")
+    path = local_path(rows)
+    mode = _mode(path)
+    if stat.S_ISFIFO(mode):
+        raise ConfigError(f"{path} is a pipe, which is read until it ends: it need not be followed")
+    if not stat.S_ISREG(mode) or path.suffix.lower() not in _LINES:
+        raise ConfigError(
+            f"{path} cannot be followed: only files of JSON lines can",
+            hint="known are .jsonl, .ndjson, .json and .txt, not packed",
+        )
+    # What is there already must be such lines.
+    stream = ByteStream(FileBlocks(path))
+    beginning = LineRows(stream, max_row_bytes)
+    try:
+        beginning.open()
+        if stream.is_compressed:
+            raise ConfigError(f"{path} is packed, so it cannot be followed")
+    finally:
+        beginning.close()
+    return FollowedRows(path, max_row_bytes)
 
 
 def _open_path(path: Path, max_row_bytes: int) -> Source:

@@ -61,18 +61,7 @@ class FileBlocks:
 
     def open(self) -> None:
         """Raises ConfigError where it cannot be opened."""
-        try:
-            if self.path is None:
-                fd = sys.stdin.fileno()
-            else:
-                fd = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-            info = os.fstat(fd)
-        except PermissionError as error:
-            raise ConfigError(
-                f"no permission to read {self.name}", hint=f"chmod u+r {shlex.quote(self.name)}"
-            ) from error
-        except (OSError, ValueError, AttributeError) as error:
-            raise ConfigError(f"cannot read {self.name}: {_reason(error)}") from error
+        fd, info = opened_fd(self.path)
         with self._lock:
             if self._is_closed and self.path is not None:
                 os.close(fd)
@@ -96,7 +85,7 @@ class FileBlocks:
                 block = os.read(self._fd, most_bytes)
             except OSError as error:
                 raise CorruptInput(
-                    f"cannot read on in {self.name}: {_reason(error)}", where="after 0 rows"
+                    f"cannot read on in {self.name}: {reason(error)}", where="after 0 rows"
                 ) from error
         self._read_bytes += len(block)
         return block
@@ -116,6 +105,26 @@ class FileBlocks:
             self._fd = -1
 
 
-def _reason(error: Exception) -> str:
+def opened_fd(path: PurePath | None) -> tuple[int, os.stat_result]:
+    """A descriptor of the file, or of stdin where that is None, and what it is.
+
+    Raises ConfigError where it cannot be opened.
+    """
+    name = "stdin" if path is None else str(path)
+    try:
+        if path is None:
+            fd = sys.stdin.fileno()
+        else:
+            fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        return fd, os.fstat(fd)
+    except PermissionError as error:
+        raise ConfigError(
+            f"no permission to read {name}", hint=f"chmod u+r {shlex.quote(name)}"
+        ) from error
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"cannot read {name}: {reason(error)}") from error
+
+
+def reason(error: Exception) -> str:
     """The system's own words, without the error number and the path."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -31,7 +31,7 @@ class Row(msgspec.Struct):
 
     number: from 1, in input order; blank lines are not rows.
     line: where a person finds it, from 1: its first line in a text file, else `number`.
-    data: the row, or None when it is bad; `problem` then says why.
+    data: the row, or None when it cannot be read. problem: why it is bad, None where it is not.
     content: the bytes that identify the row when a run is resumed.
     """
 

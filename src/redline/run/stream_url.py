@@ -1,0 +1,143 @@
+"""Names of Redis streams and of who reads them: `redis://host:6379/0/tickets?group=labels`."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import SplitResult, parse_qsl, unquote, unquote_to_bytes, urlencode, urlsplit
+
+import msgspec
+
+from redline.errors import ConfigError, nearest
+
+_SCHEMES = ("redis", "rediss")
+_FORM = "write it like redis://host:6379/0/tickets?group=labels"
+_OPTIONS = ("group", "field", "idle", "deliveries", "orphans")
+# Of redis-py, as they are; one that is a secret would stand in the manifest.
+_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
+_TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
+_SECONDS = {"ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_LEAST_IDLE_S, MOST_IDLE_S = 0.1, 86_400.0
+_ORPHANS = ("keep", "claim")
+
+
+class StreamUrl(msgspec.Struct, frozen=True, kw_only=True):
+    """One group of consumers of one stream.
+
+    server: for redis-py; it may hold a password. name: the stream as it may be shown. field: of a
+    message that has no other, and holds its row as JSON. idle_s: a message is another consumer's
+    once its own has not been heard of for so long. most_deliveries: a message that was handed out
+    so often, without an outcome, fails. claims_orphans: also messages whose outcome a dead
+    consumer may have written.
+    """
+
+    server: str
+    name: str
+    stream: bytes
+    group: bytes
+    field: str = "json"
+    idle_s: float = 60.0
+    most_deliveries: int = 10
+    claims_orphans: bool = False
+
+    @property
+    def marks(self) -> bytes:
+        """The key of the hash that says which messages' outcomes are being written, and by whom.
+
+        In a cluster it is where the stream is: keys with the same text in braces are together.
+        """
+        tag = re.search(rb"\{([^}]+)\}", self.stream)
+        return b"redline:{%s}:%s" % (self.stream if tag is None else tag[1], self.group)
+
+
+def stream_of(place: object) -> StreamUrl | None:
+    """The stream that `place` names, None where it is no URL of Redis.
+
+    Raises ConfigError, which never shows a password, where the URL cannot be understood.
+    """
+    if not isinstance(place, str):
+        return None
+    scheme, colons, _ = place.partition("://")
+    if not colons or scheme.lower() not in _SCHEMES:
+        return None
+    try:
+        parts = urlsplit(place)
+    except ValueError:
+        raise ConfigError("the URL of the stream cannot be read", hint=_FORM) from None
+    if "@" in f"{parts.path}{parts.query}{parts.fragment}":
+        raise ConfigError(
+            "the URL of the stream cannot be read: an @ behind the host",
+            hint="in a password write / as %2F, ? as %3F, # as %23 and @ as %40",
+        )
+    try:
+        port = parts.port
+    except ValueError:
+        raise ConfigError("the URL of the stream has no port that is one", hint=_FORM) from None
+    host = parts.hostname or "localhost"
+    host = f"{f'[{host}]' if ':' in host else host}{'' if port is None else f':{port}'}"
+    database, name = _path(parts.path)
+    shown = f"{parts.scheme}://{host}{parts.path}"
+    if parts.fragment or not name:
+        raise ConfigError(f"{shown} names no stream", hint=_FORM)
+    options = _options(parts, shown)
+    if not options.get("group"):
+        raise ConfigError(
+            f"{shown} names no group of consumers",
+            hint=f"{_FORM}: processes that name the same group share the messages",
+        )
+    tls = {key: value for key, value in options.items() if key in _TLS}
+    server = f"{parts.scheme}://{parts.netloc}/{database}"
+    return StreamUrl(
+        server=f"{server}?{urlencode(tls)}" if tls else server,
+        name=shown,
+        stream=name,
+        group=options["group"].encode(),
+        field=options.get("field") or "json",
+        idle_s=_seconds(options.get("idle", "60s"), shown),
+        most_deliveries=_count(options.get("deliveries", "10"), shown),
+        claims_orphans=_orphans(options.get("orphans", "keep"), shown) == "claim",
+    )
+
+
+def _path(path: str) -> tuple[str, bytes]:
+    """The database's number, and the stream's name."""
+    first, _, rest = path.removeprefix("/").partition("/")
+    if rest and unquote(first).isdecimal():
+        return first, unquote_to_bytes(rest)
+    bare = path.removeprefix("/")
+    return "0", b"" if bare.isdecimal() else unquote_to_bytes(bare)
+
+
+def _options(parts: SplitResult, shown: str) -> dict[str, str]:
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    for key in options:
+        if key not in _OPTIONS and key not in _TLS:
+            raise ConfigError(
+                f"unknown option of {shown}: {key}",
+                hint=nearest(key, (*_OPTIONS, *_TLS)) or f"known are {', '.join(_OPTIONS)}",
+            )
+    return options
+
+
+def _seconds(text: str, shown: str) -> float:
+    match = _TIME.fullmatch(text)
+    value_s = float(match[1]) * _SECONDS[match[2]] if match is not None else 0.0
+    if not _LEAST_IDLE_S <= value_s <= MOST_IDLE_S:
+        raise ConfigError(
+            f"idle of {shown} must be a time from 100ms to 24h, not {text}", hint="such as idle=60s"
+        )
+    return value_s
+
+
+def _count(text: str, shown: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
+        raise ConfigError(
+            f"deliveries of {shown} must be a whole number of at least 1, not {text}",
+            hint="such as deliveries=10",
+        )
+    return int(text)
+
+
+def _orphans(text: str, shown: str) -> str:
+    if text not in _ORPHANS:
+        raise ConfigError(f"orphans of {shown} is one of {', '.join(_ORPHANS)}, not {text}")
+    return text

@@ -1,0 +1,199 @@
+"""A file that is still written to: whole lines only, each once, whatever befalls its name."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import queue
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mutants import assert_caught, mutant
+from redline.errors import ConfigError
+from redline.run import source_follow as module
+from redline.run.source import open_source
+from redline.run.source_blocks import CorruptInput
+from redline.run.source_row import Row
+
+MOST = 1 << 20
+HANGS_S = 20.0
+
+
+def opened(of: Any, path: Path) -> Any:
+    file = of.FollowedFile(path)
+    file.open()
+    return file
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+class Reader:
+    """Reads a source in a thread, as a run does."""
+
+    def __init__(self, source: Any) -> None:
+        self._rows: queue.Queue[Row | BaseException | None] = queue.Queue()
+        self._source = source
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            for batch in self._source.batches():
+                for row in batch:
+                    self._rows.put(row)
+            self._rows.put(None)
+        except ConfigError as error:
+            self._rows.put(error)
+
+    def next(self) -> Row | BaseException | None:
+        return self._rows.get(timeout=HANGS_S)
+
+    def close(self) -> None:
+        self._source.close()
+        self._thread.join(HANGS_S)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    found = tmp_path / "rows.jsonl"
+    found.touch()
+    return found
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    monkeypatch.setattr(module, "SETTLED_S", 0.1)
+
+
+def test_a_torn_line_is_no_row_until_it_is_whole(path: Path) -> None:
+    def check(of: Any) -> None:
+        path.write_text('{"n": 1}\n{"n": 2}')
+        file = opened(of, path)
+        assert file._next(MOST) == b'{"n": 1}\n'
+        assert file._next(MOST) is None
+        append(path, " ")
+        assert file._next(MOST) is None
+        append(path, "\n{")
+        assert file._next(MOST) == b'{"n": 2} \n'
+        assert file._next(MOST) is None
+        file.close()
+
+    line = 'end = block.rfind(b"\\n") + 1'
+    assert_caught(check, module, mutant(module, line, "end = len(block)"))
+
+
+def test_a_line_longer_than_a_block_comes_in_pieces(path: Path) -> None:
+    path.write_text("0123456789" * 2 + "\nrest")
+    file = opened(module, path)
+    assert [file._next(8) for _ in range(4)] == [b"01234567", b"89012345", b"6789\n", None]
+    file.close()
+
+
+def test_a_file_that_is_cut_ends_the_run_and_says_so(path: Path) -> None:
+    def check(of: Any) -> None:
+        path.write_text('{"n": 1}\n{"n": 2}\n')
+        file = opened(of, path)
+        assert file._next(MOST)
+        os.truncate(path, 9)
+        told = ""
+        try:
+            file._next(MOST)
+        except CorruptInput as error:
+            told = error.what
+        file.close()
+        assert told == f"{path} was cut to 9 bytes while it was followed"
+
+    assert_caught(check, module, mutant(module, "if size < self._at:", "if size < 0:"))
+
+
+def test_what_is_still_written_to_a_renamed_file_is_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(of: Any) -> None:
+        path.write_text("1\n")
+        file = opened(of, path)
+        assert file._next(MOST) == b"1\n"
+        path.rename(path.with_suffix(".1"))
+        assert file._next(MOST) is None
+        path.write_text("3\n")
+        assert file._next(MOST) is None
+        append(path.with_suffix(".1"), "2\n")
+        assert file._next(MOST) == b"2\n"
+        file.close()
+
+    monkeypatch.setattr(module, "SETTLED_S", 3600.0)
+    line = "return time.monotonic() - self._replaced_s >= SETTLED_S"
+    assert_caught(check, module, mutant(module, line, "return True"))
+
+
+def test_rows_come_as_they_are_written_and_go_on_in_the_next_file(path: Path) -> None:
+    reader = Reader(open_source(path, is_followed=True))
+    for number in range(1, 4):
+        append(path, f'{{"n": {number}}}\n')
+        row = reader.next()
+        assert isinstance(row, Row)
+        assert (row.number, row.line, row.data) == (number, number, {"n": number})
+    append(path, '{"n": 4}')
+    path.rename(path.with_suffix(".1"))
+    path.write_text('\n{"n": 5}\n')
+    found = [reader.next(), reader.next()]
+    assert [(row.number, row.line, row.data) for row in found if isinstance(row, Row)] == [
+        (4, 4, {"n": 4}),
+        (5, 2, {"n": 5}),
+    ]
+    reader.close()
+    assert reader.next() is None
+
+
+def test_an_empty_file_is_waited_for_and_closing_ends_the_wait(path: Path) -> None:
+    source = open_source(path, is_followed=True)
+    assert (source.total_rows, source.read_fraction()) == (None, None)
+    reader = Reader(source)
+    reader.close()
+    assert reader.next() is None
+
+
+def test_a_bad_line_is_a_bad_row(path: Path) -> None:
+    path.write_text('nonsense\n{"n": 1}\n')
+    reader = Reader(open_source(path, is_followed=True))
+    row = reader.next()
+    assert isinstance(row, Row)
+    assert row.data is None
+    assert reader.next() is not None
+    reader.close()
+
+
+def unfollowed(folder: Path) -> dict[str, tuple[object, str]]:
+    (folder / "rows.csv").write_text("a\n1\n")
+    (folder / "rows.jsonl.gz").write_bytes(gzip.compress(b'{"n": 1}\n'))
+    (folder / "packed.jsonl").write_bytes(gzip.compress(b'{"n": 1}\n'))
+    (folder / "array.jsonl").write_text('[{"n": 1}]')
+    os.mkfifo(folder / "pipe")
+    only_lines = "cannot be followed: only files of JSON lines can"
+    return {
+        "stdin": ("-", "stdin is read until it ends"),
+        "object": ("s3://bucket/rows.jsonl", "cannot be followed: an object does not grow"),
+        "stream": ("redis://h/s?group=g", "need not be followed: a stream has no end"),
+        "iterable": ([{"n": 1}], "only a file can be followed"),
+        "folder": (folder, only_lines),
+        "csv": (folder / "rows.csv", only_lines),
+        "gz": (folder / "rows.jsonl.gz", only_lines),
+        "packed": (folder / "packed.jsonl", "is packed, so it cannot be followed"),
+        "array": (folder / "array.jsonl", "is one JSON array"),
+        "pipe": (folder / "pipe", "is a pipe, which is read until it ends"),
+        "missing": (folder / "none.jsonl", "does not exist"),
+    }
+
+
+def test_what_cannot_be_followed_is_refused(tmp_path: Path) -> None:
+    for rows, message in unfollowed(tmp_path).values():
+        with pytest.raises(ConfigError, match=message):
+            open_source(rows, is_followed=True)
