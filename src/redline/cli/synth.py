@@ -28,7 +28,7 @@ _PANEL = "What is made"
 # What a synthesis decides by itself, or has no use for.
 _NOT_FLAGS = (
     *("rows", "body", "url", "method", "output_path", "fail_on", "format", "ordered"),
-    *("keep_input", "limit", "via"),
+    *("keep_input", "limit", "via", "follow", "until_empty"),
 )
 _OWN = (
     *("count", "vary", "rows_from", "first_seed", "min_chars", "max_chars", "schema"),

@@ -26,7 +26,10 @@ from redline.tasks.tags import review
 
 _PANEL = "What a tag is"
 # What tagging itself decides, or what a tag has no use for.
-_NOT_FLAGS = ("body", "url", "method", "output_path", "fail_on", "format", "keep_input", "via")
+_NOT_FLAGS = (
+    *("body", "url", "method", "output_path", "fail_on", "format", "keep_input", "via"),
+    *("follow", "until_empty"),
+)
 _OWN = ("schema", "reasks", "response_format", "gold", "export")
 _REASKS, _MOST_REASKS = 2, 20
 
