@@ -38,7 +38,7 @@ def _told_too_early() -> None:
 
 def _done_is_asked_again() -> None:
     copy = mutant(execute, "if key in journal.succeeded:", "if False:")
-    execute._Run._is_wanted = copy._Run._is_wanted
+    execute._Run._is_to_do = copy._Run._is_to_do
 
 
 def _checksum_ignored() -> None:

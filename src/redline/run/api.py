@@ -180,8 +180,9 @@ class _Interrupts:
 
     def watch(self, runner: Runner) -> None:
         """Interrupts are for this runner from now on."""
-        self._runner = runner
+        # The runner last: whoever sees it, in another thread, finds the loop as well.
         self._loop = asyncio.get_running_loop()
+        self._runner = runner
         if self._is_early:
             runner.drain()
 
@@ -261,16 +262,16 @@ def _in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: _Interr
     with ThreadPoolExecutor(1, thread_name_prefix="redline") as thread:
         try:
             ending = thread.submit(_run_loop, work)
+            while True:
+                try:
+                    return ending.result()
+                except KeyboardInterrupt:
+                    # A notebook's stop button reaches this thread; the run goes on in its own.
+                    interrupts.interrupt_from_outside()
         except KeyboardInterrupt:
-            # The thread may have begun, and its end is waited for here: it is to end now.
+            # Between the lines above. The thread's end is waited for here: it is to end now.
             interrupts.interrupt_from_outside()
             raise
-        while True:
-            try:
-                return ending.result()
-            except KeyboardInterrupt:
-                # A notebook's stop button reaches this thread; the run goes on in its own.
-                interrupts.interrupt_from_outside()
 
 
 def _run_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -1,0 +1,72 @@
+"""An interrupt from another thread, at whatever moment of a run's beginning it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from mutants import assert_caught, mutant
+from redline.run import api
+
+
+class Drained:
+    """A runner that counts what it is told."""
+
+    def __init__(self) -> None:
+        self.is_draining = False
+        self.aborted = 0
+
+    def drain(self) -> None:
+        self.is_draining = True
+
+    def abort(self) -> None:
+        self.aborted += 1
+
+
+def check(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupts, runner = module._Interrupts(), Drained()
+    loop_of = asyncio.get_running_loop
+
+    def meanwhile() -> Any:
+        # The only call between the two stores of `watch`, where threads may change places.
+        monkeypatch.setattr(module.asyncio, "get_running_loop", loop_of)
+        interrupts.interrupt_from_outside()
+        return loop_of()
+
+    async def main() -> None:
+        monkeypatch.setattr(module.asyncio, "get_running_loop", meanwhile)
+        interrupts.watch(runner)
+        await asyncio.sleep(0)
+        assert runner.is_draining
+        assert not runner.aborted
+
+    try:
+        asyncio.run(main())
+    except KeyboardInterrupt as error:
+        raise AssertionError("the interrupt ended its own thread") from error
+    finally:
+        monkeypatch.setattr(asyncio, "get_running_loop", loop_of)
+
+
+def test_an_interrupt_while_the_run_begins_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(api, monkeypatch)
+    line = "self._loop = asyncio.get_running_loop()"
+    changed = mutant(api, line, "self._runner = runner; " + line)
+    assert_caught(lambda module: check(module, monkeypatch), api, changed)
+
+
+def test_a_second_interrupt_aborts() -> None:
+    async def main() -> None:
+        interrupts, runner = api._Interrupts(), Drained()
+        interrupts.watch(runner)  # type: ignore[arg-type]
+        interrupts.interrupt_from_outside()
+        await asyncio.sleep(0)
+        assert runner.is_draining
+        interrupts.interrupt_from_outside()
+        await asyncio.sleep(0)
+        assert runner.aborted == 1
+
+    asyncio.run(main())
