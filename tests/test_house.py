@@ -16,7 +16,10 @@ import pytest
 from house_rules import MAX_FILE_LINES, MAX_FUNCTION_LINES, RULES, Package
 
 ROOT = Path(__file__).parent.parent
-EXTRAS = ["pyarrow", "datasets", "zstandard", "redis", "tiktoken", "torch", "jsonschema"]
+EXTRAS = [
+    *("pyarrow", "datasets", "zstandard", "redis", "tiktoken", "torch", "fsspec"),
+    *("jsonschema", "pydantic", "datasketch"),
+]
 
 # (rule, "path::name"): the reason. The path is relative to src/redline; the name is the
 # function, the module imported, or empty for the whole file. One line each; one that is no

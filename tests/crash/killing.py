@@ -110,13 +110,20 @@ def redline(
 
 @contextmanager
 def started(
-    flags: Sequence[str], cwd: Path | None = None, environ: Mapping[str, str] | None = None
+    flags: Sequence[str],
+    cwd: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    stdin: int | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    """The same command while it runs. Whatever happens, it has ended after the block."""
+    """The same command while it runs. Whatever happens, it has ended after the block.
+
+    stdin: as of Popen.
+    """
     process = subprocess.Popen(
         [*COMMAND, *flags],
         cwd=cwd,
         env=clean_environ(environ),
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

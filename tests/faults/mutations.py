@@ -131,7 +131,7 @@ MUTATIONS = [
     Mutation(
         "an attempt begins after Ctrl-C",
         runner,
-        "call.deadline_s = _NO_MORE_S",
+        "call.deadline_s = NO_MORE_S",
         "pass",
         ("asked although the run was to end",),
         is_rare=True,

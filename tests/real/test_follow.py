@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from crash.killing import (
-    COMMAND,
     PROMPT,
     await_lines,
-    clean_environ,
     ended,
     ids,
     redline,
@@ -87,29 +83,11 @@ def test_a_file_that_is_cut_stops_the_run_with_all_that_it_did(tmp_path: Path) -
         assert sorted(ids(output)) == names(3)
 
 
-@contextmanager
-def piped(*flags: str) -> Iterator[subprocess.Popen[str]]:
-    """A command whose stdin stays open."""
-    process = subprocess.Popen(
-        [*COMMAND, *flags],
-        env=clean_environ(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
 def test_each_row_of_an_endless_pipe_is_answered_before_the_next_comes(tmp_path: Path) -> None:
     output = tmp_path / "labels.jsonl"
     with serving() as server:
         flags = run_flags(Path("-"), output, server)
-        with piped(*flags) as process:
+        with started(flags, stdin=subprocess.PIPE) as process:
             assert process.stdin is not None
             for number in range(1, 6):
                 process.stdin.write(row(number))
@@ -124,7 +102,7 @@ def test_each_row_of_an_endless_pipe_is_answered_before_the_next_comes(tmp_path:
 def test_results_on_stdout_come_one_by_one_as_well() -> None:
     with serving() as server:
         flags = ["run", "-", "--prompt", PROMPT, "--model", "m", "--base-url", server.base_url]
-        with piped(*flags, "-q") as process:
+        with started([*flags, "-q"], stdin=subprocess.PIPE) as process:
             assert process.stdin is not None
             assert process.stdout is not None
             for number in range(1, 4):

@@ -166,7 +166,7 @@ def check_no_attempt_follows_a_drain(module: Any) -> None:
 
 
 def test_no_attempt_follows_a_drain_however_short_the_wait_for_it() -> None:
-    line = "call.deadline_s = _NO_MORE_S"
+    line = "call.deadline_s = NO_MORE_S"
     assert_caught(
         check_no_attempt_follows_a_drain, runner_module, mutant(runner_module, line, "pass")
     )

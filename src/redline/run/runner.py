@@ -40,15 +40,13 @@ from redline.run.journal import Journal
 from redline.run.load import LARGE_ROW_BYTES, Load
 from redline.run.record import Result
 from redline.run.settings import FAIL_ON, Job
-from redline.run.task import Answered, Ask, Noted
+from redline.run.task import NO_MORE_S, Answered, Ask, Noted
 from redline.run.template import Renderer
 
 T = TypeVar("T")
 
 GRACE_S = 30.0
 _WATCH_S = 0.05
-# The deadline of a row that is not to be tried again, because its run is ending.
-_NO_MORE_S = -math.inf
 _MOST_SPARE_WORKERS = 1000
 _LEAST_SPARE_WORKERS = 16
 
@@ -201,7 +199,7 @@ class Runner:
             else:
                 # The attempt on the wire has its own clock. Should it fail, none follows it, even
                 # if the retry would wait for less time than the watch does.
-                call.deadline_s = _NO_MORE_S
+                call.deadline_s = NO_MORE_S
 
     async def _work(self) -> None:
         task = asyncio.current_task()

@@ -10,6 +10,9 @@ from typing import Any, Protocol, runtime_checkable
 from redline.calls import Backend, Call, Cost, Outcome, Request, Sink, failed
 from redline.errors import Rejected, TimedOut
 
+# The deadline of a row that is not to be asked again, because its run is ending.
+NO_MORE_S = -math.inf
+
 
 class Ask:
     """Asks the job's backend on behalf of one row, once or more, within that row's own deadline.
@@ -28,7 +31,7 @@ class Ask:
 
     async def __call__(self, request: Request) -> Outcome:
         """Exactly one outcome, retries included. Raises nothing but CancelledError."""
-        if self._call.deadline_s == -math.inf:
+        if self._call.deadline_s == NO_MORE_S:
             # The run is ending: what was on the wire has come, and no attempt follows it. The row
             # stays unfinished.
             late = failed(TimedOut("row"))
