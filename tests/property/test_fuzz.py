@@ -57,7 +57,7 @@ def test_faults_in_answers_break_no_law() -> None:
     [
         ("self._inflate = inflate_for(headers)", "self._inflate = None"),
         ("self._parts.append(data)", "self._parts.appendleft(data)"),
-        ("if len(data) > room:", "if False:"),
+        ("if size > self._most_bytes:", "if False:"),
         ("self._is_reusable = self._is_reusable and self._parser.should_keep_alive()", "pass"),
         ("if status < 200:", "if False:"),
     ],

@@ -23,7 +23,6 @@ from redline.errors import (
     TimedOut,
 )
 from redline.run import runner as runner_module
-from redline.run.execute import Ears
 from redline.run.feed import Feed
 from redline.run.hope import HOPELESS_ROWS
 from redline.run.record import Result
@@ -54,16 +53,16 @@ class Harness:
         clock = VirtualClock(asyncio.get_running_loop())
         job = Job(rows=rows, call=unused, **settings)
         self.feed = Feed(open_source(rows), lambda key: True, job.limit)
-        ears = Ears(self.tally)
-        self.runner = ears.runner = runner_class(
+        self.runner = runner_class(
             job,
-            backend=Retry(backend, job.retry, clock=clock, listener=ears, seed=1),
+            backend=Retry(backend, job.retry, clock=clock, listener=self.tally, seed=1),
             slots=8,
             feed=self.feed,
             source_name="rows",
             listener=self.tally,
             clock=clock,
         )
+        self.tally.on_wait = self.runner.row_waits
         self.results: list[Result] = []
         self.runner.on_result = self._keep
 

@@ -25,7 +25,7 @@ from aiohttp.connector import Connection
 from yarl import URL
 
 from redline._version import __version__
-from redline.calls.answer_headers import AnswerHeaders
+from redline.calls.answer_headers import answer_headers
 from redline.calls.direct import check_head
 from redline.calls.endpoint import Endpoint
 from redline.calls.exchange import EVENTS, Answer, Exchange, StaleConnection, TaskAlarm, Wire
@@ -187,6 +187,7 @@ class AiohttpTransport:
         consume: Callable[[ClientResponse, Exchange], Awaitable[bytes]],
     ) -> Answer:
         check_head(wire)
+        await exchange.get_ready()
         response: ClientResponse | None = None
         try:
             async with asyncio.timeout(None) as timer:
@@ -195,7 +196,7 @@ class AiohttpTransport:
                 response = await self._open(wire, exchange, alarm)
                 exchange.headers_came()
                 body = await consume(response, exchange)
-                return Answer(response.status, AnswerHeaders(response.raw_headers), body)
+                return Answer(response.status, answer_headers(response.raw_headers), body)
         except TimeoutError:
             raise exchange.timed_out() from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -265,7 +266,7 @@ class AiohttpTransport:
         """The body as it comes, in the clear. Raises BadReply, too above the endpoint's bound."""
         if response.status == 101:
             raise BadReply("the server answers with another protocol (HTTP 101)")
-        inflate = inflate_for(AnswerHeaders(response.raw_headers))
+        inflate = inflate_for(answer_headers(response.raw_headers))
         most_bytes = self._endpoint.max_reply_bytes
         size = 0
         while chunk := await response.content.readany():

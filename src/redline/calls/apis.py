@@ -116,17 +116,20 @@ def _api_of(url: str) -> tuple[str, str]:
 
 
 def _read_completion(reply: _Completion) -> Reply:
-    if not reply.choices:
+    choices = reply.choices
+    if not choices:
         raise msgspec.ValidationError("`choices` is empty")
-    outputs = [_choice_text(choice) for choice in reply.choices]
-    first = reply.choices[0]
+    first = choices[0]
+    output = text = _choice_text(first)
+    if len(choices) > 1:
+        output = [text, *(_choice_text(choice) for choice in choices[1:])]
     tool_calls = None
     if first.message is not None:
         tool_calls = first.message.tool_calls or first.message.function_call
     return Reply(
-        output=outputs[0] if len(outputs) == 1 else outputs,
+        output=output,
         tool_calls=tool_calls,
-        finish_reason=_finish(first, outputs[0]),
+        finish_reason=_finish(first, text),
         usage=reply.usage,
         model=reply.model,
         request_id=reply.id if isinstance(reply.id, str) else None,
@@ -139,7 +142,10 @@ def _choice_text(choice: _Choice) -> Any:
             raise msgspec.ValidationError("a choice has neither `message` nor `text`")
         return choice.text
     message = choice.message
-    content = text_of(message.content)
+    content = message.content
+    if type(content) is str:
+        return content
+    content = text_of(content)
     if content is None and message.refusal:
         return message.refusal
     return content
@@ -228,10 +234,14 @@ def _count_tokens(reply: Reply) -> None:
     usage = reply.usage
     if usage is None:
         return
-    value = usage.get("prompt_tokens", usage.get("input_tokens"))
+    value = usage.get("prompt_tokens")
+    if value is None:
+        value = usage.get("input_tokens")
     if type(value) is int and value >= 0:
         reply.input_tokens = value
-    value = usage.get("completion_tokens", usage.get("output_tokens"))
+    value = usage.get("completion_tokens")
+    if value is None:
+        value = usage.get("output_tokens")
     if type(value) is int and value >= 0:
         reply.output_tokens = value
 

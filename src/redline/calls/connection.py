@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import httptools
 
-from redline.calls.answer_headers import AnswerHeaders
+from redline.calls.answer_headers import answer_headers
 from redline.calls.deadlines import Deadline
 from redline.calls.exchange import Exchange
 from redline.calls.inflate import Inflate, cut_short, inflate_for
@@ -57,7 +57,7 @@ class Connection(asyncio.Protocol):
         self._error: CallError | None = None
         self._is_reusable = True
         self._is_lost = False
-        self.headers = AnswerHeaders(())
+        self.headers: Mapping[str, str] = {}
         self._forget()
         self._is_done = True
 
@@ -309,7 +309,7 @@ class Connection(asyncio.Protocol):
                 raise BadReply(f"the server sends HTTP {status} again and again, and no answer")
             return
         self.status = status
-        headers = self.headers = AnswerHeaders(self._pairs)
+        headers = self.headers = answer_headers(self._pairs)
         self._inflate = inflate_for(headers)
         self._has_head = True
         self._bare_bytes = 0
@@ -320,23 +320,22 @@ class Connection(asyncio.Protocol):
         if self._is_done:
             return
         self._bare_bytes = 0
-        room = self._most_bytes - self._size
         if self._inflate is not None:
-            data = self._inflate.take(data, room + 1)
-        if len(data) > room:
+            data = self._inflate.take(data, self._most_bytes - self._size + 1)
+            if not data:
+                return
+        size = self._size = self._size + len(data)
+        if size > self._most_bytes:
             raise BadReply(f"the answer is longer than {self._most_bytes:,} bytes")
-        if not data:
-            return
         self._parts.append(data)
-        self._size += len(data)
         if self._is_streamed:
             self._waiting += len(data)
             if self._waiting > _MOST_WAITING_BYTES and self._transport is not None:
                 self._is_paused = True
                 self._transport.pause_reading()
             self._wake()
-        elif self._size > LONG_BYTES:
-            self._intake.read(self, self._size)
+        elif size > LONG_BYTES:
+            self._intake.read(self, size)
 
     def on_message_complete(self) -> None:
         if self._is_done:

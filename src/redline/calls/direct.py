@@ -127,9 +127,7 @@ class DirectTransport:
             return None
         is_ready = False
         try:
-            is_ready = exchange.pass_gate_now(connection)
-        except StaleConnection:
-            pass
+            is_ready = exchange.pass_gate_now()
         finally:
             if not is_ready:
                 # Nothing was written on it.
@@ -142,6 +140,7 @@ class DirectTransport:
     async def _written(self, wire: Wire, exchange: Exchange) -> Connection:
         """A connection on which the request has been written just now."""
         head = self._head_of(wire)
+        await exchange.get_ready()
         if wire.deadline_s == math.inf:
             exchange.start(math.inf)
             connection = await self._ready(exchange)

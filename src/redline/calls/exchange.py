@@ -97,6 +97,11 @@ class Exchange(ABC):
     def on_sent(self, sent_s: float, waited_s: float) -> None:
         """The request is written at sent_s; the limits held it for waited_s."""
 
+    async def get_ready(self) -> None:
+        """Returns when a connection may be taken to wait for the grant with."""
+        # Who bounds how many do so waits for a place.
+        return
+
     def start(self, deadline_s: float, alarm: Alarm | None = None) -> None:
         """The exchange begins now, and ends when `alarm` rings."""
         self._deadline_s = deadline_s
@@ -106,17 +111,15 @@ class Exchange(ABC):
         """A connection is to be made."""
         self._enter("connect", self._clock.now_s() + self._timeouts.connect_s)
 
-    def pass_gate_now(self, line: Line) -> bool:
+    def pass_gate_now(self) -> bool:
         """True where nothing is to be waited for: the request is stamped, and to be written now.
 
-        Raises StaleConnection where the connection does not stand any more.
+        The connection stands.
         """
         if self._is_spent:
             # A second write, because the connection broke, needs a second grant.
             self.grant = None
             self._is_spent = False
-        if not line.is_open:
-            raise StaleConnection
         grant = self.grant
         if grant is None:
             grant = self.grant = self.acquire_now()
@@ -130,8 +133,10 @@ class Exchange(ABC):
 
         Raises StaleConnection where the connection does not stand any more.
         """
-        if self.pass_gate_now(line):
+        if line.is_open and self.pass_gate_now():
             return
+        if not line.is_open:
+            raise StaleConnection
         self.waiting()
         grant = self.grant = await self.acquire()
         if not line.is_open:

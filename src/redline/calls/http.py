@@ -59,9 +59,12 @@ class _Attempt(Exchange):
         self.cost = cost
         self.call = call
 
+    async def get_ready(self) -> None:
+        await self._backend.go_ahead(self)
+
     def acquire_now(self) -> AnyGrant | None:
         grant = self._backend.limiter.acquire_now(self.cost)
-        if grant is not None and self.is_ahead:
+        if self.is_ahead and grant is not None:
             self._backend.leave_ahead(self)
         return grant
 
@@ -114,9 +117,6 @@ class HttpBackend:
             if not self.slots.take_free():
                 await self._wait_for(self.slots, call)
             try:
-                if not self._ahead.take_free():
-                    await self._wait_for(self._ahead, call)
-                exchange.is_ahead = True
                 if sink is None:
                     answer = await self._transport.exchange(self._wire(request, call), exchange)
                     self._heed(answer, exchange)
@@ -163,6 +163,8 @@ class HttpBackend:
                 raise
             raise located from error
         finally:
+            if exchange.is_ahead:
+                self.leave_ahead(exchange)
             if (grant := exchange.grant) is not None:
                 grant.release()
 
@@ -173,6 +175,12 @@ class HttpBackend:
     def found(self) -> list[str]:
         """The limits that were found, in words, where they were to be found."""
         return self._steering.found()
+
+    async def go_ahead(self, exchange: _Attempt) -> None:
+        """Returns when an attempt may get ready to wait for its grant: few at once need to."""
+        if not self._ahead.take_free():
+            await self._wait_for(self._ahead, exchange.call)
+        exchange.is_ahead = True
 
     def leave_ahead(self, exchange: _Attempt) -> None:
         """An attempt that is ahead has its grant, or is over: another one may get ready."""
@@ -278,7 +286,7 @@ class HttpBackend:
         else:
             reply = apis.read(request.url, answer.body, request.output_path)
         reply.status = answer.status
-        reply.request_id = answer.headers.get("x-request-id", reply.request_id)
+        reply.request_id = answer.headers.get("x-request-id") or reply.request_id
         return reply
 
     def _located(self, error: CallError) -> CallError | NoEndpoint:

@@ -45,6 +45,9 @@ class Transport:
 
     def exchange(self, wire: Wire, exchange: Exchange) -> Awaitable[Answer]:
         """The whole answer to `wire`. Raises CallError."""
+        taken = self._taken
+        if taken is not None and taken[1] is wire.headers and taken[0] == wire.method:
+            return self._direct.exchange(wire, exchange)
         return self._for(wire).exchange(wire, exchange)
 
     def stream(
@@ -67,9 +70,6 @@ class Transport:
             await self._other.aclose()
 
     def _for(self, wire: Wire) -> DirectTransport | AiohttpTransport:
-        taken = self._taken
-        if taken is not None and taken[0] == wire.method and taken[1] is wire.headers:
-            return self._direct
         if self.proxy is None and self._direct.takes(wire):
             self._taken = (wire.method, wire.headers)
             return self._direct

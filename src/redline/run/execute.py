@@ -15,7 +15,7 @@ from redline.calls.prices import Prices
 from redline.calls.spending import Spending
 from redline.clock import SYSTEM
 from redline.errors import JournalError
-from redline.events import AttemptStarted, Event, Listener, RetryScheduled, RowsSaved
+from redline.events import Listener, RowsSaved
 from redline.run import manifest as manifests
 from redline.run.account import AccountFile
 from redline.run.bill import Bill
@@ -60,30 +60,12 @@ class Display(Protocol):
     async def show(self, view: View) -> None: ...
 
 
-class Ears:
-    """Hears of each send before it goes out: the lines of what was answered before go first."""
-
-    def __init__(self, tally: Tally) -> None:
-        self._tally = tally
-        self.journal: Journal | None = None
-        self.runner: Runner | None = None
-
-    def on_event(self, event: Event) -> None:
-        if isinstance(event, AttemptStarted):
-            if self.journal is not None:
-                self.journal.flush()
-        elif isinstance(event, RetryScheduled) and self.runner is not None:
-            self.runner.row_waits()
-        self._tally.on_event(event)
-
-
 class _Run:
     """The parts of one run in progress; a View."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.tally = Tally()
-        self.listener = Ears(self.tally)
         self.journal: Journal | None = None
         self.manifest: Manifest | None = None
         self.stream = _stream(job)
@@ -95,15 +77,15 @@ class _Run:
         self.feed = Feed(paced(source, load), self._is_wanted, job.limit)
         if job.output is not None and job.output.ordered:
             self.feed.keys = array("Q")
-        self.inner, self.slots = _backend(job, self.listener)
+        self.inner, self.slots = _backend(job, self.tally)
         self._account: AccountFile | None = None
         self.metered = _metered(job, self.inner)
         metered = self.inner if self.metered is None else self.metered
-        retry = Retry(metered, job.retry, listener=self.listener)
-        self.backend, self.answers = _cached(job, retry, self.listener)
+        retry = Retry(metered, job.retry, listener=self.tally)
+        self.backend, self.answers = _cached(job, retry, self.tally)
         self.bill = Bill(job, None if self.metered is None else self.metered.spending)
         self.batches: BatchRunner | None = None
-        self.runner = self.listener.runner = Runner(
+        self.runner = Runner(
             job,
             backend=self.backend,
             slots=self.slots,
@@ -112,6 +94,7 @@ class _Run:
             listener=self.tally,
         )
         self.runner.load = load
+        self.tally.on_wait = self.runner.row_waits
         if self.stream is not None:
             self.stream.most = 2 * self.slots
             self.feed.identifier = MessageKeys(self.stream.url.stream)
@@ -256,7 +239,9 @@ async def _opened(run: _Run) -> AsyncIterator[None]:
             stack.callback(run.close_account)
             ledger = await asyncio.to_thread(_ledger, job, output, is_new=is_new)
             journal, run.manifest = await _open_journal(run, output)
-            run.journal = run.runner.journal = run.listener.journal = journal
+            run.journal = run.runner.journal = journal
+            # What was answered before a request goes out is written before it.
+            run.tally.on_send = journal.flush
             run.runner.load.journal = journal
             stack.push_async_callback(journal.close)
             if run.metered is not None:

@@ -73,7 +73,8 @@ class Journal:
         self._error: JournalError | None = None
         # What must be durable before the results are: called in the thread that syncs.
         self.before_sync: Callable[[], None] | None = None
-        self._flusher: asyncio.Handle | None = None
+        self._is_flush_due = False  # in this turn of the loop
+        self._has_lines = False  # to be flushed
         self._syncer: asyncio.Task[None] | None = None
         self._failures: ResultsFile | None = None
         self._mended = 0
@@ -117,17 +118,22 @@ class Journal:
         except JournalError as error:
             self._fail(error)
             raise
-        if self._flusher is None:
-            self._flusher = asyncio.get_running_loop().call_soon(self.flush)
-        self._wake.set()
+        self._has_lines = True
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush_turn)
 
     def flush(self) -> None:
         """Writes what was taken. To be called before a request is sent; a failure shows later."""
-        if self._flusher is None:
-            return
-        self._flusher.cancel()
-        self._flusher = None
-        self._write()
+        if self._has_lines:
+            self._has_lines = False
+            self._write()
+
+    def _flush_turn(self) -> None:
+        """Ends a turn of the loop in which rows ended: what no send has flushed is written."""
+        self._is_flush_due = False
+        self.flush()
+        self._wake.set()
 
     def _write(self) -> None:
         try:
@@ -168,21 +174,21 @@ class Journal:
         self._wake.set()
 
     def _take(self, result: Result) -> None:
-        was_failed = self._failures is not None and result.key in self.failed
         line = self._line(result)
-        if result.outcome.is_success:
-            self._results.add(line)
-            if was_failed:
+        outcome, failures = result.outcome, self._failures
+        if failures is not None and result.key in self.failed:
+            self._mended += 1
+            if outcome.is_success:
                 # No other success need be remembered: its row is not read again by this run.
                 self.succeeded.add(result.key)
+        if outcome.is_success:
+            self._results.add(line)
         else:
-            failures = self._failures if self._failures is not None else self._open_failures()
-            failures.add(line)
-        self._mended += was_failed
+            (failures or self._open_failures()).add(line)
         size_bytes = len(line)
         group = self._group
         group.size_bytes += size_bytes + _KEPT_ROW_BYTES
-        reply = result.outcome.reply
+        reply = outcome.reply
         answer_bytes = 0 if reply is None else len(reply.body)
         if size_bytes + len(result.row.content) + answer_bytes > _KEPT_ROW_BYTES:
             result = _named(result)

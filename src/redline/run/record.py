@@ -11,12 +11,13 @@ from typing import Any
 
 import msgspec
 
-from redline.calls import Outcome
+from redline.calls import Outcome, Reply
 from redline.errors import CallError, RedlineError
 from redline.run.settings import Output
 from redline.run.source import Row
 
 VERSION = 1
+_NO_REPLY = Reply(output=None)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -34,17 +35,17 @@ def result_line(result: Result, output: Output) -> bytes:
     if output.format == "batch":
         return _sealed(_batch_fields(result, output))
     outcome = result.outcome
-    reply = outcome.reply
+    reply = outcome.reply or _NO_REPLY
     fields: dict[str, Any] = {
         "v": VERSION,
         "hash": f"{result.key:016x}",
         "custom_id": result.custom_id,
         "row": result.row.number,
-        "output": reply.output if reply else None,
-        "tool_calls": reply.tool_calls if reply else None,
-        "finish_reason": reply.finish_reason if reply else None,
-        "usage": reply.usage if reply else None,
-        "model": reply.model if reply else None,
+        "output": reply.output,
+        "tool_calls": reply.tool_calls,
+        "finish_reason": reply.finish_reason,
+        "usage": reply.usage,
+        "model": reply.model,
         "endpoint": outcome.endpoint,
         "attempts": outcome.attempts,
         "latency_s": round(outcome.latency_s, 4),

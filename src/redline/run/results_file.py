@@ -56,10 +56,11 @@ class ResultsFile:
         Raises JournalError, with the file cut back to its last whole line, where the disk is full
         or broken.
         """
-        if not self._pending:
+        pending = self._pending
+        if not pending:
             return
-        lines = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
-        self._pending.clear()
+        lines = pending[0] if len(pending) == 1 else b"".join(pending)
+        pending.clear()
         written = 0
         try:
             while written < len(lines):

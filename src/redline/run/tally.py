@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import msgspec
 
@@ -62,7 +63,10 @@ class BatchUse(msgspec.Struct):
 
 
 class Tally:
-    """What progress and summary show. A Listener; all counts are of this process's run."""
+    """What progress and summary show. A Listener; all counts are of this process's run.
+
+    on_send: called before each request goes out. on_wait: called where a row waits for its retry.
+    """
 
     def __init__(self) -> None:
         self.attempts = 0
@@ -78,6 +82,8 @@ class Tally:
         self.cache: CacheUse | None = None  # from the first row on that asks it
         self.batches: BatchUse | None = None  # of a run that has some
         self.errors: Counter[str] = Counter()
+        self.on_send: Callable[[], None] | None = None
+        self.on_wait: Callable[[], None] | None = None
 
     @property
     def saved(self) -> int:
@@ -99,6 +105,8 @@ class Tally:
             self.in_flight = in_flight = self.in_flight + 1
             if in_flight > self.most_in_flight:
                 self.most_in_flight = in_flight
+            if self.on_send is not None:
+                self.on_send()
         elif isinstance(event, AttemptEnded):
             self.in_flight -= 1
             self.input_tokens += event.input_tokens
@@ -111,6 +119,8 @@ class Tally:
         elif isinstance(event, RetryScheduled):
             self.retries += 1
             self.retrying += 1
+            if self.on_wait is not None:
+                self.on_wait()
         elif isinstance(event, RetryStarted):
             self.retrying -= 1
         elif isinstance(event, EndpointParked):

@@ -44,6 +44,8 @@ class Renderer:
         self._body = self._compile(prompting.body, "body")
         url = prompting.url
         self._url = self._compile(url, "url") if url is not None and is_template(url) else None
+        self._fixed_url = url or CHAT
+        self._method = prompting.method.upper()
         if self._system is not None and self._url is None and not _takes_system(url or CHAT):
             raise ConfigError(
                 f"a request to {url} has no place for a system message",
@@ -62,14 +64,11 @@ class Renderer:
         """The request of one row. Raises Rejected where the row does not fit."""
         if self._prompt is None and self._body is None and _is_batch_row(row):
             return self._batch_request(row)
-        url = self._prompting.url or CHAT
-        if self._url is not None:
-            url = self._render(self._url, row, "url")
-        method = self._prompting.method.upper()
+        url = self._fixed_url if self._url is None else self._render(self._url, row, "url")
         return Request(
-            method=method,
+            method=self._method,
             url=url,
-            body=None if method in BODILESS else self._make_body(row, url),
+            body=None if self._method in BODILESS else self._make_body(row, url),
             output_path=self._output_path,
         )
 
@@ -94,20 +93,22 @@ class Renderer:
     def _make_body(self, row: dict[str, Any], url: str) -> Any:
         if self._body is not None:
             return self._body_from_template(row)
+        api = _api_of(url)
         if self._prompt is not None:
-            content = self._shape(self._render(self._prompt, row, "prompt"), row, url)
+            content = self._shape(self._render(self._prompt, row, "prompt"), row, url, api)
             return {**self._defaults, **content, **_own_body(row)}
-        if _api_of(url) is None:
+        if api is None:
             # A plain endpoint without a template: the row itself is the body.
             own = {name: value for name, value in row.items() if name != "custom_id"}
             return {**self._defaults, **own}
+        content = self._own_content(row, url, api)
+        if PARAMETERS.isdisjoint(row):
+            return {**self._defaults, **content, **_own_body(row)}
         parameters = {name: row[name] for name in row if name in PARAMETERS}
-        content = self._own_content(row, url)
         return {**self._defaults, **parameters, **content, **_own_body(row)}
 
-    def _own_content(self, row: dict[str, Any], url: str) -> dict[str, Any]:
+    def _own_content(self, row: dict[str, Any], url: str, api: str) -> dict[str, Any]:
         """The body fields of a row that brings `messages`, `prompt` or `input`."""
-        api = _api_of(url)
         if row.get("messages") is not None and api in (_CHAT, _RESPONSES):
             messages = row["messages"]
             if not isinstance(messages, list) or not messages:
@@ -116,7 +117,7 @@ class Renderer:
             return {name: self._with_system(messages, row)}
         for name in ("prompt", "input"):
             if row.get(name) is not None:
-                return self._shape(row[name], row, url)
+                return self._shape(row[name], row, url, api)
         if row.get("messages") is not None:
             raise Rejected(
                 f"the row has `messages`, which {url} does not take",
@@ -128,9 +129,10 @@ class Renderer:
             hint="say how to make a prompt of a row, for instance --prompt 'Classify: {{ text }}'",
         )
 
-    def _shape(self, content: Any, row: dict[str, Any], url: str) -> dict[str, Any]:
+    def _shape(
+        self, content: Any, row: dict[str, Any], url: str, api: str | None
+    ) -> dict[str, Any]:
         """The prompt in the field that the API of `url` takes it from."""
-        api = _api_of(url)
         if api == _CHAT:
             messages = [*self._shots, {"role": "user", "content": content}]
             return {"messages": self._with_system(messages, row)}
@@ -142,9 +144,10 @@ class Renderer:
 
     def _with_system(self, messages: list[Any], row: dict[str, Any]) -> list[Any]:
         """The messages under the system message, unless they bring their own."""
+        if self._system is None:
+            return messages
         first = messages[0] if messages else None
-        has_own = isinstance(first, dict) and first.get("role") in _SYSTEM_ROLES
-        if self._system is None or has_own:
+        if isinstance(first, dict) and first.get("role") in _SYSTEM_ROLES:
             return messages
         text = self._render(self._system, row, "system")
         return [{"role": "system", "content": text}, *messages]

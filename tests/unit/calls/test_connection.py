@@ -284,13 +284,13 @@ def test_a_stream_whose_reader_leaves_while_it_is_paused_serves_no_other() -> No
 # Lines that matter, each with the check that guards it.
 
 MUTANTS: list[tuple[Callable[[ModuleType], None], str, str]] = [
-    (check_bounds, "if len(data) > room:", "if False:"),
-    (check_bounds, "room = self._most_bytes - self._size", "room = 1 << 40"),
+    (check_bounds, "if size > self._most_bytes:", "if False:"),
+    (check_bounds, "self._most_bytes = most_bytes", "self._most_bytes = 1 << 40"),
     (check_bounds, "if size > MOST_HEADER_BYTES:", "if True:"),
     (check_bounds, "if size > MOST_HEADER_BYTES:", "if False:"),
     (check_bounds, "elif self._bare_bytes > MOST_HEADER_BYTES:", "elif False:"),
     (check_bounds, "if self._interim > _MOST_INTERIM:", "if False:"),
-    (check_bounds, "self._size += len(data)", "self._size = len(data)"),
+    (check_bounds, "size = self._size = self._size + len(data)", "size = self._size = len(data)"),
     (check_reuse, "if exchange is None or self._is_done:", "if False:"),
     (check_reuse, "if len(data) >= _FULL_READ_BYTES:", "if False:"),
     (check_reuse, "elif transport.get_write_buffer_size():", "elif False:"),

@@ -178,7 +178,7 @@ class Line:
         self.connection.connection_made(self.transport)
         self.asked = Asked(ALLOWED, clock)
         self.alarm = Alarm()
-        assert self.asked.pass_gate_now(self.connection)
+        assert self.asked.pass_gate_now()
         self.connection.write(b"", None, self.asked, 4 * MB)
         self.asked.written(self.alarm)
 
@@ -248,7 +248,7 @@ def test_a_connection_that_is_held_up_has_a_clock_that_stands_still() -> None:
         ("self._exchange.resume()", "pass"),
         ("self._intake.leave(self)", "pass"),
         ("if self._is_done and not self._is_streamed:", "if False:"),
-        ("self._intake.read(self, self._size)", "pass"),
+        ("self._intake.read(self, size)", "pass"),
     ],
 )
 def test_the_check_of_connections_notices(line: str, replacement: str) -> None:
