@@ -107,7 +107,9 @@ class HttpBackend:
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         outcome: Outcome | None = None
-        self._steering.begin(request.body)
+        steering = self._steering
+        if steering.search is not None:
+            steering.begin(request.body)
         cost = self._cost(request) if self.limiter.counts_tokens else _NOTHING
         exchange = _Attempt(self, request, cost, call)
         try:
@@ -199,7 +201,8 @@ class HttpBackend:
         elif exchange.cost is not _NOTHING:
             exchange.sending = self.estimator.begin(exchange.request)
         exchange.in_flight = self.slots.in_use
-        self._steering.sent(sent_s)
+        if self._steering.search is not None:
+            self._steering.sent(sent_s)
         call.sent_s = sent_s
         self._listener.on_event(AttemptStarted(sent_s, self.label, waited_s))
         if call.on_write is not None:

@@ -28,21 +28,18 @@ class Outage:
         self._again_s = -math.inf
         self._pause_s = _FIRST_PAUSE_S
         self._has_answered = False
-
-    @property
-    def is_up(self) -> bool:
-        """It has answered, and nothing has been refused since."""
-        return self._has_answered and self._since_s is None
+        self.is_up = False  # it has answered, and nothing has been refused since
 
     def answered(self) -> None:
         """Anything came back: a success, an error, a reset after the connection stood."""
-        self._has_answered = True
+        self._has_answered = self.is_up = True
         self._since_s = None
         self._pause_s = _FIRST_PAUSE_S
         self._again_s = -math.inf
 
     def refused(self, now_s: float) -> None:
         """No connection came about. Failures within one pause count as one."""
+        self.is_up = False
         if self._since_s is None:
             self._since_s = now_s
         if now_s >= self._again_s:

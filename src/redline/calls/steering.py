@@ -50,6 +50,8 @@ class Stores(msgspec.Struct, frozen=True, kw_only=True):
 class Steering:
     """Drives one endpoint's slots and limiter by what comes back from it.
 
+    search: what finds the limit; None where it is stated.
+
     Raises ConfigError where its limits cannot be shared as they ask for.
     """
 
@@ -67,7 +69,7 @@ class Steering:
         self._own = self.limiter if isinstance(self.limiter, Limiter) else None
         self._feedback = Feedback(self._own.budget) if self._own is not None else None
         self._is_auto = limits.rate == AUTO
-        self._search = RateSearch() if limits.rate == AUTO else None
+        self.search = RateSearch() if limits.rate == AUTO else None
         self._adaptive: AdaptiveConcurrency | None = None
         if limits.is_adaptive:
             self._adaptive = AdaptiveConcurrency(most=limits.slots())
@@ -83,7 +85,7 @@ class Steering:
 
     def keep(self, stores: Stores) -> None:
         """Takes up what an earlier run has kept, and keeps on."""
-        if stores.memory is not None and self._search is not None:
+        if stores.memory is not None and self.search is not None:
             try:
                 self._memory = RateMemory(stores.memory)
             except ConfigError:
@@ -95,14 +97,17 @@ class Steering:
             self._own.budget.keep_in(self._recent)
 
     def begin(self, body: object) -> None:
-        """A call with this body is about to wait for its turn; the first one tells the model."""
-        if self._search is None or self._is_begun:
+        """A call with this body is about to wait for its turn, while the limit is searched for.
+
+        The first one tells the model.
+        """
+        if self.search is None or self._is_begun:
             return
         self._is_begun = True
         self._model = str(body.get("model", "")) if isinstance(body, dict) else ""
         if self._memory is not None:
-            self._search = RateSearch(self._memory.recall(self._base_url, self._model))
-        self._follow_search(self._search)
+            self.search = RateSearch(self._memory.recall(self._base_url, self._model))
+        self._follow_search(self.search)
 
     def shook_hands(self, took_s: float) -> None:
         """A connection took `took_s`."""
@@ -112,9 +117,9 @@ class Steering:
             self.limiter.jitter.shook_hands(took_s)
 
     def sent(self, now_s: float) -> None:
-        """A call was written."""
-        if self._search is not None:
-            self._search.sent(now_s)
+        """A call was written, while the limit is searched for."""
+        if self.search is not None:
+            self.search.sent(now_s)
 
     def heard(
         self, headers: Mapping[str, str], grant: AnyGrant, took_s: float, refusal: bytes = b""
@@ -131,11 +136,11 @@ class Steering:
             stated += stated_in_body(refusal)
         if not stated:
             return
-        if self._search is not None and any(
+        if self.search is not None and any(
             one.kind == "requests" and one.limit is not None for one in stated
         ):
             # The server tells its limit, so there is nothing to search for.
-            self._search = None
+            self.search = None
             self._own.budget.is_searched = False
             self._own.budget.follow_guard()
             # Nobody is let go before what the server tells has taken this one's place.
@@ -163,17 +168,17 @@ class Steering:
         if self._own is None or self._feedback is None:
             if is_limited and not isinstance(self.limiter, Limiter):
                 self.limiter.limited(now_s)
-        elif self._search is not None:
+        elif self.search is not None:
             retry_after_s = error.retry_after_s if isinstance(error, RateLimited) else None
-            if self._search.answered(now_s, sent_s, is_limited, retry_after_s):
-                self._follow_search(self._search)
+            if self.search.answered(now_s, sent_s, is_limited, retry_after_s):
+                self._follow_search(self.search)
         elif self._feedback.answered(now_s, is_limited=is_limited):
             self._own.refresh()
 
     def found(self) -> list[str]:
         """The limits that were found, in words, where they were to be found."""
         words = []
-        if self._is_auto and self._own is not None and (self._search is None or self._search.found):
+        if self._is_auto and self._own is not None and (self.search is None or self.search.found):
             words += [
                 f"{line.stated} {line.kind.replace('_', ' ')}"
                 for line in self._own.budget.lines
@@ -185,7 +190,7 @@ class Steering:
 
     async def aclose(self) -> None:
         """Writes down the limit that was found; closes files and connections of the limits."""
-        found = self._search.found if self._search is not None else None
+        found = self.search.found if self.search is not None else None
         if self._memory is not None and found is not None:
             self._memory.remember(self._base_url, self._model, found)
         if self._recent is not None:

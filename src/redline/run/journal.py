@@ -181,7 +181,7 @@ class Journal:
             if outcome.is_success:
                 # No other success need be remembered: its row is not read again by this run.
                 self.succeeded.add(result.key)
-        if outcome.is_success:
+        if outcome.error is None:
             self._results.add(line)
         else:
             (failures or self._open_failures()).add(line)

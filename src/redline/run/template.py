@@ -102,8 +102,8 @@ class Renderer:
             own = {name: value for name, value in row.items() if name != "custom_id"}
             return {**self._defaults, **own}
         content = self._own_content(row, url, api)
-        if PARAMETERS.isdisjoint(row):
-            return {**self._defaults, **content, **_own_body(row)}
+        if PARAMETERS.isdisjoint(row) and "body" not in row:
+            return {**self._defaults, **content}
         parameters = {name: row[name] for name in row if name in PARAMETERS}
         return {**self._defaults, **parameters, **content, **_own_body(row)}
 
