@@ -57,8 +57,8 @@ MUTATIONS = [
     Mutation(
         "a finished row is asked again on resume",
         execute,
-        "if key in journal.succeeded:",
-        "if False:",
+        "missing = journal.succeeded.missing(keys)",
+        "missing = range(len(keys))",
         ("succeeded twice",),
     ),
     Mutation(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from redline.testing import VirtualLoop, virtual_run
 
 
 def feed_of(rows: object, limit: int | None = None) -> Feed:
-    return Feed(open_source(rows), lambda key: True, limit)
+    return Feed(open_source(rows), lambda keys: range(len(keys)), limit)
 
 
 async def drained(feed: Feed) -> list[int]:
@@ -45,13 +45,14 @@ def test_many_workers_get_each_row_once() -> None:
 
 def test_rows_that_are_not_wanted_are_counted_and_left_out() -> None:
     async def main() -> None:
-        keys: list[int] = []
+        seen: list[int] = []
 
-        def is_wanted(key: int) -> bool:
-            keys.append(key)
-            return len(keys) % 10 == 0
+        def wanted(keys: Sequence[int]) -> list[int]:
+            first = len(seen) + 1
+            seen.extend(keys)
+            return [place for place in range(len(keys)) if (first + place) % 10 == 0]
 
-        feed = Feed(open_source(rows(1000)), is_wanted, None)
+        feed = Feed(open_source(rows(1000)), wanted, None)
         assert await drained(feed) == list(range(10, 1001, 10))
         assert (feed.rows_read, feed.rows_skipped) == (1000, 900)
 
@@ -61,7 +62,11 @@ def test_rows_that_are_not_wanted_are_counted_and_left_out() -> None:
 def check_reading_goes_on_past_many_rows_that_are_done(module: Any) -> None:
     async def main() -> None:
         first = iter(range(50_000))
-        feed = module.Feed(open_source(rows(50_010)), lambda key: next(first, None) is None, None)
+        feed = module.Feed(
+            open_source(rows(50_010)),
+            lambda keys: [place for place in range(len(keys)) if next(first, None) is None],
+            None,
+        )
         taken = await asyncio.gather(*(drained(feed) for _ in range(3)))
         assert sorted(number for part in taken for number in part) == list(range(50_001, 50_011))
 
@@ -148,7 +153,7 @@ def check_a_row_wakes_one_worker(module: Any) -> None:
             yield {"n": number}
 
     async def main() -> None:
-        feed = module.Feed(open_source(slow()), lambda key: True, None)
+        feed = module.Feed(open_source(slow()), lambda keys: range(len(keys)), None)
         taken = await asyncio.gather(*(drained(feed) for _ in range(300)))
         assert sorted(number for part in taken for number in part) == list(range(1, 101))
 
@@ -176,7 +181,7 @@ def check_a_row_goes_to_another_worker(module: Any) -> None:
         await asyncio.Event().wait()
 
     async def main() -> None:
-        feed = module.Feed(open_source(one()), lambda key: True, None)
+        feed = module.Feed(open_source(one()), lambda keys: range(len(keys)), None)
         workers = [asyncio.create_task(feed.next()) for _ in range(3)]
         await asyncio.sleep(1)
         feed._refill.add_done_callback(lambda refill: workers[0].cancel())
@@ -203,7 +208,7 @@ def check_closing_between_two_readings_ends_all_waits(module: Any) -> None:
         yield {"n": 1}
 
     async def main() -> None:
-        feed = module.Feed(open_source(some()), lambda key: True, None)
+        feed = module.Feed(open_source(some()), lambda keys: range(len(keys)), None)
         workers = [asyncio.create_task(feed.next()) for _ in range(3)]
         await asyncio.sleep(0.5)
         # One is woken for the row, and has not run when the feed is closed.

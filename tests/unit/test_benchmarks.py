@@ -30,6 +30,7 @@ def _load(name: str) -> ModuleType:
 def report() -> ModuleType:
     _load("report_table")
     _load("report_limits")
+    _load("report_path")
     return _load("report")
 
 
@@ -55,7 +56,7 @@ def test_every_benchmark_has_left_its_results(report: ModuleType, results: dict[
 
 
 def test_the_page_holds_a_part_of_each(report: ModuleType, page: str) -> None:
-    for name in (*report.NAMES, "losses"):
+    for name in (*report.NAMES, "losses", "campaigns"):
         assert page.count(f"<!-- figures: {name} -->") == 1
 
 

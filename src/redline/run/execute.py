@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -74,7 +74,7 @@ class _Run:
         self._skipped = 0
         self._untried = 0
         load = Load()
-        self.feed = Feed(paced(source, load), self._is_wanted, job.limit)
+        self.feed = Feed(paced(source, load), self._wanted, job.limit)
         if job.output is not None and job.output.ordered:
             self.feed.keys = array("Q")
         self.inner, self.slots = _backend(job, self.tally)
@@ -102,20 +102,22 @@ class _Run:
         if self.bill.reads_replies:
             self.runner.bill = self.bill
 
-    def _is_wanted(self, key: int) -> bool:
-        """A row of this key is to be done by this run."""
-        is_wanted = self._is_to_do(key)
-        if self.stream is not None and not is_wanted:
-            self.stream.skip(key)
-        return is_wanted
-
-    def _is_to_do(self, key: int) -> bool:
+    def _wanted(self, keys: Sequence[int]) -> Sequence[int]:
+        """The places of those rows, by their keys, that this run is to do."""
         journal = self.journal
         if journal is None:
-            return True
-        if key in journal.succeeded:
-            self._skipped += 1
-            return False
+            return range(len(keys))
+        # All at once: where a run goes on, most of its rows are done.
+        missing = journal.succeeded.missing(keys)
+        self._skipped += len(keys) - len(missing)
+        wanted = [place for place in missing if self._is_to_do(journal, keys[place])]
+        if self.stream is not None:
+            for place in sorted(set(range(len(keys))).difference(wanted)):
+                self.stream.skip(keys[place])
+        return wanted
+
+    def _is_to_do(self, journal: Journal, key: int) -> bool:
+        """A row of this key, which has not succeeded, is to be done by this run."""
         has_failed = key in journal.failed
         is_again = has_failed and self.job.retries_failures
         if has_failed != self.job.retry_failed and not is_again:

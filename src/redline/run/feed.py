@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -46,6 +46,10 @@ class Supply(Protocol):
         ...
 
 
+Keys = Sequence[int]
+Places = Iterable[int]
+
+
 class _Batch(msgspec.Struct):
     picked: list[Picked]
     read: int
@@ -55,14 +59,15 @@ class _Batch(msgspec.Struct):
 class Feed:
     """Hands out each row that is to be done, once.
 
-    is_wanted: whether a row of this key is to be done. limit: rows after the first N are not read.
+    wanted: the places of those of some rows, by their keys, that are to be done. limit: rows after
+    the first N are not read.
     """
 
     def __init__(
-        self, source: Source | AsyncRows, is_wanted: Callable[[int], bool], limit: int | None
+        self, source: Source | AsyncRows, wanted: Callable[[Keys], Places], limit: int | None
     ) -> None:
         self._source = source
-        self._is_wanted = is_wanted
+        self._wanted = wanted
         self.limit = limit
         self.identifier: Identifier | MessageKeys = Identifier()
         self._ready: deque[Picked] = deque()
@@ -234,7 +239,5 @@ class Feed:
         batch.read += len(rows)
         if self.keys is not None:
             self.keys.extend(keys)
-        is_wanted = self._is_wanted
-        for place, key in enumerate(keys):
-            if is_wanted(key):
-                batch.picked.append(Picked(rows[place], key, place in duplicates))
+        for place in self._wanted(keys):
+            batch.picked.append(Picked(rows[place], keys[place], place in duplicates))

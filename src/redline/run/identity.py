@@ -47,6 +47,22 @@ class KeySet:
             at = (at + 1) & mask
         return found != 0
 
+    def missing(self, keys: Sequence[int]) -> Sequence[int]:
+        """The places of the keys that are not in it."""
+        if not self._count:
+            return range(len(keys))
+        slots = self._slots
+        mask = len(slots) - 1
+        places = []
+        for place, key in enumerate(keys):
+            key = key or 1
+            at = key & mask
+            while (found := slots[at]) and found != key:
+                at = (at + 1) & mask
+            if not found:
+                places.append(place)
+        return places
+
     def add(self, key: int) -> bool:
         """Puts `key` in, 0..2^64-1; False if it was there."""
         return self.add_all((key,)) == 1
@@ -130,7 +146,10 @@ class Identifier:
         """The rows' keys, and the places of those with the custom_id of an earlier row."""
         digests = []
         for row in rows:
-            name = custom_id(row)
+            # Most rows' name is a text, which is looked up here and without a call.
+            name = None if row.data is None else row.data.get("custom_id")
+            if type(name) is not str or not name:
+                name = custom_id(row)
             if name is None:
                 digest = _UNNAMED.copy()
                 digest.update(row.content)
