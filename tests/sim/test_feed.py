@@ -17,7 +17,7 @@ from redline.testing import VirtualLoop, virtual_run
 
 
 def feed_of(rows: object, limit: int | None = None) -> Feed:
-    return Feed(open_source(rows), lambda keys: range(len(keys)), limit)
+    return Feed(open_source(rows), lambda keys, undone: undone, limit)
 
 
 async def drained(feed: Feed) -> list[int]:
@@ -47,7 +47,7 @@ def test_rows_that_are_not_wanted_are_counted_and_left_out() -> None:
     async def main() -> None:
         seen: list[int] = []
 
-        def wanted(keys: Sequence[int]) -> list[int]:
+        def wanted(keys: Sequence[int], undone: Sequence[int]) -> list[int]:
             first = len(seen) + 1
             seen.extend(keys)
             return [place for place in range(len(keys)) if (first + place) % 10 == 0]
@@ -64,7 +64,7 @@ def check_reading_goes_on_past_many_rows_that_are_done(module: Any) -> None:
         first = iter(range(50_000))
         feed = module.Feed(
             open_source(rows(50_010)),
-            lambda keys: [place for place in range(len(keys)) if next(first, None) is None],
+            lambda keys, undone: [place for place in range(len(keys)) if next(first, None) is None],
             None,
         )
         taken = await asyncio.gather(*(drained(feed) for _ in range(3)))
@@ -153,7 +153,7 @@ def check_a_row_wakes_one_worker(module: Any) -> None:
             yield {"n": number}
 
     async def main() -> None:
-        feed = module.Feed(open_source(slow()), lambda keys: range(len(keys)), None)
+        feed = module.Feed(open_source(slow()), lambda keys, undone: undone, None)
         taken = await asyncio.gather(*(drained(feed) for _ in range(300)))
         assert sorted(number for part in taken for number in part) == list(range(1, 101))
 
@@ -181,7 +181,7 @@ def check_a_row_goes_to_another_worker(module: Any) -> None:
         await asyncio.Event().wait()
 
     async def main() -> None:
-        feed = module.Feed(open_source(one()), lambda keys: range(len(keys)), None)
+        feed = module.Feed(open_source(one()), lambda keys, undone: undone, None)
         workers = [asyncio.create_task(feed.next()) for _ in range(3)]
         await asyncio.sleep(1)
         feed._refill.add_done_callback(lambda refill: workers[0].cancel())
@@ -208,7 +208,7 @@ def check_closing_between_two_readings_ends_all_waits(module: Any) -> None:
         yield {"n": 1}
 
     async def main() -> None:
-        feed = module.Feed(open_source(some()), lambda keys: range(len(keys)), None)
+        feed = module.Feed(open_source(some()), lambda keys, undone: undone, None)
         workers = [asyncio.create_task(feed.next()) for _ in range(3)]
         await asyncio.sleep(0.5)
         # One is woken for the row, and has not run when the feed is closed.

@@ -52,7 +52,7 @@ class Harness:
         self.tally = Tally()
         clock = VirtualClock(asyncio.get_running_loop())
         job = Job(rows=rows, call=unused, **settings)
-        self.feed = Feed(open_source(rows), lambda keys: range(len(keys)), job.limit)
+        self.feed = Feed(open_source(rows), lambda keys, undone: undone, job.limit)
         self.runner = runner_class(
             job,
             backend=Retry(backend, job.retry, clock=clock, listener=self.tally, seed=1),

@@ -99,7 +99,7 @@ class Collector:
     def has_line(self, key: int) -> bool:
         """The row has its result or its failure in the journal from an earlier run."""
         journal = self._world.journal
-        if key in journal.succeeded:
+        if journal.has_succeeded(key):
             return True
         return not self._world.job.retry_failed and key in journal.failed
 

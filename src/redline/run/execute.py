@@ -21,7 +21,7 @@ from redline.run.account import AccountFile
 from redline.run.bill import Bill
 from redline.run.descriptors import raise_limit
 from redline.run.feed import Feed
-from redline.run.identity import MessageKeys
+from redline.run.identity import Identifier, MessageKeys
 from redline.run.journal import Journal
 from redline.run.load import Load, paced
 from redline.run.lock import OutputLock
@@ -97,20 +97,23 @@ class _Run:
         self.tally.on_wait = self.runner.row_waits
         if self.stream is not None:
             self.stream.most = 2 * self.slots
-            self.feed.identifier = MessageKeys(self.stream.url.stream)
             self.runner.permit = self.stream.permit
         if self.bill.reads_replies:
             self.runner.bill = self.bill
 
-    def _wanted(self, keys: Sequence[int]) -> Sequence[int]:
-        """The places of those rows, by their keys, that this run is to do."""
+    def identifier(self, journal: Journal) -> Identifier | MessageKeys:
+        """Who tells which row is which, and which of them the journal has."""
+        if self.stream is not None:
+            return MessageKeys(self.stream.url.stream, journal.succeeded)
+        return Identifier(journal.succeeded)
+
+    def _wanted(self, keys: Sequence[int], undone: Sequence[int]) -> Sequence[int]:
+        """The places of those of the rows that this run is to do; undone: that are not done yet."""
         journal = self.journal
         if journal is None:
-            return range(len(keys))
-        # All at once: where a run goes on, most of its rows are done.
-        missing = journal.succeeded.missing(keys)
-        self._skipped += len(keys) - len(missing)
-        wanted = [place for place in missing if self._is_to_do(journal, keys[place])]
+            return undone
+        self._skipped += len(keys) - len(undone)
+        wanted = [place for place in undone if self._is_to_do(journal, keys[place])]
         if self.stream is not None:
             for place in sorted(set(range(len(keys))).difference(wanted)):
                 self.stream.skip(keys[place])
@@ -242,6 +245,7 @@ async def _opened(run: _Run) -> AsyncIterator[None]:
             ledger = await asyncio.to_thread(_ledger, job, output, is_new=is_new)
             journal, run.manifest = await _open_journal(run, output)
             run.journal = run.runner.journal = journal
+            run.feed.identifier = run.identifier(journal)
             # What was answered before a request goes out is written before it.
             run.tally.on_send = journal.flush
             run.runner.load.journal = journal

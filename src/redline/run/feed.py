@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -47,7 +47,7 @@ class Supply(Protocol):
 
 
 Keys = Sequence[int]
-Places = Iterable[int]
+Places = Sequence[int]
 
 
 class _Batch(msgspec.Struct):
@@ -59,12 +59,15 @@ class _Batch(msgspec.Struct):
 class Feed:
     """Hands out each row that is to be done, once.
 
-    wanted: the places of those of some rows, by their keys, that are to be done. limit: rows after
-    the first N are not read.
+    wanted: which of the rows are to be done, told the keys of some of them and the places of those
+    that are undone; their places. limit: rows after the first N are not read.
     """
 
     def __init__(
-        self, source: Source | AsyncRows, wanted: Callable[[Keys], Places], limit: int | None
+        self,
+        source: Source | AsyncRows,
+        wanted: Callable[[Keys, Places], Places],
+        limit: int | None,
     ) -> None:
         self._source = source
         self._wanted = wanted
@@ -232,12 +235,12 @@ class Feed:
             # Without a look at the row after it, which a pipe may never bring.
             batch.is_end = True
             rows = [row for row in rows if row.number <= self.limit]
-        keys, duplicates = self.identifier.keys(rows)
+        keys, duplicates, undone = self.identifier.keys(rows)
         share = self.read_fraction()
         if share:
             self.identifier.foresee(share)
         batch.read += len(rows)
         if self.keys is not None:
             self.keys.extend(keys)
-        for place in self._wanted(keys):
+        for place in self._wanted(keys, undone):
             batch.picked.append(Picked(rows[place], keys[place], place in duplicates))

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import islice
+from typing import NamedTuple
 
 from redline.run.source import Row
 
@@ -46,22 +47,6 @@ class KeySet:
         while (found := slots[at]) and found != key:
             at = (at + 1) & mask
         return found != 0
-
-    def missing(self, keys: Sequence[int]) -> Sequence[int]:
-        """The places of the keys that are not in it."""
-        if not self._count:
-            return range(len(keys))
-        slots = self._slots
-        mask = len(slots) - 1
-        places = []
-        for place, key in enumerate(keys):
-            key = key or 1
-            at = key & mask
-            while (found := slots[at]) and found != key:
-                at = (at + 1) & mask
-            if not found:
-                places.append(place)
-        return places
 
     def add(self, key: int) -> bool:
         """Puts `key` in, 0..2^64-1; False if it was there."""
@@ -131,19 +116,72 @@ def _slots_for(count: int, least: int) -> int:
     return least
 
 
-class Identifier:
-    """The key of each row of one pass over the input, in input order."""
+class _Taken:
+    """The keys that rows have taken so far. done: those that stand for rows that are done."""
 
-    def __init__(self) -> None:
-        self._seen = KeySet()
+    def __init__(self, done: KeySet) -> None:
+        self._done = done._slots
+        self._has_done = len(done) > 0
+        # By slot of `done`: its key is taken.
+        self._claimed = bytearray(len(self._done) if self._has_done else 0)
+        self.others = KeySet()
+
+    def take(self, keys: Sequence[int], start: int, undone: list[int]) -> int:
+        """Takes the keys from the place `start` on, up to the first that was taken before.
+
+        Returns that one's place; the number of keys where there is none. Adds the places of those
+        taken that are not done to `undone`.
+        """
+        if not self._has_done:
+            end = self.others.add_all(keys, start)
+            undone += range(start, end)
+            return end
+        slots, claimed = self._done, self._claimed
+        mask = len(slots) - 1
+        for place in range(start, len(keys)):
+            key = keys[place] or 1
+            at = key & mask
+            while (found := slots[at]) and found != key:
+                at = (at + 1) & mask
+            if not found:
+                if not self.others.add(key):
+                    return place
+                undone.append(place)
+            elif claimed[at]:
+                return place
+            else:
+                claimed[at] = 1
+        return len(keys)
+
+
+class Identified(NamedTuple):
+    """Some rows' keys, and the places of some of these rows.
+
+    duplicates: they have the custom_id of an earlier row. undone: those that are not done yet.
+    """
+
+    keys: array[int]
+    duplicates: list[int]
+    undone: Sequence[int]
+
+
+class Identifier:
+    """The key of each row of one pass over the input, in input order.
+
+    done: the keys of rows that are done, of which none is added any more. They are seen when their
+    rows come, and are not remembered a second time.
+    """
+
+    def __init__(self, done: KeySet | None = None) -> None:
+        self._taken = _Taken(done if done is not None else KeySet())
         self._copies: dict[int, int] = {}
 
     def foresee(self, share: float) -> None:
         """The rows so far are about this share, above 0 to 1, of the input."""
-        self._seen.foresee(share)
+        self._taken.others.foresee(share)
 
-    def keys(self, rows: Sequence[Row]) -> tuple[array[int], list[int]]:
-        """The rows' keys, and the places of those with the custom_id of an earlier row."""
+    def keys(self, rows: Sequence[Row]) -> Identified:
+        """The rows' keys, and which of the rows are duplicates, and undone."""
         digests = []
         for row in rows:
             # Most rows' name is a text, which is looked up here and without a call.
@@ -160,24 +198,28 @@ class Identifier:
         keys = array("Q", b"".join(digests))
         if sys.byteorder == "little":
             keys.byteswap()
-        duplicates = []
+        duplicates: list[int] = []
+        undone: list[int] = []
         place = 0
-        while (place := self._seen.add_all(keys, place)) < len(keys):
-            keys[place] = self._key_of_copy(rows[place])
+        while (place := self._taken.take(keys, place, undone)) < len(keys):
+            keys[place] = self._key_of_copy(rows[place], place, undone)
             if custom_id(rows[place]) is not None:
                 duplicates.append(place)
             place += 1
-        return keys, duplicates
+        return Identified(keys, duplicates, undone)
 
-    def _key_of_copy(self, row: Row) -> int:
+    def _key_of_copy(self, row: Row, place: int, undone: list[int]) -> int:
         """The key of a row that is not the first of its kind: of its content, or of the n-th copy.
 
         Only rows that repeat cost a dictionary entry.
         """
         key = first = _hash(b"content:" + row.content)
-        while not self._seen.add(key):
+        is_undone: list[int] = []
+        while not self._taken.take((key,), 0, is_undone):
             copy = self._copies[first] = self._copies.get(first, 0) + 1
             key = _hash(b"copy %d:" % copy + row.content)
+        if is_undone:
+            undone.append(place)
         return key
 
 
@@ -187,16 +229,20 @@ class MessageKeys:
     A row's content begins with its message's id and a space.
     """
 
-    def __init__(self, stream: bytes) -> None:
+    def __init__(self, stream: bytes, done: KeySet) -> None:
         self._stream = stream
+        self._done = done
 
     def foresee(self, share: float) -> None:
         """Nothing grows here."""
 
-    def keys(self, rows: Sequence[Row]) -> tuple[array[int], list[int]]:
-        """The rows' keys, and that none of them repeats."""
+    def keys(self, rows: Sequence[Row]) -> Identified:
+        """The rows' keys, and which of the rows are undone; none of them repeats."""
         ids = [row.content.partition(b" ")[0] for row in rows]
-        return array("Q", [message_key(self._stream, message_id) for message_id in ids]), []
+        keys = array("Q", [message_key(self._stream, message_id) for message_id in ids])
+        return Identified(
+            keys, [], [place for place, key in enumerate(keys) if key not in self._done]
+        )
 
 
 def message_key(stream: bytes, message_id: bytes) -> int:

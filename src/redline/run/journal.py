@@ -64,7 +64,9 @@ class Journal:
 
     def __init__(self, output: Output, acknowledge: Callable[[list[Result]], None]) -> None:
         self.output = output
+        # Rows that had succeeded before this run, and those that it has made good.
         self.succeeded = KeySet()
+        self._made_good = KeySet()
         self.failed = KeySet()
         self._acknowledge = acknowledge
         self._group = _Group()
@@ -98,6 +100,10 @@ class Journal:
     def is_behind(self) -> bool:
         """Too much is not durable yet: no more rows are to be begun. May be asked in any thread."""
         return self._group.size_bytes >= _MOST_UNSYNCED_BYTES
+
+    def has_succeeded(self, key: int) -> bool:
+        """The row of this key succeeded before this run, or has since it failed."""
+        return key in self.succeeded or key in self._made_good
 
     @property
     def failure(self) -> JournalError | None:
@@ -180,7 +186,7 @@ class Journal:
             self._mended += 1
             if outcome.is_success:
                 # No other success need be remembered: its row is not read again by this run.
-                self.succeeded.add(result.key)
+                self._made_good.add(result.key)
         if outcome.error is None:
             self._results.add(line)
         else:
@@ -250,7 +256,7 @@ class Journal:
             self._failures = None
         self._mended = 0
         self.failed = KeySet()
-        if drop_mended(self.output.failed_path, self.succeeded):
+        if drop_mended(self.output.failed_path, self.has_succeeded):
             self._open_failures()
 
     def _on_successes(self, found: Stretch) -> None:

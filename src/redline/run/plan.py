@@ -112,7 +112,7 @@ def _rows(
     """Each row up to the limit with its key, and whether its custom_id is an earlier row's."""
     for batch in source.batches():
         rows = [row for row in batch if limit is None or row.number <= limit]
-        keys, duplicates = identifier.keys(rows)
+        keys, duplicates, _ = identifier.keys(rows)
         for place, key in enumerate(keys):
             yield rows[place], key, place in duplicates
         if len(rows) < len(batch):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
 from redline.errors import JournalError
 from redline.run.entries import read_stretches
-from redline.run.identity import KeySet
 from redline.run.results_file import (
     copy_mode,
     let_go,
@@ -27,7 +27,7 @@ from redline.run.results_file import (
 _BUFFER_BYTES = 1 << 20
 
 
-def drop_mended(path: Path, succeeded: KeySet) -> int:
+def drop_mended(path: Path, has_succeeded: Callable[[int], bool]) -> int:
     """Failures left in `path`: without those that succeeded since, and each row's last one only.
 
     Does nothing where nothing is to be dropped; removes the file when none is left. The caller
@@ -40,7 +40,7 @@ def drop_mended(path: Path, succeeded: KeySet) -> int:
         for stretch in read_stretches(fd):
             total += len(stretch.lines)
             found = zip(stretch.keys, stretch.offsets(), strict=False)
-            last.update((key, offset) for key, offset in found if key not in succeeded)
+            last.update((key, offset) for key, offset in found if not has_succeeded(key))
         if len(last) < total:
             keep = sorted(last.values())
             if keep:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import sys
+from types import ModuleType
 
 import pytest
-from hypothesis import given
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from mutants import assert_caught, mutant
 from redline.run import identity
 from redline.run.identity import Identifier, KeySet
 from redline.run.source import Row
@@ -21,7 +23,7 @@ def row(number: int, content: bytes, custom_id: object = None) -> Row:
 
 def key(identifier: Identifier, one: Row) -> tuple[int, bool]:
     """Of a row that comes by itself."""
-    keys, duplicates = identifier.keys([one])
+    keys, duplicates, _ = identifier.keys([one])
     return keys[0], bool(duplicates)
 
 
@@ -144,10 +146,74 @@ def test_keys_do_not_depend_on_how_many_rows_come_at_once(
     single, batched = Identifier(), Identifier()
     found: list[tuple[int, bool]] = []
     for begin in range(0, len(made), size):
-        keys, duplicates = batched.keys(made[begin : begin + size])
+        keys, duplicates, _ = batched.keys(made[begin : begin + size])
         found += [(number, place in duplicates) for place, number in enumerate(keys)]
     assert found == [key(single, one) for one in made]
     assert len({number for number, _ in found}) == len(made)
+
+
+Parts = tuple[list[tuple[bytes, object]], list[bool], int]
+
+
+def identified(
+    identifier: Identifier, rows: list[Row], size: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Keys, places of duplicates and of what is undone, where so many rows come at once."""
+    keys, duplicates, undone = [], [], []
+    for begin in range(0, len(rows), size):
+        found = identifier.keys(rows[begin : begin + size])
+        keys += found.keys
+        duplicates += [begin + place for place in found.duplicates]
+        undone += [begin + place for place in found.undone]
+    return keys, duplicates, undone
+
+
+def check_done(module: ModuleType, parts: Parts) -> None:
+    """What is done has the keys it has elsewhere, also where rows repeat, and only it is done."""
+    rows, is_done, size = parts
+    made = [row(number, content, name) for number, (content, name) in enumerate(rows, 1)]
+    keys, duplicates, undone = identified(module.Identifier(), made, size)
+    assert undone == list(range(len(made)))
+    done = module.KeySet()
+    chosen = [place for place, chosen in zip(undone, is_done, strict=False) if chosen]
+    done.add_all([keys[place] for place in chosen])
+    rest = [place for place in undone if place not in chosen]
+    assert identified(module.Identifier(done), made, size) == (keys, duplicates, rest)
+
+
+NAMED = st.tuples(
+    st.sampled_from([b"1", b"2", b"3"]), st.one_of(st.none(), st.sampled_from(["a", "b", 7]))
+)
+PARTS = st.tuples(
+    st.lists(NAMED, max_size=25),
+    st.lists(st.booleans(), min_size=25, max_size=25),
+    st.integers(1, 9),
+)
+
+
+@given(PARTS)
+def test_rows_that_are_done_have_the_same_keys(
+    parts: Parts,
+) -> None:
+    check_done(identity, parts)
+
+
+@pytest.mark.parametrize(
+    ("line", "changed"),
+    [
+        ("claimed[at] = 1", "pass"),
+        ("elif claimed[at]:", "elif False:"),
+        ("if not self.others.add(key):", "if self.others.add(key) is None:"),
+        ("if is_undone:", "if True:"),
+    ],
+)
+def test_a_changed_line_is_noticed_where_rows_are_done(line: str, changed: str) -> None:
+    @settings(database=None, max_examples=300, phases=[Phase.generate])
+    @given(parts=PARTS)
+    def check(module: ModuleType, parts: Parts) -> None:
+        check_done(module, parts)
+
+    assert_caught(lambda module: check(module=module), identity, mutant(identity, line, changed))
 
 
 def test_many_equal_rows_take_one_step_each(monkeypatch) -> None:
@@ -161,6 +227,6 @@ def test_many_equal_rows_take_one_step_each(monkeypatch) -> None:
 
     monkeypatch.setattr(identity, "_hash", counted)
     identifier = Identifier()
-    keys, _ = identifier.keys([row(number, b"same") for number in range(1, 5001)])
+    keys, _, _ = identifier.keys([row(number, b"same") for number in range(1, 5001)])
     assert len(set(keys)) == 5000
     assert calls <= 3 * 5000

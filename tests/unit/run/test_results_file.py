@@ -16,7 +16,6 @@ import pytest
 from mutants import assert_caught, mutant
 from redline.errors import JournalError
 from redline.run import results_file, rewrite
-from redline.run.identity import KeySet
 from redline.run.results_file import drop_unfinished, replace_file, unwritable
 
 
@@ -123,7 +122,7 @@ def rewritings(path: Path) -> Iterator[Any]:
     path.write_bytes(sealed(2) + sealed(1))
     yield lambda: rewrite.put_in_order(path, array("Q", [1, 2]))
     path.write_bytes(sealed(2) + sealed(1) + sealed(1))
-    yield lambda: rewrite.drop_mended(path, KeySet())
+    yield lambda: rewrite.drop_mended(path, lambda key: False)
 
 
 def test_a_file_that_is_written_anew_keeps_its_mode(tmp_path: Path) -> None:
