@@ -125,7 +125,7 @@ def uses_refunds() -> None:
 
 
 def test_refunds_that_are_lost_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = "full_at_s = now_s - self._credit_s"
+    line = "full_at_s = now_s - min(late_s, self._catch_up_s) - self._credit_s"
     changed = mutant(window_module, line, line.removesuffix(" - self._credit_s"))
     check_patched(monkeypatch, uses_refunds, (budget_module, "Window", changed.Window))
 

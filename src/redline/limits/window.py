@@ -166,9 +166,7 @@ class Window:
         if self._apart_s:
             self._next_s = max(self._next_s, now_s - min(late_s, _BURST_MOST_S)) + self._apart_s
         if self._is_even:
-            full_at_s = now_s - self._credit_s
-            if late_s:
-                full_at_s -= min(late_s, self._catch_up_s)
+            full_at_s = now_s - min(late_s, self._catch_up_s) - self._credit_s
             if self._full_at_s > full_at_s:
                 full_at_s = self._full_at_s
             paced_s = amount * self._unit_s if self._is_plain else self._cost_s(amount, spread)
