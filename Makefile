@@ -47,8 +47,14 @@ check-types: $(TESTS)
 check-fast: $(TESTS)
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup $(FAST)
 
-bench: $(TESTS) ## measure all that docs/benchmarks.md shows; about two hours
+bench: $(TESTS) ## measure all that docs/benchmarks.md shows; about three hours
 	@$(BIN)/python bench/run.py
+	@$(BIN)/python bench/profile.py
+	@$(BIN)/python bench/journal.py
+	@$(BIN)/python bench/scale.py
+	@$(BIN)/python bench/connections.py
+	@$(BIN)/python bench/soak.py
+	@$(BIN)/python bench/transports.py
 	@$(BIN)/python bench/article.py
 	@$(BIN)/python bench/memory.py
 	@$(BIN)/python bench/limits.py

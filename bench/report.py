@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import report_limits
+import report_path
 from report_table import Result, source, table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,6 +34,9 @@ NAMES = (
     "concurrency",
     "waiters",
     "transports",
+    "profile",
+    "journal",
+    "connections",
 )
 
 _BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -66,6 +70,12 @@ def load(folder: Path = RESULTS) -> dict[str, Result]:
     return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
 
 
+def load_campaigns(folder: Path = RESULTS) -> dict[str, Result]:
+    """The records of campaigns that are there, by name."""
+    paths = {name: folder / f"{name}.json" for name in report_path.CAMPAIGNS}
+    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+
+
 def blocks(results: Mapping[str, Result]) -> dict[str, str]:
     """The generated parts of the page, by name."""
     makers = {
@@ -78,9 +88,13 @@ def blocks(results: Mapping[str, Result]) -> dict[str, str]:
         "concurrency": report_limits.concurrency,
         "waiters": report_limits.waiters,
         "transports": _transports,
+        "profile": report_path.profile,
+        "journal": report_path.journal,
+        "connections": report_path.connections,
     }
     made = {name: make(results[name]) for name, make in makers.items() if name in results}
     made["losses"] = _losses(results)
+    made["campaigns"] = report_path.campaigns(load_campaigns())
     return made
 
 

@@ -1,0 +1,137 @@
+"""The parts of docs/benchmarks.md on the run path: its stages, journal, scale, and campaigns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from report_table import Result, source, table
+
+
+def profile(result: Result) -> str:
+    """Microseconds of CPU a call, by stage."""
+    loads = result["summary"]
+    stages = dict.fromkeys(stage for load in loads.values() for stage in load)
+    last = ("all stages", "start-up, s")
+    ordered = [stage for stage in stages if stage not in last] + list(last)
+    rows = [
+        [stage, *(f"{load.get(stage, 0):,.4g}" for load in loads.values())] for stage in ordered
+    ]
+    return f"{table(['stage, us a call', *loads], rows)}\n\n{source(result)}"
+
+
+def journal(result: Result) -> str:
+    """What the journal costs, and how often it calls the kernel."""
+    head = ["load", "rows/s with", "rows/s without", "lost", "CPU s per 1,000 with", "without"]
+    head += ["bytes a row", "fsyncs", "writes"]
+    rows = []
+    for load, row in result["summary"].items():
+        calls = row["calls"]
+        rows.append(
+            [
+                load,
+                f"{row['rows_per_s_on']:,}",
+                f"{row['rows_per_s_off']:,}",
+                f"{row['lost']:.1%}",
+                f"{row['cpu_s_per_1000_on']:.3f}",
+                f"{row['cpu_s_per_1000_off']:.3f}",
+                f"{row['bytes_a_row']:,}",
+                f"{calls.get('fsync', 0) + calls.get('fdatasync', 0):,}",
+                f"{calls.get('write', 0):,}",
+            ]
+        )
+    return f"{table(head, rows)}\n\n{source(result)}"
+
+
+def connections(result: Result) -> str:
+    """What very many connections at once take, and that none stays."""
+    found = result["summary"]
+    rows = [
+        ["rows that succeeded", f"{found['succeeded']:,}"],
+        ["most in flight", f"{found['most_in_flight']:,}"],
+        ["resident before, MB", f"{found['rss_mb_before']:.1f}"],
+        ["most resident, MB", f"{found['peak_mb']:.1f}"],
+        ["each connection, KB", f"{found['kb_per_connection']:.1f}"],
+        ["open files before", f"{found['files_before']:,}"],
+        ["most open files", f"{found['most_files']:,}"],
+        ["open files after", f"{found['files_after']:,}"],
+    ]
+    return f"{table(['', 'measured'], rows)}\n\n{source(result)}"
+
+
+Parts = Mapping[str, Mapping[str, Any]]
+
+
+def campaigns(records: Mapping[str, Result]) -> str:
+    """One line for each campaign that has left its record."""
+    head = ["campaign", "what it has met", "found", "took, s", "commit"]
+    rows = []
+    for name, (words, found) in _CAMPAIGNS.items():
+        if name in records:
+            record = records[name]
+            verdict = "passed" if record["has_passed"] else "not passed"
+            counts = ", ".join(found(record["parts"]))
+            took = f"{record['duration_s']:,.0f}"
+            rows.append([f"`{name}`", words, f"{verdict}: {counts}", took, record["commit"][:12]])
+    # Words to the left.
+    rule = "| --- | --- | --- | ---: | --- |"
+    lines = ["| " + " | ".join(cells) + " |" for cells in [head, *rows]]
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def _kills(parts: Parts) -> Iterator[str]:
+    yield f"{sum(part['kills'] for part in parts.values()):,} kills"
+    torn = sum(part["torn_at_kills"] for part in parts.values())
+    yield f"{torn} torn lines, each cut off"
+    least = min(part["allowed"] - part["received"] for part in parts.values())
+    yield f"requests at least {least:,} below the bound"
+
+
+def _journal_kills(parts: Parts) -> Iterator[str]:
+    yield f"{sum(part['deaths'] for part in parts.values()):,} deaths in {len(parts)} parts"
+    moments = [count for part in parts.values() for count in part["at"].values()]
+    yield f"at least {min(moments)} at each of {len(moments)} moments"
+
+
+def _faults(parts: Parts) -> Iterator[str]:
+    traces = next(part for part in parts.values() if "distinct_traces" in part)
+    yield f"{traces['distinct_traces']:,} distinct traces of {traces['scripts']:,} scripts"
+    yield f"{traces['rows']:,} rows in {traces['runs']:,} runs, {len(traces['broken'])} laws broken"
+    caught = [part["caught_by_seed"] for part in parts.values() if "caught_by_seed" in part]
+    yield f"{sum(len(seeds) for seeds in caught)} changed lines caught"
+
+
+def _fuzz(parts: Parts) -> Iterator[str]:
+    yield f"{sum(part['executions'] for part in parts.values()):,} executions"
+    modules = dict.fromkeys(name for part in parts.values() for name in part["lines"])
+    for name in modules:
+        least = min(part["lines"][name]["percent"] for part in parts.values())
+        yield f"{least:g} % of the lines of `{name.rpartition('.')[2]}`"
+
+
+def _budget(parts: Parts) -> Iterator[str]:
+    yield f"{sum(len(part['runs']) for part in parts.values())} runs"
+    kills, faults = (sum(part[name] for part in parts.values()) for name in ("kills", "faults"))
+    yield f"{kills} kills and {faults:,} faults"
+    least = min(part["least_counted"] for part in parts.values())
+    most = max(part["most_billed"] for part in parts.values())
+    yield f"{least:.1%} of the budget counted as used, or more"
+    yield f"{most:.1%} of it billed at the most"
+
+
+def _streams(parts: Parts) -> Iterator[str]:
+    outcomes = sum(part["outcomes"] for part in parts.values())
+    yield f"{outcomes:,} messages over {sum(part['kills'] for part in parts.values())} kills"
+    yield f"{sum(part['repeated'] for part in parts.values())} with a second outcome"
+    yield f"{sum(part['pending'] for part in parts.values())} left pending"
+
+
+_CAMPAIGNS: dict[str, tuple[str, Callable[[Parts], Iterator[str]]]] = {
+    "kills": ("`kill -9` at random moments of whole runs", _kills),
+    "journal-kills": ("death and power loss at each step of the journal", _journal_kills),
+    "faults": ("seeded scripts of faults in virtual time, the one-outcome law", _faults),
+    "fuzz-transport": ("generated answers in generated pieces, against a reference", _fuzz),
+    "budget": ("random latencies, faults and kills within a budget", _budget),
+    "redis-streams": ("two consumers of one stream, killed again and again", _streams),
+}
+CAMPAIGNS = tuple(_CAMPAIGNS)
