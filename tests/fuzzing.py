@@ -82,7 +82,8 @@ def _one(module: ModuleType, rng: random.Random, figures: Figures) -> None:
     for _ in range(2):
         pieces = _cut(rng, data)
         reads = rng.choice(("whole", "whole", "stream", "rest"))
-        case = Case(pieces, ending, reads, most_bytes, is_lazy=rng.random() < 0.5)
+        is_lazy, is_held = rng.random() < 0.5, rng.random() < 0.2
+        case = Case(pieces, ending, reads, most_bytes, is_lazy=is_lazy, is_held=is_held)
         try:
             both.append(exchange(module, case))
             _judge(case, data, both, figures)

@@ -55,7 +55,8 @@ class Case:
     """What a server sends, in pieces, and then does: `eof`, `reset`, or `ring` for nothing more.
 
     reads: `whole`, or `stream` with its answer taken apart. is_lazy: the reader wakes only once
-    everything has come, or the transport is paused.
+    everything has come, or the transport is paused. is_held: after each piece, other answers leave
+    no room for a moment.
     """
 
     pieces: Iterable[bytes]
@@ -63,6 +64,7 @@ class Case:
     reads: str = "whole"
     most_bytes: int = 100_000
     is_lazy: bool = False
+    is_held: bool = False
 
 
 @dataclass
@@ -140,7 +142,9 @@ def _exchange(module: ModuleType, case: Case) -> Result:
     connection = module.Connection(lost.append, Intake(max(1, case.most_bytes)))
     connection.connection_made(transport)
     assert connection.is_reusable
-    connection.write(b"head", b"body", Asked(_TIMEOUTS, SYSTEM), case.most_bytes)
+    asked = Asked(_TIMEOUTS, SYSTEM)
+    assert asked.pass_gate_now()
+    connection.write(b"head", b"body", asked, case.most_bytes)
     assert transport.written == b"headbody"
     reader = _Reader(_read(connection, case.reads))
     result = Result()
@@ -163,6 +167,10 @@ def _exchange(module: ModuleType, case: Case) -> Result:
         if transport.is_aborted:
             break
         connection.data_received(piece)
+        if case.is_held:
+            connection.pause()
+            connection.resume()
+            assert case.reads != "whole" or not transport.is_paused, "it does not read on"
         if not case.is_lazy:
             read()
     if case.ending == "ring" and not reader.is_over:
