@@ -36,6 +36,7 @@ NAMES = (
     "transports",
     "profile",
     "journal",
+    "scale",
     "connections",
 )
 
@@ -90,6 +91,7 @@ def blocks(results: Mapping[str, Result]) -> dict[str, str]:
         "transports": _transports,
         "profile": report_path.profile,
         "journal": report_path.journal,
+        "scale": report_path.scale,
         "connections": report_path.connections,
     }
     made = {name: make(results[name]) for name, make in makers.items() if name in results}

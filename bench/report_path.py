@@ -43,6 +43,22 @@ def journal(result: Result) -> str:
     return f"{table(head, rows)}\n\n{source(result)}"
 
 
+def scale(result: Result) -> str:
+    """A run of very many rows, killed half-way."""
+    found = result["summary"]
+    rows = [
+        ["rows a second until the kill", f"{found['rows_per_s']:,}"],
+        ["rows a second after it", f"{found['rows_per_s_resumed']:,}"],
+        ["CPU s per 1,000 rows", f"{found['cpu_s_per_1000']:.3f}"],
+        ["resident at a tenth, MB", f"{found['rss_mb_at_a_tenth']:.1f}"],
+        ["most resident, MB", f"{found['peak_mb']:.1f}"],
+        ["rows done when it was killed", f"{found['rows_done_at_resume']:,}"],
+        ["at work again after, s", f"{found['resume_s']:.2f}"],
+        ["`redline verify` of all rows, s", f"{found['verify_s']:.1f}"],
+    ]
+    return f"{table(['', 'measured'], rows)}\n\n{source(result)}"
+
+
 def connections(result: Result) -> str:
     """What very many connections at once take, and that none stays."""
     found = result["summary"]
