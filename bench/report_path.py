@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from report_table import Result, source, table
@@ -43,35 +43,42 @@ def journal(result: Result) -> str:
     return f"{table(head, rows)}\n\n{source(result)}"
 
 
+# What a record's summary says, in words, by its name there and how its figure is written.
+_SCALE = (
+    ("rows a second until the kill", "rows_per_s", ","),
+    ("rows a second after it", "rows_per_s_resumed", ","),
+    ("CPU s per 1,000 rows", "cpu_s_per_1000", ".3f"),
+    ("resident at a tenth, MB", "rss_mb_at_a_tenth", ".1f"),
+    ("most resident, MB", "peak_mb", ".1f"),
+    ("rows done when it was killed", "rows_done_at_resume", ","),
+    ("at work again after, s", "resume_s", ".2f"),
+    ("`redline verify` of all rows, s", "verify_s", ".1f"),
+)
+_CONNECTIONS = (
+    ("rows that succeeded", "succeeded", ","),
+    ("most in flight", "most_in_flight", ","),
+    ("resident before, MB", "rss_mb_before", ".1f"),
+    ("most resident, MB", "peak_mb", ".1f"),
+    ("each connection, KB", "kb_per_connection", ".1f"),
+    ("open files before", "files_before", ","),
+    ("most open files", "most_files", ","),
+    ("open files after", "files_after", ","),
+)
+
+
 def scale(result: Result) -> str:
     """A run of very many rows, killed half-way."""
-    found = result["summary"]
-    rows = [
-        ["rows a second until the kill", f"{found['rows_per_s']:,}"],
-        ["rows a second after it", f"{found['rows_per_s_resumed']:,}"],
-        ["CPU s per 1,000 rows", f"{found['cpu_s_per_1000']:.3f}"],
-        ["resident at a tenth, MB", f"{found['rss_mb_at_a_tenth']:.1f}"],
-        ["most resident, MB", f"{found['peak_mb']:.1f}"],
-        ["rows done when it was killed", f"{found['rows_done_at_resume']:,}"],
-        ["at work again after, s", f"{found['resume_s']:.2f}"],
-        ["`redline verify` of all rows, s", f"{found['verify_s']:.1f}"],
-    ]
-    return f"{table(['', 'measured'], rows)}\n\n{source(result)}"
+    return _listed(result, _SCALE)
 
 
 def connections(result: Result) -> str:
     """What very many connections at once take, and that none stays."""
+    return _listed(result, _CONNECTIONS)
+
+
+def _listed(result: Result, lines: Sequence[tuple[str, str, str]]) -> str:
     found = result["summary"]
-    rows = [
-        ["rows that succeeded", f"{found['succeeded']:,}"],
-        ["most in flight", f"{found['most_in_flight']:,}"],
-        ["resident before, MB", f"{found['rss_mb_before']:.1f}"],
-        ["most resident, MB", f"{found['peak_mb']:.1f}"],
-        ["each connection, KB", f"{found['kb_per_connection']:.1f}"],
-        ["open files before", f"{found['files_before']:,}"],
-        ["most open files", f"{found['most_files']:,}"],
-        ["open files after", f"{found['files_after']:,}"],
-    ]
+    rows = [[words, format(found[name], form)] for words, name, form in lines]
     return f"{table(['', 'measured'], rows)}\n\n{source(result)}"
 
 

@@ -187,7 +187,7 @@ class Journal:
             if outcome.is_success:
                 # No other success need be remembered: its row is not read again by this run.
                 self._made_good.add(result.key)
-        if outcome.error is None:
+        if outcome.is_success:
             self._results.add(line)
         else:
             (failures or self._open_failures()).add(line)
