@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from mutants import assert_caught, mutant
 from redline.errors import ConfigError
 from redline.run import feed as feed_module
 from redline.run.feed import Feed
-from redline.run.source import open_source
+from redline.run.source import AsyncRows, Row, open_source
 from redline.testing import VirtualLoop, virtual_run
 
 
@@ -219,9 +220,37 @@ def check_closing_between_two_readings_ends_all_waits(module: Any) -> None:
     virtual_run(main())
 
 
-def test_closing_between_two_readings_ends_all_waits() -> None:
+def check_closing_over_a_reading_that_loses_its_cancellation_ends_all_waits(module: Any) -> None:
+    class Deaf(AsyncRows):
+        async def batches(self) -> AsyncIterator[list[Row]]:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            yield [Row(1, 1, {"n": 1}, b"", None)]
+
+    async def items() -> AsyncIterator[object]:
+        yield {}
+
+    async def main() -> None:
+        feed = module.Feed(Deaf("deaf", items()), lambda keys, undone: undone, None)
+        workers = [asyncio.create_task(feed.next()) for _ in range(3)]
+        await asyncio.sleep(0.5)
+        feed.close()
+        assert await asyncio.gather(*workers) == [None] * 3
+        await feed.aclose()
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        check_closing_between_two_readings_ends_all_waits,
+        check_closing_over_a_reading_that_loses_its_cancellation_ends_all_waits,
+    ],
+)
+def test_closing_ends_all_waits(check: Callable[[Any], None]) -> None:
     changed = mutant(feed_module, "self._wake_some(len(self._waiting))", "pass")
-    assert_caught(check_closing_between_two_readings_ends_all_waits, feed_module, changed)
+    assert_caught(check, feed_module, changed)
 
 
 def test_closing_ends_a_wait_for_a_row_that_never_comes() -> None:

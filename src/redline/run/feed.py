@@ -146,9 +146,9 @@ class Feed:
         if self._refill is not None:
             # It may wait for a row that never comes.
             self._refill.cancel()
-        else:
-            # Whoever has been woken for a row would have read on for the others.
-            self._wake_some(len(self._waiting))
+        # Also with a reading under way: what it waits for may come in the same turn of the loop,
+        # and the client that it reads with may then lose the cancellation.
+        self._wake_some(len(self._waiting))
 
     async def aclose(self) -> None:
         """Waits until the reading has ended."""
