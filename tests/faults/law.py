@@ -76,8 +76,11 @@ def _lines_are_rows(script: Script, ran: Ran) -> None:
     """Each line is whole and belongs to a row, once; what was there before is there still."""
     after, before, rows = ran.after, ran.before, script.rows
     holds(not after.damaged, f"damaged lines: {after.damaged}")
-    # A run that could not open its files has not come to the tails that a power loss left in them.
-    is_left = ran.report is None and ran.facts.has_sync_failed and after.torn <= before.torn
+    # A run that could not open its files, or died as it did, has not come to the tails that a power
+    # loss left in them.
+    has_begun = bool(ran.facts.tried or ran.facts.taken)
+    is_cut_off = ran.facts.has_sync_failed or (ran.facts.ended_by in _SUDDEN and not has_begun)
+    is_left = ran.report is None and is_cut_off and after.torn <= before.torn
     is_explained = not after.torn or is_left or ran.facts.ended_by == "power"
     holds(is_explained, f"{after.torn} bytes of half a line")
     for line in after.succeeded + after.failed:
