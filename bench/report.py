@@ -38,6 +38,7 @@ NAMES = (
     "journal",
     "scale",
     "connections",
+    "soak",
 )
 
 _BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -93,6 +94,7 @@ def blocks(results: Mapping[str, Result]) -> dict[str, str]:
         "journal": report_path.journal,
         "scale": report_path.scale,
         "connections": report_path.connections,
+        "soak": report_path.soak,
     }
     made = {name: make(results[name]) for name, make in makers.items() if name in results}
     made["losses"] = _losses(results)

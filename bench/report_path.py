@@ -76,6 +76,31 @@ def connections(result: Result) -> str:
     return _listed(result, _CONNECTIONS)
 
 
+def soak(result: Result) -> str:
+    """What a long run with faults goes on taking."""
+    found = result["summary"]
+    names = {"memory_mb": "memory beside the row keys, MB", "descriptors": "descriptors"}
+    names["tasks"] = "tasks"
+    head = ["", "first", "last", "most", "a million calls add", "standard error", "allowed"]
+    rows = [
+        [
+            name,
+            f"{found[key]['first']:,.4g}",
+            f"{found[key]['last']:,.4g}",
+            f"{found[key]['most']:,.4g}",
+            f"{found[key]['per_million_calls']:,.3g}",
+            f"{found[key]['standard_error']:,.2g}",
+            f"{found[key]['allowed']:,}",
+        ]
+        for key, name in names.items()
+    ]
+    text = (
+        f"{found['calls']:,} calls after the warm-up, {found['calls_per_s']:,} a second: "
+        f"{'no leak is seen' if found['is_flat'] else 'a leak is seen'}."
+    )
+    return f"{table(head, rows)}\n\n{text}\n\n{source(result)}"
+
+
 def _listed(result: Result, lines: Sequence[tuple[str, str, str]]) -> str:
     found = result["summary"]
     rows = [[words, format(found[name], form)] for words, name, form in lines]
