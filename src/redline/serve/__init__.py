@@ -1,0 +1,1 @@
+"""The HTTP front: any backend, published with the OpenAI API."""
