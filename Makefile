@@ -5,6 +5,8 @@
 PYTHON ?= python3
 # Test processes at a time.
 WORKERS ?= 2
+# The release that the tests were run with; pyproject.toml says which others will do.
+TORCH ?= torch==2.13.0
 # The campaign's length in minutes.
 MINUTES ?= 10
 
@@ -12,13 +14,14 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 VENV := .venv/.stamp-venv
 CORE := .venv/.stamp-core
+ENGINE := .venv/.stamp-engine
 TESTS := .venv/.stamp-test
 REDIS := .venv/.stamp-redis
 SOURCES := $(wildcard src tests bench examples)
 FAST := $(wildcard tests/unit tests/property tests/test_house.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-test demo test check check-style check-types check-fast bench campaign clean
+.PHONY: help install install-engine install-test demo engine-demo test check check-style check-types check-fast bench campaign clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -26,7 +29,12 @@ help: ## print this list
 
 install: $(CORE) ## make .venv with redline in it, editable
 
-install-test: $(TESTS) ## add what the tests, checks and benchmarks need
+install-engine: $(ENGINE) ## add the local engine, with PyTorch, to the same .venv
+
+install-engine-demo: $(ENGINE) ## train a small model, serve it, ask it; some minutes the first time
+	@$(BIN)/python examples/engine_demo.py
+
+test: $(TESTS) ## add what the tests, checks and benchmarks need
 
 demo: $(CORE) ## run the main job on examples/, kill it half-way, resume, verify
 	@$(BIN)/python examples/demo.py
@@ -86,7 +94,14 @@ $(CORE): pyproject.toml | $(VENV)
 	@$(PIP) install --editable .
 	@touch $@
 
-$(TESTS): pyproject.toml $(CORE) | $(REDIS)
+# PyTorch first, so that nothing else chooses its build.
+$(ENGINE): pyproject.toml $(CORE)
+	@echo "installing the engine and PyTorch into .venv"
+	@$(PIP) install '$(TORCH)'
+	@$(PIP) install --editable '.[engine]'
+	@touch $@
+
+$(TESTS): pyproject.toml $(CORE) $(ENGINE) | $(REDIS)
 	@echo "installing the extras and tools the tests need"
 	@$(PIP) install --editable '.[parquet,zst,hf,redis,s3,schema,synth,tokens]' --group dev
 	@touch $@

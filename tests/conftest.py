@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -15,3 +16,10 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("real data: there is no ../shared/data beside this checkout")
     return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where engine_models leaves what it makes: one folder for all workers of a run."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "models"

@@ -1,0 +1,9 @@
+"""The local engine: a causal LM on this machine, batched, with speculative decoding.
+
+Importing this part does not import torch; its modules that compute do, and are imported only
+where an engine starts.
+"""
+
+from redline.engine.settings import EngineSettings
+
+__all__ = ["EngineSettings"]

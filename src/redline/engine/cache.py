@@ -1,0 +1,53 @@
+"""Keys and values of every sequence: a slot each, in one tensor a layer.
+
+A slot has room for the longest sequence there may be. On a CPU memory is taken only as it is
+written, so an empty slot costs nothing; what may be written in all is the scheduler's to bound.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# What a query looks at is cut to a multiple of this many tokens, so that shapes seldom change.
+BUCKET = 16
+
+
+class Shape(NamedTuple):
+    """What a cache must hold. `kv_heads` is of this rank; `capacity` in tokens a slot."""
+
+    layers: int
+    slots: int
+    kv_heads: int
+    capacity: int
+    head_size: int
+
+
+class SlotCache:
+    """Per layer keys and values, each (slots, kv_heads, capacity, head_size)."""
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        capacity = -(-shape.capacity // BUCKET) * BUCKET
+        size = (shape.slots, shape.kv_heads, capacity, shape.head_size)
+        self.shape = shape
+        # Zeros, because what was never written is multiplied by a weight of zero.
+        self.keys = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.layers)]
+        self.values = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.layers)]
+
+    def write(self, layer: int, places: tuple[Tensor, Tensor], key: Tensor, value: Tensor) -> None:
+        """Stores one token each. places: slots and positions, both (N,); key, value (N, H, D)."""
+        slots, positions = places
+        self.keys[layer][slots, :, positions] = key
+        self.values[layer][slots, :, positions] = value
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """The first `tokens` of one slot stand in another one as well."""
+        for kept in (*self.keys, *self.values):
+            kept[target, :, :tokens] = kept[source, :, :tokens]
+
+
+def bucketed(tokens: int) -> int:
+    """The least multiple of BUCKET that holds so many."""
+    return -(-tokens // BUCKET) * BUCKET

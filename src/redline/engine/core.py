@@ -1,0 +1,253 @@
+"""The engine's step: draft, plan, compute, judge, hand on. Plain calls, no thread and no clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from redline.clock import SYSTEM
+from redline.engine.attention import Piece
+from redline.engine.draft import Drafter, Drafts
+from redline.engine.figures import Figures
+from redline.engine.guided import Guide
+from redline.engine.judge import Chance, Judged, judge
+from redline.engine.noise import row_seed
+from redline.engine.params import SamplingParams
+from redline.engine.runner import Work
+from redline.engine.scheduler import Plan, Row, Scheduler
+from redline.engine.sequence import Sequence
+from redline.errors import RedlineError
+
+_NO_DRAFTS = Drafts({}, is_usual=True)
+
+
+class Computer(Protocol):
+    """Computes steps: the model of this process, or those of many ranks."""
+
+    @property
+    def steps_at_once(self) -> int:
+        """So many are under way where there is work for them, so that every stage is busy."""
+        ...
+
+    @property
+    def parameter_bytes(self) -> list[int]:
+        """Of each process that computes."""
+        ...
+
+    def submit(self, work: Work) -> None:
+        """Begins a step. Raises EngineFailed where it cannot be computed."""
+        ...
+
+    def result(self) -> Tensor:
+        """(heard, vocabulary) float32 logits of the first step submitted that was not told yet.
+
+        Raises EngineFailed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends what computes, other processes among it. Nothing is under way."""
+        ...
+
+
+class Lengths(Protocol):
+    """Tells how many tokens to draft; see DraftLength."""
+
+    def choose(self, batch: int) -> int: ...
+
+    def measured(
+        self, batch: int, length: int, accepted: list[int], step_s: float | None
+    ) -> None: ...
+
+
+class Asker(Protocol):
+    """Whom a sequence is for."""
+
+    def heard(self, tokens: list[int], chances: list[Chance]) -> str | None:
+        """Takes new tokens. Returns why the sequence is over by them; None while it goes on."""
+        ...
+
+    def ended(self, reason: str | RedlineError) -> None:
+        """The sequence is over: `stop`, `length`, or an error."""
+        ...
+
+
+class Ask(NamedTuple):
+    """One sequence that is asked for.
+
+    most_tokens: of prompt and answer. choice: which of the `n` answers to its request it is.
+    guide: what the answer must follow, this one's own.
+    """
+
+    prompt: list[int]
+    params: SamplingParams
+    most_tokens: int
+    asker: Asker
+    priority: int = 0
+    choice: int = 0
+    guide: Guide | None = None
+
+
+class Speculation(NamedTuple):
+    """Who drafts, and how much."""
+
+    drafter: Drafter
+    lengths: Lengths
+
+
+class _Begun(NamedTuple):
+    """A step that is being computed. is_usual: it reads no prompt and only drafts as ever."""
+
+    plan: Plan
+    laws: dict[int, Tensor]
+    is_usual: bool
+    since_s: float
+
+
+class Core:
+    """Sequences in, tokens out, a step at a time."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        computer: Computer,
+        *,
+        ends: frozenset[int],
+        speculation: Speculation | None = None,
+        now_s: Callable[[], float] = SYSTEM.now_s,
+    ) -> None:
+        self.scheduler = scheduler
+        self.figures = Figures()
+        self.computer = computer
+        self._ends = ends
+        self._speculation = speculation
+        self._now_s = now_s
+        self._under_way: deque[_Begun] = deque()
+        self._number = 0
+
+    def add(self, ask: Ask, now_s: float) -> Sequence:
+        """Takes a sequence into the queue. Raises QueueFull."""
+        sequence = Sequence(
+            tokens=list(ask.prompt),
+            params=ask.params,
+            seed=row_seed(ask.params.seed, ask.choice),
+            is_seeded=ask.params.seed is not None,
+            number=self._number,
+            most_tokens=ask.most_tokens,
+            priority=ask.priority,
+            guide=ask.guide,
+            asker=ask.asker,
+        )
+        self.scheduler.add(sequence, now_s)
+        self.figures.prompt_tokens += len(ask.prompt)
+        self._number += 1
+        return sequence
+
+    def step(self) -> list[Sequence]:
+        """Sees one step through. Returns those that have ended by it."""
+        while len(self._under_way) < self.computer.steps_at_once and self._begin():
+            pass
+        return self._finish(self._under_way.popleft()) if self._under_way else []
+
+    def _begin(self) -> bool:
+        """Begins the next step; False where there is nothing to compute."""
+        since_s = self._now_s()
+        drafts = self._draft()
+        plan = self.scheduler.plan()
+        if not plan.rows:
+            return False
+        is_usual = drafts.is_usual and all(row.sequence.is_caught_up for row in plan.rows)
+        self._under_way.append(_Begun(plan, drafts.laws, is_usual, since_s))
+        self.computer.submit(_work(plan))
+        return True
+
+    def _finish(self, begun: _Begun) -> list[Sequence]:
+        logits = self.computer.result()
+        whole = [row for row in begun.plan.rows if row.is_whole]
+        judged = judge([row.sequence for row in whole], logits, begun.laws)
+        for row in begun.plan.rows:
+            if not row.is_whole:
+                self.scheduler.computed(row, [], 0)
+        self._measure(begun, whole, judged)
+        return [
+            row.sequence
+            for row, found in zip(whole, judged, strict=True)
+            if self._advance(row, found)
+        ]
+
+    def _draft(self) -> Drafts:
+        """Has drafts made for those whose next step brings a token."""
+        if self._speculation is None:
+            return _NO_DRAFTS
+        ready = [one for one in self.scheduler.ready() if one.is_caught_up]
+        length = self._speculation.lengths.choose(len(ready)) if ready else 0
+        # The token after the drafts must fit, too.
+        allowed = [(one, min(length, one.most_tokens - len(one.tokens) - 1)) for one in ready]
+        asked = [each for each in allowed if each[1] > 0]
+        if not asked:
+            return _NO_DRAFTS
+        drafts = self._speculation.drafter.draft(*map(list, zip(*asked, strict=True)))
+        for one, _ in asked:
+            if one.guide is not None:
+                del one.drafted[one.guide.fitting(one.drafted) :]
+        return drafts
+
+    def _measure(self, begun: _Begun, whole: list[Row], judged: list[Judged]) -> None:
+        """Tells what the step was and brought."""
+        drafted = [len(row.sequence.drafted) for row in whole]
+        kept = [found.kept for found in judged]
+        self.figures.add(begun.plan, drafted, kept)
+        if self._speculation is None or not whole:
+            return
+        length = max(drafted)
+        is_lookup = not begun.laws
+        accepted = [count for count, made in zip(kept, drafted, strict=True) if made or is_lookup]
+        step_s = self._now_s() - begun.since_s if begun.is_usual else None
+        self._speculation.lengths.measured(len(whole), length, accepted, step_s)
+
+    def _advance(self, row: Row, found: Judged) -> bool:
+        """Gives the sequence its new tokens, up to the one that ends it. True where one does."""
+        sequence, tokens = row.sequence, found.tokens
+        reason: str | RedlineError | None = None
+        for place, token in enumerate(tokens):
+            if not sequence.params.ignore_eos and token in self._ends:
+                tokens, reason = tokens[: place + 1], "stop"
+                break
+            if token in sequence.params.stop_token_ids:
+                tokens, reason = tokens[: place + 1], "stop"
+                break
+        if sequence.guide is not None:
+            tokens = sequence.guide.take(tokens)
+            reason = sequence.guide.ended or reason
+        is_cancelled = sequence.ended is not None
+        self.scheduler.computed(row, tokens, min(found.kept, len(tokens)))
+        if is_cancelled:
+            return False
+        self.figures.new_tokens += len(tokens)
+        if tokens:
+            told = sequence.asker.heard(tokens, found.chances[: len(tokens)])
+            reason = told if reason is None else reason
+        if reason is None and len(sequence.tokens) >= sequence.most_tokens:
+            reason = "length"
+        if reason is not None:
+            self.scheduler.end(sequence, reason)
+        return reason is not None
+
+
+def _work(plan: Plan) -> Work:
+    """The plan as tensors are made of it."""
+    pieces: list[Piece] = []
+    tokens: list[int] = []
+    heard: list[int] = []
+    for sequence, count, is_whole in plan.rows:
+        assert sequence.slot is not None
+        pieces.append(Piece(sequence.slot, sequence.computed, count))
+        begin = sequence.computed
+        known = sequence.tokens[begin : begin + count]
+        tokens += known + sequence.drafted[: count - len(known)]
+        if is_whole:
+            heard += range(len(tokens) - len(sequence.drafted) - 1, len(tokens))
+    return Work(plan.copies, pieces, tokens, heard)

@@ -1,0 +1,156 @@
+"""How many tokens to draft at this batch size, so that speculation gains or is off.
+
+With h[j] the share of rows that keep drafted token j once they kept those before it, a step that
+drafts k tokens yields 1 + h[1] + h[1] h[2] + ... tokens a row; that is (1 - a^(k+1)) / (1 - a)
+where all are `a` (Leviathan et al. 2023). It takes some times as long as a step without drafts,
+more times the larger the batch, since the machine has less to spare. The k with the best quotient
+is chosen. Shares are learned for all batches together, durations for each power of two of them.
+
+Both begin hopeful and fade back to hope while nothing is measured: so what has been given up is
+tried again, once in some hundred steps, and only where it could pay if the hope came true.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from math import sqrt
+from statistics import median
+
+# A draft that is worth having keeps 0.7 and costs a seventh of a step. The hope for a share
+# weighs as much as four rows: three rejections in a row end it where a draft costs half a step.
+_HOPED_SHARE = 0.7
+_SHARE_TRUST = 4.0
+_HOPED_COST = 0.15
+_COST_TRUST = 1.0
+# What is not measured loses this share of its weight a step: half of it in 230 steps.
+_FADE = 0.997
+_MOST_ROWS = 64.0
+_MOST_STEPS = 16.0
+# Drafting must gain this much, or the noise of the estimates alone would turn it on.
+_LEAST_GAIN = 1.03
+# So much more is asked for each row: rows keep unlike numbers of drafts and end at unlike steps;
+# the more there are, the longer the last run in a batch that is no longer full. And a draft model
+# reads all their prompts. At 32 rows an estimated gain of 1.15 was a loss of 5 %.
+_MORE_A_ROW = 0.005
+# Durations are told as multiples of a plain step's, the median of the latest few; while drafts
+# pay, one step in a hundred goes without, to keep that true.
+_PLAIN_STEPS = 9
+_LEAST_PLAIN = 3
+_MOST_WITHOUT_PLAIN = 100
+# A step that was held up by something else counts as at most so many times the estimate.
+_MOST_OFF = 2.0
+
+
+class _Mean:
+    """A weighted mean that begins at a hope and fades back to it."""
+
+    __slots__ = ("_sum", "_weight")
+
+    def __init__(self) -> None:
+        self._sum = self._weight = 0.0
+
+    def value(self, hope: float, trust: float) -> float:
+        """The mean, as if `trust` measurements had been `hope`."""
+        return (trust * hope + self._sum) / (trust + self._weight)
+
+    def add(self, total: float, weight: float, most: float) -> None:
+        """Takes in measurements that sum to `total`; old ones give way above a weight of `most`."""
+        self._sum += total
+        self._weight += weight
+        self.scale(min(1.0, most / self._weight))
+
+    def scale(self, by: float) -> None:
+        self._sum *= by
+        self._weight *= by
+
+
+class _Level:
+    """What is known of batches of about one size."""
+
+    def __init__(self, most: int) -> None:
+        # Seconds by the root of the batch: between reading weights, which takes as long for any
+        # batch, and computing, which takes twice as long for twice the rows.
+        self.plain: deque[float] = deque(maxlen=_PLAIN_STEPS)
+        self.costs = [_Mean() for _ in range(most + 1)]
+        self.since_plain = 0
+        # The longest draft to try next: at most twice the last one of which something stayed.
+        self.reach = 1
+
+    def slowdowns(self) -> list[float]:
+        """By draft length, how many times as long as a plain step one with such drafts takes.
+
+        A length that was not measured is taken to cost as much a token as the one below it.
+        """
+        found, cost = [1.0], _HOPED_COST
+        for length in range(1, len(self.costs)):
+            cost = self.costs[length].value(cost * length, _COST_TRUST) / length
+            found.append(1.0 + cost * length)
+        return found
+
+
+class DraftLength:
+    """The draft length of each step, 0 to `most`. Decides only: seconds are told to it.
+
+    Memory: some 100 bytes times `most` for each power of two that the batch size has reached.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._shares = [_Mean() for _ in range(most + 1)]
+        self._levels: dict[int, _Level] = {}
+
+    def choose(self, batch: int) -> int:
+        """How many tokens to draft for each of `batch` rows, at least 1; 0 for none."""
+        level = self._level(batch)
+        if len(level.plain) < _LEAST_PLAIN or level.since_plain >= _MOST_WITHOUT_PLAIN:
+            return 0
+        best, best_gain = 0, _LEAST_GAIN + _MORE_A_ROW * batch
+        tokens = stays = 1.0
+        share = _HOPED_SHARE
+        slowdowns = level.slowdowns()
+        for length in range(1, min(self._most, level.reach) + 1):
+            share = self._shares[length].value(share, _SHARE_TRUST)
+            stays *= share
+            tokens += stays
+            if tokens / slowdowns[length] > best_gain:
+                best, best_gain = length, tokens / slowdowns[length]
+        return best
+
+    def measured(
+        self, batch: int, length: int, accepted: Sequence[int], step_s: float | None
+    ) -> None:
+        """Takes in one step.
+
+        length: the longest draft in it, 0 where none was found or asked for. accepted: of each
+        row how many drafted tokens stayed, 0 for one without a draft; not looked at where length
+        is 0. step_s: seconds from before the drafts to after the verdict; None where the step
+        also did something else, such as reading a prompt or a draft model's catching up.
+        """
+        level = self._level(batch)
+        for mean in (*self._shares, *level.costs):
+            mean.scale(_FADE)
+        if length == 0:
+            level.since_plain = 0
+            level.reach = max(1, level.reach - 1)
+            if step_s is not None:
+                level.plain.append(step_s / sqrt(batch))
+            return
+        level.since_plain += 1
+        kept = [sum(each >= place for each in accepted) for place in range(length + 1)]
+        for place in range(1, length + 1):
+            if kept[place - 1]:
+                self._shares[place].add(kept[place], kept[place - 1], _MOST_ROWS)
+        if kept[1]:
+            level.reach = max(level.reach, 2 * length)
+        if step_s is not None and level.plain:
+            known = level.slowdowns()[length]
+            times = step_s / (median(level.plain) * sqrt(batch))
+            times = min(max(times, known / _MOST_OFF), known * _MOST_OFF)
+            level.costs[length].add(times - 1.0, 1.0, _MOST_STEPS)
+
+    def _level(self, batch: int) -> _Level:
+        size = (batch - 1).bit_length()
+        if size not in self._levels:
+            self._levels[size] = _Level(self._most)
+        return self._levels[size]

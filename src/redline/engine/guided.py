@@ -1,0 +1,172 @@
+"""Answers that follow a JSON schema: at each place, which tokens may come.
+
+llguidance keeps the state of the grammar and tells the tokens. What may not come is taken out of
+the logits before any law is made of them, so whatever draws from that law draws what fits: at the
+highest logit, with a seed, and where drafts are judged. Drafts are tried out and rolled back, and
+the state moves on only with tokens that a sequence keeps, over refused drafts and preemption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property, lru_cache
+from typing import Any
+
+import msgspec
+import torch
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.hf import from_tokenizer
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from redline.errors import Rejected
+
+# JSON allows any number of blanks between its parts, and a model that likes them would write
+# nothing else. One space, or a line's end and some indentation, is what well-written JSON has.
+_WHITESPACE = r" |\n[ \t]{0,20}"
+# Schemas whose grammars are kept, since the rows of a job mostly share one.
+_KEPT = 8
+_LONGEST_REASON_CHARS = 300
+# (256, 8): what a byte of a mask adds to the logits of its tokens, the lowest bit's first. Looking
+# it up and adding takes a fifth of the time of unpacking the bits and filling by them.
+_ADDED = torch.where((torch.arange(256)[:, None] >> torch.arange(8)) & 1 == 1, 0.0, -torch.inf)
+
+
+class Guide:
+    """Where one answer stands in its grammar.
+
+    ended: `stop` once the grammar is complete and nothing may follow; an error where it cannot be
+    followed any more; None while it goes on.
+    """
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+        self.ended: str | Rejected | None = None
+
+    def fitting(self, drafted: list[int]) -> int:
+        """How many of the drafted tokens may come, one after the other."""
+        fitting: int = self._matcher.validate_tokens(drafted)
+        return fitting
+
+    def masks(self, drafted: list[int], count: int) -> list[bytes]:
+        """The tokens that may come at `count` places, a bit each; the last is behind all drafts.
+
+        The bits are in order, the lowest of a byte first. Behind a draft that does not fit any
+        token may come: nothing is asked of that place.
+        """
+        masks: list[bytes] = []
+        tried = 0
+        for place in range(len(drafted) + 1):
+            if place > len(drafted) - count:
+                masks.append(self._mask())
+            if place == len(drafted) or self._matcher.is_stopped():
+                break
+            if not self._matcher.try_consume_tokens(drafted[place : place + 1]):
+                break
+            tried += 1
+        if tried:
+            self._matcher.rollback(tried)
+        masks += [_any_token(masks[0] if masks else self._mask())] * (count - len(masks))
+        return masks
+
+    def take(self, tokens: list[int]) -> list[int]:
+        """Moves on by the answer's new tokens. Returns those up to its end, none on an error."""
+        for place, token in enumerate(tokens):
+            matcher = self._matcher
+            if matcher.is_error() or not matcher.consume_token(token):
+                self.ended = _lost(matcher)
+                return []
+            if matcher.is_stopped():
+                self.ended = "stop" if matcher.is_accepting() else _lost(matcher)
+                return tokens[: place + 1]
+        return tokens
+
+    def _mask(self) -> bytes:
+        """What may come now. Where nothing may, the row stays a law, and `take` fails on it."""
+        mask: bytes = self._matcher.compute_bitmask()
+        return mask if mask.count(0) < len(mask) else _any_token(mask)
+
+
+class Grammars:
+    """Makes guides for a model.
+
+    tokenizer: one of transformers. vocabulary: of the model. ends: its end tokens, which may come
+    exactly where the JSON is complete.
+    """
+
+    def __init__(self, tokenizer: Any, vocabulary: int, ends: Iterable[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._ends = sorted(ends)
+        self._compiled = lru_cache(maxsize=_KEPT)(self._compile)
+
+    def guide(self, schema: dict[str, Any]) -> Guide:
+        """The guide of one answer. Raises Rejected for a schema that cannot be followed.
+
+        A schema that is new costs some milliseconds, the first one of all about a second more
+        where the vocabulary is large. May be called from any thread.
+        """
+        try:
+            matcher = self._compiled(msgspec.json.encode(schema))
+        except (ValueError, RecursionError) as error:
+            raise Rejected(
+                f"the schema in `response_format` cannot be followed: {_on_one_line(str(error))}",
+                hint="leave out what is named, and check it in the answer",
+                status=400,
+            ) from error
+        return Guide(matcher.deep_copy())
+
+    @cached_property
+    def _tokens(self) -> LLTokenizer:
+        size = max(self._vocabulary, len(self._tokenizer))
+        try:
+            return from_tokenizer(self._tokenizer, n_vocab=size, eos_token=self._ends or None)
+        except ValueError as error:
+            raise Rejected(
+                f"this model's answers cannot be made to follow a schema: {error}", status=400
+            ) from error
+
+    def _compile(self, schema: bytes) -> LLMatcher:
+        grammar = LLMatcher.grammar_from_json_schema(
+            schema.decode(), defaults={"whitespace_pattern": _WHITESPACE}
+        )
+        matcher = LLMatcher(self._tokens, grammar, log_level=0)
+        if matcher.is_error():
+            raise ValueError(matcher.get_error())
+        return matcher
+
+
+def masked(logits: Tensor, rows: Iterable[tuple[Guide | None, list[int], int]]) -> Tensor:
+    """(R, V) logits with -inf for what may not come; `logits` itself where all may.
+
+    rows: of each sequence in turn its guide, its drafts, and how many rows it has, of which the
+    last is behind all of its drafts.
+    """
+    guided: list[int] = []
+    masks: list[bytes] = []
+    begin = 0
+    for guide, drafted, count in rows:
+        if guide is not None:
+            guided += range(begin, begin + count)
+            masks += guide.masks(drafted, count)
+        begin += count
+    if not guided:
+        return logits
+    bits = torch.frombuffer(bytearray(b"".join(masks)), dtype=torch.uint8)
+    bits = bits.view(len(masks), -1).to(logits.device, torch.int32)
+    added = embedding(bits, _ADDED.to(logits.device)).flatten(1)[:, : logits.shape[-1]]
+    return logits.index_add(0, torch.tensor(guided, device=logits.device), added)
+
+
+def _any_token(mask: bytes) -> bytes:
+    return b"\xff" * len(mask)
+
+
+def _lost(matcher: Any) -> Rejected:
+    reason = _on_one_line(matcher.get_error() or matcher.stop_reason())
+    what = f"the answer cannot go on in the schema of `response_format`: {reason}"
+    return Rejected(what, hint="try a simpler schema", status=400)
+
+
+def _on_one_line(reason: str) -> str:
+    return " ".join(reason.split())[:_LONGEST_REASON_CHARS]

@@ -1,0 +1,141 @@
+"""A causal language model from a folder or the hub, with redline's attention in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from redline.engine.attention import NAME, attend
+from redline.engine.cache import Shape, SlotCache
+from redline.engine.packed import pack
+from redline.errors import ConfigError
+
+# What a model may bring besides plain attention, and what to call it. It needs a cache of its own.
+_OTHER_ATTENTION = {
+    "kv_lora_rank": "multi-head latent attention (MLA)",
+    "state_size": "a state space (SSM)",
+    "ssm_state_size": "a state space (SSM)",
+    "mamba_d_state": "a state space (SSM)",
+    "linear_num_key_heads": "linear attention",
+    "attn_logit_softcapping": "soft-capped attention",
+    "attention_chunk_size": "chunked attention",
+}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Longer ones are made on demand only: keys and values of many such take gigabytes.
+_DEFAULT_LEN = 4096
+
+AttentionInterface.register(NAME, attend)
+disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+class Loaded:
+    """A model that is ready to compute, or a rank's part of it; what others need to know of it."""
+
+    def __init__(self, model: Any, config: Any) -> None:
+        pack(model)
+        self.model = model
+        self.vocabulary: int = config.vocab_size
+        self.layers: int = config.num_hidden_layers
+        self.kv_heads: int = config.num_key_value_heads
+        size = getattr(config, "head_dim", None)
+        self.head_size: int = size or config.hidden_size // config.num_attention_heads
+        self.hidden_size: int = config.hidden_size
+        self.has_head: bool = model.lm_head is not None
+        self.device = next(model.parameters()).device
+        self.dtype = next(model.parameters()).dtype
+
+    def cache(self, slots: int, capacity: int) -> SlotCache:
+        """An empty cache for it; capacity in tokens a slot."""
+        shape = Shape(self.layers, slots, self.kv_heads, capacity, self.head_size)
+        return SlotCache(shape, self.dtype, self.device)
+
+
+def read_config(name: str) -> Any:
+    """The model's own settings. Raises ConfigError where there is none, or it cannot be run."""
+    if not Path(name).exists() and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
+        raise ConfigError(f"there is no folder {name}", hint=_hint(name))
+    try:
+        config = AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no model in {name}: {_first_line(error)}", hint=_hint(name)) from error
+    _check(config, name)
+    return config
+
+
+def read_tokenizer(name: str) -> Any:
+    """The model's tokenizer. Raises ConfigError."""
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        what = f"no tokenizer in {name}: {_first_line(error)}"
+        raise ConfigError(what, hint=_hint(name)) from error
+
+
+def load(name: str, config: Any, *, dtype: str, device: str) -> Loaded:
+    """The model with its weights on `device`. Raises ConfigError."""
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            name, config=config, dtype=dtype_of(dtype, config, device), attn_implementation=NAME
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        what = f"cannot load the model in {name}: {_first_line(error)}"
+        raise ConfigError(what, hint=_hint(name)) from error
+    model.to(device).eval().requires_grad_(requires_grad=False)
+    return Loaded(model, config)
+
+
+def dtype_of(name: str, config: Any, device: str) -> torch.dtype:
+    """`auto` is the model's own, but float32 in place of float16 on a CPU, which has none."""
+    if name != "auto":
+        return _DTYPES[name]
+    own = getattr(config, "dtype", None) or torch.float32
+    return torch.float32 if device == "cpu" and own is torch.float16 else own
+
+
+def model_len(wanted: int | None, config: Any) -> int:
+    """Tokens a sequence may have. Raises ConfigError above what the model was made for."""
+    most: int = getattr(config, "max_position_embeddings", _DEFAULT_LEN)
+    if wanted is None:
+        return min(most, _DEFAULT_LEN)
+    if wanted > most:
+        raise ConfigError(f"--max-model-len is {wanted:,}, but the model was made for {most:,}")
+    return wanted
+
+
+def _check(config: Any, name: str) -> None:
+    """Raises ConfigError for attention that the slot cache does not hold."""
+    kind = getattr(config, "model_type", "?")
+    for field, words in _OTHER_ATTENTION.items():
+        if getattr(config, field, None):
+            raise _unfit(name, kind, words)
+    if getattr(config, "num_key_value_heads", None) is None:
+        raise _unfit(name, kind, "no grouped-query attention that it tells of")
+    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+    windowed = getattr(config, "sliding_window", None) and getattr(
+        config, "use_sliding_window", True
+    )
+    # Some models state a window and use it in none of their layers.
+    has_types = getattr(config, "layer_types", None) is not None
+    if layers - {"full_attention"} or (windowed and not has_types):
+        raise _unfit(name, kind, "sliding-window attention")
+
+
+def _unfit(name: str, kind: str, words: str) -> ConfigError:
+    return ConfigError(
+        f"the model in {name} ({kind}) has {words}, which the engine does not run",
+        hint="Llama, Qwen2, Qwen3 and Mistral with full attention run; --launcher vllm runs others",
+    )
+
+
+def _hint(name: str) -> str:
+    if Path(name).is_dir():
+        return "the folder must hold config.json, *.safetensors and the tokenizer's files"
+    return "give a folder that save_pretrained wrote, or a model's name where there is a network"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,72 @@
+"""Drafts without a draft model: what followed the same words earlier in prompt and answer.
+
+Prompt lookup (Saxena 2023), with the index of deflate (RFC 1951): places that end with the same
+two tokens are chained from the latest back, and among the last of them the longest match wins.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+# A match of one token is mostly chance. A longer one than eight says no more than eight do, and
+# so many places back the texts no longer have much in common: these bound a proposal's cost.
+_SHORTEST = 2
+_LONGEST = 8
+_MOST_TRIED = 16
+
+
+class Lookup:
+    """The index of one sequence. About 100 bytes a token, for as many as the sequence has."""
+
+    def __init__(self) -> None:
+        # The latest place that ends with a pair, and from each place the one before with its pair.
+        self._latest: dict[int, int] = {}
+        self._earlier = array("i", [-1])
+
+    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
+        """Up to `most` tokens that may come next, none where the last two are new.
+
+        tokens: those of the call before, and any more. Where the match runs into the end, it
+        goes on with what it has just proposed, so that a repetition is continued whole. Costs
+        O(new tokens + most).
+        """
+        last = len(tokens) - 1
+        if most < 1 or last < 1:
+            return []
+        self._index(tokens, last)
+        match = self._match(tokens, last)
+        if match < 0:
+            return []
+        proposal: list[int] = []
+        for source in range(match + 1, match + 1 + most):
+            proposal.append(tokens[source] if source <= last else proposal[source - last - 1])
+        return proposal
+
+    def _index(self, tokens: Sequence[int], end: int) -> None:
+        """Chains the places before `end`, so that the last tokens do not find themselves."""
+        for place in range(len(self._earlier), end):
+            pair = tokens[place - 1] << 32 | tokens[place]
+            self._earlier.append(self._latest.get(pair, -1))
+            self._latest[pair] = place
+
+    def _match(self, tokens: Sequence[int], last: int) -> int:
+        """The place that the last tokens look most like, the latest of equals; -1 for none."""
+        best, best_length = -1, 0
+        place = self._latest.get(tokens[last - 1] << 32 | tokens[last], -1)
+        for _ in range(_MOST_TRIED):
+            if place < 0:
+                break
+            length = _SHORTEST
+            while (
+                length < _LONGEST
+                and length <= place
+                and tokens[place - length] == tokens[last - length]
+            ):
+                length += 1
+            if length > best_length:
+                best, best_length = place, length
+            if length == _LONGEST:
+                break
+            place = self._earlier[place]
+        return best

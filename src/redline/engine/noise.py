@@ -1,0 +1,100 @@
+"""Noise that is a function of (seed, position, purpose): no state, so nothing to restore.
+
+A token's noise depends on its row and its place in it, and on nothing else: not on the other rows
+of a step, on how many tokens a step drafts, or on a restart after a preemption. Noise that was
+drawn for drafts behind a rejected one is drawn again for the same places. That keeps the law: no
+token before such a place was chosen by it.
+
+The numbers are those of splitmix64 (Steele, Lea and Flood 2014), in int64, whose products wrap
+around alike on every device.
+"""
+
+from __future__ import annotations
+
+import secrets
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def _signed(number: int) -> int:
+    """The int64 with the low 64 bits of `number`."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+_STEP = _signed(0x9E3779B97F4A7C15)
+_FIRST_FACTOR = _signed(0xBF58476D1CE4E5B9)
+_SECOND_FACTOR = _signed(0x94D049BB133111EB)
+
+
+class Purpose(IntEnum):
+    """What a number is drawn for; two purposes share no noise.
+
+    DRAFT: a draft model's token. ACCEPT: whether it stays. FOLLOWING: the token after those that
+    stay, which is every token where nothing is drafted. CHOICE: the tokens of exact rows.
+    """
+
+    DRAFT = 1
+    ACCEPT = 2
+    FOLLOWING = 3
+    CHOICE = 4
+
+
+class Noise(NamedTuple):
+    """Where the R rows of a step take their noise from.
+
+    seeds (R,) int64: see `row_seed`. positions (R,) int64: the place of the row's next token, from
+    any count that grows by one with each token. is_exact (R,) bool: the user gave a seed, so each
+    token is a function of (the target's law, seed, position) alone.
+    """
+
+    seeds: Tensor
+    positions: Tensor
+    is_exact: Tensor
+
+
+def row_seed(seed: int | None, choice: int = 0) -> int:
+    """The int64 that keys the noise of one row; a random one where the user gave none.
+
+    seed: any integer; its low 64 bits count. choice: which of a request's `n` answers the row is.
+    The answers' seeds lie far apart, so that the second answer to seed 1 is not the first to 2.
+    """
+    if seed is None:
+        return _signed(secrets.randbits(64))
+    if choice == 0:
+        return _signed(seed)
+    return int(_mixed(torch.tensor(_signed(seed + choice * _STEP))))
+
+
+def keys(seeds: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
+    """Int64, well mixed; seeds and positions int64, broadcast."""
+    return _mixed(_mixed(seeds + _signed(purpose * _STEP)) + positions * _STEP)
+
+
+def uniforms(seeds: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
+    """Float64 in [0, 1), multiples of 2**-53; seeds and positions int64, broadcast."""
+    return _shifted(keys(seeds, positions, purpose), 11).to(torch.float64) * 2.0**-53
+
+
+def arrivals(keys: Tensor, tokens: Tensor) -> Tensor:
+    """Exp(1) numbers of (key, token), float64 in (0, 37); both int64, broadcast.
+
+    The uniform below lies half-way between multiples of 2**-52, where a double still holds it, so
+    that neither 0 nor 1 can come and no logarithm is infinite.
+    """
+    bits = _shifted(_mixed(keys + (tokens + 1) * _STEP), 12)
+    return -torch.log1p((bits.to(torch.float64) + 0.5) * -(2.0**-52))
+
+
+def _mixed(bits: Tensor) -> Tensor:
+    """The finaliser of splitmix64: a bijection in which each bit moves half of the others."""
+    bits = (bits ^ _shifted(bits, 30)) * _FIRST_FACTOR
+    bits = (bits ^ _shifted(bits, 27)) * _SECOND_FACTOR
+    return bits ^ _shifted(bits, 31)
+
+
+def _shifted(bits: Tensor, by: int) -> Tensor:
+    """`bits` as an unsigned number, shifted right."""
+    return (bits >> by) & ((1 << (64 - by)) - 1)

@@ -1,0 +1,93 @@
+"""What a request may ask of its tokens: OpenAI's parameters, and those that vLLM adds to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from redline.errors import Rejected
+
+# As in vLLM: below this a temperature is greedy, so that 1 / temperature stays a good float32.
+_LEAST_TEMPERATURE = 1e-5
+
+# OpenAI's ranges. The three that OpenAI does not have are as in vLLM, and a repetition penalty
+# beyond 10 leaves nothing of any logit it touches.
+_RANGES = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.01, 10.0),
+    "n": (1, 128),
+    "logprobs": (0, 20),
+    "max_tokens": (1, 2**31),
+    "top_k": (-1, 2**31),
+    "seed": (-(2**63), 2**64 - 1),
+}
+_MOST_BIAS = 100.0
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the tokens of one request are drawn, and where its text ends.
+
+    temperature: 0 is greedy. top_k: 0 or -1 for all. seed: the same one gives the same tokens,
+    whatever else runs; None for noise that nobody can repeat. max_tokens: None for what is left of
+    the model's length. logprobs: how many likely tokens to tell beside each chosen one; None for
+    no logarithms at all. n: how many answers.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = msgspec.field(default_factory=dict)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    n: int = 1
+    ignore_eos: bool = False
+
+    @property
+    def is_greedy(self) -> bool:
+        """Each token is the likeliest one."""
+        return self.temperature < _LEAST_TEMPERATURE
+
+    @property
+    def is_adjusted(self) -> bool:
+        """The logits are not the model's own: there is a bias or a penalty."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        return bool(self.logit_bias) or penalties != (0.0, 0.0, 1.0)
+
+    def check(self, vocabulary: int) -> None:
+        """Raises Rejected, with the parameter's name, for the first one that cannot be.
+
+        vocabulary: how many tokens the model has; ids in `logit_bias` and `stop_token_ids` are
+        below it. A NaN is in no range.
+        """
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise Rejected(f"{name} is {value}", hint=f"it must be from {least} to {most}")
+        for token, bias in self.logit_bias.items():
+            if not -_MOST_BIAS <= bias <= _MOST_BIAS:
+                raise Rejected(
+                    f"logit_bias of token {token} is {bias}",
+                    hint=f"it must be from {-_MOST_BIAS:g} to {_MOST_BIAS:g}",
+                )
+        named = {"logit_bias": self.logit_bias, "stop_token_ids": self.stop_token_ids}
+        for name, tokens in named.items():
+            for token in tokens:
+                if not 0 <= token < vocabulary:
+                    raise Rejected(
+                        f"{name} names token {token}, and the model has {vocabulary}",
+                        hint=f"token ids are from 0 to {vocabulary - 1}",
+                    )
+        if "" in self.stop:
+            raise Rejected("stop has an empty string", hint="every text would end before it began")

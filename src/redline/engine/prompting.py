@@ -1,0 +1,295 @@
+"""Requests in OpenAI's terms: a body in, token ids and sampling parameters out.
+
+Whatever cannot be done as asked is refused by its name before anything is computed. A parameter
+that is null counts as not given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+import jinja2
+import msgspec
+from msgspec import Meta, Struct
+
+from redline.engine.params import SamplingParams
+from redline.errors import Rejected, nearest
+
+_MOST_PROMPTS = 2048
+_MOST_STOPS, _LONGEST_STOP_CHARS = 16, 256
+# `developer` is OpenAI's newer name of `system`, and one that chat templates do not know.
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+# What OpenAI has and the engine has not, with the values that ask for nothing.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    **{"tools": ([],), "tool_choice": ("none", "auto"), "modalities": (["text"],)},
+    **{"functions": ([],), "function_call": ("none", "auto"), "audio": (), "moderation": ()},
+    **{"prediction": (), "reasoning_effort": (), "verbosity": (), "web_search_options": ()},
+    **{"echo": (False,), "suffix": ("",), "best_of": (1,)},
+}
+# What changes no answer: whom to bill, where to keep it, how to call tools that are not there.
+_IGNORED = {
+    *("metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "user"),
+    *("prompt_cache_retention", "safety_identifier", "service_tier", "store"),
+}
+# Every field of SamplingParams is a parameter of the same name; `logprobs` has two meanings.
+_SAMPLING = {field.name for field in msgspec.structs.fields(SamplingParams)} - {"logprobs"}
+
+
+class _StreamOptions(Struct, frozen=True):
+    include_usage: bool = False
+
+
+class _JsonSchema(Struct, frozen=True):
+    schema: dict[str, Any]
+
+
+class _ResponseFormat(Struct, frozen=True):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: _JsonSchema | None = None
+
+
+class _Shared(Struct, kw_only=True):
+    model: str = ""
+    stream: bool = False
+    stream_options: _StreamOptions = _StreamOptions()
+    response_format: _ResponseFormat = _ResponseFormat()
+    priority: int = 0
+
+
+class _Chat(_Shared, kw_only=True):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+
+
+class _Completion(_Shared, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """One request, read and checked.
+
+    prompts: token ids. params: as asked, max_tokens None where it was not given.
+    schema: the JSON schema that the answers must follow, None for free text.
+    priority: lower goes first.
+    """
+
+    is_chat: bool
+    prompts: list[list[int]]
+    params: SamplingParams
+    max_model_len: int
+    model: str
+    stream: bool
+    include_usage: bool
+    schema: dict[str, Any] | None
+    priority: int
+
+    @property
+    def n(self) -> int:
+        """Choices for each prompt."""
+        return self.params.n
+
+    def sequences(self) -> Iterator[tuple[list[int], SamplingParams]]:
+        """The prompt and the parameters of each choice, in the order of the choices' indices.
+
+        max_tokens is what fits where it was not given. The n of a prompt have its seed; Ask.choice
+        tells them apart.
+        """
+        asked = self.params
+        for prompt in self.prompts:
+            fits = self.max_model_len - len(prompt)
+            most = fits if asked.max_tokens is None else asked.max_tokens
+            each = msgspec.structs.replace(asked, n=1, max_tokens=most)
+            yield from [(prompt, each)] * asked.n
+
+
+def read_request(url: str, body: Any, tokenizer: Any, vocabulary: int, max_model_len: int) -> Asked:
+    """What a request asks for.
+
+    tokenizer: one of transformers. vocabulary: token ids are below it. max_model_len: tokens of
+    a prompt and its answer, at most. Raises Rejected, which names the parameter.
+    """
+    path = url.partition("?")[0].rstrip("/")
+    is_chat = path.endswith("/chat/completions")
+    if not is_chat and not path.endswith("/completions"):
+        hint = "it has /v1/chat/completions and /v1/completions"
+        raise Rejected(f"the engine has no {path or '/'}", hint=hint, status=404)
+    if not isinstance(body, Mapping):
+        raise _refusal("the body is not a JSON object")
+    kind: type[_Chat | _Completion] = _Chat if is_chat else _Completion
+    fields = _fields(body, {*kind.__struct_fields__, *_SAMPLING})
+    rest = _typed(fields, kind)
+    params = _params(fields, rest)
+    try:
+        params.check(vocabulary)
+    except Rejected as error:
+        error.status = 400
+        raise
+    if isinstance(rest, _Chat):
+        prompts = {"messages": _chat_prompt(rest.messages, tokenizer)}
+    else:
+        prompts = _prompts(rest.prompt, tokenizer)
+    for name, prompt in prompts.items():
+        _check(name, prompt, vocabulary, params.max_tokens, max_model_len)
+    return Asked(
+        is_chat=is_chat,
+        prompts=list(prompts.values()),
+        params=params,
+        max_model_len=max_model_len,
+        model=rest.model,
+        stream=rest.stream,
+        include_usage=rest.stream_options.include_usage,
+        schema=_schema(rest.response_format),
+        priority=rest.priority,
+    )
+
+
+def _refusal(what: str, hint: str = "") -> Rejected:
+    return Rejected(what, hint=hint, status=400)
+
+
+def _fields(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
+    """The parameters that are given and say something, all of them known."""
+    fields: dict[str, Any] = {}
+    for name, value in body.items():
+        if value is None or name in _IGNORED:
+            continue
+        if name in known:
+            fields[name] = value
+        elif name not in _UNSUPPORTED:
+            raise _refusal(f"unknown parameter `{name}`", nearest(str(name), known))
+        elif value not in _UNSUPPORTED[name] and not (
+            name == "best_of" and value == body.get("n")  # the best n of n are all of them
+        ):
+            raise _refusal(f"`{name}` is not supported by the local engine", "leave it out")
+    return fields
+
+
+_Shape = TypeVar("_Shape")
+
+
+def _typed(values: Mapping[str, Any], kind: type[_Shape]) -> _Shape:
+    try:
+        return msgspec.convert(values, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        # As in "Expected `int`, got `str` - at `$.max_tokens`".
+        what, _, path = str(error).partition(" - at `")
+        name = path.rstrip("`").replace("$.", "")
+        raise _refusal(f"`{name}` is not valid: {what}" if name else what) from None
+
+
+def _params(fields: dict[str, Any], rest: _Chat | _Completion) -> SamplingParams:
+    given = {name: value for name, value in fields.items() if name in _SAMPLING}
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    if isinstance(given.get("logit_bias"), Mapping):
+        given["logit_bias"] = {str(token): bias for token, bias in given["logit_bias"].items()}
+    if isinstance(rest, _Completion):
+        given["logprobs"] = rest.logprobs
+    else:
+        if rest.top_logprobs is not None and not rest.logprobs:
+            raise _refusal("`top_logprobs` is given without `logprobs`", "set `logprobs` to true")
+        given["logprobs"] = (rest.top_logprobs or 0) if rest.logprobs else None
+        if rest.max_completion_tokens is not None:
+            if "max_tokens" in given:
+                raise _refusal("`max_tokens` and `max_completion_tokens` are given", "keep one")
+            given["max_tokens"] = rest.max_completion_tokens
+    params = _typed(given, SamplingParams)
+    if len(params.stop) > _MOST_STOPS:
+        raise _refusal(f"`stop` has {len(params.stop)} strings; the most is {_MOST_STOPS}")
+    if not all(0 < len(stop) <= _LONGEST_STOP_CHARS for stop in params.stop):
+        raise _refusal(f"a string of `stop` must have 1 to {_LONGEST_STOP_CHARS} characters")
+    return params
+
+
+def _schema(wanted: _ResponseFormat) -> dict[str, Any] | None:
+    if wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return {"type": "object"}
+    if wanted.json_schema is None:
+        raise _refusal("`response_format.json_schema` is missing")
+    return wanted.json_schema.schema
+
+
+def _chat_prompt(messages: list[dict[str, Any]], tokenizer: Any) -> list[int]:
+    """The tokens of the conversation as the model's chat template writes it."""
+    if not messages:
+        raise _refusal("`messages` is empty")
+    plain = [_message(f"messages[{place}]", given) for place, given in enumerate(messages)]
+    try:
+        text = tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+    except (jinja2.TemplateError, ValueError, TypeError) as error:
+        # Templates raise TemplateError, as for roles that do not alternate, and transformers
+        # raises ValueError where there is no template.
+        what = f"`messages` do not fit the model's chat template: {error}".partition("\n")[0]
+        raise _refusal(what, "for a model without one, use /v1/completions") from None
+    # The template writes the special tokens, so the tokenizer is not to add them again.
+    return _encoded("messages", text, tokenizer, adds_special=False)
+
+
+def _message(where: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The message as chat templates take it: its content is text."""
+    said = {name: value for name, value in given.items() if value is not None and value != []}
+    for name in sorted(said.keys() - {"role", "content", "name"}):
+        raise _refusal(f"`{where}.{name}` is not supported by the local engine")
+    role, content = str(said.get("role")), said.get("content")
+    if role not in _ROLES:
+        raise _refusal(f"`{where}.role` is `{role}`", f"it can be {', '.join(_ROLES)}")
+    if isinstance(content, list):
+        parts = [part if isinstance(part, dict) else {} for part in content]
+        for place, part in enumerate(parts):
+            if part.get("type") != "text" or not isinstance(part.get("text"), str):
+                what = f"`{where}.content[{place}]` is of type `{part.get('type')}`"
+                raise _refusal(f"{what}; the local engine reads text only")
+        content = "".join(part["text"] for part in parts)
+    if not isinstance(content, str):
+        raise _refusal(f"`{where}.content` is not text")
+    return {**said, "role": _ROLES[role], "content": content}
+
+
+def _prompts(given: str | list[Any], tokenizer: Any) -> dict[str, list[int]]:
+    """The tokens of each prompt, by its name in the request."""
+    if isinstance(given, str) or (given and all(isinstance(item, int) for item in given)):
+        named: dict[str, Any] = {"prompt": given}
+    else:
+        named = {f"prompt[{place}]": item for place, item in enumerate(given)}
+    if not 0 < len(named) <= _MOST_PROMPTS:
+        raise _refusal(f"`prompt` has {len(named):,} items; it must have 1 to {_MOST_PROMPTS:,}")
+    for name, item in named.items():
+        if isinstance(item, int):
+            raise _refusal("`prompt` mixes token ids and whole prompts")
+        if isinstance(item, str):
+            named[name] = _encoded(name, item, tokenizer, adds_special=True)
+    return named
+
+
+def _encoded(name: str, text: str, tokenizer: Any, *, adds_special: bool) -> list[int]:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _refusal(f"`{name}` holds half a surrogate pair, which is no text") from None
+    tokens: list[int] = tokenizer.encode(text, add_special_tokens=adds_special)
+    return tokens
+
+
+def _check(
+    name: str, prompt: list[int], vocabulary: int, wanted: int | None, max_model_len: int
+) -> None:
+    """Raises Rejected for a prompt that the model cannot read, or not with the answer wanted."""
+    size = len(prompt)
+    if not prompt:
+        raise _refusal(f"`{name}` is empty: there is no token to go on from")
+    if not 0 <= min(prompt) <= max(prompt) < vocabulary:
+        wrong = next(token for token in prompt if not 0 <= token < vocabulary)
+        raise _refusal(f"`{name}` has the token {wrong}; the model's are 0 to {vocabulary - 1}")
+    hint = "shorten it, or start the engine with a larger max_model_len"
+    if size > max_model_len - 1:
+        what = f"`{name}` has {size:,} tokens, more than {max_model_len - 1:,}"
+        raise _refusal(f"{what}, which max_model_len leaves for it", hint)
+    if wanted is not None and size + wanted > max_model_len:
+        what = f"`{name}` has {size:,} tokens and `max_tokens` is {wanted:,}"
+        raise _refusal(f"{what}, together more than max_model_len, {max_model_len:,}", hint)

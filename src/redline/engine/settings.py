@@ -1,0 +1,59 @@
+"""What an engine is told."""
+
+from __future__ import annotations
+
+import msgspec
+
+from redline.errors import ConfigError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+# The least that each number may be.
+LEAST = {
+    **{"threads": 1, "draft_tokens": 0, "max_batch_size": 1, "max_step_tokens": 2},
+    **{"max_model_len": 2, "max_cache_tokens": 2, "max_waiting": 1},
+    **{"tensor_parallel": 1, "pipeline_parallel": 1},
+}
+_LONGEST_WAIT_S = 60.0
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One local model, and how it is run.
+
+    model: a folder, or a name on the hub. draft_model: likewise, a smaller model that speaks the
+    same tokens. draft_tokens: drafted at once at most, 0 for none; how many follows what pays.
+    has_lookup: without a draft model, drafts are what followed the last tokens when they stood in
+    the sequence before. max_batch_size: sequences at once. max_step_tokens: tokens that one step
+    computes at most. max_wait_s: how long an idle engine waits for more requests before it begins.
+    max_model_len: tokens of a sequence, prompt and answer; None takes what the model was made for,
+    up to 4,096. max_cache_tokens: of all sequences together; None for as many as there is room for.
+    max_waiting: requests in the queue. threads: of PyTorch in each process.
+    Raises ConfigError for values that cannot be.
+    """
+
+    model: str
+    dtype: str = "auto"
+    threads: int = 1
+    draft_model: str | None = None
+    draft_tokens: int = 4
+    has_lookup: bool = False
+    max_batch_size: int = 32
+    max_step_tokens: int = 512
+    max_wait_s: float = 0.0
+    max_model_len: int | None = None
+    max_cache_tokens: int | None = None
+    max_waiting: int = 1024
+    reuses_prefixes: bool = True
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype is one of {', '.join(DTYPES)}, not {self.dtype}")
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} must be at least {least}, not {value}")
+        if not 0 <= self.max_wait_s <= _LONGEST_WAIT_S:
+            raise ConfigError(f"max_wait_s must be from 0 to {_LONGEST_WAIT_S:g}")
+        if self.draft_model is not None and self.has_lookup:
+            raise ConfigError("a draft model and lookup exclude each other", hint="leave one out")

@@ -1,0 +1,115 @@
+"""An engine from its settings: models loaded, caches made, thread ready."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import GenerationConfig
+
+from redline.engine.backend import EngineBackend, Speaker
+from redline.engine.core import Core, Speculation
+from redline.engine.draft import Drafter, LookupDrafter, ModelDrafter
+from redline.engine.draft_length import DraftLength
+from redline.engine.guided import Grammars
+from redline.engine.load import load, model_len, read_config, read_tokenizer
+from redline.engine.metrics import Metrics
+from redline.engine.ranks import make_computer
+from redline.engine.runner import Runner
+from redline.engine.scheduler import Bounds, Scheduler
+from redline.engine.settings import EngineSettings
+from redline.engine.text import Pieces
+from redline.engine.thread import EngineThread
+from redline.errors import ConfigError
+
+
+class Engine(NamedTuple):
+    """A loaded engine; its thread is to be started in the event loop that asks it.
+
+    name: what clients call the model. notes: what it is, in lines for a terminal.
+    """
+
+    backend: EngineBackend
+    thread: EngineThread
+    metrics: Metrics
+    name: str
+    notes: list[str]
+
+
+def open_engine(settings: EngineSettings) -> Engine:
+    """Loads everything; takes seconds. Raises ConfigError where the settings cannot work."""
+    torch.set_num_threads(settings.threads)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    config = read_config(settings.model)
+    tokenizer = read_tokenizer(settings.model)
+    length = model_len(settings.max_model_len, config)
+    slots = settings.max_batch_size
+    most_tokens = settings.max_cache_tokens or slots * length
+    if most_tokens < length:
+        raise ConfigError(
+            f"max_cache_tokens is {most_tokens:,}, and one sequence may have {length:,}",
+            hint="give it more, or lower max_model_len",
+        )
+    bounds = Bounds(
+        slots=slots,
+        step_tokens=settings.max_step_tokens,
+        cache_tokens=most_tokens,
+        waiting=settings.max_waiting,
+        wait_s=settings.max_wait_s,
+        reuses_prefixes=settings.reuses_prefixes,
+        steps_at_once=settings.pipeline_parallel,
+    )
+    ends = _ends(settings.model, config, tokenizer)
+    speculation = _speculation(settings, config.vocab_size, length, device)
+    # Last, since it may be many processes, which the thread ends.
+    computer = make_computer(settings, config, capacity=length, device=device)
+    core = Core(Scheduler(bounds), computer, ends=ends, speculation=speculation)
+    thread = EngineThread(core)
+    name = Path(settings.model).name if Path(settings.model).is_dir() else settings.model
+    speaker = Speaker(
+        tokenizer,
+        Pieces(tokenizer),
+        Grammars(tokenizer, config.vocab_size, ends),
+        config.vocab_size,
+        length,
+        ends,
+    )
+    backend = EngineBackend(thread, speaker, name=name, most_sequences=settings.max_waiting)
+    sizes = ", ".join(f"{size / 1e6:,.1f}" for size in computer.parameter_bytes)
+    ranks = len(computer.parameter_bytes)
+    notes = [
+        f"{name}: {sizes} MB of weights {'in this process' if ranks == 1 else 'by rank'} "
+        f"on {device}, up to {slots} sequences of {length:,} tokens at once"
+    ]
+    return Engine(backend, thread, Metrics(core, name), name, notes)
+
+
+def _speculation(
+    settings: EngineSettings, vocabulary: int, length: int, device: str
+) -> Speculation | None:
+    """Who drafts; None where nobody does."""
+    if not settings.draft_tokens or not (settings.draft_model or settings.has_lookup):
+        return None
+    drafter: Drafter = LookupDrafter()
+    if settings.draft_model is not None:
+        config = read_config(settings.draft_model)
+        if config.vocab_size != vocabulary:
+            raise ConfigError(
+                f"the draft model has {config.vocab_size:,} tokens, the model {vocabulary:,}",
+                where=settings.draft_model,
+                hint="both must speak the same tokens",
+            )
+        draft = load(settings.draft_model, config, dtype=settings.dtype, device=device)
+        drafter = ModelDrafter(Runner(draft, draft.cache(settings.max_batch_size, length)))
+    return Speculation(drafter, DraftLength(settings.draft_tokens))
+
+
+def _ends(name: str, config: Any, tokenizer: Any) -> frozenset[int]:
+    """The tokens that end an answer, by the model's generation settings and its tokenizer."""
+    try:
+        stated = GenerationConfig.from_pretrained(name).eos_token_id
+    except OSError:
+        stated = getattr(config, "eos_token_id", None)
+    listed = stated if isinstance(stated, list) else [stated]
+    return frozenset(token for token in (*listed, tokenizer.eos_token_id) if token is not None)

@@ -1,0 +1,182 @@
+"""Text from tokens, as they come: whole characters only, cut at stop strings.
+
+A character may span several tokens, and some decoders write a token differently at the beginning
+of a text or inside a run of bytes. So a stream decodes a short window of its last tokens: what it
+has handed on, joined, is what decoding all tokens at once gives.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+# Bytes that do not say yet which character they are belong to the last three tokens, since a
+# character has at most four bytes. So what stands before eight tokens cannot change their end.
+_CONTEXT_TOKENS = 8
+# Tokens such as <0xF0> are decoded by runs: one byte that does not fit makes replacement
+# characters of the whole run, so a run is held back until its end. A longer one, of 16 to 64
+# characters, goes out in parts, or a script outside the vocabulary would be seen at the end only.
+_LONGEST_RUN_TOKENS = 64
+_BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Piece(NamedTuple):
+    """One token of a vocabulary.
+
+    data: the bytes that it adds to a text; of a special token, those of its name.
+    is_silent: it adds nothing to an answer, being special or unknown to the tokenizer.
+    is_byte: it is one byte of a run, as <0xF0> is.
+    """
+
+    data: bytes
+    is_silent: bool = False
+    is_byte: bool = False
+
+
+class Pieces:
+    """What the tokens of a vocabulary stand for; one object for all streams of a tokenizer.
+
+    tokenizer: one of transformers. Each token is looked up once, so the vocabulary is the bound.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.added_tokens_decoder
+        self._special = frozenset(token for token in added if added[token].special)
+        self._known: dict[int, Piece] = {}
+        # A word to decode others after, since decoders drop a space at the beginning of a text.
+        self.anchor: list[int] = tokenizer.encode("a", add_special_tokens=False)[-1:]
+        self.anchor_length = len(self.decode(self.anchor))
+
+    def decode(self, tokens: list[int]) -> str:
+        """The text of the tokens, without special ones and with every space as it was drawn."""
+        if not tokens:
+            return ""
+        text: str = self._tokenizer.decode(
+            tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def of(self, token: int) -> Piece:
+        """What `token` stands for."""
+        piece = self._known.get(token)
+        if piece is None:
+            piece = self._known[token] = self._read(token)
+        return piece
+
+    def _read(self, token: int) -> Piece:
+        name: str | None = self._tokenizer.convert_ids_to_tokens(token)
+        if name is None or token in self._special:
+            return Piece((name or "").encode(), is_silent=True)
+        if byte := _BYTE_NAME.fullmatch(name):
+            return Piece(bytes([int(byte[1], 16)]), is_byte=True)
+        text = self.decode([*self.anchor, token])[self.anchor_length :]
+        if _REPLACEMENT in text and all(char in _BYTES for char in name):
+            return Piece(bytes(_BYTES[char] for char in name))
+        return Piece(text.encode())
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The byte behind each character of a byte-level vocabulary, as GPT-2's encoder has it.
+
+    Bytes that Latin-1 shows stand for themselves; the others follow in order from U+0100.
+    """
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = sorted(set(range(0x100)) - set(shown))
+    chars = [*map(chr, shown), *(chr(0x100 + place) for place in range(len(hidden)))]
+    return dict(zip(chars, shown + hidden, strict=True))
+
+
+_BYTES = _byte_alphabet()
+
+
+class TextStream:
+    """Tokens of one answer in, its text out, piece by piece.
+
+    stops: none of them empty. is_stopped: one has come; it and all after it are left out.
+    length: characters that are certain, also those held back or cut off: before a push, where
+    the token's text begins, or the run of bytes before it.
+    A token costs the decoding of at most 16 tokens, at the end of a run of bytes 80.
+    """
+
+    def __init__(self, pieces: Pieces, stops: Sequence[str] = ()) -> None:
+        self._pieces = pieces
+        self._stops = stops
+        self._window: list[int] = []
+        self._taken = 0  # characters of the window's text that are certain and went on
+        self._run_tokens = 0  # tokens at the window's end that are bytes
+        self._held = ""  # certain text that a stop string may begin with
+        self.is_stopped = False
+        self.length = 0
+
+    def push(self, token: int) -> str:
+        """The text that `token` makes certain; empty while a character or a stop may go on."""
+        piece = self._pieces.of(token)
+        if self.is_stopped or piece.is_silent:
+            return ""
+        self._window.append(token)
+        if not piece.is_byte:
+            self._run_tokens = 0
+            return self._released(self._settled())
+        self._run_tokens += 1
+        if self._run_tokens < _LONGEST_RUN_TOKENS:
+            return ""
+        return self._released(self._run_so_far())
+
+    def finish(self) -> str:
+        """The rest as decoding the whole has it; nothing after a stop string."""
+        if self.is_stopped:
+            return ""
+        rest = self._pieces.decode(self._window)[self._taken :]
+        self._window, self._taken, self._run_tokens = [], 0, 0
+        text, held = self._released(rest), self._held
+        self._held = ""
+        return text + held
+
+    def _settled(self) -> str:
+        """The new text of the window, without a last character that may still change."""
+        text = self._pieces.decode(self._window)
+        end = len(text) - text.endswith(_REPLACEMENT)
+        new = text[self._taken : end]
+        self._taken = max(self._taken, end)
+        if len(self._window) >= 2 * _CONTEXT_TOKENS:
+            open_chars = len(text) - self._taken
+            self._window = self._window[-_CONTEXT_TOKENS:]
+            self._taken = max(0, len(self._pieces.decode(self._window)) - open_chars)
+        return new
+
+    def _run_so_far(self) -> str:
+        """The new text of a long run of bytes, up to its last whole character."""
+        window, size = self._window, len(self._window)
+        texts = {end: self._pieces.decode(window[:end]) for end in range(size, size - 4, -1)}
+        whole = [end for end, text in texts.items() if not text.endswith(_REPLACEMENT)]
+        end = whole[0] if whole else size
+        new = texts[end][self._taken :]
+        self._window = [*self._pieces.anchor, *window[end:]]
+        self._taken = self._pieces.anchor_length
+        self._run_tokens = size - end
+        return new
+
+    def _released(self, new: str) -> str:
+        """What may be handed on now that `new` is certain.
+
+        The stop string that is whole first ends the text, so the cut does not depend on where
+        tokens begin; of two that end together, the longer one.
+        """
+        self.length += len(new)
+        text = self._held + new
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            self.is_stopped, self._held = True, ""
+            return text[: min(found)[1]]
+        end = len(text) - max((_begun(text, stop) for stop in self._stops), default=0)
+        self._held = text[end:]
+        return text[:end]
+
+
+def _begun(text: str, stop: str) -> int:
+    """Characters at the end of `text` that `stop` begins with."""
+    sizes = range(min(len(text), len(stop) - 1), 0, -1)
+    return next((size for size in sizes if text.endswith(stop[:size])), 0)

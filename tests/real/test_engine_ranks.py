@@ -1,0 +1,354 @@
+"""A model in several processes says what one says; when one process dies, all end, and it is told.
+
+The groups are started once for all tests of them; the last test of a group kills one of its ranks.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+pytest.importorskip("torch")
+
+from torch import Tensor
+
+from engine_driver import Joining, Setting, drive, loaded, make_core
+from engine_models import near_draft, random_model
+from engine_ranks import (
+    LONGEST_S,
+    Forked,
+    Split,
+    bytes_of,
+    check_answers,
+    difference,
+    odd_model,
+    ranks_of,
+    said_by,
+    settings,
+    works,
+)
+from mutants import mutant
+from redline.engine import rank, shard
+from redline.engine import ranks as ranks_module
+from redline.engine.attention import Piece
+from redline.engine.ranks import Ranks, make_computer
+from redline.engine.runner import Runner, Work
+from redline.engine.thread import EngineFailed
+from redline.errors import ConfigError
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.xdist_group("engine-ranks"),
+    # Python warns of forks where there are threads; those here hold nothing.
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+]
+
+
+class Group(NamedTuple):
+    """A model, how it is split, what is tried with it, and which rank is killed in the end."""
+
+    name: str
+    split: Split
+    settings: list[Setting]
+    victim: int
+    kind: type[Ranks] = Forked
+
+    def folder(self, models: Path) -> Path:
+        return odd_model(models) if self.name == "odd" else random_model(self.name, models)
+
+
+GROUPS = [
+    Group(
+        "qwen3",
+        Split(shares=2),
+        [
+            Setting(slots=1, drafts=6, draft="model"),
+            Setting(slots=8, cache_tokens=110, step_tokens=48, drafts=2, draft="lookup"),
+            Setting(slots=24, step_tokens=512, reuses_prefixes=False),
+        ],
+        victim=1,
+    ),
+    Group(
+        "llama",
+        Split(stages=2),
+        [
+            Setting(slots=6, drafts=3, draft="model", cache_tokens=110, steps_at_once=2),
+            Setting(slots=3, step_tokens=7, steps_at_once=2),
+            Setting(slots=24, drafts=5, draft="lookup", reuses_prefixes=False, steps_at_once=2),
+        ],
+        victim=0,
+    ),
+    Group(
+        "qwen2",
+        Split(shares=2, stages=2),
+        [
+            Setting(slots=24, drafts=4, draft="model", steps_at_once=2),
+            Setting(slots=8, cache_tokens=160, drafts=1, draft="lookup", steps_at_once=2),
+        ],
+        victim=2,
+        kind=Ranks,
+    ),
+    Group("odd", Split(shares=2), [Setting(slots=3, drafts=2, draft="lookup")], victim=0),
+]
+
+
+class Started(NamedTuple):
+    group: Group
+    ranks: Ranks
+    folder: Path
+    models: Path
+
+
+@pytest.fixture(scope="module", params=GROUPS, ids=lambda group: f"{group.name}-{group.split}")
+def started(request: pytest.FixtureRequest, models_folder: Path) -> Iterator[Started]:
+    group: Group = request.param
+    folder = group.folder(models_folder)
+    with ranks_of(folder, group.split, group.kind) as ranks:
+        yield Started(group, ranks, folder, models_folder)
+
+
+def test_logits_are_those_of_the_whole_model(started: Started) -> None:
+    assert difference(started.ranks, started.folder) < 1e-4
+
+
+def test_each_rank_holds_its_part_only(
+    started: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Norms are every rank's, and shares of a vocabulary have a row of zeros: hence the 1 %."""
+    whole, even = bytes_of(started.folder, started.group.split)
+    found = started.ranks.parameter_bytes
+    with capsys.disabled():
+        print(f"\n{started.group.name} {started.group.split}: {found} of {whole:,} bytes")
+    for own, wanted in zip(found, even, strict=True):
+        assert abs(own / wanted - 1) <= 0.01
+
+
+def test_greedy_answers_are_those_of_generate(started: Started) -> None:
+    group = started.group
+    said = said_by(started.folder)
+    for order, setting in enumerate(group.settings):
+        has_model = setting.draft == "model"
+        draft = loaded(near_draft(group.name, started.models)) if has_model else None
+        core = make_core(started.ranks, setting, draft)
+        check_answers(core, said, order)
+        if setting.cache_tokens < 1000:
+            assert core.scheduler.preemptions > 0
+        if has_model:
+            assert core.figures.accepted_tokens > 0
+        assert (core.scheduler.reused_tokens > 0) == setting.reuses_prefixes
+
+
+def children(pid: int) -> list[int]:
+    """The processes that `pid` has made, oldest first."""
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return sorted(map(int, text.split()))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    ends_s = time.monotonic() + LONGEST_S
+    while not is_so():
+        assert time.monotonic() < ends_s, "it takes too long"
+        time.sleep(0.02)
+
+
+def compute_on(ranks: Ranks, count: int = 100_000) -> None:
+    """Steps upon steps, as many at once as may be."""
+    work = works()[0]
+    for _ in range(ranks.steps_at_once):
+        ranks.submit(work)
+    for _ in range(count):
+        ranks.result()
+        ranks.submit(work)
+
+
+def test_a_killed_rank_ends_all_and_is_named(started: Started) -> None:
+    ranks, victim = started.ranks, started.group.victim
+    pids = children(ranks._process.pid)
+    assert len(pids) == len(ranks.parameter_bytes)
+    killer = threading.Timer(0.3, os.kill, (pids[victim], signal.SIGKILL))
+    begun_s = time.monotonic()
+    killer.start()
+    with pytest.raises(EngineFailed, match=f"rank {victim} of {len(pids)} .* SIGKILL") as caught:
+        compute_on(ranks)
+    assert caught.value.hint
+    assert time.monotonic() - begun_s < LONGEST_S / 2
+    wait_until(lambda: not any(map(is_running, [*pids, ranks._process.pid])))
+    # Whoever asks afterwards is told the same at once.
+    with pytest.raises(EngineFailed, match="SIGKILL"):
+        ranks.submit(works()[0])
+    with pytest.raises(EngineFailed, match="SIGKILL"):
+        ranks.result()
+
+
+def coordinate(folder: Path, line: Connection) -> None:
+    """Computes and computes; tells first which processes do."""
+    ranks = Forked(*settings(folder, Split(shares=2)), capacity=64, device="cpu")
+    pid = ranks._process.pid
+    line.send((ranks._folder, [pid, *children(pid)]))
+    compute_on(ranks)
+
+
+def test_ranks_end_with_a_coordinator_that_is_killed(models_folder: Path) -> None:
+    folder = random_model("llama", models_folder)
+    forks = multiprocessing.get_context("fork")
+    ours, theirs = forks.Pipe()
+    coordinator = forks.Process(target=coordinate, args=(folder, theirs))
+    coordinator.start()
+    assert ours.poll(LONGEST_S)
+    meeting, pids = ours.recv()
+    assert len(pids) == 3
+    assert all(map(is_running, pids))
+    time.sleep(0.2)
+    coordinator.kill()
+    coordinator.join()
+    wait_until(lambda: not any(map(is_running, pids)))
+    assert not Path(meeting).exists()
+
+
+def test_ranks_end_with_the_process_that_made_them(models_folder: Path) -> None:
+    with ranks_of(random_model("llama", models_folder), Split(shares=2), Forked) as ranks:
+        parent = ranks._process.pid
+        pids = children(parent)
+        os.kill(parent, signal.SIGKILL)
+        with pytest.raises(EngineFailed, match="the process that has made the ranks was ended"):
+            ranks.result()
+        wait_until(lambda: not any(map(is_running, [*pids, parent])))
+
+
+def test_ranks_that_do_nothing_any_more_are_closed(
+    models_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks_module, "_END_S", 0.5)
+    with ranks_of(random_model("llama", models_folder), Split(shares=2), Forked) as ranks:
+        pids = children(ranks._process.pid)
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+    assert not any(map(is_running, pids))
+    assert not Path(ranks._folder).exists()
+
+
+def test_a_model_that_cannot_be_split_is_refused_with_no_process_left(
+    models_folder: Path,
+) -> None:
+    told = settings(random_model("llama", models_folder), Split(shares=4))
+    with pytest.raises(ConfigError, match=r"num_key_value_heads = 2.*4 ranks"):
+        Forked(*told, capacity=64, device="cpu")
+    assert not children(os.getpid())
+
+
+MUTANTS = [
+    ("odd", Split(shares=2), "module.bias = None", "pass"),
+    ("odd", Split(shares=2), "dist.all_reduce(found, group=group)", "pass"),
+    (
+        "odd",
+        Split(shares=2),
+        "return (torch.where((places >= 0) & (places < size), places, size),)",
+        "return (places % size,)",
+    ),
+    (
+        "odd",
+        Split(shares=2),
+        "return own if parts is None else torch.cat(parts, -1)[..., :vocabulary]",
+        "return own if parts is None else torch.cat(parts[::-1], -1)[..., :vocabulary]",
+    ),
+    (
+        "llama",
+        Split(stages=2),
+        "base.norm, model.lm_head = nn.Identity(), None",
+        "model.lm_head = None",
+    ),
+    ("llama", Split(stages=2), "layer.self_attn.layer_idx = at", "pass"),
+]
+
+
+@pytest.mark.parametrize(("name", "split", "line", "replacement"), MUTANTS)
+def test_wrong_parts_are_caught(
+    name: str,
+    split: Split,
+    line: str,
+    replacement: str,
+    models_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the comparison of logits, which the groups above pass."""
+    folder = odd_model(models_folder) if name == "odd" else random_model(name, models_folder)
+    monkeypatch.setattr(rank, "load_part", mutant(shard, line, replacement).load_part)
+    try:
+        with ranks_of(folder, split, Forked) as ranks:
+            assert difference(ranks, folder) > 1e-3
+    except EngineFailed:
+        return
+
+
+def test_one_process_computes_where_one_is_wanted(models_folder: Path) -> None:
+    told = settings(random_model("llama", models_folder), Split())
+    assert isinstance(make_computer(*told, capacity=64, device="cpu"), Runner)
+
+
+DELAY_S = 0.2
+
+
+class Slow(Runner):
+    """A stage that takes a time of its own for each step."""
+
+    def run(self, work: Work, states: Tensor | None = None) -> Tensor:
+        ends_s = time.monotonic() + DELAY_S
+        found = super().run(work, states)
+        time.sleep(max(0.0, ends_s - time.monotonic()))
+        return found
+
+
+class SlowRanks(Forked):
+    runner = Slow
+
+
+def ratio(ranks: Ranks, batches: int, steps: int) -> float:
+    """The wall time of so many micro-batches, over (m T + p - 1) times that of a stage."""
+    setting = Setting(slots=batches, steps_at_once=batches, reuses_prefixes=False)
+    ranks.steps_at_once = batches
+    core = make_core(ranks, setting)
+    begun_s = time.monotonic()
+    drive(core, [Joining([5 + place], steps) for place in range(batches)])
+    wall_s = time.monotonic() - begun_s
+    assert core.figures.steps == batches * steps
+    return wall_s / ((batches * steps + 1) * DELAY_S)
+
+
+def is_busy(found: float) -> bool:
+    """Other work on the machine adds time; a schedule with gaps takes 1.5 times and more."""
+    assert found >= 0.99, "faster than stages can be"
+    return found <= 1.3
+
+
+def test_every_stage_is_kept_busy_and_an_error_is_told(
+    models_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ranks_of(random_model("llama", models_folder), Split(stages=2), SlowRanks) as ranks:
+        for batches in (2, 3):
+            found = next(filter(is_busy, (ratio(ranks, batches, 4) for _ in range(5))), math.inf)
+            with capsys.disabled():
+                print(f"\n{batches} micro-batches: {found:.3f} of (m T + p - 1) stage times")
+            assert is_busy(found)
+        # One step at a time takes both stages' time, so the bound can be missed.
+        assert ratio(ranks, 1, 4) > 1.5
+        ranks.submit(Work([], [Piece(99, 0, 1)], [5], [0]))
+        with pytest.raises(EngineFailed, match=r"rank 0 of 2 .* IndexError"):
+            ranks.result()

@@ -1,0 +1,189 @@
+"""A seed's tokens are the same whatever runs beside it; without one no two runs are alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch, of the extra `engine`, is not installed")
+
+import decoder_law  # noqa: E402
+from decoder_law import PAIRS, RIGHT, Case, Modules  # noqa: E402
+from engine_driver import Heard, Setting, loaded, make_core  # noqa: E402
+from engine_models import near_draft, random_model, random_prompts  # noqa: E402
+from mutants import mutant, with_names  # noqa: E402
+from redline.engine import core as core_module  # noqa: E402
+from redline.engine import draft as draft_module  # noqa: E402
+from redline.engine import judge as judge_module  # noqa: E402
+from redline.engine import speculate  # noqa: E402
+from redline.engine.core import Ask, Core  # noqa: E402
+from redline.engine.params import SamplingParams  # noqa: E402
+
+NEW = 16
+HOT = SamplingParams(temperature=2.0, ignore_eos=True)
+# Each of these twice, with prompts that begin alike: seeds, filters, penalties and biases.
+KINDS = [
+    SamplingParams(temperature=1.5, seed=1),
+    SamplingParams(temperature=2.0, top_k=40, seed=2**63 + 5),
+    SamplingParams(temperature=2.0, top_p=0.8, min_p=0.01, seed=-7),
+    SamplingParams(temperature=1.0, frequency_penalty=1.5, presence_penalty=0.5, seed=3),
+    SamplingParams(temperature=1.5, repetition_penalty=1.3, logit_bias={3: 2.0, 2: -9.0}, seed=3),
+    SamplingParams(
+        temperature=2.0, top_k=30, top_p=0.95, repetition_penalty=1.1, logprobs=1, seed=1
+    ),
+]
+
+
+def asks_of(prompts: Sequence[Sequence[int]]) -> list[Ask]:
+    """What is asked with a seed; the asker is put in where it runs."""
+    return [
+        Ask(list(prompt), params, len(prompt) + NEW, Heard(), choice=choice)
+        for choice, prompt in enumerate(prompts)
+        for params in KINDS
+    ]
+
+
+def answers(core: Core, asks: Sequence[Ask], company: int = 0, order: int = 0) -> list[list[int]]:
+    """What each says, when they join in some order with others between them."""
+    draws = random.Random(order)
+    askers = [Heard() for _ in asks]
+    joining = [ask._replace(asker=asker) for ask, asker in zip(asks, askers, strict=True)]
+    for _ in range(company):
+        asked = draws.choice(asks)
+        cut = draws.randint(1, len(asked.prompt))
+        other = asked._replace(prompt=asked.prompt[:cut], params=HOT, asker=Heard())
+        joining.append(other._replace(priority=draws.choice([-1, 0, 1])))
+    if order:
+        draws.shuffle(joining)
+    while joining or not core.scheduler.is_idle:
+        for _ in range(draws.choice([0, 1, 2, 5])):
+            if joining:
+                core.add(joining.pop(), 0.0)
+        core.step()
+    return [asker.tokens for asker in askers]
+
+
+SETTINGS = [
+    Setting(slots=3, step_tokens=7),
+    Setting(slots=24, step_tokens=512, reuses_prefixes=False),
+    Setting(slots=6, cache_tokens=120, steps_at_once=2),
+    Setting(slots=1, drafts=6, draft="model"),
+    Setting(slots=8, drafts=2, draft="model", cache_tokens=150),
+    Setting(slots=5, drafts=4, draft="lookup", step_tokens=24),
+]
+
+
+def test_a_real_model_says_the_same_whatever_runs_beside(models_folder: Path) -> None:
+    folder = random_model("llama-mha-tied", models_folder)
+    model, draft = loaded(folder), loaded(near_draft("llama-mha-tied", models_folder))
+    shared, *ends = random_prompts(3, 12, 20, seed=4)
+    asks = asks_of([shared + end[:5] for end in ends])
+    alone = [answers(make_core(model, Setting(slots=1)), [ask])[0] for ask in asks]
+    assert len({tuple(tokens) for tokens in alone}) == len(asks)
+    for order, setting in enumerate(SETTINGS, 1):
+        core = make_core(model, setting, draft)
+        assert answers(core, asks, company=6, order=order) == alone, setting
+        assert (core.scheduler.preemptions > 0) == (setting.cache_tokens < 1000)
+        if setting.draft == "model":
+            assert core.figures.accepted_tokens > 0
+
+
+ALONE = Case(HOT, None, slots=1)
+CASES = [
+    Case(HOT, None, slots=24),
+    Case(HOT, "lookup", drafts=1, slots=3, steps_at_once=3),
+    Case(HOT, "lookup", drafts=6, slots=9, cache_tokens=150),
+    *(Case(HOT, "model", drafts=drafts, slots=2 * drafts) for drafts in (1, 3, 6)),
+    Case(HOT, "model", drafts=4, slots=8, step_tokens=10, cache_tokens=150),
+]
+
+
+def check_tables(modules: Modules) -> None:
+    asks = asks_of([PAIRS, PAIRS[:9]])
+    # Tables of six tokens have no more to bias or to leave out.
+    asks = [ask._replace(params=fitted(ask.params)) for ask in asks]
+    alone = [answers(decoder_law.make_core(ALONE), [ask])[0] for ask in asks]
+    for order, case in enumerate(CASES, 1):
+        core = decoder_law.make_core(case, modules)
+        assert answers(core, asks, company=12, order=order) == alone, case
+
+
+def fitted(params: SamplingParams) -> SamplingParams:
+    changed = {name: getattr(params, name) for name in params.__struct_fields__}
+    return SamplingParams(**changed | {"top_k": min(params.top_k, 4)})
+
+
+def test_tables_say_the_same_through_every_drafter() -> None:
+    check_tables(RIGHT)
+
+
+def changed_judge(module: ModuleType, line: str, replacement: str) -> Modules:
+    """The core and the drafters with a line of `judge` or `speculate` replaced."""
+    changed = mutant(module, line, replacement)
+    judge = changed
+    if module is speculate:
+        judge = with_names(judge_module, verify=changed.verify)
+    return Modules(
+        core=with_names(core_module, judge=judge.judge),
+        draft=with_names(draft_module, noise_of=judge.noise_of),
+    )
+
+
+MUTANTS = [
+    (
+        judge_module,
+        "torch.tensor([one.seed for one in sequences], dtype=torch.int64),",
+        "torch.tensor([one.seed + one.slot for one in sequences], dtype=torch.int64),",
+    ),
+    (
+        judge_module,
+        "torch.tensor([one.is_seeded for one in sequences], dtype=torch.bool),",
+        "torch.tensor([False for one in sequences], dtype=torch.bool),",
+    ),
+    (
+        judge_module,
+        "return Past(tokens[:begin], tokens[begin:], sequence.drafted[:drafted])",
+        "return Past(tokens[:begin], tokens[begin:])",
+    ),
+    (
+        speculate,
+        "places = _places(noise.positions[exact], laws.shape[1])",
+        "places = _places(noise.positions[exact] * 0, laws.shape[1])",
+    ),
+]
+
+
+@pytest.mark.parametrize(("module", "line", "replacement"), MUTANTS)
+def test_seeds_that_hang_on_what_runs_beside_are_caught(
+    module: ModuleType, line: str, replacement: str
+) -> None:
+    with pytest.raises(AssertionError):
+        check_tables(changed_judge(module, line, replacement))
+
+
+def test_the_choices_of_one_request_differ_and_are_the_same_each_time() -> None:
+    params = replace_seed(11)
+    asks = [Ask([0, 1], params, 2 + NEW, Heard(), choice=choice) for choice in range(20)]
+    case = Case(HOT, "model", slots=5)
+    said = answers(decoder_law.make_core(case), asks)
+    assert len({tuple(tokens) for tokens in said}) == 20
+    assert answers(decoder_law.make_core(ALONE), asks, order=3) == said
+    # The second choice of a seed is not the first of the next one.
+    other = [ask._replace(params=replace_seed(12)) for ask in asks]
+    both = {tuple(tokens) for tokens in [*said, *answers(decoder_law.make_core(case), other)]}
+    assert len(both) == 40
+
+
+def replace_seed(seed: int | None) -> SamplingParams:
+    return SamplingParams(temperature=2.0, seed=seed)
+
+
+def test_without_a_seed_runs_differ() -> None:
+    asks = [Ask([0, 1], replace_seed(None), 2 + NEW, Heard()) for _ in range(10)]
+    for case in (ALONE, Case(HOT, "model"), Case(HOT, "lookup")):
+        runs = [answers(decoder_law.make_core(case), asks) for _ in range(2)]
+        assert len({tuple(tokens) for said in runs for tokens in said}) == 20
