@@ -40,6 +40,8 @@ UNFINISHED = 3
 _BENCHES = (
     "bench/budget_campaign.py",
     "bench/campaign.py",
+    "bench/engine_equality.py",
+    "bench/engine_law_campaign.py",
     "bench/fault_campaign.py",
     "bench/fuzz_transport.py",
     "bench/limit_campaign.py",
@@ -47,6 +49,7 @@ _BENCHES = (
     "bench/peers",
     "bench/step_campaign.py",
     "bench/stream_campaign.py",
+    "bench/vllm_campaign.py",
 )
 _PACKAGES = ("redline", "aiohttp", "httptools", "msgspec", "uvloop")
 
@@ -107,19 +110,45 @@ def budget() -> list[Part]:
     return [Part(name, seed, work) for name, seed, work in budget_campaign.parts()]
 
 
+def engine_law() -> list[Part]:
+    """200,000 tokens of each of 20 seeds and ways to decode: their law is the target's."""
+    import engine_law_campaign  # PyTorch is needed by this one only
+
+    return [Part(name, seed, work) for name, seed, work in engine_law_campaign.parts()]
+
+
 def redis_streams() -> list[Part]:
     """10,000 messages, two consumers that are killed: each message once, and acknowledged."""
     return [Part(name, seed, work) for name, seed, work in stream_campaign.parts()]
 
 
+def vllm_launcher() -> list[Part]:
+    """Greedy answers of the local engine and of vLLM, started by the launcher, are equal."""
+    # It needs the extra `engine`, which the others do without.
+    import vllm_campaign
+
+    return [Part(name, seed, work) for name, seed, work in vllm_campaign.parts()]
+
+
+def equality() -> list[Part]:
+    """The engine's greedy answers are generate's, over every mix of settings."""
+    # As above.
+    import engine_equality
+
+    return [Part(name, seed, work) for name, seed, work in engine_equality.parts()]
+
+
 CAMPAIGNS: dict[str, Callable[[], list[Part]]] = {
     "budget": budget,
+    "engine-equality": equality,
+    "engine-law": engine_law,
     "faults": faults,
     "fuzz-transport": fuzz,
     "journal-kills": journal_kills,
     "kills": kills,
     "limit-servers": limit_servers,
     "redis-streams": redis_streams,
+    "vllm-launcher": vllm_launcher,
 }
 
 

@@ -174,12 +174,23 @@ def _streams(parts: Parts) -> Iterator[str]:
     yield f"{sum(part['pending'] for part in parts.values())} left pending"
 
 
+def _engine_law(parts: Parts) -> Iterator[str]:
+    cases = [part for part in parts.values() if "least_p_corrected" in part]
+    ways = {part["case"] for part in cases}
+    yield f"{sum(part['tokens'] for part in cases):,} tokens in {len(ways)} ways to decode"
+    least = min(part["least_p_corrected"] for part in cases)
+    yield f"least p of {sum(part['tests'] for part in cases):,} tests {least:.2g}, corrected"
+    wrong = [part["least_p"] for part in parts.values() if "least_p_corrected" not in part]
+    yield f"{sum(map(len, wrong))} wrong variants caught"
+
+
 _CAMPAIGNS: dict[str, tuple[str, Callable[[Parts], Iterator[str]]]] = {
     "kills": ("`kill -9` at random moments of whole runs", _kills),
     "journal-kills": ("death and power loss at each step of the journal", _journal_kills),
     "faults": ("seeded scripts of faults in virtual time, the one-outcome law", _faults),
     "fuzz-transport": ("generated answers in generated pieces, against a reference", _fuzz),
     "budget": ("random latencies, faults and kills within a budget", _budget),
+    "engine-law": ("the whole decoder of the local engine, drafts judged", _engine_law),
     "redis-streams": ("two consumers of one stream, killed again and again", _streams),
 }
 CAMPAIGNS = tuple(_CAMPAIGNS)

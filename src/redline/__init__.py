@@ -13,6 +13,7 @@ from redline.calls import (
     RetryPolicy,
     Timeouts,
 )
+from redline.engine import EngineSettings
 from redline.errors import (
     BadReply,
     BudgetSpent,
@@ -35,6 +36,7 @@ from redline.errors import (
 )
 from redline.limits import Cost, Limiter, Limits, Rate, SyncLimiter
 from redline.run import Report, run, stream
+from redline.serve import LocalEngine
 
 __all__ = [
     "BadReply",
@@ -48,10 +50,12 @@ __all__ = [
     "Cost",
     "Disconnected",
     "Endpoint",
+    "EngineSettings",
     "Final",
     "JournalError",
     "Limiter",
     "Limits",
+    "LocalEngine",
     "NoEndpoint",
     "Outcome",
     "OverBudget",

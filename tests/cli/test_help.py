@@ -26,6 +26,7 @@ PAGES = {
     "tag.txt": ["tag", "--help"],
     "verify.txt": ["verify", "--help"],
     "repair.txt": ["repair", "--help"],
+    "engine.txt": ["engine", "--help"],
     "sim.txt": ["sim", "--help"],
 }
 Cli = Callable[..., Any]
@@ -80,7 +81,7 @@ def test_the_version(cli: Cli, argv: list[str]) -> None:
 
 
 def test_every_flag_is_explained(cli: Cli) -> None:
-    for page in ("run", "synth", "verify", "repair", "sim"):
+    for page in ("run", "synth", "verify", "repair", "engine", "sim"):
         text = cli(page, "--help").out
         flags = re.findall(r"^  (?:-\w, )?(--[\w-]+)(.*)$(?=\n(.*))", text, re.M)
         assert flags

@@ -40,6 +40,7 @@ from pathlib import Path
 
 import pytest
 
+from redline.cli.engine import engine
 from redline.cli.evaluate import evaluate
 from redline.cli.run import run
 from redline.cli.sim import sim
@@ -250,8 +251,16 @@ def tell(page: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_examples(page: Path, tmp_path: Path) -> None:
+def test_examples(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    if page.name == "engine.md":
+        pytest.importorskip("torch")
+        from engine_models import near_draft, random_model
+
+        # In place of the models that the page trains first, which takes minutes.
+        models = request.getfixturevalue("models_folder")
+        shutil.copytree(random_model("llama", models), tmp_path / "tiny" / "target")
+        shutil.copytree(near_draft("llama", models), tmp_path / "tiny" / "draft")
     tell(page.read_text("utf-8"), tmp_path)
 
 
@@ -326,7 +335,7 @@ def _prose() -> str:
 def _flags() -> set[str]:
     """All long flags of the commands that have some."""
     flags = {"--help", "--version", "--show-completion"}
-    for command in (run, evaluate, synth, tag, sim, verify):
+    for command in (run, evaluate, synth, tag, engine, sim, verify):
         flags |= {f"--{name.replace('_', '-')}" for name in inspect.signature(command).parameters}
     return flags - {"--ctx", "--rows", "--results", "--words"} | {"--input"}
 

@@ -34,14 +34,14 @@ _ASKING = frozenset({"GET", "POST"})
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
-def identity(endpoint: Endpoint, *, is_simulated: bool = False) -> str:
+def identity(endpoint: Endpoint, *, embedded: str = "") -> str:
     """What the answers of one endpoint have in common; holds no credential.
 
-    is_simulated: an embedded server, which has another port each time.
+    embedded: what an embedded server is called, which has another port each time.
     """
     parts = urlsplit(endpoint.base_url)
     place = f"{parts.scheme}://{parts.netloc}".lower() + parts.path.rstrip("/")
-    return _encode(["sim" if is_simulated else place, _deciding(endpoint.headers)]).decode()
+    return _encode([embedded or place, _deciding(endpoint.headers)]).decode()
 
 
 def key_of(request: Request, call: Call, identity: str) -> bytes | None:

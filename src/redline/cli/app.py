@@ -29,6 +29,7 @@ _COMMANDS = {
     "tag": ("tag", "Give every row labels, or JSON by a schema."),
     "verify": ("verify", "Prove that a results file is complete."),
     "repair": ("repair", "Take damaged lines out of a results file."),
+    "engine": ("engine", "Serve a local model with the OpenAI API."),
     "sim": ("sim", "Simulate a provider to try things on."),
 }
 _HELP = """Run very many LLM calls as fast as their limits allow, and lose none of them.

@@ -23,12 +23,14 @@ from redline.limits.settings import (
     PROFILES,
     RATES,
 )
+from redline.run.embedded import UNKNOWN_URL, Embedded, EmbeddedSim
 from redline.run.object_url import local_path, url_of
 from redline.run.options import OPENAI, SIM, allowance, memory_path
 from redline.run.settings import FAIL_ON, FORMATS, VIAS, Job, Output, Prompting
 from redline.run.source import open_source, opened
 from redline.run.stream_url import stream_of
 
+_ENGINE = "engine:"
 _KEY_VARIABLE = "OPENAI_API_KEY"
 _URL_VARIABLE = "OPENAI_BASE_URL"
 _LONGEST_TIMEOUT_S = 86_400.0
@@ -53,9 +55,7 @@ class _Server(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     table: dict[str, Any] = {}
 
-    @property
-    def is_sim(self) -> bool:
-        return self.name == SIM
+    embedded: Embedded | None = None
 
 
 def resolve(
@@ -85,7 +85,7 @@ def resolve(
                     f"{flag_of(name)} needs an output file", hint="name one: -o labels.jsonl"
                 )
         endpoint = _endpoint(server, flags, configuration, is_sending=is_sending)
-        resolved = _resolved(found, flags, endpoint, is_simulated=server.is_sim)
+        resolved = _resolved(found, flags, endpoint, embedded=server.embedded)
         job = msgspec.structs.replace(
             resolved.job,
             memory=memory_path(configuration.environ),
@@ -122,7 +122,9 @@ def _origin(what: str, stated: Flags, server: _Server, configuration: Configurat
     return ""
 
 
-def _resolved(rows: object, flags: Flags, endpoint: Endpoint, *, is_simulated: bool) -> Resolved:
+def _resolved(
+    rows: object, flags: Flags, endpoint: Endpoint, *, embedded: Embedded | None
+) -> Resolved:
     place = _output_place(flags)
     lines = Output.at(
         place or "-",
@@ -135,8 +137,8 @@ def _resolved(rows: object, flags: Flags, endpoint: Endpoint, *, is_simulated: b
     job = Job(
         rows=rows,
         endpoint=endpoint,
-        is_simulated=is_simulated,
-        prompting=_prompting(flags, "sim" if is_simulated else None),
+        embedded=embedded,
+        prompting=_prompting(flags, embedded.model if embedded is not None else None),
         output=lines if place is not None else None,
         retry=RetryPolicy() if retries is None else RetryPolicy(max_retries=retries),
         row_deadline_s=values.duration(flags, "row_deadline"),
@@ -213,9 +215,9 @@ def _server(chosen: Flags, configuration: Configuration) -> _Server:
     name, base_url = chosen.get("endpoint"), chosen.get("base_url")
     if name is not None and base_url is not None:
         raise ConfigError("--endpoint and --base-url exclude each other", hint="leave one out")
-    if name == SIM:
-        # The embedded server's own address takes this one's place when it has started.
-        return _Server(base_url="http://127.0.0.1/v1", origin="--endpoint", name=SIM)
+    if (embedded := _embedded(name)) is not None:
+        origin = "--endpoint"
+        return _Server(base_url=UNKNOWN_URL, origin=origin, name=embedded.place, embedded=embedded)
     if name is not None and urlsplit(name).scheme in ("http", "https"):
         return _Server(base_url=name, origin="--endpoint")
     if name is not None:
@@ -230,13 +232,27 @@ def _server(chosen: Flags, configuration: Configuration) -> _Server:
     return _Server(base_url=OPENAI, origin="")
 
 
+def _embedded(name: str | None) -> Embedded | None:
+    """The server inside that --endpoint names; None where it names another one."""
+    if name == SIM:
+        return EmbeddedSim()
+    if name is not None and name.startswith(_ENGINE):
+        # Imported here: no other run pays for what serves a model.
+        from redline.cli.engine_flags import settings_in
+        from redline.serve.local import LocalEngine
+
+        return LocalEngine(settings_in(name.removeprefix(_ENGINE)))
+    return None
+
+
 def _named(name: str, configuration: Configuration) -> dict[str, Any]:
     if name not in configuration.endpoints:
         known = (*configuration.endpoints, SIM)
         raise ConfigError(
             f"unknown endpoint: {name}",
             hint=nearest(name, known)
-            or "name a URL such as http://127.0.0.1:8000/v1, one of redline.toml's, or sim",
+            or "name a URL such as http://127.0.0.1:8000/v1, one of redline.toml's, sim, or "
+            "engine:MODEL",
         )
     return configuration.endpoints[name]
 
@@ -264,7 +280,7 @@ def _endpoint(
 
 
 def _api_key(server: _Server, flags: Flags, configuration: Configuration) -> str | None:
-    """The key to send, None for none. The embedded server is never shown the default one."""
+    """The key to send, None for none. An embedded server is never shown the default one."""
     variable, environ = flags.get("api_key_env"), configuration.environ
     if variable is not None:
         if not environ.get(variable):
@@ -273,7 +289,7 @@ def _api_key(server: _Server, flags: Flags, configuration: Configuration) -> str
                 hint=f"export {variable}=..., or write it into a .env file",
             )
         return environ[variable]
-    if server.is_sim:
+    if server.embedded is not None:
         return None
     key = environ.get(_KEY_VARIABLE) or None
     if key is None and server.base_url == OPENAI:

@@ -140,7 +140,8 @@ def run(
         Text,
         Option(
             metavar="NAME",
-            help="A URL, a name from redline.toml, or sim: a simulated server inside, for trials.",
+            help="A URL, a name from redline.toml, sim: a simulated server inside, for "
+            "trials, or engine:MODEL: a local model inside.",
             section=_ENDPOINT,
         ),
     ] = None,

@@ -67,6 +67,9 @@ class Session:
         notes = Notes(is_json=self._is_json)
         is_unseen = self._is_quiet or sys.stderr is None
         display = None if is_unseen else _display(resolved, is_json=notes.is_json)
+        embedded = resolved.job.embedded
+        if embedded is not None and embedded.notice and not (is_unseen or self._is_json):
+            tell(embedded.notice)
         report = _run(resolved, display, notes)
         show = summary_line if notes.is_json else summary_text
         tell(show(report, self._argv, notes))

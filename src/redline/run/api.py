@@ -158,14 +158,10 @@ def _size_bytes(outcome: Outcome) -> int:
 
 async def embed(job: Job, stack: AsyncExitStack) -> Job:
     """The job, with an embedded server started for it where it asks for one."""
-    if not job.is_simulated or job.endpoint is None:
+    if job.embedded is None or job.endpoint is None:
         return job
-    # Imported here: a run against a real endpoint does not pay for a server's start-up.
-    from redline.sim import SimSettings
-    from redline.sim.server import Sim
-
-    sim = await stack.enter_async_context(Sim(SimSettings()))
-    endpoint = msgspec.structs.replace(job.endpoint, base_url=sim.base_url, proxy="")
+    base_url = await stack.enter_async_context(job.embedded.open())
+    endpoint = msgspec.structs.replace(job.endpoint, base_url=base_url, proxy="")
     return msgspec.structs.replace(job, endpoint=endpoint)
 
 

@@ -8,7 +8,7 @@ from redline.run import manifest as manifests
 from redline.run.batch import BatchRunner
 from redline.run.batch_collect import World
 from redline.run.batch_ledger import Ledger
-from redline.run.settings import BATCHING, SIM_PLACE, Job, Output
+from redline.run.settings import BATCHING, Job, Output
 
 
 def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
@@ -53,4 +53,4 @@ def batches_of(world: World, ledger: Ledger) -> BatchRunner | None:
 def place_of(job: Job) -> str:
     """Which provider it is, so that batches are not looked for at another one."""
     assert job.endpoint is not None
-    return SIM_PLACE if job.is_simulated else job.endpoint.base_url
+    return job.embedded.place if job.embedded is not None else job.endpoint.base_url

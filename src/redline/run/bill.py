@@ -55,9 +55,9 @@ class Bill:
         self._before = 0
         self._by_replies = 0
         self._replies = 0
-        # One reply without a price or a usage, and nobody can say what all have cost. The embedded
+        # One reply without a price or a usage, and nobody can say what all have cost. An embedded
         # server is free, and a function of the user's own has no tokens.
-        self._is_known = job.call is None and not job.is_simulated
+        self._is_known = job.call is None and job.embedded is None
         self.reads_replies = self._is_known and self._allowance.picodollars is None
 
     def begin(self) -> None:

@@ -16,6 +16,7 @@ from redline.calls.prices import Price, parse_price
 from redline.calls.spending import Allowance, parse_money
 from redline.errors import ConfigError, nearest
 from redline.limits import Limits, Rate, as_rates, parse_count, parse_rate
+from redline.run.embedded import UNKNOWN_URL, Embedded, EmbeddedSim
 from redline.run.settings import Hooks, Job, Output, Prompting
 
 SIM = "sim"
@@ -27,15 +28,15 @@ class Options(TypedDict, total=False):
 
     How a row becomes a request: prompt, system, body, url (Jinja templates), method, model, params,
     output_path. Who answers: call (a coroutine function of one row), or endpoint (an Endpoint, a
-    URL, or "sim" for the embedded simulated one), api_key, headers, proxy. How fast: limits, or its
-    short forms rps, rpm, tpm, concurrency, rate. What is asked again: cache (True, a folder, or a
-    Cache). Where to: output, format, ordered, keep_input, raw. What it may cost: budget (such as
-    "5usd"), budget_tokens, prices (by model: input, cached_input and output, in dollars for a
-    million tokens). Work that goes on: follow, until_empty. When to give up: timeout_s,
-    max_retries, row_deadline_s, deadline_s, limit, fail_on, strict. Whether by batches: via
-    ("live", "batch", "auto"). On an output that is there:
-    retry_failed, restart, force. Functions before and after each call: before, after, executor
-    (None: threads). progress: shown on a terminal.
+    URL, "sim" for the simulated one inside, or a LocalEngine), api_key, headers, proxy. How fast:
+    limits, or its short forms rps, rpm, tpm, concurrency, rate. What is asked again: cache (True, a
+    folder, or a Cache). Where to: output, format, ordered, keep_input, raw. What it may cost:
+    budget (such as "5usd"), budget_tokens, prices (by model: input, cached_input and output, in
+    dollars for a million tokens). Work that goes on: follow, until_empty. When to give up:
+    timeout_s, max_retries, row_deadline_s, deadline_s, limit, fail_on, strict. Whether by batches:
+    via ("live", "batch", "auto"). On an output that is there: retry_failed, restart, force.
+    Functions before and after each call: before, after, executor (None: threads). progress: shown
+    on a terminal.
     """
 
     prompt: str
@@ -47,7 +48,7 @@ class Options(TypedDict, total=False):
     params: Mapping[str, Any]
     output_path: str
     call: Callable[[Any], Awaitable[Any]]
-    endpoint: Endpoint | str
+    endpoint: Endpoint | Embedded | str
     api_key: str
     headers: Mapping[str, str]
     proxy: str
@@ -106,7 +107,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("timeout_s", "row_deadline_s", "deadline_s"), (int, float)),
     **dict.fromkeys(("ordered", "keep_input", "raw", "strict", "progress"), (bool,)),
     **dict.fromkeys(("retry_failed", "restart", "force", "follow", "until_empty"), (bool,)),
-    "endpoint": (Endpoint, str),
+    "endpoint": (Endpoint, str, Embedded),
     "limits": (Limits,),
     "output": (str, os.PathLike),
     "headers": (Mapping,),
@@ -141,7 +142,7 @@ def make_job(rows: object, options: Options, environ: Mapping[str, str]) -> Job:
         rows=rows,
         call=given.get("call"),  # type: ignore[arg-type]
         endpoint=None if "call" in given else _endpoint(given, limits, environ),
-        is_simulated=given.get("endpoint") == SIM,
+        embedded=_embedded(given),
         limits=limits,
         memory=memory_path(environ),
         cache=_cache(given.get("cache"), environ),
@@ -237,8 +238,17 @@ def _check_types(given: Mapping[str, Any]) -> None:
 
 
 def _default_model(given: Mapping[str, Any]) -> dict[str, str]:
-    """The embedded server answers for any model, so none need be named."""
-    return {"model": SIM} if given.get("endpoint") == SIM else {}
+    """An embedded server has one model, so none need be named."""
+    embedded = _embedded(given)
+    return {} if embedded is None else {"model": embedded.model}
+
+
+def _embedded(given: Mapping[str, Any]) -> Embedded | None:
+    """The server to start for the run, where the endpoint is one."""
+    endpoint = given.get("endpoint")
+    if endpoint == SIM:
+        return EmbeddedSim()
+    return endpoint if isinstance(endpoint, Embedded) else None
 
 
 def _some(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -275,9 +285,9 @@ def _short(name: str, value: object, window_s: float) -> Rate:
 
 def _endpoint(given: Mapping[str, Any], limits: Limits, environ: Mapping[str, str]) -> Endpoint:
     endpoint = given.get("endpoint")
-    if endpoint == SIM:
-        # The embedded server's own address takes this one's place when it has started.
-        endpoint = "http://127.0.0.1/v1"
+    embedded = _embedded(given)
+    if embedded is not None:
+        endpoint = UNKNOWN_URL
     if isinstance(endpoint, Endpoint):
         for name in _OF_ENDPOINT:
             if name in given:
@@ -290,7 +300,7 @@ def _endpoint(given: Mapping[str, Any], limits: Limits, environ: Mapping[str, st
     return Endpoint(
         base_url=endpoint or environ.get("OPENAI_BASE_URL") or OPENAI,
         api_key=given.get("api_key") or environ.get("OPENAI_API_KEY") or None,
-        name=SIM if given.get("endpoint") == SIM else "",
+        name=embedded.place if embedded is not None else "",
         limits=limits,
         timeouts=Timeouts(first_byte_s=timeout_s, attempt_s=timeout_s),
         **_some(given, ("headers", "proxy")),

@@ -15,6 +15,7 @@ from redline.calls.prices import Price, Prices
 from redline.calls.spending import Allowance
 from redline.errors import ConfigError, nearest
 from redline.limits import Limits
+from redline.run.embedded import Embedded
 from redline.run.object_url import ObjectUrl, local_path, url_of
 from redline.run.stream_url import stream_of
 from redline.run.task import Task
@@ -32,8 +33,6 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 VIAS = ("live", "batch", "auto")
 # Those that send rows through the Batch API.
 BATCHING = ("batch", "auto")
-# What stands for the address of the embedded server, which is another one each time.
-SIM_PLACE = "sim"
 # Methods of requests that carry no body.
 BODILESS = ("GET", "HEAD")
 
@@ -159,7 +158,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     rows: whatever `open_source` takes. endpoint or call: who answers; call is a coroutine function
     of one row. task: what becomes of each row beyond asking once. memory: a file of the limits that
     rate "auto" has found. cache: where answers are kept, its folder named; None for nowhere.
-    is_simulated: an embedded simulated server takes the place of the endpoint's base URL.
+    embedded: a server that is started for the run; its base URL takes the endpoint's place.
     row_deadline_s: a row with its retries. deadline_s: the run; what is unfinished then is done on
     the next run. limit: only the first N rows. follow: rows that are written to the file later are
     done, too. until_empty: a stream is read until all of its messages are acknowledged. samples:
@@ -173,7 +172,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     rows: object
     endpoint: Endpoint | None = None
     call: Callable[[Any], Awaitable[Any]] | None = None
-    is_simulated: bool = False
+    embedded: Embedded | None = None
     limits: Limits = Limits()
     memory: Path | None = None
     cache: Cache | None = None

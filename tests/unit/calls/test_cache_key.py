@@ -111,8 +111,8 @@ def test_an_endpoint_is_its_address_and_its_headers_but_never_a_key() -> None:
 
 def test_an_embedded_server_is_the_same_at_any_port() -> None:
     there = endpoint(base_url="http://127.0.0.1:8001/v1")
-    assert identity(HERE, is_simulated=True) == identity(there, is_simulated=True)
-    assert identity(HERE, is_simulated=True) != identity(HERE)
+    assert identity(HERE, embedded="sim") == identity(there, embedded="sim")
+    assert identity(HERE, embedded="sim") != identity(HERE)
 
 
 def check_key(changed: Any) -> None:

@@ -11,6 +11,7 @@ from redline.calls.prices import DOLLAR, parse_price
 from redline.calls.spending import NOTHING, Allowance, Amount, Spending
 from redline.errors import ConfigError
 from redline.run.bill import Bill, Spent
+from redline.run.embedded import EmbeddedSim
 from redline.run.settings import Job, Prompting
 
 PRICES = {"m": parse_price("m", {"input": 1, "output": 2})}
@@ -54,7 +55,7 @@ def test_one_reply_of_unknown_cost_makes_the_sum_unknown(unknown: Reply) -> None
 
 
 def test_the_embedded_server_is_free() -> None:
-    bill = Bill(job(is_simulated=True), None)
+    bill = Bill(job(embedded=EmbeddedSim()), None)
     assert not bill.reads_replies
     assert bill.read().text == ""
 

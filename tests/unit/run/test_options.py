@@ -10,6 +10,7 @@ import pytest
 from redline.calls import Endpoint
 from redline.errors import ConfigError
 from redline.limits import Limits, Rate
+from redline.run.embedded import EmbeddedSim
 from redline.run.options import make_job
 
 ROWS = [{"prompt": "a"}]
@@ -70,9 +71,9 @@ def test_an_endpoint_brings_its_own_limits_and_key() -> None:
 
 def test_the_embedded_endpoint() -> None:
     made = job(endpoint="sim")
-    assert made.is_simulated
+    assert isinstance(made.embedded, EmbeddedSim)
     assert made.endpoint.label == "sim"
-    assert not job(endpoint="http://a.example/v1").is_simulated
+    assert job(endpoint="http://a.example/v1").embedded is None
 
 
 def test_a_function_takes_the_place_of_the_endpoint() -> None:

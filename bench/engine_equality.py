@@ -1,0 +1,44 @@
+"""The campaign of greedy answers: those of transformers' generate, over the whole grid of settings.
+
+A part is a kind of model, whole or split among processes: every number of slots, draft length and
+kind of draft, with prefixes used again and not, and with a cache so small that sequences lose their
+slots. Logits of split models are compared, too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import record
+
+sys.path.insert(0, str(record.ROOT / "tests"))
+
+Work = Callable[[Path], dict[str, Any]]
+
+
+def parts() -> Iterator[tuple[str, int, Work]]:
+    """Name, seed and work of each part."""
+    # PyTorch imports Python's own `profile`, and not the one beside this file; so do the ranks.
+    sys.path[:] = [path for path in sys.path if Path(path).resolve() != record.ROOT / "bench"]
+    # It takes seconds, and the other campaigns do without.
+    import torch
+
+    from engine_ranks import ALL
+
+    torch.set_num_threads(1)
+    for kind, split in ALL:
+        name = f"{kind}, tensor {split.shares}, pipeline {split.stages}"
+        yield name, 0, partial(_checked, kind, split)
+
+
+def _checked(kind: str, split: Any, folder: Path) -> dict[str, Any]:
+    from engine_ranks import check_grid
+
+    found = check_grid(kind, split, folder)
+    print(f"  {found}", flush=True)
+    return found | {name: version(name) for name in ("torch", "transformers")}

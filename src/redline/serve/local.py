@@ -1,0 +1,78 @@
+"""A local engine with the OpenAI API, while it is entered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from redline.engine.settings import EngineSettings
+from redline.run.source_bytes import extra
+
+if TYPE_CHECKING:
+    from redline.engine.start import Engine
+    from redline.serve.front import Front
+
+
+class Serving(NamedTuple):
+    """A front, and the engine behind it."""
+
+    front: Front
+    engine: Engine
+
+
+class LocalEngine:
+    """A model in this process, for `redline.run(rows, endpoint=LocalEngine(settings))`.
+
+    Whatever its clients call the model, it answers.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+        self.place = f"engine:{settings.model}"
+        self.model = Path(settings.model).name
+        self.notice = f"loading {settings.model}"
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[str]:
+        """Its base URL, while it is entered. Raises ConfigError where it cannot be loaded."""
+        async with serving(self.settings) as served:
+            yield served.front.base_url
+
+
+@asynccontextmanager
+async def serving(
+    settings: EngineSettings, *, host: str = "127.0.0.1", port: int = 0, is_named: bool = False
+) -> AsyncIterator[Serving]:
+    """Loads the model, which takes seconds, and serves it while it is entered.
+
+    is_named: only requests that name the model are answered. Raises ConfigError.
+    """
+    engine = await asyncio.to_thread(_loaded, settings)
+    # Imported here, as PyTorch is: nobody else pays for them.
+    from redline.serve.front import Front
+
+    models = dict.fromkeys((engine.name, settings.model)) if is_named else {}
+    front = Front(
+        engine.backend,
+        models=tuple(models),
+        host=host,
+        port=port,
+        metrics=engine.metrics.__str__,
+    )
+    engine.thread.start()
+    try:
+        async with front:
+            yield Serving(front, engine)
+    finally:
+        await engine.backend.aclose()
+
+
+def _loaded(settings: EngineSettings) -> Engine:
+    for module in ("torch", "transformers"):
+        extra(module, "engine", "a local engine")
+    from redline.engine.start import open_engine
+
+    return open_engine(settings)

@@ -1,0 +1,410 @@
+"""The engine as its users have it: a server that the SDK asks, and a run with a model inside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+pytest.importorskip("torch")
+
+import redline
+from crash.killing import COMMAND, clean_environ
+from engine_models import (
+    Continuation,
+    continuations,
+    load,
+    random_model,
+    random_prompts,
+    tokenizer_of,
+)
+from redline import EngineSettings, LocalEngine
+from redline.calls import Call, Request
+from redline.errors import ConfigError, Rejected, TimedOut
+from redline.serve.local import Serving, serving
+
+LIMIT_S = 60.0
+NEW = 24
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": NEW, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture(scope="module")
+def folder(models_folder: Path) -> Path:
+    return random_model("llama", models_folder)
+
+
+@pytest.fixture(scope="module")
+def said(folder: Path) -> list[Continuation]:
+    return continuations(load(folder), random_prompts(10, most=40), NEW)
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            await main
+
+    asyncio.run(bounded())
+
+
+@asynccontextmanager
+async def served(folder: Path, **settings: Any) -> AsyncIterator[tuple[Serving, Any]]:
+    """An engine, and a client of the SDK for it that asks once."""
+    async with serving(EngineSettings(model=str(folder), **settings)) as found:
+        client = openai.AsyncOpenAI(
+            base_url=found.front.base_url, api_key="none", max_retries=0, timeout=LIMIT_S
+        )
+        async with client:
+            yield found, client
+
+
+def text_of(serving: Serving, tokens: list[int]) -> str:
+    text: str = serving.engine.backend._speaker.pieces.decode(tokens)
+    return text
+
+
+async def all_free(serving: Serving) -> None:
+    """Returns once no sequence is left, of which the engine's thread tells nobody."""
+    scheduler = serving.engine.thread._core.scheduler
+    while not scheduler.is_idle:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert len(scheduler._free) == scheduler.bounds.slots
+
+
+def test_whole_and_streamed_answers_are_those_of_generate(
+    folder: Path, said: list[Continuation]
+) -> None:
+    async def whole(client: Any, one: Continuation) -> str:
+        answer = await client.completions.create(model="m", prompt=list(one.prompt), **GREEDY)
+        assert answer.usage.prompt_tokens == len(one.prompt)
+        assert answer.usage.completion_tokens == NEW
+        assert answer.choices[0].finish_reason == "length"
+        text: str = answer.choices[0].text
+        return text
+
+    async def streamed(client: Any, one: Continuation) -> str:
+        parts, usage = [], None
+        async for event in await client.completions.create(
+            model="m",
+            prompt=list(one.prompt),
+            stream=True,
+            stream_options={"include_usage": True},
+            **GREEDY,
+        ):
+            parts += [choice.text for choice in event.choices]
+            usage = event.usage or usage
+        assert usage.completion_tokens == NEW
+        return "".join(parts)
+
+    async def main() -> None:
+        async with served(folder, max_batch_size=4) as (found, client):
+            asks = [ask(client, one) for one in said for ask in (whole, streamed)]
+            answers = await asyncio.gather(*asks)
+            expected = [text_of(found, one.tokens) for one in said for _ in range(2)]
+            assert answers == expected
+            await all_free(found)
+
+    run(main())
+
+
+def test_a_chat_has_as_many_choices_as_asked_and_a_seed_repeats_them(folder: Path) -> None:
+    ask: dict[str, Any] = {
+        **{"model": "m", "n": 3, "seed": 5, "max_tokens": 12, "logprobs": True},
+        "messages": [{"role": "user", "content": "hello"}],
+    }
+
+    async def main() -> None:
+        async with served(folder) as (_, client):
+            first = await client.chat.completions.create(**ask)
+            again = await client.chat.completions.create(**ask)
+            other = await client.chat.completions.create(**ask | {"seed": 6})
+        texts = [choice.message.content for choice in first.choices]
+        assert [choice.message.content for choice in again.choices] == texts
+        assert len({*texts, *(choice.message.content for choice in other.choices)}) == 6
+        assert first.usage.completion_tokens == sum(
+            len(choice.logprobs.content) + (choice.finish_reason == "stop")
+            for choice in first.choices
+        )
+
+    run(main())
+
+
+def test_clients_that_leave_give_their_slots_back(folder: Path, said: list[Continuation]) -> None:
+    async def leave(found: Serving, client: Any, one: Continuation, after: int) -> None:
+        stream = await client.completions.create(
+            model="m", prompt=list(one.prompt), stream=True, max_tokens=400, **IGNORE
+        )
+        async for _ in stream:
+            after -= 1
+            if after <= 0:
+                break
+        await stream.close()
+
+    async def main() -> None:
+        chance = random.Random(1)
+        async with served(folder, max_batch_size=3) as (found, client):
+            leavers = [leave(found, client, one, chance.randint(1, 20)) for one in said * 2]
+            stays = client.completions.create(model="m", prompt=list(said[0].prompt), **GREEDY)
+            answer, *_ = await asyncio.gather(stays, *leavers)
+            assert answer.choices[0].text == text_of(found, said[0].tokens)
+            await all_free(found)
+            assert found.engine.thread._core.scheduler.ends["cancelled"] >= len(said)
+            assert 'finished_reason="abort"} 0' not in str(found.engine.metrics)
+
+    run(main())
+
+
+IGNORE: dict[str, Any] = {"extra_body": {"ignore_eos": True}}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"prompt": list(range(2, 200)) * 3}, "more than 511"),
+        ({"max_tokens": 5000}, "max_model_len"),
+        ({"temperature": 3}, "temperature is 3"),
+        ({"extra_body": {"top_q": 1}}, "unknown parameter `top_q`"),
+        ({"n": 40}, "asks for 40 answers"),
+        ({"logit_bias": {"100000": 1}}, "names token 100000"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_its_name(
+    folder: Path, more: dict[str, Any], words: str
+) -> None:
+    async def main() -> None:
+        async with served(folder, max_waiting=32) as (found, client):
+            with pytest.raises(openai.BadRequestError, match=words):
+                await client.completions.create(**{"model": "m", "prompt": "a", **more})
+            await all_free(found)
+
+    run(main())
+
+
+def test_a_full_queue_says_so_and_what_is_in_it_is_answered(
+    folder: Path, said: list[Continuation]
+) -> None:
+    async def main() -> None:
+        async with served(folder, max_batch_size=1, max_waiting=2) as (found, client):
+            asks = [
+                client.completions.create(model="m", prompt=list(said[0].prompt), **GREEDY)
+                for _ in range(12)
+            ]
+            found_ones = await asyncio.gather(*asks, return_exceptions=True)
+            answers = [one for one in found_ones if not isinstance(one, BaseException)]
+            refused = [one for one in found_ones if isinstance(one, openai.InternalServerError)]
+            assert len(answers) + len(refused) == 12
+            assert len(answers) >= 3
+            assert refused
+            assert all(one.status_code == 503 for one in refused)
+            assert {one.choices[0].text for one in answers} == {text_of(found, said[0].tokens)}
+
+    run(main())
+
+
+def test_an_engine_that_fails_tells_everybody(folder: Path, said: list[Continuation]) -> None:
+    async def main() -> None:
+        async with served(folder, max_batch_size=2) as (found, client):
+            core = found.engine.thread._core
+            compute = core.computer.submit
+
+            def fail(work: Any) -> None:
+                if core.figures.steps >= 5:
+                    raise RuntimeError("the memory is gone")
+                compute(work)
+
+            core.computer.submit = fail
+            asks = [
+                client.completions.create(model="m", prompt=list(one.prompt), **GREEDY)
+                for one in said
+            ]
+            for answer in await asyncio.gather(*asks, return_exceptions=True):
+                assert isinstance(answer, openai.InternalServerError)
+                assert "the engine has failed: RuntimeError: the memory is gone" in str(answer)
+            await found.engine.thread.has_failed()
+            with pytest.raises(openai.InternalServerError, match="the memory is gone"):
+                await client.completions.create(model="m", prompt="a")
+            assert found.engine.backend.room(redline.Cost(), 0.0) == float("inf")
+
+    run(main())
+
+
+def test_a_call_ends_at_its_deadline_and_its_slot_is_free(folder: Path) -> None:
+    async def main() -> None:
+        async with served(folder, max_batch_size=1) as (found, _):
+            core = found.engine.thread._core
+            compute = core.computer.submit
+
+            def slow(work: Any) -> None:
+                time.sleep(0.02)
+                compute(work)
+
+            core.computer.submit = slow
+            body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True}
+            call = Call(deadline_s=time.monotonic() + 0.2)
+            request = Request(url="/v1/completions", body=body)
+            outcome = await found.engine.backend.send(request, call)
+            assert isinstance(outcome.error, TimedOut)
+            await all_free(found)
+            assert core.figures.new_tokens < 100
+            refused = await found.engine.backend.send(Request(url="/v1/x", body=body), Call())
+            assert isinstance(refused.error, Rejected)
+
+    run(main())
+
+
+def test_a_run_with_a_model_inside(folder: Path, said: list[Continuation], tmp_path: Path) -> None:
+    rows = [{"url": "/v1/completions", "body": body_of(one), "custom_id": str(number)}
+            for number, one in enumerate(said)]  # fmt: skip
+    engine = LocalEngine(EngineSettings(model=str(folder), max_batch_size=4))
+    output = tmp_path / "out.jsonl"
+    report = redline.run(rows, endpoint=engine, output=str(output))
+    assert report.succeeded == len(said)
+    lines = {line["custom_id"]: line for line in map(json.loads, output.read_text().splitlines())}
+    tokenizer = tokenizer_of(folder)
+    for number, one in enumerate(said):
+        line = lines[str(number)]
+        assert line["output"] == tokenizer.decode(one.tokens, skip_special_tokens=True)
+        assert line["endpoint"] == f"engine:{folder}"
+        assert line["finish_reason"] == "length"
+    assert redline.run(rows, endpoint=engine, output=str(output)).skipped == len(said)
+
+
+def body_of(one: Continuation) -> dict[str, Any]:
+    return {"prompt": list(one.prompt), "temperature": 0, "max_tokens": NEW, "ignore_eos": True}
+
+
+def test_a_run_says_what_is_missing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def ran(model: str) -> None:
+        redline.run([{"prompt": "a"}], endpoint=LocalEngine(EngineSettings(model=model)))
+
+    with pytest.raises(ConfigError, match="there is no folder"):
+        ran(str(tmp_path / "absent"))
+    with pytest.raises(ConfigError, match="no model in"):
+        ran(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match="a local engine needs torch") as caught:
+        ran(str(folder))
+    assert "redline[engine]" in caught.value.hint
+
+
+def started(*flags: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COMMAND, "engine", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environ(),
+    )
+
+
+@pytest.fixture
+def program(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    process = started(str(folder), "--dtype", "float32", "--max-batch-size", "4")
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(LIMIT_S)
+
+
+def test_the_command_serves_until_it_is_interrupted(
+    program: subprocess.Popen[str], folder: Path
+) -> None:
+    assert program.stdout is not None
+    url = program.stdout.readline().strip()
+    assert url.startswith("http://127.0.0.1:")
+    assert url.endswith("/v1")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"{url}/models", timeout=LIMIT_S) as reply:
+        assert [one["id"] for one in json.load(reply)["data"]] == [folder.name, str(folder)]
+    with opener.open(f"{url.removesuffix('/v1')}/metrics", timeout=LIMIT_S) as reply:
+        assert f'vllm:num_requests_running{{model_name="{folder.name}"}} 0' in reply.read().decode()
+    program.send_signal(signal.SIGINT)
+    _, err = program.communicate(timeout=LIMIT_S)
+    assert program.returncode == 0, err
+    assert err.startswith(f"loading {folder}\n")
+    assert "sequences of 512 tokens at once" in err
+
+
+def test_answers_follow_a_schema(folder: Path) -> None:
+    wanted = {
+        "type": "object",
+        "properties": {"kind": {"enum": ["bill", "ship"]}, "count": {"type": "integer"}},
+        "required": ["kind", "count"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "order", "schema": wanted}}
+
+    async def main() -> None:
+        async with served(folder, has_lookup=True) as (found, client):
+            answer = await client.chat.completions.create(
+                model="m",
+                messages=[{"role": "user", "content": "six barrels"}],
+                response_format=form,
+                max_tokens=200,
+                n=4,
+            )
+            for choice in answer.choices:
+                if choice.finish_reason == "stop":
+                    jsonschema.validate(json.loads(choice.message.content), wanted)
+            assert any(choice.finish_reason == "stop" for choice in answer.choices)
+            form["json_schema"] = {"name": "order", "schema": {"type": "nothing"}}
+            with pytest.raises(openai.BadRequestError, match="schema"):
+                await client.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": "a"}], response_format=form
+                )
+            await all_free(found)
+
+    run(main())
+
+
+def children(pid: int) -> Iterator[int]:
+    """The processes that `pid` has started, and those that these have."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if parent == pid:
+            yield int(stat.parent.name)
+            yield from children(int(stat.parent.name))
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_a_rank_that_is_killed_ends_the_engine_and_tells_its_clients(folder: Path) -> None:
+    process = started(str(folder), "--tensor-parallel", "2", "--dtype", "float32")
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        ask = {"model": folder.name, "prompt": "a", "max_tokens": 480, "stream": True}
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=LIMIT_S) as client:
+            stream = client.completions.create(**ask, **IGNORE)
+            next(iter(stream))
+            (*_, rank) = children(process.pid)
+            os.kill(rank, signal.SIGKILL)
+            with pytest.raises(openai.APIError, match="was ended by SIGKILL"):
+                for _ in stream:
+                    pass
+        _, err = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 1, err
+        assert "was ended by SIGKILL" in err
+        assert "hint: start the engine again" in err
+    finally:
+        process.kill()
+        process.wait(LIMIT_S)
+    assert not list(children(process.pid))
