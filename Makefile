@@ -57,7 +57,7 @@ check-fast: $(TESTS)
 
 bench: $(TESTS) ## measure all that docs/benchmarks.md shows; about three hours
 	@$(BIN)/python bench/run.py
-	@$(BIN)/python bench/profile.py
+	@$(BIN)/python bench/stages.py
 	@$(BIN)/python bench/journal.py
 	@$(BIN)/python bench/scale.py
 	@$(BIN)/python bench/connections.py

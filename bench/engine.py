@@ -26,6 +26,7 @@ The models are trained by examples/tiny-model if the folder has none, which take
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import random
 import statistics
@@ -37,12 +38,6 @@ from pathlib import Path
 from typing import Any
 
 import record
-
-# PyTorch imports the standard library's `profile`, and bench/profile.py would stand in for it.
-sys.path.append(sys.path.pop(0))
-
-import itertools
-
 import torch
 from contenders import (
     DEFAULTS,

@@ -23,8 +23,6 @@ Work = Callable[[Path], dict[str, Any]]
 
 def parts() -> Iterator[tuple[str, int, Work]]:
     """Name, seed and work of each part."""
-    # PyTorch imports Python's own `profile`, and not the one beside this file; so do the ranks.
-    sys.path[:] = [path for path in sys.path if Path(path).resolve() != record.ROOT / "bench"]
     # It takes seconds, and the other campaigns do without.
     import torch
 

@@ -14,15 +14,12 @@ from typing import Any
 
 import record
 
-_HERE = Path(__file__).resolve().parent
-# PyTorch imports the standard library's `profile`, which bench/profile.py must not stand before.
-sys.path[:] = [*(each for each in sys.path if Path(each).resolve() != _HERE), str(_HERE)]
 sys.path.insert(0, str(record.ROOT / "tests"))
 
-import torch  # noqa: E402
+import torch
 
-from decoder_law import CASES, LENGTH, WRONG, examined, wrong  # noqa: E402
-from sampling_law import LEAST_P, Examined  # noqa: E402
+from decoder_law import CASES, LENGTH, WRONG, examined, wrong
+from sampling_law import LEAST_P, Examined
 
 DRAWS = 200_000
 SEEDS = range(1, 21)

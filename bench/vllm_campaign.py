@@ -23,8 +23,6 @@ from typing import Any
 import record
 
 sys.path.insert(0, str(record.ROOT / "tests"))
-# PyTorch imports the standard library's `profile`, and bench/profile.py would stand in for it.
-sys.path.sort(key=lambda folder: Path(folder).resolve() == Path(__file__).parent)
 
 from engine_driver import Heard, Joining, Setting, drive, loaded, make_core
 from engine_models import TRAINED, continuations, load, tokenizer_of, train

@@ -1,6 +1,6 @@
 """Microseconds of CPU that one call costs, by stage of its way through `redline run`.
 
-    python bench/profile.py [--rows 20000] [--rounds 3] [--results DIR]
+    python bench/stages.py [--rows 20000] [--rounds 3] [--results DIR]
 
 The run is sampled: every millisecond of CPU time a signal looks which part of redline the process
 is in, by the innermost frame that belongs to a stage. So C code counts for whoever called it, and
