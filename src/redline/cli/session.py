@@ -69,7 +69,7 @@ class Session:
         display = None if is_unseen else _display(resolved, is_json=notes.is_json)
         embedded = resolved.job.embedded
         if embedded is not None and embedded.notice and not (is_unseen or self._is_json):
-            tell(embedded.notice)
+            tell(f"{embedded.notice}\n")
         report = _run(resolved, display, notes)
         show = summary_line if notes.is_json else summary_text
         tell(show(report, self._argv, notes))
