@@ -31,10 +31,10 @@ install: $(CORE) ## make .venv with redline in it, editable
 
 install-engine: $(ENGINE) ## add the local engine, with PyTorch, to the same .venv
 
-install-engine-demo: $(ENGINE) ## train a small model, serve it, ask it; some minutes the first time
+engine-demo: $(ENGINE) ## train a small model, serve it, ask it; some minutes the first time
 	@$(BIN)/python examples/engine_demo.py
 
-test: $(TESTS) ## add what the tests, checks and benchmarks need
+install-test: $(TESTS) ## add what the tests, checks and benchmarks need
 
 demo: $(CORE) ## run the main job on examples/, kill it half-way, resume, verify
 	@$(BIN)/python examples/demo.py

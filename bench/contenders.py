@@ -13,12 +13,13 @@ import record
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
-from redline.engine import DraftLength, SamplingParams
 from redline.engine.attention import NAME
 from redline.engine.core import Ask, Core, Speculation
 from redline.engine.draft import ModelDrafter
+from redline.engine.draft_length import DraftLength
 from redline.engine.judge import Chance
 from redline.engine.load import Loaded, dtype_of, load, read_config, read_tokenizer
+from redline.engine.params import SamplingParams
 from redline.engine.runner import Runner
 from redline.engine.scheduler import Bounds, Scheduler
 from redline.engine.settings import EngineSettings

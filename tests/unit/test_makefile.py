@@ -1,0 +1,41 @@
+"""Every target of the Makefile does something, and every script of bench/ can begin."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RULES = (ROOT / "Makefile").read_text("utf-8")
+TARGETS = re.search(r"^\.PHONY: (.*)$", RULES, re.MULTILINE)
+# Every campaign lists its parts, and imports all it needs for that.
+BEGUN = "import sys; sys.path.insert(0, 'bench'); import campaign; import engine; "
+BEGUN += "print(sum(bool([*parts()]) for parts in campaign.CAMPAIGNS.values()))"
+
+
+def test_each_target_is_written_once_and_explained() -> None:
+    assert TARGETS is not None
+    explained = Counter(re.findall(r"^([a-z-]+):[^=\n]*## ", RULES, re.MULTILINE))
+    inner = {"check-style", "check-types", "check-fast"}
+    assert explained == Counter(set(TARGETS[1].split()) - inner)
+
+
+@pytest.mark.parametrize("target", TARGETS[1].split() if TARGETS else [])
+def test_each_target_has_something_to_do(target: str) -> None:
+    words = ["make", "--dry-run", "--always-make", "--no-print-directory", target, "NAME=kills"]
+    shown = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "Nothing to be done" not in shown
+    assert shown.strip()
+
+
+def test_the_longest_scripts_of_bench_can_begin() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BEGUN], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == 10
