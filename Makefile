@@ -55,21 +55,23 @@ check-types: $(TESTS)
 check-fast: $(TESTS)
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup $(FAST)
 
-bench: $(TESTS) ## measure all that docs/benchmarks.md shows; about three hours
-	@$(BIN)/python bench/run.py
-	@$(BIN)/python bench/stages.py
-	@$(BIN)/python bench/journal.py
-	@$(BIN)/python bench/scale.py
-	@$(BIN)/python bench/connections.py
-	@$(BIN)/python bench/soak.py
-	@$(BIN)/python bench/transports.py
-	@$(BIN)/python bench/article.py
-	@$(BIN)/python bench/memory.py
-	@$(BIN)/python bench/limits.py
-	@$(BIN)/python bench/tokens.py
-	@$(BIN)/python bench/search.py
-	@$(BIN)/python bench/concurrency.py
-	@$(BIN)/python bench/waiters.py
+# One that misses its bar does not keep the others from being measured.
+bench: $(TESTS) ## measure all that docs/benchmarks.md shows; about four hours
+	-@$(BIN)/python bench/run.py
+	-@$(BIN)/python bench/stages.py
+	-@$(BIN)/python bench/journal.py
+	-@$(BIN)/python bench/scale.py
+	-@$(BIN)/python bench/connections.py
+	-@$(BIN)/python bench/soak.py
+	-@$(BIN)/python bench/transports.py
+	-@$(BIN)/python bench/article.py
+	-@$(BIN)/python bench/memory.py
+	-@$(BIN)/python bench/limits.py
+	-@$(BIN)/python bench/tokens.py
+	-@$(BIN)/python bench/search.py
+	-@$(BIN)/python bench/concurrency.py
+	-@$(BIN)/python bench/waiters.py
+	-@$(BIN)/python bench/engine.py
 	@$(BIN)/python bench/report.py
 
 campaign: $(TESTS) ## run one long test: make campaign NAME=... MINUTES=10

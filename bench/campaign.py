@@ -42,6 +42,7 @@ _BENCHES = (
     "bench/campaign.py",
     "bench/engine_equality.py",
     "bench/engine_law_campaign.py",
+    "bench/engine_pipeline.py",
     "bench/fault_campaign.py",
     "bench/fuzz_transport.py",
     "bench/limit_campaign.py",
@@ -117,6 +118,13 @@ def engine_law() -> list[Part]:
     return [Part(name, seed, work) for name, seed, work in engine_law_campaign.parts()]
 
 
+def engine_pipeline() -> list[Part]:
+    """Stages of one length, each always busy: wall time by (m T + p - 1) of them."""
+    import engine_pipeline
+
+    return [Part(name, seed, work) for name, seed, work in engine_pipeline.parts()]
+
+
 def redis_streams() -> list[Part]:
     """10,000 messages, two consumers that are killed: each message once, and acknowledged."""
     return [Part(name, seed, work) for name, seed, work in stream_campaign.parts()]
@@ -142,6 +150,7 @@ CAMPAIGNS: dict[str, Callable[[], list[Part]]] = {
     "budget": budget,
     "engine-equality": equality,
     "engine-law": engine_law,
+    "engine-pipeline": engine_pipeline,
     "faults": faults,
     "fuzz-transport": fuzz,
     "journal-kills": journal_kills,

@@ -18,7 +18,7 @@ trained, at each batch size. The draft length is as the engine chooses it, from 
 in the runs before, as in a server that has been up for a minute. Where its gain must not fall
 below a bar, the bound is the lower end of a one-sided 95 % interval for the mean of the logarithms
 (Student's t). A decode step is compared with the model's linear layers alone, as the engine has
-them, on as many rows.
+them, on as many rows. Ratios are told twice, of seconds and of the process's CPU seconds.
 
 The models are trained by examples/tiny-model if the folder has none, which takes 20 minutes.
 """
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
 import random
 import statistics
@@ -73,6 +74,17 @@ BARS = {
     "32 slots / continuous": (3.0, 3.0),
     "speculation at 1": (2.0, 2.0),
 }
+# Each ratio's contender and the peer that it is compared with.
+COMPARED = {
+    "32 slots / sequential": ("engine 32", "sequential"),
+    "32 slots / static 32": ("engine 32", "static 32"),
+    "8 slots / static 8, varied": ("engine 8, varied", "static 8, varied"),
+    "16 slots / static 16, varied": ("engine 16, varied", "static 16, varied"),
+    "32 slots / continuous": ("engine 32", "continuous"),
+}
+# What a run costs, and how its figures are named in the summary. Bars are for the first; the
+# second takes less notice of other machines on the same processor.
+UNITS = {"wall_s": "", "cpu_s": "_cpu"}
 # A decode step, the linear layers as the engine has them, and as transformers has them.
 STEPS = ("step_ms", "linears_ms", "peer_linears_ms", "peer_linears_bf16_ms")
 LEAST_BOUND = 0.95
@@ -83,12 +95,12 @@ _T_95 = {1: 6.314, 2: 2.920, 4: 2.132, 9: 1.833, 14: 1.761, 19: 1.729, 29: 1.699
 
 def timed(run: Callable[[Sequence[Job]], list[list[int]]], jobs: Sequence[Job]) -> dict[str, Any]:
     """Seconds and tokens of one run, each answer as long as it must be."""
-    begun_s = time.perf_counter()
+    begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
     answers = run(jobs)
-    wall_s = time.perf_counter() - begun_s
+    wall_s, cpu_s = time.perf_counter() - begun_s, time.process_time() - begun_cpu_s
     assert [len(answer) for answer in answers] == [job.new_tokens for job in jobs]
     tokens = sum(job.new_tokens for job in jobs)
-    return {"wall_s": wall_s, "tokens": tokens, "per_s": tokens / wall_s, "answers": answers}
+    return {"wall_s": wall_s, "cpu_s": cpu_s, "tokens": tokens, "answers": answers}
 
 
 def linears(model: Any, rows: int) -> Callable[[], None]:
@@ -188,33 +200,40 @@ def speculation(folder: Path, pairs: int) -> Iterator[dict[str, Any]]:
 def gain(runs: Sequence[dict[str, Any]], batch: int, name: str) -> dict[str, Any]:
     """How many times as fast the pairs of one batch size and draft are, and what was accepted."""
     own = [run for run in runs if run["batch"] == batch]
-    seconds = {(run["contender"], run["pair"]): run["wall_s"] for run in own}
     pairs = sorted({run["pair"] for run in own})
-    logs = [math.log(seconds["without", pair] / seconds[name, pair]) for pair in pairs]
+    told: dict[str, Any] = {"pairs": len(pairs)}
+    for unit, suffix in UNITS.items():
+        seconds = {(run["contender"], run["pair"]): run[unit] for run in own}
+        logs = [math.log(seconds["without", pair] / seconds[name, pair]) for pair in pairs]
+        spread = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+        least = statistics.fmean(logs) - _T_95.get(len(logs) - 1, 6.314) * spread
+        told[f"gain{suffix}"] = round(math.exp(statistics.median(logs)), 3)
+        told[f"lower_bound{suffix}"] = round(math.exp(least), 3)
     drafted = sum(run["drafted"] for run in own if run["contender"] == name)
     accepted = sum(run["accepted"] for run in own if run["contender"] == name)
     tokens = sum(run["tokens"] for run in own if run["contender"] == name)
-    spread = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
-    quantile = _T_95.get(len(logs) - 1, 6.314)
-    return {
-        "gain": round(math.exp(statistics.median(logs)), 3),
-        "lower_bound": round(math.exp(statistics.fmean(logs) - quantile * spread), 3),
-        "pairs": len(pairs),
-        "drafted_a_token": round(drafted / tokens, 3),
-        "acceptance": round(accepted / drafted, 3) if drafted else None,
-    }
+    told["drafted_a_token"] = round(drafted / tokens, 3)
+    told["acceptance"] = round(accepted / drafted, 3) if drafted else None
+    return told
 
 
 def summarize(runs: Sequence[dict[str, Any]], pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Medians over the rounds of rates, of ratios within a round, and the verdict on each bar."""
-    rates = {(run["contender"], run["round"]): run.get("per_s") for run in runs}
-    rounds = sorted({run["round"] for run in runs})
-    names = [name for name in dict.fromkeys(name for name, _ in rates) if name != "decode step"]
-
-    def ratio(name: str, other: str) -> float:
-        return statistics.median(rates[name, one] / rates[other, one] for one in rounds)
-
+    timed_runs = [run for run in runs if run["contender"] != "decode step"]
     steps = [run for run in runs if run["contender"] == "decode step"]
+    rounds = sorted({run["round"] for run in runs})
+    costs = {
+        (unit, run["contender"], run["round"]): run[unit] / run["tokens"]
+        for unit in UNITS
+        for run in timed_runs
+    }
+
+    def ratios(unit: str) -> dict[str, float]:
+        return {
+            bar: statistics.median(costs[unit, peer, at] / costs[unit, own, at] for at in rounds)
+            for bar, (own, peer) in COMPARED.items()
+        }
+
     step = {
         **{name: round(statistics.median(run[name] for run in steps), 2) for name in STEPS},
         "ratio": round(statistics.median(run["step_ms"] / run["linears_ms"] for run in steps), 3),
@@ -225,28 +244,20 @@ def summarize(runs: Sequence[dict[str, Any]], pairs: Sequence[dict[str, Any]]) -
         for batch in BATCHES
         for name in ("draft", "random draft")
     }
-    ratios = {
-        "32 slots / sequential": ratio("engine 32", "sequential"),
-        "32 slots / static 32": ratio("engine 32", "static 32"),
-        "32 slots / continuous": ratio("engine 32", "continuous"),
-        **{
-            f"{size} slots / static {size}, varied": ratio(
-                f"engine {size}, varied", f"static {size}, varied"
-            )
-            for size in GROUPS
-        },
-        "speculation at 1": gains["draft at 1"]["gain"],
-    }
+    found = {**ratios("wall_s"), "speculation at 1": gains["draft at 1"]["gain"]}
+    found_cpu = {**ratios("cpu_s"), "speculation at 1": gains["draft at 1"]["gain_cpu"]}
     bounded = [name for name in gains if name != "draft at 1"]
     return {
         "per_s": {
-            name: round(statistics.median(rates[name, one] for one in rounds), 1) for name in names
+            name: round(1 / statistics.median(costs["wall_s", name, one] for one in rounds), 1)
+            for name in dict.fromkeys(run["contender"] for run in timed_runs)
         },
-        "ratios": {name: round(value, 3) for name, value in ratios.items()},
+        "ratios": {name: round(value, 3) for name, value in found.items()},
+        "ratios_cpu": {name: round(value, 3) for name, value in found_cpu.items()},
         "speculation": gains,
         "decode_step": step,
         "kept": {
-            **{name: ratios[name] >= least for name, (least, _) in BARS.items()},
+            **{name: found[name] >= least for name, (least, _) in BARS.items()},
             **{name: gains[name]["lower_bound"] >= LEAST_BOUND for name in bounded},
             "decode step": step["ratio"] <= MOST_STEP,
         },
@@ -256,7 +267,10 @@ def summarize(runs: Sequence[dict[str, Any]], pairs: Sequence[dict[str, Any]]) -
 def show(summary: dict[str, Any]) -> str:
     """The summary for a terminal."""
     lines = [f"{name:22} {per_s:9,.1f} tokens/s" for name, per_s in summary["per_s"].items()]
-    lines += [f"{name:30} {ratio:6.2f}" for name, ratio in summary["ratios"].items()]
+    lines += [
+        f"{name:30} {ratio:6.2f}, by CPU seconds {summary['ratios_cpu'][name]:6.2f}"
+        for name, ratio in summary["ratios"].items()
+    ]
     lines += [f"{name:20} {found}" for name, found in summary["speculation"].items()]
     lines += [f"decode step {summary['decode_step']}"]
     lines += [f"bar missed: {name}" for name, is_kept in summary["kept"].items() if not is_kept]
@@ -291,6 +305,7 @@ def main() -> int:
         "bars": {name: dict(zip(("bar", "goal"), bar, strict=True)) for name, bar in BARS.items()},
         "least_bound": LEAST_BOUND,
         "most_step": MOST_STEP,
+        "models": json.loads((args.models / "training.json").read_text("utf-8")),
     }
     result = record.Record("engine", settings, {"lengths": SEED, "random draft": SEED})
     result.versions.update(record.own_versions("torch", "transformers"))

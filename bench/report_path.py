@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -184,12 +185,28 @@ def _engine_law(parts: Parts) -> Iterator[str]:
     yield f"{sum(map(len, wrong))} wrong variants caught"
 
 
+def _engine_equality(parts: Parts) -> Iterator[str]:
+    settings, answers = (sum(part[name] for part in parts.values()) for name in _COUNTED)
+    yield f"{answers:,} answers under {settings:,} settings, all of them generate's"
+    most = max(part["difference"] for part in parts.values())
+    yield f"logits of {len(parts)} kinds and splits at most {most:.1e} apart"
+
+
+def _engine_pipeline(parts: Parts) -> Iterator[str]:
+    yield ", ".join(
+        f"{statistics.median(part['of_the_bound']):.3f} ({name})" for name, part in parts.items()
+    )
+
+
+_COUNTED = ("settings", "answers")
 _CAMPAIGNS: dict[str, tuple[str, Callable[[Parts], Iterator[str]]]] = {
     "kills": ("`kill -9` at random moments of whole runs", _kills),
     "journal-kills": ("death and power loss at each step of the journal", _journal_kills),
     "faults": ("seeded scripts of faults in virtual time, the one-outcome law", _faults),
     "fuzz-transport": ("generated answers in generated pieces, against a reference", _fuzz),
     "budget": ("random latencies, faults and kills within a budget", _budget),
+    "engine-equality": ("greedy answers of every kind, split and setting", _engine_equality),
+    "engine-pipeline": ("slow stages: wall time by m T + p - 1 of them", _engine_pipeline),
     "engine-law": ("the whole decoder of the local engine, drafts judged", _engine_law),
     "redis-streams": ("two consumers of one stream, killed again and again", _streams),
 }

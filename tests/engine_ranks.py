@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from engine_driver import CAPACITY, Joining, Setting, drive, loaded, make_core
@@ -38,6 +39,8 @@ SLOTS = 24
 NEW = 14
 # Processes share two cores with other tests; what takes longer has hung.
 LONGEST_S = 20.0
+# Of a slow stage, for each step.
+DELAY_S = 0.2
 
 
 class Split(NamedTuple):
@@ -105,6 +108,36 @@ class _Fork:
         with self._waiting:
             self._is_over = self._is_over or os.waitpid(self.pid, os.WNOHANG)[0] != 0
             return self._is_over
+
+
+class Slow(Runner):
+    """A stage that takes a time of its own for each step."""
+
+    def run(self, work: Work, states: Tensor | None = None) -> Tensor:
+        ends_s = time.monotonic() + DELAY_S
+        found = super().run(work, states)
+        time.sleep(max(0.0, ends_s - time.monotonic()))
+        return found
+
+
+class SlowRanks(Forked):
+    runner = Slow
+
+
+def stage_times(ranks: Ranks, batches: int, steps: int) -> float:
+    """The wall time of so many micro-batches, over (m T + p - 1) times that of a stage.
+
+    ranks: stages, each whole.
+    """
+    setting = Setting(slots=batches, steps_at_once=batches, reuses_prefixes=False)
+    ranks.steps_at_once = batches
+    core = make_core(ranks, setting)
+    begun_s = time.monotonic()
+    drive(core, [Joining([5 + place], steps) for place in range(batches)])
+    wall_s = time.monotonic() - begun_s
+    assert core.figures.steps == batches * steps
+    stages = len(ranks.parameter_bytes)
+    return wall_s / ((batches * steps + stages - 1) * DELAY_S)
 
 
 def odd_model(folder: Path) -> Path:

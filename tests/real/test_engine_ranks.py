@@ -20,13 +20,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from torch import Tensor
 
-from engine_driver import Joining, Setting, drive, loaded, make_core
+from engine_driver import Setting, loaded, make_core
 from engine_models import near_draft, random_model
 from engine_ranks import (
     LONGEST_S,
     Forked,
+    SlowRanks,
     Split,
     bytes_of,
     check_answers,
@@ -35,6 +35,7 @@ from engine_ranks import (
     ranks_of,
     said_by,
     settings,
+    stage_times,
     works,
 )
 from mutants import mutant
@@ -303,35 +304,6 @@ def test_one_process_computes_where_one_is_wanted(models_folder: Path) -> None:
     assert isinstance(make_computer(*told, capacity=64, device="cpu"), Runner)
 
 
-DELAY_S = 0.2
-
-
-class Slow(Runner):
-    """A stage that takes a time of its own for each step."""
-
-    def run(self, work: Work, states: Tensor | None = None) -> Tensor:
-        ends_s = time.monotonic() + DELAY_S
-        found = super().run(work, states)
-        time.sleep(max(0.0, ends_s - time.monotonic()))
-        return found
-
-
-class SlowRanks(Forked):
-    runner = Slow
-
-
-def ratio(ranks: Ranks, batches: int, steps: int) -> float:
-    """The wall time of so many micro-batches, over (m T + p - 1) times that of a stage."""
-    setting = Setting(slots=batches, steps_at_once=batches, reuses_prefixes=False)
-    ranks.steps_at_once = batches
-    core = make_core(ranks, setting)
-    begun_s = time.monotonic()
-    drive(core, [Joining([5 + place], steps) for place in range(batches)])
-    wall_s = time.monotonic() - begun_s
-    assert core.figures.steps == batches * steps
-    return wall_s / ((batches * steps + 1) * DELAY_S)
-
-
 def is_busy(found: float) -> bool:
     """Other work on the machine adds time; a schedule with gaps takes 1.5 times and more."""
     assert found >= 0.99, "faster than stages can be"
@@ -343,12 +315,14 @@ def test_every_stage_is_kept_busy_and_an_error_is_told(
 ) -> None:
     with ranks_of(random_model("llama", models_folder), Split(stages=2), SlowRanks) as ranks:
         for batches in (2, 3):
-            found = next(filter(is_busy, (ratio(ranks, batches, 4) for _ in range(5))), math.inf)
+            found = next(
+                filter(is_busy, (stage_times(ranks, batches, 4) for _ in range(5))), math.inf
+            )
             with capsys.disabled():
                 print(f"\n{batches} micro-batches: {found:.3f} of (m T + p - 1) stage times")
             assert is_busy(found)
         # One step at a time takes both stages' time, so the bound can be missed.
-        assert ratio(ranks, 1, 4) > 1.5
+        assert stage_times(ranks, 1, 4) > 1.5
         ranks.submit(Work([], [Piece(99, 0, 1)], [5], [0]))
         with pytest.raises(EngineFailed, match=r"rank 0 of 2 .* IndexError"):
             ranks.result()

@@ -1,0 +1,44 @@
+"""The campaign of the pipeline: no stage waits that need not.
+
+With m micro-batches, T steps and p stages of one length, p or more micro-batches keep all stages
+busy for (m T + p - 1) times that length: the first step goes through p stages, and each other ends
+one length after the one before it. Stages are made slow by a sleep, so that computing, of which two
+cores do too little at once, is not what is measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import record
+
+sys.path.insert(0, str(record.ROOT / "tests"))
+
+STEPS, RUNS, MOST = 16, 5, 1.1
+CASES = [(2, 2), (2, 3), (2, 4), (4, 4), (4, 6)]
+
+Work = Callable[[Path], dict[str, Any]]
+
+
+def parts() -> Iterator[tuple[str, int, Work]]:
+    """Name, seed and work of each part."""
+    for stages, batches in CASES:
+        yield f"{stages} stages, {batches} micro-batches", 0, partial(_timed, stages, batches)
+
+
+def _timed(stages: int, batches: int, folder: Path) -> dict[str, Any]:
+    # It takes seconds, and the other campaigns do without.
+    from engine_models import random_model
+    from engine_ranks import SlowRanks, Split, ranks_of, stage_times
+
+    with ranks_of(random_model("llama", folder), Split(stages=stages), SlowRanks) as ranks:
+        stage_times(ranks, batches, 2)
+        found = [round(stage_times(ranks, batches, STEPS), 4) for _ in range(RUNS)]
+    assert min(found) >= 0.99, f"faster than stages can be: {found}"
+    assert statistics.median(found) <= MOST, f"gaps between steps: {found}"
+    return {"stages": stages, "batches": batches, "steps": STEPS, "of_the_bound": found}
