@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from redline.errors import Rejected
 
@@ -27,6 +29,9 @@ _RANGES = {
     "seed": (-(2**63), 2**64 - 1),
 }
 _MOST_BIAS = 100.0
+_Stops = Annotated[
+    tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=16)
+]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +52,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = msgspec.field(default_factory=dict)
     seed: int | None = None
-    stop: tuple[str, ...] = ()
+    stop: _Stops = ()
     stop_token_ids: tuple[int, ...] = ()
     max_tokens: int | None = None
     logprobs: int | None = None
