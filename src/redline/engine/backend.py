@@ -96,8 +96,8 @@ class EngineBackend:
         def post(said: Said | RedlineError) -> None:
             self._thread.post(partial(news.put_nowait, said))
 
-        teller = _Teller(sink, call) if asked.stream and sink is not None else None
-        params, first = asked.params, call.priority or asked.priority
+        teller = _Teller(sink, call) if asked.form.stream and sink is not None else None
+        params, first = asked.params, call.priority or asked.form.priority
         choices: list[_Choice] = []
         asks: list[Ask] = []
         for index, guide in enumerate(guides):
@@ -110,10 +110,10 @@ class EngineBackend:
         answer = Answer(
             name=uuid.uuid4().hex,
             created_s=int(SYSTEM.wall_s()),
-            model=asked.model or self._name,
-            is_chat=asked.is_chat,
+            model=asked.form.model or self._name,
+            is_chat=asked.form.is_chat,
             pieces=self._speaker.pieces,
-            includes_usage=asked.include_usage,
+            includes_usage=asked.form.stream_options.include_usage,
         )
         try:
             said = await _heard(news, len(choices), answer, teller)
@@ -137,14 +137,9 @@ class EngineBackend:
 
     def _read(self, request: Request) -> tuple[Asked, list[Guide | None]]:
         """What is asked, and for each choice what it must follow. Raises Rejected."""
-        speaker, body = self._speaker, request.body
-        if isinstance(body, bytes):
-            try:
-                body = msgspec.json.decode(body)
-            except (msgspec.DecodeError, RecursionError) as error:
-                raise Rejected(f"the body is not JSON: {error}") from None
+        speaker = self._speaker
         asked = read_request(
-            request.url, body, speaker.tokenizer, speaker.vocabulary, speaker.max_model_len
+            request.url, request.body, speaker.tokenizer, speaker.vocabulary, speaker.max_model_len
         )
         count = len(asked.prompts) * asked.params.n
         if count > self._most_sequences:

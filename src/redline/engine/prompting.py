@@ -7,7 +7,7 @@ that is null counts as not given.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import jinja2
 import msgspec
@@ -63,10 +63,11 @@ class _Shared(Struct, kw_only=True):
     stream: bool = False
     stream_options: _StreamOptions = _StreamOptions()
     response_format: _ResponseFormat = _ResponseFormat()
-    priority: int = 0
+    priority: int = 0  # lower goes first
 
 
 class _Chat(_Shared, kw_only=True):
+    is_chat: ClassVar = True
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool = False
@@ -74,6 +75,7 @@ class _Chat(_Shared, kw_only=True):
 
 
 class _Completion(_Shared, kw_only=True):
+    is_chat: ClassVar = False
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
 
@@ -81,20 +83,15 @@ class _Completion(_Shared, kw_only=True):
 class Asked(NamedTuple):
     """One request, read and checked.
 
-    prompts: token ids. params: as asked, max_tokens None where it was not given.
-    schema: the JSON schema that the answers must follow, None for free text.
-    priority: lower goes first.
+    form: what else it says. prompts: token ids. params: as asked, max_tokens None where it was
+    not given. schema: the JSON schema that the answers must follow, None for free text.
     """
 
-    is_chat: bool
+    form: _Chat | _Completion
     prompts: list[list[int]]
     params: SamplingParams
-    max_model_len: int
-    model: str
-    stream: bool
-    include_usage: bool
     schema: dict[str, Any] | None
-    priority: int
+    max_model_len: int
 
     def most_tokens(self, prompt: list[int]) -> int:
         """Of the prompt and its answer: what fits, where max_tokens was not given."""
@@ -126,17 +123,8 @@ def read_request(url: str, body: Any, tokenizer: Any, vocabulary: int, max_model
         prompts = _prompts(form.prompt, tokenizer)
     for name, prompt in prompts.items():
         _check(name, prompt, vocabulary, params.max_tokens, max_model_len)
-    return Asked(
-        is_chat,
-        list(prompts.values()),
-        params,
-        max_model_len,
-        model=form.model,
-        stream=form.stream,
-        include_usage=form.stream_options.include_usage,
-        schema=_schema(form.response_format),
-        priority=form.priority,
-    )
+    schema = _schema(form.response_format)
+    return Asked(form, list(prompts.values()), params, schema, max_model_len)
 
 
 def _fields(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:

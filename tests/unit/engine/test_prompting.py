@@ -72,7 +72,7 @@ def test_a_conversation_goes_through_the_models_template() -> None:
             {"role": "user", "content": "d", "name": "Ann"},
         ]
     )
-    assert asked.is_chat
+    assert asked.form.is_chat
     [prompt] = asked.prompts
     expected = TOKENIZER.apply_chat_template(
         [
@@ -104,7 +104,7 @@ def test_a_prompt_is_text_or_tokens_or_a_list_of_either() -> None:
     assert text([5, 6, 7]).prompts == [[5, 6, 7]]
     assert text([[5], [6, 7]]).prompts == [[5], [6, 7]]
     assert text(["hi", [6, 7]]).prompts == [[TOKENIZER.bos_token_id, *plain], [6, 7]]
-    assert not text("hi").is_chat
+    assert not text("hi").form.is_chat
 
 
 EVERYTHING = {
@@ -139,8 +139,9 @@ def test_every_parameter_arrives(url: str) -> None:
         logit_bias={5: -100.0, 6: 2.5},
         max_tokens=9,
     )
-    assert (asked.params.n, asked.model, asked.stream, asked.include_usage) == (2, "m", True, True)
-    assert (asked.priority, asked.schema) == (-3, None)
+    usage = asked.form.stream_options.include_usage
+    assert (asked.params.n, asked.form.model, asked.form.stream, usage) == (2, "m", True, True)
+    assert (asked.form.priority, asked.schema) == (-3, None)
 
 
 def test_null_is_not_given_and_what_asks_for_nothing_is_taken() -> None:
@@ -148,7 +149,8 @@ def test_null_is_not_given_and_what_asks_for_nothing_is_taken() -> None:
     plain = chat()
     assert chat(**nothing, tool_choice="none", modalities=["text"]).params == plain.params
     assert text(echo=False, suffix="", best_of=2, n=2).params.n == 2
-    assert (plain.stream, plain.include_usage, plain.priority) == (False, False, 0)
+    assert (plain.form.stream, plain.form.priority) == (False, 0)
+    assert not plain.form.stream_options.include_usage
     assert plain.params == SamplingParams()
 
 
@@ -342,7 +344,7 @@ def test_other_addresses_and_bodies() -> None:
         error = refused(url, messages=HI)
         assert error.status == 404
         assert "/v1/chat/completions" in error.hint
-    assert read("/v1/chat/completions/?x=1", messages=HI).is_chat
+    assert read("/v1/chat/completions/?x=1", messages=HI).form.is_chat
     for body in [None, [], "x", b"{}"]:
         with pytest.raises(Rejected, match="JSON object"):
             prompting.read_request(CHAT, body, TOKENIZER, VOCABULARY, 10)
