@@ -15,7 +15,7 @@ from pathlib import Path
 
 FLOORS = {
     "errors": 0, "clock": 0, "events": 0, "_version": 0,
-    "limits": 1,
+    "limits": 1, "listening": 1,
     "calls": 2,
     "run": 3, "route": 3, "engine": 3, "observe": 3,
     "serve": 4, "tasks": 4, "cluster": 4,

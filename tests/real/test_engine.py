@@ -34,7 +34,8 @@ from engine_models import (
 )
 from redline import EngineSettings, LocalEngine
 from redline.calls import Call, Request
-from redline.errors import ConfigError, Rejected, TimedOut
+from redline.engine.core import Core
+from redline.errors import ConfigError, NoEndpoint, Rejected, TimedOut
 from redline.serve.local import Serving, serving
 
 LIMIT_S = 60.0
@@ -284,6 +285,29 @@ def test_a_run_with_a_model_inside(folder: Path, said: list[Continuation], tmp_p
 
 def body_of(one: Continuation) -> dict[str, Any]:
     return {"prompt": list(one.prompt), "temperature": 0, "max_tokens": NEW, "ignore_eos": True}
+
+
+def test_an_engine_that_fails_ends_its_run(
+    folder: Path, said: list[Continuation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: no row is tried again in vain, and the same call asks for all of them later."""
+    rows = [{"url": "/v1/completions", "body": body_of(one)} for one in said]
+    engine = LocalEngine(EngineSettings(model=str(folder), max_batch_size=2))
+    output = tmp_path / "out.jsonl"
+
+    def fail(core: Core) -> None:
+        raise RuntimeError("the memory is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Core, "step", fail)
+        begun_s = time.monotonic()
+        report = redline.run(rows, endpoint=engine, output=str(output))
+        assert time.monotonic() - begun_s < LIMIT_S
+    assert isinstance(report.stopped, NoEndpoint)
+    assert "the engine has failed: RuntimeError: the memory is gone" in report.stopped.what
+    assert (report.failed, report.retries, report.succeeded) == (0, 0, 0)
+    report = redline.run(rows, endpoint=engine, output=str(output))
+    assert (report.succeeded, report.skipped) == (len(said), 0)
 
 
 def test_a_run_says_what_is_missing(

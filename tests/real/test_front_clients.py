@@ -15,6 +15,7 @@ import pytest
 from fronting import BODY, STREAM, Told, ask, port_of, read_until_broken, root, serving, until
 from mutants import assert_caught, mutant, with_names
 from raw_server import RawServer, Seen, answer, chat
+from redline import listening
 from redline.calls import Call, Endpoint, FunctionBackend, HttpBackend, Outcome, Reply, Request
 from redline.serve import event_stream, front
 from redline.serve.intake import Bounds
@@ -395,14 +396,16 @@ NO_PACE = with_names(
     ).EventStream,
 )
 
+NO_CANCELLATION = with_names(
+    front,
+    listen=mutant(listening, "handler_cancellation=True,", "handler_cancellation=False,").listen,
+)
+
 
 @pytest.mark.parametrize(
     ("check", "broken"),
     [
-        (
-            check_who_leaves_ends_the_call,
-            ("handler_cancellation=True,", "handler_cancellation=False,"),
-        ),
+        (check_who_leaves_ends_the_call, NO_CANCELLATION),
         (check_a_reader_sets_the_pace, NO_PACE),
         (
             check_no_more_at_once_than_allowed,

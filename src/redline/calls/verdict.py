@@ -16,6 +16,8 @@
   429                  RateLimited   yes           over a limit; Retry-After parks the endpoint
   429 with code
    insufficient_quota  Unpaid        no            a 429 in name only: the account is out of credit
+  5xx with code
+   engine_failed       NoEndpoint    no            a local engine is lost for any row: ends the run
   5xx, 529             ServerFailed  yes           overload and restarts pass
   other 3xx, 4xx       Rejected      no            not understood by the endpoint, so not repeated
   200, unreadable      BadReply      twice         a cut or garbled body; more often a wrong URL
@@ -33,6 +35,7 @@ import msgspec
 
 from redline.errors import (
     CallError,
+    NoEndpoint,
     RateLimited,
     Refused,
     Rejected,
@@ -54,7 +57,9 @@ _HINTS = {
 }
 
 
-def judge(status: int, headers: Mapping[str, str], body: bytes, wall_s: float) -> CallError:
+def judge(
+    status: int, headers: Mapping[str, str], body: bytes, wall_s: float
+) -> CallError | NoEndpoint:
     """The error that an HTTP answer other than 2xx stands for.
 
     headers: looked up in lower case. wall_s: the time now, for dates in Retry-After.
@@ -73,6 +78,9 @@ def judge(status: int, headers: Mapping[str, str], body: bytes, wall_s: float) -
             hint="add credit or use another key, then run the same command again",
             status=status,
         )
+    if status >= 500 and "engine_failed" in codes:
+        hint = "mend what it names, then run the same command again"
+        return NoEndpoint(f"the model cannot be asked any more: {message}", hint=hint)
     if not _may_pass(status, headers):
         hint = _REDIRECT_HINT if 300 <= status < 400 else _HINTS.get(status, "")
         return Rejected(f"the endpoint rejected the request: {what}", hint=hint, status=status)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,14 +16,14 @@ from redline.calls import Call, Chunk, Outcome, Reply, Request, Sink
 from redline.calls.outcome import failed
 from redline.clock import SYSTEM
 from redline.engine.bodies import Answer, Drawn, Said, usage
-from redline.engine.core import Ask, Asker
+from redline.engine.core import Ask
 from redline.engine.guided import Grammars, Guide
 from redline.engine.judge import Chance
 from redline.engine.params import SamplingParams
 from redline.engine.prompting import Asked, read_request
 from redline.engine.scheduler import QueueFull
 from redline.engine.text import Pieces, TextStream
-from redline.engine.thread import EngineFailed, EngineThread
+from redline.engine.thread import EngineThread
 from redline.errors import CallError, NoEndpoint, RedlineError, Rejected, ServerFailed, TimedOut
 from redline.limits import Cost
 
@@ -66,17 +66,22 @@ class EngineBackend:
         begun_s = call.sent_s = SYSTEM.now_s()
         call.attempts += 1
         wait_s = call.deadline_s - begun_s
+        error: CallError | NoEndpoint
         try:
             async with asyncio.timeout(None if wait_s == math.inf else wait_s):
                 reply = await self._answer(request, call, sink)
         except TimeoutError:
-            return failed(TimedOut("row"), endpoint=self._name)
-        except (CallError, NoEndpoint) as error:
-            return failed(error, endpoint=self._name)
+            error = TimedOut("row")
+        except QueueFull as full:
+            error = ServerFailed(full.what, hint=full.hint, status=_STATUS_BUSY)
+        except (CallError, NoEndpoint) as found:
+            error = found
+        else:
+            took_s = SYSTEM.now_s() - begun_s
+            return Outcome(status="succeeded", reply=reply, endpoint=self._name, latency_s=took_s)
         finally:
             call.sent_s = None
-        latency_s = SYSTEM.now_s() - begun_s
-        return Outcome(status="succeeded", reply=reply, endpoint=self._name, latency_s=latency_s)
+        return failed(error, endpoint=self._name)
 
     async def aclose(self) -> None:
         """Ends the engine and all it is asked."""
@@ -86,80 +91,62 @@ class EngineBackend:
     async def _answer(self, request: Request, call: Call, sink: Sink | None) -> Reply:
         loop = asyncio.get_running_loop()
         asked, guides = await loop.run_in_executor(self._reader, self._read, request)
-        streams = asked.stream and sink is not None
-        inbox = _Inbox()
-        choices = [
-            _Choice(index, params, self._speaker, partial(self._post, inbox), streams)
-            for index, (_, params) in enumerate(asked.sequences())
-        ]
-        if len(choices) > self._most_sequences:
-            what = f"the request asks for {len(choices):,} answers"
-            hint = f"the engine's queue holds {self._most_sequences:,}"
-            raise Rejected(what, hint=hint, status=400)
-        self._thread.ask(_asks(asked, choices, guides, call.priority))
+        news: asyncio.Queue[Said | RedlineError] = asyncio.Queue()
+
+        def post(said: Said | RedlineError) -> None:
+            self._thread.post(partial(news.put_nowait, said))
+
+        teller = _Teller(sink, call) if asked.form.stream and sink is not None else None
+        params, first = asked.params, call.priority or asked.form.priority
+        choices: list[_Choice] = []
+        asks: list[Ask] = []
+        for index, guide in enumerate(guides):
+            prompt = asked.prompts[index // params.n]
+            choice = _Choice(index, params, self._speaker, post, streams=teller is not None)
+            most = asked.most_tokens(prompt)
+            asks.append(Ask(prompt, params, most, choice, first, index % params.n, guide))
+            choices.append(choice)
+        self._thread.ask(asks)
         answer = Answer(
             name=uuid.uuid4().hex,
             created_s=int(SYSTEM.wall_s()),
-            model=asked.model or self._name,
-            is_chat=asked.is_chat,
+            model=asked.form.model or self._name,
+            is_chat=asked.form.is_chat,
             pieces=self._speaker.pieces,
-            includes_usage=asked.include_usage,
+            includes_usage=asked.form.stream_options.include_usage,
         )
         try:
-            if streams and sink is not None:
-                return await self._stream(asked, choices, inbox, answer, _Teller(sink, call))
-            said = await inbox.all_ended(len(choices))
+            said = await _heard(news, len(choices), answer, teller)
         finally:
             for choice in choices:
                 if not choice.is_over:
                     self._thread.cancel(choice)
-        counted = _counted(asked, choices)
-        body = msgspec.json.encode(answer.whole(said, counted))
-        return _reply(said, counted, answer.model, body)
-
-    def _post(self, inbox: _Inbox, said: Said | RedlineError) -> None:
-        self._thread.post(partial(inbox.take, said))
+        counted = usage(sum(map(len, asked.prompts)), sum(choice.tokens for choice in choices))
+        if teller is not None:
+            await teller.tell(answer.last(counted))
+        texts = [one.text for one in said]
+        return Reply(
+            output=texts[0] if len(texts) == 1 else texts,
+            finish_reason=said[0].finish_reason,
+            usage=counted,
+            model=answer.model,
+            input_tokens=counted["prompt_tokens"],
+            output_tokens=counted["completion_tokens"],
+            body=b"" if teller is not None else msgspec.json.encode(answer.whole(said, counted)),
+        )
 
     def _read(self, request: Request) -> tuple[Asked, list[Guide | None]]:
         """What is asked, and for each choice what it must follow. Raises Rejected."""
         speaker = self._speaker
-        body = request.body
-        if isinstance(body, bytes):
-            try:
-                body = msgspec.json.decode(body)
-            except (msgspec.DecodeError, RecursionError) as error:
-                raise Rejected(f"the body is not JSON: {error}", status=400) from None
         asked = read_request(
-            request.url, body, speaker.tokenizer, speaker.vocabulary, speaker.max_model_len
+            request.url, request.body, speaker.tokenizer, speaker.vocabulary, speaker.max_model_len
         )
-        count = min(len(asked.prompts) * asked.n, self._most_sequences)
-        if asked.schema is None:
-            return asked, [None] * count
-        return asked, [speaker.grammars.guide(asked.schema) for _ in range(count)]
-
-    async def _stream(
-        self,
-        asked: Asked,
-        choices: Sequence[_Choice],
-        inbox: _Inbox,
-        answer: Answer,
-        teller: _Teller,
-    ) -> Reply:
-        """Hands each piece on as it comes."""
-        texts, reasons = [""] * len(choices), [""] * len(choices)
-        for event in answer.first(len(choices)):
-            await teller.tell("", event)
-        while not all(reasons):
-            for said in await inbox.news():
-                texts[said.index] += said.text
-                reasons[said.index] = said.finish_reason or ""
-                for event in answer.next(said):
-                    await teller.tell(said.text, event)
-        counted = _counted(asked, choices)
-        for event in answer.last(counted):
-            await teller.tell("", event)
-        whole = list(map(Said, range(len(choices)), texts, reasons))
-        return _reply(whole, counted, answer.model, b"")
+        count = len(asked.prompts) * asked.params.n
+        if count > self._most_sequences:
+            what = f"the request asks for {count:,} answers"
+            raise Rejected(what, hint=f"the engine's queue holds {self._most_sequences:,}")
+        schema, guide = asked.schema, speaker.grammars.guide
+        return asked, [None if schema is None else guide(schema) for _ in range(count)]
 
 
 class _Teller(NamedTuple):
@@ -168,42 +155,28 @@ class _Teller(NamedTuple):
     sink: Sink
     call: Call
 
-    async def tell(self, text: str, event: dict[str, object]) -> None:
-        self.call.committed = True
-        await self.sink.put(Chunk(text, event))
+    async def tell(self, events: list[dict[str, Any]], text: str = "") -> None:
+        for event in events:
+            self.call.committed = True
+            await self.sink.put(Chunk(text, event))
 
 
-class _Inbox:
-    """What the engine has said for one request, in the event loop."""
-
-    def __init__(self) -> None:
-        self._news: list[Said] = []
-        self._failure: CallError | NoEndpoint | None = None
-        self._is_new = asyncio.Event()
-
-    def take(self, said: Said | RedlineError) -> None:
-        """Something is new, or one of the sequences has failed."""
-        if isinstance(said, Said):
-            self._news.append(said)
-        elif self._failure is None:
-            self._failure = _told(said)
-        self._is_new.set()
-
-    async def news(self) -> list[Said]:
-        """What is new, once there is something. Raises the error of a sequence that has failed."""
-        await self._is_new.wait()
-        self._is_new.clear()
-        if self._failure is not None:
-            raise self._failure
-        news, self._news = self._news, []
-        return news
-
-    async def all_ended(self, count: int) -> list[Said]:
-        """The whole of each of so many choices."""
-        said: list[Said] = []
-        while len(said) < count:
-            said += await self.news()
-        return sorted(said, key=lambda one: one.index)
+async def _heard(
+    news: asyncio.Queue[Said | RedlineError], count: int, answer: Answer, teller: _Teller | None
+) -> list[Said]:
+    """The whole of each of so many choices, told as it comes. Raises what a sequence ended by."""
+    said = [Said(index, "") for index in range(count)]
+    if teller is not None:
+        await teller.tell(answer.first(count))
+    while not all(one.finish_reason for one in said):
+        new = await news.get()
+        if isinstance(new, RedlineError):
+            raise new
+        text = said[new.index].text + new.text
+        said[new.index] = msgspec.structs.replace(new, text=text)
+        if teller is not None:
+            await teller.tell(answer.next(new), new.text)
+    return said
 
 
 class _Choice:
@@ -218,17 +191,17 @@ class _Choice:
         params: SamplingParams,
         speaker: Speaker,
         post: Callable[[Said | RedlineError], None],
+        *,
         streams: bool,
     ) -> None:
         self._index = index
         self._text = TextStream(speaker.pieces, params.stop)
         ends = frozenset[int]() if params.ignore_eos else speaker.ends
         self._silent = ends.union(params.stop_token_ids)
-        self._has_chances = params.logprobs is not None
         self._post = post
         self._streams = streams
         self._said: list[str] = []
-        self._drawn: list[Drawn] = []
+        self._drawn: list[Drawn] | None = None if params.logprobs is None else []
         self.tokens = 0
         self.is_over = False
 
@@ -240,7 +213,7 @@ class _Choice:
                 break
             offset = self._text.length
             self._said.append(self._text.push(token))
-            if self._has_chances:
+            if self._drawn is not None:
                 self._drawn.append(Drawn(token, *chances[place], offset))
             if self._text.is_stopped:
                 return "stop"
@@ -258,46 +231,7 @@ class _Choice:
         self._hand_on(reason)
 
     def _hand_on(self, reason: str | None) -> None:
-        text, drawn = "".join(self._said), self._drawn if self._has_chances else None
-        if text or drawn or reason:
-            self._post(Said(self._index, text, reason, drawn))
-            self._said, self._drawn = [], []
-
-
-def _asks(
-    asked: Asked, choices: Sequence[Asker], guides: Sequence[Guide | None], priority: int
-) -> list[Ask]:
-    asks = []
-    told = zip(asked.sequences(), choices, guides, strict=True)
-    for index, ((prompt, params), choice, guide) in enumerate(told):
-        assert params.max_tokens is not None
-        most = len(prompt) + params.max_tokens
-        first = priority or asked.priority
-        asks.append(Ask(prompt, params, most, choice, first, index % asked.n, guide))
-    return asks
-
-
-def _counted(asked: Asked, choices: Sequence[_Choice]) -> dict[str, int]:
-    prompts = sum(len(prompt) for prompt in asked.prompts)
-    return usage(prompts, sum(choice.tokens for choice in choices))
-
-
-def _reply(said: Sequence[Said], counted: dict[str, int], model: str, body: bytes) -> Reply:
-    texts = [one.text for one in said]
-    return Reply(
-        output=texts[0] if len(texts) == 1 else texts,
-        finish_reason=said[0].finish_reason,
-        usage=counted,
-        model=model,
-        input_tokens=counted["prompt_tokens"],
-        output_tokens=counted["completion_tokens"],
-        body=body,
-    )
-
-
-def _told(error: RedlineError) -> CallError | NoEndpoint:
-    """The error as a call's."""
-    if isinstance(error, (CallError, EngineFailed)):
-        return error
-    assert isinstance(error, QueueFull)
-    return ServerFailed(error.what, hint=error.hint, status=_STATUS_BUSY)
+        said = Said(self._index, "".join(self._said), reason, self._drawn)
+        if said.text or said.drawn or reason:
+            self._post(said)
+            self._said, self._drawn = [], None if self._drawn is None else []

@@ -64,48 +64,46 @@ class Answer(NamedTuple):
 
     def whole(self, choices: Sequence[Said], counted: dict[str, int]) -> dict[str, Any]:
         """The body of an answer that is not streamed. counted: from `usage`."""
-        body = self._body("chat.completion" if self.is_chat else "text_completion")
-        for said in sorted(choices, key=lambda said: said.index):
-            content = {"message": _message(said.text)} if self.is_chat else {"text": said.text}
-            body["choices"].append(self._choice(said, content))
-        return {**body, "usage": counted}
+        told = [
+            self._choice(said, {"message": _message(said.text)})
+            for said in sorted(choices, key=lambda said: said.index)
+        ]
+        return {**self._body(told, ""), "usage": counted}
 
     def first(self, choices: int) -> list[dict[str, Any]]:
         """The events before any text: in a chat, who speaks, for each choice."""
         silent = [Said(index, "") for index in range(choices)] if self.is_chat else []
-        return [self._event(said, {"delta": _message("")}) for said in silent]
+        return [self._event(self._choice(said, {"delta": _message("")})) for said in silent]
 
     def next(self, said: Said) -> list[dict[str, Any]]:
         """The event of what is new of a choice; none where nothing is."""
         if not (said.text or said.drawn or said.finish_reason):
             return []
         delta = {"content": said.text} if said.text else {}
-        return [self._event(said, {"delta": delta} if self.is_chat else {"text": said.text})]
+        return [self._event(self._choice(said, {"delta": delta}))]
 
     def last(self, counted: dict[str, int]) -> list[dict[str, Any]]:
         """The event after all choices: the usage, where it was asked for."""
-        body = self._body("chat.completion.chunk" if self.is_chat else "text_completion")
-        return [{**body, "usage": counted}] if self.includes_usage else []
+        return [{**self._event(), "usage": counted}] if self.includes_usage else []
 
-    def _event(self, said: Said, content: dict[str, Any]) -> dict[str, Any]:
-        body = self._body("chat.completion.chunk" if self.is_chat else "text_completion")
-        body["choices"].append(self._choice(said, content))
+    def _event(self, *choices: dict[str, Any]) -> dict[str, Any]:
+        body = self._body(list(choices), ".chunk")
         return {**body, "usage": None} if self.includes_usage else body
 
-    def _body(self, kind: str) -> dict[str, Any]:
+    def _body(self, choices: list[dict[str, Any]], part: str) -> dict[str, Any]:
         return {
             "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.name}",
-            "object": kind,
+            "object": f"chat.completion{part}" if self.is_chat else "text_completion",
             "created": self.created_s,
             "model": self.model,
-            "choices": [],
+            "choices": choices,
         }
 
-    def _choice(self, said: Said, content: dict[str, Any]) -> dict[str, Any]:
+    def _choice(self, said: Said, in_chat: dict[str, Any]) -> dict[str, Any]:
         form = _chat_logprobs if self.is_chat else _text_logprobs
         return {
             "index": said.index,
-            **content,
+            **(in_chat if self.is_chat else {"text": said.text}),
             "logprobs": None if said.drawn is None else form(said.drawn, self.pieces),
             "finish_reason": said.finish_reason,
         }
@@ -131,16 +129,17 @@ def _chat_logprobs(drawn: Sequence[Drawn], pieces: Pieces) -> dict[str, Any]:
 def _text_logprobs(drawn: Sequence[Drawn], pieces: Pieces) -> dict[str, Any]:
     """Four lists of one length; the token drawn is always among the top ones."""
 
-    def told(likely: Sequence[tuple[int, float]]) -> dict[str, float]:
-        return {
-            _shown(pieces.of(token).data, "bytes:"): max(logprob, _LEAST_LOGPROB)
-            for token, logprob in likely
-        }
+    def told(token: int, logprob: float) -> tuple[str, float]:
+        return _shown(pieces.of(token).data, "bytes:"), max(logprob, _LEAST_LOGPROB)
 
+    each = [told(one.token, one.logprob) for one in drawn]
     return {
-        "tokens": [_shown(pieces.of(one.token).data, "bytes:") for one in drawn],
-        "token_logprobs": [max(one.logprob, _LEAST_LOGPROB) for one in drawn],
-        "top_logprobs": [told([*one.top, (one.token, one.logprob)]) for one in drawn],
+        "tokens": [token for token, _ in each],
+        "token_logprobs": [logprob for _, logprob in each],
+        "top_logprobs": [
+            dict([*(told(*likely) for likely in one.top), own])
+            for one, own in zip(drawn, each, strict=True)
+        ],
         "text_offset": [one.offset for one in drawn],
     }
 

@@ -55,24 +55,22 @@ class Guide:
         token may come: nothing is asked of that place.
         """
         masks: list[bytes] = []
-        tried = 0
-        for place in range(len(drafted) + 1):
-            if place > len(drafted) - count:
+        begin, tried = len(drafted) + 1 - count, 0
+        for token in [*drafted, None]:
+            if tried >= begin:
                 masks.append(self._mask())
-            if place == len(drafted) or self._matcher.is_stopped():
+            if token is None or self._matcher.is_stopped():
                 break
-            if not self._matcher.try_consume_tokens(drafted[place : place + 1]):
+            if not self._matcher.try_consume_tokens([token]):
                 break
             tried += 1
-        if tried:
-            self._matcher.rollback(tried)
-        masks += [_any_token(masks[0] if masks else self._mask())] * (count - len(masks))
-        return masks
+        self._matcher.rollback(tried)
+        return masks + [_any_token(masks[0] if masks else self._mask())] * (count - len(masks))
 
     def take(self, tokens: list[int]) -> list[int]:
         """Moves on by the answer's new tokens. Returns those up to its end, none on an error."""
+        matcher = self._matcher
         for place, token in enumerate(tokens):
-            matcher = self._matcher
             if matcher.is_error() or not matcher.consume_token(token):
                 self.ended = _lost(matcher)
                 return []
@@ -109,11 +107,9 @@ class Grammars:
         try:
             matcher = self._compiled(msgspec.json.encode(schema))
         except (ValueError, RecursionError) as error:
-            raise Rejected(
-                f"the schema in `response_format` cannot be followed: {_on_one_line(str(error))}",
-                hint="leave out what is named, and check it in the answer",
-                status=400,
-            ) from error
+            what = f"the schema in `response_format` cannot be followed: {_on_one_line(str(error))}"
+            hint = "leave out what is named, and check it in the answer"
+            raise Rejected(what, hint=hint) from error
         return Guide(matcher.deep_copy())
 
     @cached_property
@@ -122,9 +118,8 @@ class Grammars:
         try:
             return from_tokenizer(self._tokenizer, n_vocab=size, eos_token=self._ends or None)
         except ValueError as error:
-            raise Rejected(
-                f"this model's answers cannot be made to follow a schema: {error}", status=400
-            ) from error
+            what = f"this model's answers cannot be made to follow a schema: {error}"
+            raise Rejected(what) from error
 
     def _compile(self, schema: bytes) -> LLMatcher:
         grammar = LLMatcher.grammar_from_json_schema(
@@ -165,7 +160,7 @@ def _any_token(mask: bytes) -> bytes:
 def _lost(matcher: Any) -> Rejected:
     reason = _on_one_line(matcher.get_error() or matcher.stop_reason())
     what = f"the answer cannot go on in the schema of `response_format`: {reason}"
-    return Rejected(what, hint="try a simpler schema", status=400)
+    return Rejected(what, hint="try a simpler schema")
 
 
 def _on_one_line(reason: str) -> str:

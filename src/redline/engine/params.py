@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from redline.errors import Rejected
 
@@ -26,7 +28,10 @@ _RANGES = {
     "top_k": (-1, 2**31),
     "seed": (-(2**63), 2**64 - 1),
 }
-_MOST_BIAS = 100.0
+_BIASES = (-100.0, 100.0)
+_Stops = Annotated[
+    tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=16)
+]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +52,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = msgspec.field(default_factory=dict)
     seed: int | None = None
-    stop: tuple[str, ...] = ()
+    stop: _Stops = ()
     stop_token_ids: tuple[int, ...] = ()
     max_tokens: int | None = None
     logprobs: int | None = None
@@ -71,16 +76,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         vocabulary: how many tokens the model has; ids in `logit_bias` and `stop_token_ids` are
         below it. A NaN is in no range.
         """
-        for name, (least, most) in _RANGES.items():
-            value = getattr(self, name)
+        told = [(name, getattr(self, name), bounds) for name, bounds in _RANGES.items()]
+        for token, bias in self.logit_bias.items():
+            told.append((f"logit_bias of token {token}", bias, _BIASES))
+        for name, value, (least, most) in told:
             if value is not None and not least <= value <= most:
                 raise Rejected(f"{name} is {value}", hint=f"it must be from {least} to {most}")
-        for token, bias in self.logit_bias.items():
-            if not -_MOST_BIAS <= bias <= _MOST_BIAS:
-                raise Rejected(
-                    f"logit_bias of token {token} is {bias}",
-                    hint=f"it must be from {-_MOST_BIAS:g} to {_MOST_BIAS:g}",
-                )
         named = {"logit_bias": self.logit_bias, "stop_token_ids": self.stop_token_ids}
         for name, tokens in named.items():
             for token in tokens:

@@ -6,8 +6,8 @@ that is null counts as not given.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import jinja2
 import msgspec
@@ -17,9 +17,7 @@ from redline.engine.params import SamplingParams
 from redline.errors import Rejected, nearest
 
 _MOST_PROMPTS = 2048
-_MOST_STOPS, _LONGEST_STOP_CHARS = 16, 256
-# `developer` is OpenAI's newer name of `system`, and one that chat templates do not know.
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_ONLY_TEXT = "the local engine reads text from system, developer, user and assistant"
 # What OpenAI has and the engine has not, with the values that ask for nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **{"tools": ([],), "tool_choice": ("none", "auto"), "modalities": (["text"],)},
@@ -34,6 +32,17 @@ _IGNORED = {
 }
 # Every field of SamplingParams is a parameter of the same name; `logprobs` has two meanings.
 _SAMPLING = {field.name for field in msgspec.structs.fields(SamplingParams)} - {"logprobs"}
+
+
+class _Part(Struct):
+    type: Literal["text"]
+    text: str
+
+
+class _Message(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[_Part]
+    name: str | None = None
 
 
 class _StreamOptions(Struct, frozen=True):
@@ -54,10 +63,11 @@ class _Shared(Struct, kw_only=True):
     stream: bool = False
     stream_options: _StreamOptions = _StreamOptions()
     response_format: _ResponseFormat = _ResponseFormat()
-    priority: int = 0
+    priority: int = 0  # lower goes first
 
 
 class _Chat(_Shared, kw_only=True):
+    is_chat: ClassVar = True
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool = False
@@ -65,45 +75,28 @@ class _Chat(_Shared, kw_only=True):
 
 
 class _Completion(_Shared, kw_only=True):
+    is_chat: ClassVar = False
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class Asked(NamedTuple):
     """One request, read and checked.
 
-    prompts: token ids. params: as asked, max_tokens None where it was not given.
-    schema: the JSON schema that the answers must follow, None for free text.
-    priority: lower goes first.
+    form: what else it says. prompts: token ids. params: as asked, max_tokens None where it was
+    not given. schema: the JSON schema that the answers must follow, None for free text.
     """
 
-    is_chat: bool
+    form: _Chat | _Completion
     prompts: list[list[int]]
     params: SamplingParams
-    max_model_len: int
-    model: str
-    stream: bool
-    include_usage: bool
     schema: dict[str, Any] | None
-    priority: int
+    max_model_len: int
 
-    @property
-    def n(self) -> int:
-        """Choices for each prompt."""
-        return self.params.n
-
-    def sequences(self) -> Iterator[tuple[list[int], SamplingParams]]:
-        """The prompt and the parameters of each choice, in the order of the choices' indices.
-
-        max_tokens is what fits where it was not given. The n of a prompt have its seed; Ask.choice
-        tells them apart.
-        """
-        asked = self.params
-        for prompt in self.prompts:
-            fits = self.max_model_len - len(prompt)
-            most = fits if asked.max_tokens is None else asked.max_tokens
-            each = msgspec.structs.replace(asked, n=1, max_tokens=most)
-            yield from [(prompt, each)] * asked.n
+    def most_tokens(self, prompt: list[int]) -> int:
+        """Of the prompt and its answer: what fits, where max_tokens was not given."""
+        asked = self.params.max_tokens
+        return self.max_model_len if asked is None else len(prompt) + asked
 
 
 def read_request(url: str, body: Any, tokenizer: Any, vocabulary: int, max_model_len: int) -> Asked:
@@ -118,37 +111,20 @@ def read_request(url: str, body: Any, tokenizer: Any, vocabulary: int, max_model
         hint = "it has /v1/chat/completions and /v1/completions"
         raise Rejected(f"the engine has no {path or '/'}", hint=hint, status=404)
     if not isinstance(body, Mapping):
-        raise _refusal("the body is not a JSON object")
+        raise Rejected("the body is not a JSON object")
     kind: type[_Chat | _Completion] = _Chat if is_chat else _Completion
     fields = _fields(body, {*kind.__struct_fields__, *_SAMPLING})
-    rest = _typed(fields, kind)
-    params = _params(fields, rest)
-    try:
-        params.check(vocabulary)
-    except Rejected as error:
-        error.status = 400
-        raise
-    if isinstance(rest, _Chat):
-        prompts = {"messages": _chat_prompt(rest.messages, tokenizer)}
+    form = _typed(fields, kind)
+    params = _params(fields, form)
+    params.check(vocabulary)
+    if isinstance(form, _Chat):
+        prompts = {"messages": _chat_prompt(form.messages, tokenizer)}
     else:
-        prompts = _prompts(rest.prompt, tokenizer)
+        prompts = _prompts(form.prompt, tokenizer)
     for name, prompt in prompts.items():
         _check(name, prompt, vocabulary, params.max_tokens, max_model_len)
-    return Asked(
-        is_chat=is_chat,
-        prompts=list(prompts.values()),
-        params=params,
-        max_model_len=max_model_len,
-        model=rest.model,
-        stream=rest.stream,
-        include_usage=rest.stream_options.include_usage,
-        schema=_schema(rest.response_format),
-        priority=rest.priority,
-    )
-
-
-def _refusal(what: str, hint: str = "") -> Rejected:
-    return Rejected(what, hint=hint, status=400)
+    schema = _schema(form.response_format)
+    return Asked(form, list(prompts.values()), params, schema, max_model_len)
 
 
 def _fields(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
@@ -160,49 +136,46 @@ def _fields(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
         if name in known:
             fields[name] = value
         elif name not in _UNSUPPORTED:
-            raise _refusal(f"unknown parameter `{name}`", nearest(str(name), known))
+            raise Rejected(f"unknown parameter `{name}`", hint=nearest(str(name), known))
         elif value not in _UNSUPPORTED[name] and not (
             name == "best_of" and value == body.get("n")  # the best n of n are all of them
         ):
-            raise _refusal(f"`{name}` is not supported by the local engine", "leave it out")
+            what = f"`{name}` is not supported by the local engine"
+            raise Rejected(what, hint="leave it out")
     return fields
 
 
 _Shape = TypeVar("_Shape")
 
 
-def _typed(values: Mapping[str, Any], kind: type[_Shape]) -> _Shape:
+def _typed(value: Any, kind: type[_Shape], where: str = "", hint: str = "") -> _Shape:
+    """The value as this type. where: its own name in the request."""
     try:
-        return msgspec.convert(values, kind, str_keys=True)
+        return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
         # As in "Expected `int`, got `str` - at `$.max_tokens`".
-        what, _, path = str(error).partition(" - at `")
-        name = path.rstrip("`").replace("$.", "")
-        raise _refusal(f"`{name}` is not valid: {what}" if name else what) from None
+        what, _, path = str(error).partition(" - at ")
+        name = where + path.rpartition("$")[2].strip("`.")
+        raise Rejected(f"`{name}` is not valid: {what}" if name else what, hint=hint) from None
 
 
-def _params(fields: dict[str, Any], rest: _Chat | _Completion) -> SamplingParams:
+def _params(fields: dict[str, Any], form: _Chat | _Completion) -> SamplingParams:
     given = {name: value for name, value in fields.items() if name in _SAMPLING}
     if isinstance(given.get("stop"), str):
         given["stop"] = [given["stop"]]
-    if isinstance(given.get("logit_bias"), Mapping):
-        given["logit_bias"] = {str(token): bias for token, bias in given["logit_bias"].items()}
-    if isinstance(rest, _Completion):
-        given["logprobs"] = rest.logprobs
+    if isinstance(form, _Completion):
+        given["logprobs"] = form.logprobs
     else:
-        if rest.top_logprobs is not None and not rest.logprobs:
-            raise _refusal("`top_logprobs` is given without `logprobs`", "set `logprobs` to true")
-        given["logprobs"] = (rest.top_logprobs or 0) if rest.logprobs else None
-        if rest.max_completion_tokens is not None:
+        if form.top_logprobs is not None and not form.logprobs:
+            what = "`top_logprobs` is given without `logprobs`"
+            raise Rejected(what, hint="set `logprobs` to true")
+        given["logprobs"] = (form.top_logprobs or 0) if form.logprobs else None
+        if form.max_completion_tokens is not None:
             if "max_tokens" in given:
-                raise _refusal("`max_tokens` and `max_completion_tokens` are given", "keep one")
-            given["max_tokens"] = rest.max_completion_tokens
-    params = _typed(given, SamplingParams)
-    if len(params.stop) > _MOST_STOPS:
-        raise _refusal(f"`stop` has {len(params.stop)} strings; the most is {_MOST_STOPS}")
-    if not all(0 < len(stop) <= _LONGEST_STOP_CHARS for stop in params.stop):
-        raise _refusal(f"a string of `stop` must have 1 to {_LONGEST_STOP_CHARS} characters")
-    return params
+                what = "`max_tokens` and `max_completion_tokens` are given"
+                raise Rejected(what, hint="keep one")
+            given["max_tokens"] = form.max_completion_tokens
+    return _typed(given, SamplingParams)
 
 
 def _schema(wanted: _ResponseFormat) -> dict[str, Any] | None:
@@ -211,44 +184,36 @@ def _schema(wanted: _ResponseFormat) -> dict[str, Any] | None:
     if wanted.type == "json_object":
         return {"type": "object"}
     if wanted.json_schema is None:
-        raise _refusal("`response_format.json_schema` is missing")
+        raise Rejected("`response_format.json_schema` is missing")
     return wanted.json_schema.schema
 
 
 def _chat_prompt(messages: list[dict[str, Any]], tokenizer: Any) -> list[int]:
     """The tokens of the conversation as the model's chat template writes it."""
     if not messages:
-        raise _refusal("`messages` is empty")
-    plain = [_message(f"messages[{place}]", given) for place, given in enumerate(messages)]
+        raise Rejected("`messages` is empty")
+    # Answers that are sent back have fields for tools that say nothing.
+    stated = [
+        {name: value for name, value in message.items() if value is not None and value != []}
+        for message in messages
+    ]
+    plain = []
+    for message in _typed(stated, list[_Message], "messages", _ONLY_TEXT):
+        if message.role == "developer":
+            # OpenAI's newer name of `system`, and one that chat templates do not know.
+            message.role = "system"
+        if isinstance(message.content, list):
+            message.content = "".join(part.text for part in message.content)
+        plain.append(msgspec.to_builtins(message))
     try:
         text = tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
     except (jinja2.TemplateError, ValueError, TypeError) as error:
         # Templates raise TemplateError, as for roles that do not alternate, and transformers
         # raises ValueError where there is no template.
         what = f"`messages` do not fit the model's chat template: {error}".partition("\n")[0]
-        raise _refusal(what, "for a model without one, use /v1/completions") from None
+        raise Rejected(what, hint="for a model without one, use /v1/completions") from None
     # The template writes the special tokens, so the tokenizer is not to add them again.
     return _encoded("messages", text, tokenizer, adds_special=False)
-
-
-def _message(where: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The message as chat templates take it: its content is text."""
-    said = {name: value for name, value in given.items() if value is not None and value != []}
-    for name in sorted(said.keys() - {"role", "content", "name"}):
-        raise _refusal(f"`{where}.{name}` is not supported by the local engine")
-    role, content = str(said.get("role")), said.get("content")
-    if role not in _ROLES:
-        raise _refusal(f"`{where}.role` is `{role}`", f"it can be {', '.join(_ROLES)}")
-    if isinstance(content, list):
-        parts = [part if isinstance(part, dict) else {} for part in content]
-        for place, part in enumerate(parts):
-            if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                what = f"`{where}.content[{place}]` is of type `{part.get('type')}`"
-                raise _refusal(f"{what}; the local engine reads text only")
-        content = "".join(part["text"] for part in parts)
-    if not isinstance(content, str):
-        raise _refusal(f"`{where}.content` is not text")
-    return {**said, "role": _ROLES[role], "content": content}
 
 
 def _prompts(given: str | list[Any], tokenizer: Any) -> dict[str, list[int]]:
@@ -258,10 +223,10 @@ def _prompts(given: str | list[Any], tokenizer: Any) -> dict[str, list[int]]:
     else:
         named = {f"prompt[{place}]": item for place, item in enumerate(given)}
     if not 0 < len(named) <= _MOST_PROMPTS:
-        raise _refusal(f"`prompt` has {len(named):,} items; it must have 1 to {_MOST_PROMPTS:,}")
+        raise Rejected(f"`prompt` has {len(named):,} items; it must have 1 to {_MOST_PROMPTS:,}")
     for name, item in named.items():
         if isinstance(item, int):
-            raise _refusal("`prompt` mixes token ids and whole prompts")
+            raise Rejected("`prompt` mixes token ids and whole prompts")
         if isinstance(item, str):
             named[name] = _encoded(name, item, tokenizer, adds_special=True)
     return named
@@ -271,7 +236,7 @@ def _encoded(name: str, text: str, tokenizer: Any, *, adds_special: bool) -> lis
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise _refusal(f"`{name}` holds half a surrogate pair, which is no text") from None
+        raise Rejected(f"`{name}` holds half a surrogate pair, which is no text") from None
     tokens: list[int] = tokenizer.encode(text, add_special_tokens=adds_special)
     return tokens
 
@@ -282,14 +247,14 @@ def _check(
     """Raises Rejected for a prompt that the model cannot read, or not with the answer wanted."""
     size = len(prompt)
     if not prompt:
-        raise _refusal(f"`{name}` is empty: there is no token to go on from")
+        raise Rejected(f"`{name}` is empty: there is no token to go on from")
     if not 0 <= min(prompt) <= max(prompt) < vocabulary:
         wrong = next(token for token in prompt if not 0 <= token < vocabulary)
-        raise _refusal(f"`{name}` has the token {wrong}; the model's are 0 to {vocabulary - 1}")
+        raise Rejected(f"`{name}` has the token {wrong}; the model's are 0 to {vocabulary - 1}")
     hint = "shorten it, or start the engine with a larger max_model_len"
     if size > max_model_len - 1:
         what = f"`{name}` has {size:,} tokens, more than {max_model_len - 1:,}"
-        raise _refusal(f"{what}, which max_model_len leaves for it", hint)
+        raise Rejected(f"{what}, which max_model_len leaves for it", hint=hint)
     if wanted is not None and size + wanted > max_model_len:
         what = f"`{name}` has {size:,} tokens and `max_tokens` is {wanted:,}"
-        raise _refusal(f"{what}, together more than max_model_len, {max_model_len:,}", hint)
+        raise Rejected(f"{what}, together more than max_model_len, {max_model_len:,}", hint=hint)

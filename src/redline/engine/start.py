@@ -67,22 +67,16 @@ def open_engine(settings: EngineSettings) -> Engine:
     core = Core(Scheduler(bounds), computer, ends=ends, speculation=speculation)
     thread = EngineThread(core)
     name = Path(settings.model).name if Path(settings.model).is_dir() else settings.model
-    speaker = Speaker(
-        tokenizer,
-        Pieces(tokenizer),
-        Grammars(tokenizer, config.vocab_size, ends),
-        config.vocab_size,
-        length,
-        ends,
-    )
+    grammars = Grammars(tokenizer, config.vocab_size, ends)
+    speaker = Speaker(tokenizer, Pieces(tokenizer), grammars, config.vocab_size, length, ends)
     backend = EngineBackend(thread, speaker, name=name, most_sequences=settings.max_waiting)
-    sizes = ", ".join(f"{size / 1e6:,.1f}" for size in computer.parameter_bytes)
-    ranks = len(computer.parameter_bytes)
-    notes = [
-        f"{name}: {sizes} MB of weights {'in this process' if ranks == 1 else 'by rank'} "
+    by_rank = computer.parameter_bytes
+    where = "in this process" if len(by_rank) == 1 else "by rank"
+    note = (
+        f"{name}: {', '.join(f'{size / 1e6:,.1f}' for size in by_rank)} MB of weights {where} "
         f"on {device}, up to {slots} sequences of {length:,} tokens at once"
-    ]
-    return Engine(backend, thread, Metrics(core, name), name, notes)
+    )
+    return Engine(backend, thread, Metrics(core, name), name, [note])
 
 
 def _speculation(

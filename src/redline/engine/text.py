@@ -11,6 +11,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # Bytes that do not say yet which character they are belong to the last three tokens, since a
 # character has at most four bytes. So what stands before eight tokens cannot change their end.
@@ -54,17 +56,14 @@ class Pieces:
         """The text of the tokens, without special ones and with every space as it was drawn."""
         if not tokens:
             return ""
-        text: str = self._tokenizer.decode(
-            tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return text
+        ways = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return str(self._tokenizer.decode(tokens, **ways))
 
     def of(self, token: int) -> Piece:
         """What `token` stands for."""
-        piece = self._known.get(token)
-        if piece is None:
-            piece = self._known[token] = self._read(token)
-        return piece
+        if token not in self._known:
+            self._known[token] = self._read(token)
+        return self._known[token]
 
     def _read(self, token: int) -> Piece:
         name: str | None = self._tokenizer.convert_ids_to_tokens(token)
@@ -78,18 +77,8 @@ class Pieces:
         return Piece(text.encode())
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """The byte behind each character of a byte-level vocabulary, as GPT-2's encoder has it.
-
-    Bytes that Latin-1 shows stand for themselves; the others follow in order from U+0100.
-    """
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = sorted(set(range(0x100)) - set(shown))
-    chars = [*map(chr, shown), *(chr(0x100 + place) for place in range(len(hidden)))]
-    return dict(zip(chars, shown + hidden, strict=True))
-
-
-_BYTES = _byte_alphabet()
+# The byte behind each character of a byte-level vocabulary, as GPT-2's encoder has it.
+_BYTES = {char: byte for byte, char in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
 
 
 class TextStream:
@@ -129,10 +118,8 @@ class TextStream:
         """The rest as decoding the whole has it; nothing after a stop string."""
         if self.is_stopped:
             return ""
-        rest = self._pieces.decode(self._window)[self._taken :]
-        self._window, self._taken, self._run_tokens = [], 0, 0
-        text, held = self._released(rest), self._held
-        self._held = ""
+        text = self._released(self._pieces.decode(self._window)[self._taken :])
+        self._window, held, self._held = [], self._held, ""
         return text + held
 
     def _settled(self) -> str:
@@ -151,8 +138,8 @@ class TextStream:
         """The new text of a long run of bytes, up to its last whole character."""
         window, size = self._window, len(self._window)
         texts = {end: self._pieces.decode(window[:end]) for end in range(size, size - 4, -1)}
-        whole = [end for end, text in texts.items() if not text.endswith(_REPLACEMENT)]
-        end = whole[0] if whole else size
+        whole = (end for end, text in texts.items() if not text.endswith(_REPLACEMENT))
+        end = next(whole, size)
         new = texts[end][self._taken :]
         self._window = [*self._pieces.anchor, *window[end:]]
         self._taken = self._pieces.anchor_length

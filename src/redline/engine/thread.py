@@ -1,7 +1,7 @@
 """The engine in a thread of its own: the event loop asks, the thread computes.
 
-Requests and cancellations go in by a queue; the thread takes all that are there before each step.
-What a step has brought is handed to the event loop in one call.
+Each side hands the other calls to make: the thread makes all that have come before each step, and
+what a step has brought is handed to the event loop at once.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from redline.clock import SYSTEM
 from redline.engine.core import Ask, Asker, Core
 from redline.engine.scheduler import QueueFull
 from redline.engine.sequence import Sequence as Running
-from redline.errors import NoEndpoint, RedlineError
+from redline.errors import NoEndpoint
 
-_Message = Sequence[Ask] | Asker | None
 _CLOSED = "the engine was closed"
 
 
@@ -34,7 +34,7 @@ class EngineThread:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._running: dict[Asker, Running] = {}
         self._posts: list[Callable[[], None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -55,17 +55,17 @@ class EngineThread:
         """
         if self._is_closing:
             raise EngineFailed(_CLOSED)
-        self._inbox.put(asks)
+        self._inbox.put(partial(self._begin, asks))
 
     def cancel(self, asker: Asker) -> None:
         """The asker's sequence is not wanted any more; it hears no end of it."""
-        self._inbox.put(asker)
+        self._inbox.put(partial(self._cancel, asker))
 
     async def close(self) -> None:
         """Ends every sequence, the thread, and what it computes with."""
         self._is_closing = True
         if self._thread.is_alive():
-            self._inbox.put(None)
+            self._inbox.put(lambda: None)  # only to wake it
             await asyncio.to_thread(self._thread.join)
 
     async def has_failed(self) -> None:
@@ -96,38 +96,37 @@ class EngineThread:
                 sequence.asker.ended(sequence.ended)
         except Exception as error:
             # Whatever it is: nobody may wait for an answer that does not come.
-            self.failure = _failure(error)
+            self.failure = EngineFailed(f"the engine has failed: {type(error).__name__}: {error}")
+            self.failure.__cause__ = error
+            if isinstance(error, EngineFailed):
+                self.failure = error
             self._end_all(self.failure)
             self._posts.append(self._failed.set)
 
     def _take(self, wait_s: float) -> None:
-        """Takes in all that was asked; waits so long for the first of it."""
+        """Makes the calls that have come; waits so long for the first of them."""
         try:
-            self._taken(self._inbox.get(timeout=None if wait_s == math.inf else wait_s))
+            self._inbox.get(timeout=None if wait_s == math.inf else wait_s)()
             while True:
-                self._taken(self._inbox.get_nowait())
+                self._inbox.get_nowait()()
         except queue.Empty:
             return
 
-    def _taken(self, message: _Message) -> None:
-        if message is None:
-            return  # only to be woken by
-        if isinstance(message, Sequence):
-            for ask in message:
-                self._begin(ask)
-        elif (sequence := self._running.pop(message, None)) is not None:
+    def _begin(self, asks: Sequence[Ask]) -> None:
+        for ask in asks:
+            if self.failure is not None:
+                ask.asker.ended(self.failure)
+                continue
+            try:
+                self._running[ask.asker] = self._core.add(ask, SYSTEM.now_s())
+            except QueueFull as error:
+                ask.asker.ended(error)
+
+    def _cancel(self, asker: Asker) -> None:
+        if (sequence := self._running.pop(asker, None)) is not None:
             self._core.scheduler.end(sequence, "cancelled")
 
-    def _begin(self, ask: Ask) -> None:
-        if self.failure is not None:
-            ask.asker.ended(self.failure)
-            return
-        try:
-            self._running[ask.asker] = self._core.add(ask, SYSTEM.now_s())
-        except QueueFull as error:
-            ask.asker.ended(error)
-
-    def _end_all(self, error: RedlineError) -> None:
+    def _end_all(self, error: EngineFailed) -> None:
         for asker, sequence in self._running.items():
             self._core.scheduler.end(sequence, "failed")
             asker.ended(error)
@@ -135,24 +134,11 @@ class EngineThread:
 
     def _hand_on(self) -> None:
         posts, self._posts = self._posts, []
-        if posts and self._loop is not None:
-            try:
-                self._loop.call_soon_threadsafe(_make, self._loop, posts)
-            except RuntimeError:
-                # The event loop has ended; nobody is left to be told.
-                self._is_closing = True
-
-
-def _failure(error: Exception) -> EngineFailed:
-    """What those who wait are told."""
-    if isinstance(error, EngineFailed):
-        return error
-    failure = EngineFailed(f"the engine has failed: {type(error).__name__}: {error}")
-    failure.__cause__ = error
-    return failure
-
-
-def _make(loop: asyncio.AbstractEventLoop, calls: Sequence[Callable[[], None]]) -> None:
-    """Each on its own, so that the others are made where one fails."""
-    for call in calls:
-        loop.call_soon(call)
+        if not posts or (loop := self._loop) is None:
+            return
+        try:
+            # One wake-up for all, and each a call of its own: one that fails stops no other.
+            loop.call_soon_threadsafe(lambda: [loop.call_soon(post) for post in posts])
+        except RuntimeError:
+            # The event loop has ended; nobody is left to be told.
+            self._is_closing = True

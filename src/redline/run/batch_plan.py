@@ -20,7 +20,7 @@ import msgspec
 from redline.calls import Outcome, apis, failed
 from redline.calls.batch_api import Problem
 from redline.calls.verdict import judge
-from redline.errors import BadReply, CallError, Rejected, Retryable, ServerFailed
+from redline.errors import BadReply, CallError, NoEndpoint, Rejected, Retryable, ServerFailed
 from redline.limits import Limits
 from redline.limits.cost import KINDS
 from redline.run.plan import last_send_s
@@ -101,7 +101,7 @@ def outcome_of(
     """What became of the row. url: which it was asked at."""
     try:
         return _answered(line, url, output_path, wall_s)
-    except CallError as error:
+    except (CallError, NoEndpoint) as error:
         outcome = failed(error)
     outcome.is_batched = True
     return outcome

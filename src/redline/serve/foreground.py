@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
 from collections.abc import Callable
 
 from redline.engine.settings import EngineSettings
+from redline.listening import run_until_told
 from redline.serve.local import serving
-
-if sys.platform != "win32":
-    import uvloop
 
 
 def serve_engine(
@@ -29,30 +25,17 @@ def serve_engine(
     engine ends by itself.
     """
 
-    async def main() -> None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for name in (signal.SIGINT, signal.SIGTERM):
-            if sys.platform == "win32":
-                signal.signal(name, lambda *_: loop.call_soon_threadsafe(stop.set))
-            else:
-                loop.add_signal_handler(name, stop.set)
+    async def main(stop: asyncio.Event) -> None:
         on_note(f"loading {settings.model}")
         async with serving(settings, host=host, port=port, is_named=True) as served:
             on_url(served.front.base_url)
             for note in served.engine.notes:
                 on_note(note)
             failed = asyncio.create_task(served.engine.thread.has_failed())
-            ended = asyncio.create_task(stop.wait())
-            await asyncio.wait((failed, ended), return_when=asyncio.FIRST_COMPLETED)
-            failure = served.engine.thread.failure
-            for task in (failed, ended):
-                task.cancel()
-        if failure is not None:
-            raise failure
+            failed.add_done_callback(lambda _: stop.set())
+            await stop.wait()
+            failed.cancel()
+        if served.engine.thread.failure is not None:
+            raise served.engine.thread.failure
 
-    if sys.platform == "win32":
-        asyncio.run(main())
-        return
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main())
+    run_until_told(main)

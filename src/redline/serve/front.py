@@ -18,7 +18,8 @@ from aiohttp import web
 
 from redline.calls import Backend, Call, Reply, Request, Sink
 from redline.clock import SYSTEM
-from redline.errors import ConfigError, RedlineError, nearest
+from redline.errors import RedlineError, nearest
+from redline.listening import listen
 from redline.serve.event_stream import EventStream, cut_off
 from redline.serve.intake import Bounds, read_body, read_call
 from redline.serve.refusals import Refusal, busy, hinted, json_response, refusal_of
@@ -27,8 +28,6 @@ from redline.serve.replies import body_of
 T = TypeVar("T")
 
 CALLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
-# Thousands of connections may be opened at once; the kernel lowers this to its own bound.
-_BACKLOG = 4096
 # On top of unread_s for a long answer.
 _SLOWEST_BYTES_PER_S = 64 * 1024
 # For what is cut off to say so, and for what was written to go out.
@@ -88,27 +87,10 @@ class Front:
         """Listens. Returns once connections are accepted. Raises ConfigError for the address."""
         if self._web is not None:
             raise RedlineError("the front has already been started")
-        loop = asyncio.get_running_loop()
-        host, port = self._address
         most = self._bounds.most_body_bytes
-        server = web.Server(
-            self._handle,
-            request_factory=partial(web.BaseRequest, loop=loop, client_max_size=most),
-            # A client that leaves ends its call; without this the backend goes on for nobody.
-            handler_cancellation=True,
-            access_log=None,
+        self._web, self._listener, self._base_url = await listen(
+            self._handle, self._address, most_body_bytes=most, name="the server"
         )
-        try:
-            self._listener = await loop.create_server(server, host, port, backlog=_BACKLOG)
-        except OSError as error:
-            raise ConfigError(
-                f"the server cannot listen: {error.strerror or error}",
-                where=f"{host}:{port}",
-                hint="port 0 picks a free one",
-            ) from error
-        self._web = server
-        shown = f"[{host}]" if ":" in host else host
-        self._base_url = f"http://{shown}:{self._listener.sockets[0].getsockname()[1]}/v1"
 
     async def aclose(self) -> None:
         """Stops listening, and ends what is in flight within grace_s and a few seconds.

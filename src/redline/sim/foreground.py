@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from collections.abc import Callable
 
+from redline.listening import run_until_told
 from redline.sim.server import Sim
 from redline.sim.settings import SimSettings
 
 if sys.platform != "win32":
     import resource
-
-    import uvloop
 
 
 def serve_forever(
@@ -25,31 +23,18 @@ def serve_forever(
     and at the end what was seen; one line each.
     Raises ConfigError where the settings or the address do not work.
     """
-    serving = _serve(settings, on_url, on_note)
-    if sys.platform == "win32":
-        asyncio.run(serving)
-        return
-    _allow_connections()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serving)
 
+    async def main(stop: asyncio.Event) -> None:
+        sim = Sim(settings)
+        async with sim:
+            on_url(sim.base_url)
+            on_note(f"simulating {settings}; Ctrl-C ends it")
+            await stop.wait()
+        on_note(sim.summary())
 
-async def _serve(
-    settings: SimSettings, on_url: Callable[[str], None], on_note: Callable[[str], None]
-) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        if sys.platform == "win32":
-            signal.signal(name, lambda *_: loop.call_soon_threadsafe(stop.set))
-        else:
-            loop.add_signal_handler(name, stop.set)
-    sim = Sim(settings)
-    async with sim:
-        on_url(sim.base_url)
-        on_note(f"simulating {settings}; Ctrl-C ends it")
-        await stop.wait()
-    on_note(sim.summary())
+    if sys.platform != "win32":
+        _allow_connections()
+    run_until_told(main)
 
 
 def _allow_connections() -> None:

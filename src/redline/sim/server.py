@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from redline.clock import SYSTEM, Clock
-from redline.errors import ConfigError, RedlineError
+from redline.errors import RedlineError
+from redline.listening import listen
 from redline.sim.batch_door import BatchDoor
 from redline.sim.bodies import BadCall
 from redline.sim.provider import Provider, refusal
@@ -19,8 +19,6 @@ from redline.sim.stats import KEPT_REQUESTS
 from redline.sim.wire import Reply, error_reply
 
 MAX_BODY_BYTES = 256 * 2**20
-# Thousands of connections may be opened at once; the kernel lowers this to its own bound.
-_BACKLOG = 4096
 _MODELS = {
     "object": "list",
     "data": [{"id": "sim", "object": "model", "created": 0, "owned_by": "redline"}],
@@ -70,29 +68,12 @@ class Sim:
         """Listens. Returns once connections are accepted."""
         if self._web is not None:
             raise RedlineError("the simulated provider has already been started")
-        loop = asyncio.get_running_loop()
-        settings = self._settings
-        server = web.Server(
+        self._web, self._listener, self._base_url = await listen(
             self._handle,
-            request_factory=partial(web.BaseRequest, loop=loop, client_max_size=MAX_BODY_BYTES),
-            # A client that leaves ends its request; without this it would stay in flight.
-            handler_cancellation=True,
-            access_log=None,
+            (self._settings.host, self._settings.port),
+            most_body_bytes=MAX_BODY_BYTES,
+            name="the simulated provider",
         )
-        try:
-            self._listener = await loop.create_server(
-                server, settings.host, settings.port, backlog=_BACKLOG
-            )
-        except OSError as error:
-            raise ConfigError(
-                f"the simulated provider cannot listen: {error.strerror or error}",
-                where=f"{settings.host}:{settings.port}",
-                hint="port 0 picks a free one",
-            ) from error
-        self._web = server
-        port = self._listener.sockets[0].getsockname()[1]
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        self._base_url = f"http://{host}:{port}/v1"
 
     async def aclose(self) -> None:
         """Stops listening and cuts off every request in flight. A second call does nothing."""

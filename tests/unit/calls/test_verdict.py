@@ -8,6 +8,7 @@ import pytest
 from redline.calls.verdict import judge
 from redline.errors import (
     CallError,
+    NoEndpoint,
     RateLimited,
     Refused,
     Rejected,
@@ -21,7 +22,9 @@ WALL_S = 784_111_777.0  # Sun, 06 Nov 1994 08:49:37 GMT
 
 def verdict(status: int, body: bytes = b"", **headers: str) -> CallError:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return judge(status, named, body, WALL_S)
+    error = judge(status, named, body, WALL_S)
+    assert isinstance(error, CallError)
+    return error
 
 
 @pytest.mark.parametrize(
@@ -85,6 +88,15 @@ def test_a_429_for_lack_of_credit_is_no_rate_limit(body: object) -> None:
     assert type(error) is Unpaid
     assert error.what == "the account has no credit left: HTTP 429: broke"
     assert error.stops_run
+
+
+def test_an_engine_that_has_failed_ends_the_run() -> None:
+    body = b'{"error": {"code": "engine_failed", "message": "the engine has failed: m"}}'
+    error = judge(503, {}, body, WALL_S)
+    assert isinstance(error, NoEndpoint)
+    assert error.stops_run
+    assert "the engine has failed: m" in error.what
+    assert type(verdict(400, body)) is Rejected
 
 
 def test_insufficient_quota_counts_only_with_429() -> None:

@@ -24,7 +24,7 @@ TOKENIZER = vocabularies.byte_level()
 PIECES = Pieces(TOKENIZER)
 SPOKEN = "the fox 世 🚀"
 COUNTED = usage(7, 5)
-SORTED = "for said in sorted(choices, key=lambda said: said.index):"
+SORTED = "for said in sorted(choices, key=lambda said: said.index)"
 
 
 def answer(url: str, *, module: Any = bodies, includes_usage: bool = False) -> Any:
@@ -197,7 +197,7 @@ def test_a_token_that_is_no_text_alone_is_shown_by_its_bytes() -> None:
 @pytest.mark.parametrize(
     ("check", "line", "replacement"),
     [
-        (check_whole, SORTED, "for said in choices:"),
+        (check_whole, SORTED, "for said in choices"),
         (check_stream, 'delta = {"content": said.text} if said.text else {}', 'delta = {}'),
         (check_stream, '"finish_reason": said.finish_reason,', '"finish_reason": None,'),
         (check_logprobs, "_LEAST_LOGPROB = -9999.0", '_LEAST_LOGPROB = float("-inf")'),
