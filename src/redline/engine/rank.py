@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -117,7 +118,7 @@ def _compute(
 ) -> NoReturn:
     loaded = runner.loaded
     # What is on its way to the next stage: this one goes on before it is taken.
-    sending: tuple[Any, Tensor] | None = None
+    sending: deque[tuple[Any, Tensor]] = deque()
     while True:
         work, states = works.get(), None
         if not part.is_first:
@@ -126,9 +127,9 @@ def _compute(
             dist.recv(states, part.rank - part.shares)
         found = runner.run(work, states)
         if not part.is_last:
-            if sending is not None:
-                sending[0].wait()
-            sending = dist.isend(found, part.rank + part.shares), found
+            sending.append((dist.isend(found, part.rank + part.shares), found))
+            if len(sending) > 2 * part.stages:
+                sending.popleft()[0].wait()
         elif part.share == 0:
             line.send(found.cpu().numpy())
 
