@@ -111,7 +111,7 @@ def load_part(
         base.norm, model.lm_head = nn.Identity(), None
     files: dict[str, Any] = {}
     for name in source.files:
-        file = safe_open(name, framework="pt")
+        file: Any = safe_open(name, framework="pt")
         files.update(dict.fromkeys(file.keys(), file))
     for path, module in model.named_modules():
         style = plan.get(re.sub(r"\d+", "*", path), "")
@@ -152,7 +152,8 @@ def _share(name: str, style: str, files: dict[str, Any], source: Source, part: P
     found = files[name].get_slice(name)
     dimension = _DIMENSIONS.get(style)
     if dimension is None:
-        return found[:]
+        whole: Tensor = found[:]
+        return whole
     width, is_words = found.get_shape()[dimension], style == "words"
     if width % part.shares and not is_words:
         raise _indivisible(source, f"{name} is {width:,} wide", part.shares)
