@@ -15,6 +15,7 @@ from redline.engine.lookup import Lookup
 from redline.engine.noise import Noise, Purpose
 from redline.engine.runner import Runner, Work
 from redline.engine.sampling import distribution, sample
+from redline.engine.scheduler import common
 from redline.engine.sequence import Sequence
 
 # A draft model reads so many tokens a step, at most, of sequences that it has not followed: while
@@ -56,29 +57,13 @@ class LookupDrafter:
         return Drafts({}, is_usual=True)
 
 
-class _Held(NamedTuple):
-    """What a slot of the draft model's cache holds: a sequence's first tokens, and drafts."""
-
-    number: int
-    tokens: int
-    drafts: list[int]
-
-    def sound(self, tokens: list[int]) -> int:
-        """How many of the sequence's tokens, but the last, are there: refused drafts are not."""
-        begin = self.tokens
-        for draft in self.drafts:
-            if begin >= len(tokens) - 1 or tokens[begin] != draft:
-                break
-            begin += 1
-        return min(begin, len(tokens) - 1)
-
-
 class ModelDrafter:
     """A smaller model of the same vocabulary, with the same slots in a cache of its own."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._held: dict[int, _Held] = {}
+        # By slot the tokens whose keys and values it holds, drafts among them.
+        self._held: dict[int, list[int]] = {}
 
     def draft(self, sequences: list[Sequence], most: list[int]) -> Drafts:
         """Sets each sequence's drafts: none where the model must read on first."""
@@ -103,7 +88,7 @@ class ModelDrafter:
                 laws[one.number].append(own)
         for one, at in pieces:
             # The last draft was not computed: nothing was drafted after it.
-            self._held[at.slot] = _Held(one.number, at.start + at.size, one.drafted[:-1])
+            self._held[at.slot] = one.tokens[: at.start + at.size] + one.drafted[:-1]
         return Drafts(
             {number: torch.stack(own) for number, own in laws.items() if own},
             is_usual=all(at.size <= _USUALLY_MISSING for _, at in pieces),
@@ -114,8 +99,8 @@ class ModelDrafter:
         found = []
         for one in sequences:
             assert one.slot is not None
-            held = self._held.get(one.slot)
-            begin = held.sound(one.tokens) if held and held.number == one.number else 0
+            # Drafts that were refused are not there, and what begins alike is, whoever's it was.
+            begin = common(self._held.get(one.slot, []), one.tokens, len(one.tokens) - 1)
             found.append((one, Piece(one.slot, begin, len(one.tokens) - begin)))
         found.sort(key=lambda each: each[1].size)
         budget, pieces = _MOST_CATCH_UP, []

@@ -211,7 +211,7 @@ class Scheduler:
         """Gives a slot, the one that holds most of its tokens already if it can be had."""
         # Its last token is computed in any case: what follows it is what is asked for.
         most = len(sequence.tokens) - 1 if self.bounds.reuses_prefixes else 0
-        alike = [_common(held, sequence.tokens, most) for held in self._held]
+        alike = [common(held, sequence.tokens, most) for held in self._held]
         free = self._free
         source = max(range(self.bounds.slots), key=lambda at: (alike[at], at in free))
         slot, reused = source if source in free else min(free), alike[source]
@@ -264,7 +264,7 @@ class Scheduler:
             assert not row.sequence.under_way
 
 
-def _common(held: list[int], wanted: list[int], most: int) -> int:
+def common(held: list[int], wanted: list[int], most: int) -> int:
     """How many tokens both begin with, at most `most`."""
     low, high = 0, min(len(held), most)
     if not high or held[0] != wanted[0]:
