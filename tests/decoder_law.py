@@ -96,8 +96,8 @@ RIGHT = Modules()
 def wrong(name: str) -> Modules:
     """The modules of a wrong variant, by its name."""
     if name == "unfiltered q":
-        line = "for one, token, own in zip(asked, drawn, law, strict=True):"
-        unfiltered = "for one, token, own in zip(asked, drawn, self._runner.last.softmax(-1)):"
+        drawn = "for one, token, own in zip(who, _drawn(law, who, step), "
+        line, unfiltered = drawn + "law, strict=True):", drawn + "self._runner.last.softmax(-1)):"
         return Modules(draft=mutant(draft_module, line, unfiltered))
     changed = mutant(speculate, *WRONG_LINES[name])
     judge = with_names(judge_module, verify=changed.verify)

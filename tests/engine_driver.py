@@ -12,6 +12,7 @@ from torch import Tensor
 from redline.engine.cache import SlotCache
 from redline.engine.core import Ask, Computer, Core, Speculation
 from redline.engine.draft import LookupDrafter, ModelDrafter
+from redline.engine.draft_length import DraftLength
 from redline.engine.guided import Guide
 from redline.engine.judge import Chance
 from redline.engine.load import Loaded, load, read_config
@@ -53,7 +54,7 @@ class Later(Runner):
         return self._results.popleft()
 
 
-class Fixed:
+class Fixed(DraftLength):
     """Drafts of one length in every step."""
 
     def __init__(self, length: int) -> None:
@@ -63,7 +64,9 @@ class Fixed:
         assert batch > 0
         return self._length
 
-    def measured(self, batch: int, length: int, accepted: list[int], step_s: float | None) -> None:
+    def measured(
+        self, batch: int, length: int, accepted: Sequence[int], step_s: float | None
+    ) -> None:
         assert length <= self._length
         assert len(accepted) <= batch
         assert all(0 <= count <= length for count in accepted)

@@ -11,6 +11,7 @@ from torch import Tensor
 from redline.clock import SYSTEM
 from redline.engine.attention import Piece
 from redline.engine.draft import Drafter, Drafts
+from redline.engine.draft_length import DraftLength
 from redline.engine.figures import Figures
 from redline.engine.guided import Guide
 from redline.engine.judge import Chance, Judged, judge
@@ -30,37 +31,22 @@ class Computer(Protocol):
     @property
     def steps_at_once(self) -> int:
         """So many are under way where there is work for them, so that every stage is busy."""
-        ...
 
     @property
     def parameter_bytes(self) -> list[int]:
         """Of each process that computes."""
-        ...
 
     def submit(self, work: Work) -> None:
         """Begins a step. Raises EngineFailed where it cannot be computed."""
-        ...
 
     def result(self) -> Tensor:
         """(heard, vocabulary) float32 logits of the first step submitted that was not told yet.
 
         Raises EngineFailed.
         """
-        ...
 
     def close(self) -> None:
         """Ends what computes, other processes among it. Nothing is under way."""
-        ...
-
-
-class Lengths(Protocol):
-    """Tells how many tokens to draft; see DraftLength."""
-
-    def choose(self, batch: int) -> int: ...
-
-    def measured(
-        self, batch: int, length: int, accepted: list[int], step_s: float | None
-    ) -> None: ...
 
 
 class Asker(Protocol):
@@ -68,11 +54,9 @@ class Asker(Protocol):
 
     def heard(self, tokens: list[int], chances: list[Chance]) -> str | None:
         """Takes new tokens. Returns why the sequence is over by them; None while it goes on."""
-        ...
 
     def ended(self, reason: str | RedlineError) -> None:
         """The sequence is over: `stop`, `length`, or an error."""
-        ...
 
 
 class Ask(NamedTuple):
@@ -95,7 +79,7 @@ class Speculation(NamedTuple):
     """Who drafts, and how much."""
 
     drafter: Drafter
-    lengths: Lengths
+    lengths: DraftLength
 
 
 class _Begun(NamedTuple):
@@ -210,26 +194,23 @@ class Core:
 
     def _advance(self, row: Row, found: Judged) -> bool:
         """Gives the sequence its new tokens, up to the one that ends it. True where one does."""
-        sequence, tokens = row.sequence, found.tokens
+        sequence, params, tokens = row.sequence, row.sequence.params, found.tokens
         reason: str | RedlineError | None = None
         for place, token in enumerate(tokens):
-            if not sequence.params.ignore_eos and token in self._ends:
-                tokens, reason = tokens[: place + 1], "stop"
-                break
-            if token in sequence.params.stop_token_ids:
+            is_end = token in self._ends and not params.ignore_eos
+            if is_end or token in params.stop_token_ids:
                 tokens, reason = tokens[: place + 1], "stop"
                 break
         if sequence.guide is not None:
             tokens = sequence.guide.take(tokens)
             reason = sequence.guide.ended or reason
-        is_cancelled = sequence.ended is not None
         self.scheduler.computed(row, tokens, min(found.kept, len(tokens)))
-        if is_cancelled:
+        if sequence.ended is not None:
             return False
         self.figures.new_tokens += len(tokens)
         if tokens:
             told = sequence.asker.heard(tokens, found.chances[: len(tokens)])
-            reason = told if reason is None else reason
+            reason = reason or told
         if reason is None and len(sequence.tokens) >= sequence.most_tokens:
             reason = "length"
         if reason is not None:

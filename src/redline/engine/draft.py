@@ -15,6 +15,7 @@ from redline.engine.lookup import Lookup
 from redline.engine.noise import Noise, Purpose
 from redline.engine.runner import Runner, Work
 from redline.engine.sampling import distribution, sample
+from redline.engine.scheduler import common
 from redline.engine.sequence import Sequence
 
 # A draft model reads so many tokens a step, at most, of sequences that it has not followed: while
@@ -40,7 +41,6 @@ class Drafter(Protocol):
 
     def draft(self, sequences: list[Sequence], most: list[int]) -> Drafts:
         """Sets each sequence's `drafted`, up to so many tokens, at least 1 is allowed."""
-        ...
 
 
 class LookupDrafter:
@@ -57,51 +57,38 @@ class LookupDrafter:
         return Drafts({}, is_usual=True)
 
 
-class _Held(NamedTuple):
-    """What a slot of the draft model's cache holds: a sequence's first tokens, and drafts."""
-
-    number: int
-    tokens: int
-    drafts: list[int]
-
-    def sound(self, tokens: list[int]) -> int:
-        """How many of the sequence's tokens, but the last, are there: refused drafts are not."""
-        begin = self.tokens
-        for draft in self.drafts:
-            if begin >= len(tokens) - 1 or tokens[begin] != draft:
-                break
-            begin += 1
-        return min(begin, len(tokens) - 1)
-
-
 class ModelDrafter:
     """A smaller model of the same vocabulary, with the same slots in a cache of its own."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._held: dict[int, _Held] = {}
+        # By slot the tokens whose keys and values it holds, drafts among them.
+        self._held: dict[int, list[int]] = {}
 
     def draft(self, sequences: list[Sequence], most: list[int]) -> Drafts:
         """Sets each sequence's drafts: none where the model must read on first."""
         pieces = self._missing(sequences)
         laws: dict[int, list[Tensor]] = {one.number: [] for one in sequences}
-        work = [(one, at, one.tokens[at.start : at.start + at.size]) for one, at in pieces]
-        asked = [one for one, at in pieces if at.start + at.size == len(one.tokens)]
         allowed = {one.number: count for one, count in zip(sequences, most, strict=True)}
+        work = pieces
+        asked = [(one, at) for one, at in pieces if at.start + at.size == len(one.tokens)]
         for step in range(max(most)):
-            asked = [one for one in asked if allowed[one.number] > step]
             if step:
-                work = [(one, _next(one), one.drafted[-1:]) for one in asked]
+                work = asked = [
+                    (one, Piece(at.slot, at.start + at.size, 1))
+                    for one, at in asked
+                    if allowed[one.number] > step
+                ]
             if not work:
                 break
-            law = self._law(work, asked)
-            drawn = _drawn(law, asked, step).tolist()
-            for one, token, own in zip(asked, drawn, law, strict=True):
+            who = [one for one, _ in asked]
+            law = self._law(work, who)
+            for one, token, own in zip(who, _drawn(law, who, step), law, strict=True):
                 one.drafted.append(token)
                 laws[one.number].append(own)
         for one, at in pieces:
             # The last draft was not computed: nothing was drafted after it.
-            self._held[at.slot] = _Held(one.number, at.start + at.size, one.drafted[:-1])
+            self._held[at.slot] = one.tokens[: at.start + at.size] + one.drafted[:-1]
         return Drafts(
             {number: torch.stack(own) for number, own in laws.items() if own},
             is_usual=all(at.size <= _USUALLY_MISSING for _, at in pieces),
@@ -112,8 +99,8 @@ class ModelDrafter:
         found = []
         for one in sequences:
             assert one.slot is not None
-            held = self._held.get(one.slot)
-            begin = held.sound(one.tokens) if held and held.number == one.number else 0
+            # Drafts that were refused are not there, and what begins alike is, whoever's it was.
+            begin = common(self._held.get(one.slot, []), one.tokens, len(one.tokens) - 1)
             found.append((one, Piece(one.slot, begin, len(one.tokens) - begin)))
         found.sort(key=lambda each: each[1].size)
         budget, pieces = _MOST_CATCH_UP, []
@@ -126,30 +113,25 @@ class ModelDrafter:
                 pieces.append((one, at._replace(size=count)))
         return pieces
 
-    def _law(self, work: list[tuple[Sequence, Piece, list[int]]], asked: list[Sequence]) -> Tensor:
+    def _law(self, work: list[tuple[Sequence, Piece]], asked: list[Sequence]) -> Tensor:
         """(asked, V): what follows in those that are asked, which stand in the work's order."""
         wanted = {one.number for one in asked}
-        heard, end = [], 0
-        for one, at, _ in work:
-            end += at.size
+        tokens: list[int] = []
+        heard: list[int] = []
+        for one, at in work:
+            # Behind what is known stands the draft of the step before.
+            tokens += one.tokens[at.start : at.start + at.size] or one.drafted[-1:]
             if one.number in wanted:
-                heard.append(end - 1)
-        flat = [token for _, _, tokens in work for token in tokens]
-        logits = self._runner.run(Work([], [at for _, at, _ in work], flat, heard))
+                heard.append(len(tokens) - 1)
+        logits = self._runner.run(Work([], [at for _, at in work], tokens, heard))
         logits = masked(logits, [(one.guide, one.drafted, 1) for one in asked])
         pasts = [past_of(one, len(one.drafted)) for one in asked]
         return distribution(logits, [one.params for one in asked], pasts)
 
 
-def _drawn(law: Tensor, asked: list[Sequence], step: int) -> Tensor:
-    """(asked,): one token of each law, `step` tokens after the next one."""
+def _drawn(law: Tensor, asked: list[Sequence], step: int) -> list[int]:
+    """One token of each law, `step` tokens after the next one."""
     if all(one.params.is_greedy for one in asked):
-        return law.argmax(-1)
+        return law.argmax(-1).tolist()
     noise = Noise(*(part.to(law.device) for part in noise_of(asked, step)))
-    return sample(law, noise, Purpose.DRAFT)
-
-
-def _next(sequence: Sequence) -> Piece:
-    """The place of its last draft."""
-    assert sequence.slot is not None
-    return Piece(sequence.slot, len(sequence.tokens) + len(sequence.drafted) - 1, 1)
+    return sample(law, noise, Purpose.DRAFT).tolist()

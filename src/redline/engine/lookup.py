@@ -38,10 +38,8 @@ class Lookup:
         match = self._match(tokens, last)
         if match < 0:
             return []
-        proposal: list[int] = []
-        for source in range(match + 1, match + 1 + most):
-            proposal.append(tokens[source] if source <= last else proposal[source - last - 1])
-        return proposal
+        period = last - match
+        return [tokens[match + 1 + at % period] for at in range(most)]
 
     def _index(self, tokens: Sequence[int], end: int) -> None:
         """Chains the places before `end`, so that the last tokens do not find themselves."""
@@ -58,11 +56,8 @@ class Lookup:
             if place < 0:
                 break
             length = _SHORTEST
-            while (
-                length < _LONGEST
-                and length <= place
-                and tokens[place - length] == tokens[last - length]
-            ):
+            most = min(_LONGEST, place + 1)
+            while length < most and tokens[place - length] == tokens[last - length]:
                 length += 1
             if length > best_length:
                 best, best_length = place, length

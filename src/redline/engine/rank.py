@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import queue
-import shutil
 import signal
 import socket
 import threading
@@ -24,25 +23,20 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from redline.engine.load import dtype_of
 from redline.engine.runner import Runner, Work
+from redline.engine.settings import EngineSettings
 from redline.engine.shard import Part, Source, load_part
 from redline.errors import RedlineError
 
 
 class Orders(NamedTuple):
-    """What a rank is told first.
+    """What every rank is told first. capacity: tokens of a slot. device: `cpu` or `cuda`."""
 
-    folder: where the ranks meet. device: `cpu` or `cuda`. capacity: tokens of a slot.
-    """
-
+    settings: EngineSettings
     source: Source
-    part: Part
-    folder: str
-    dtype: torch.dtype
-    device: str
-    threads: int
-    slots: int
     capacity: int
+    device: str
 
 
 class Trouble(NamedTuple):
@@ -59,6 +53,8 @@ def main(fds: Sequence[int], runner: type[Runner] = Runner) -> NoReturn:
     Ranks are forks, because what they import takes seconds and hundreds of megabytes.
     """
     own, *lines = [Connection(fd) for fd in fds]
+    # Where the ranks meet: a file without a name, so that none is left, whatever ends first.
+    meeting = os.memfd_create("redline ranks")
     ranks: dict[int, int] = {}
     for rank, line in enumerate(lines):
         pid = os.fork()
@@ -66,7 +62,7 @@ def main(fds: Sequence[int], runner: type[Runner] = Runner) -> NoReturn:
             for other in (own, *lines):
                 if other is not line:
                     other.close()
-            _run(line, runner)
+            _run(rank, line, f"file:///proc/self/fd/{meeting}", runner)
         ranks[pid] = rank
     for line in lines:
         line.close()
@@ -78,15 +74,28 @@ def main(fds: Sequence[int], runner: type[Runner] = Runner) -> NoReturn:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     # One that was killed comes before those that have lost it.
-    first = min(ended, key=lambda pid: os.waitstatus_to_exitcode(ended[pid]))
-    own.send((ranks[first], os.waitstatus_to_exitcode(ended[first])))
+    status, rank = min((os.waitstatus_to_exitcode(how), ranks[pid]) for pid, how in ended.items())
+    own.send((rank, status))
     # Python would take seconds to put away what was imported.
     os._exit(0)
 
 
-def _run(line: Connection, runner: type[Runner]) -> NoReturn:
+def _run(rank: int, line: Connection, meeting: str, runner: type[Runner]) -> NoReturn:
     try:
-        _serve(line, line.recv(), runner)
+        orders: Orders = line.recv()
+        works: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        threading.Thread(target=_listen, args=(line, works), daemon=True).start()
+        settings = orders.settings
+        torch.set_num_threads(settings.threads)
+        part = Part(rank, settings.pipeline_parallel, settings.tensor_parallel)
+        # With GPUs each rank has one of its own.
+        device = torch.device("cpu") if orders.device == "cpu" else torch.device("cuda", rank)
+        dtype = dtype_of(settings.dtype, orders.source.config, orders.device)
+        group = _meet(part, meeting, device)
+        loaded = load_part(orders.source, part, group, dtype=dtype, device=device)
+        computing = runner(loaded, loaded.cache(settings.max_batch_size, orders.capacity))
+        line.send((rank, *computing.parameter_bytes))
+        _compute(computing, part, works, line)
     except Exception as error:
         # Whatever it is, the coordinator must hear why this rank is no more.
         told = error if isinstance(error, RedlineError) else f"{type(error).__name__}: {error}"
@@ -95,25 +104,26 @@ def _run(line: Connection, runner: type[Runner]) -> NoReturn:
         os._exit(1)
 
 
-def _serve(line: Connection, orders: Orders, runner_kind: type[Runner]) -> NoReturn:
-    works: queue.SimpleQueue[Work] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(line, works, orders.folder), daemon=True).start()
-    torch.set_num_threads(orders.threads)
-    part = orders.part
-    # With GPUs each rank has one of its own.
-    device = torch.device("cpu") if orders.device == "cpu" else torch.device("cuda", part.rank)
-    loaded = load_part(
-        orders.source, part, _meet(orders, device), dtype=orders.dtype, device=device
-    )
-    runner = runner_kind(loaded, loaded.cache(orders.slots, orders.capacity))
-    line.send(sum(each.numel() * each.element_size() for each in loaded.model.parameters()))
+def _listen(line: Connection, works: queue.SimpleQueue[Work]) -> None:
+    """Takes works in, until None or the end; then the process ends, whatever it is in."""
+    try:
+        while (work := line.recv()) is not None:
+            works.put(work)
+    finally:
+        os._exit(0)
+
+
+def _compute(
+    runner: Runner, part: Part, works: queue.SimpleQueue[Work], line: Connection
+) -> NoReturn:
+    loaded = runner.loaded
     # What is on its way to the next stage: this one goes on before it is taken.
     sending: deque[tuple[Any, Tensor]] = deque()
     while True:
         work, states = works.get(), None
         if not part.is_first:
             size = (len(work.tokens), loaded.hidden_size)
-            states = torch.empty(size, dtype=loaded.dtype, device=device)
+            states = torch.empty(size, dtype=loaded.dtype, device=loaded.device)
             dist.recv(states, part.rank - part.shares)
         found = runner.run(work, states)
         if not part.is_last:
@@ -124,30 +134,15 @@ def _serve(line: Connection, orders: Orders, runner_kind: type[Runner]) -> NoRet
             line.send(found.cpu().numpy())
 
 
-def _listen(line: Connection, works: queue.SimpleQueue[Work], folder: str) -> None:
-    """Takes works in, until None or the end; then the process ends, whatever it is in."""
-    try:
-        while (work := line.recv()) is not None:
-            works.put(work)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os._exit(0)
-
-
-def _meet(orders: Orders, device: torch.device) -> Any:
+def _meet(part: Part, meeting: str, device: torch.device) -> Any:
     """Joins the other ranks. Returns the group of those of its stage."""
-    part = orders.part
+    backend = "gloo"
+    if device.type == "cuda":
+        backend = "nccl"
+        torch.cuda.set_device(device)
     # All are on this machine, and its name need not lead to it.
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    backend = "nccl" if device.type == "cuda" else "gloo"
     os.environ.setdefault(f"{backend.upper()}_SOCKET_IFNAME", loopback)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     count = part.stages * part.shares
-    place = f"file://{orders.folder}/ranks"
-    dist.init_process_group(backend, init_method=place, rank=part.rank, world_size=count)
-    groups = [
-        dist.new_group(list(range(first, first + part.shares)))
-        for first in range(0, count, part.shares)
-    ]
-    return groups[part.stage]
+    dist.init_process_group(backend, init_method=meeting, rank=part.rank, world_size=count)
+    return dist.new_subgroups(part.shares)[0]  # type: ignore[no-untyped-call]

@@ -9,26 +9,24 @@ from __future__ import annotations
 import os
 import pickle
 import queue
-import selectors
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from contextlib import suppress
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from redline.engine.core import Computer
-from redline.engine.load import dtype_of, load
+from redline.engine.load import load
 from redline.engine.rank import Orders, Trouble
 from redline.engine.runner import Runner, Work
 from redline.engine.settings import EngineSettings
-from redline.engine.shard import Part, Source, weight_files
+from redline.engine.shard import Source, weight_files
 from redline.engine.thread import EngineFailed
 from redline.errors import ConfigError, RedlineError
 
@@ -58,68 +56,51 @@ class Ranks:
     def __init__(
         self, settings: EngineSettings, config: Any, *, capacity: int, device: str
     ) -> None:
-        stages, shares = settings.pipeline_parallel, settings.tensor_parallel
-        self._parts = [Part(rank, stages, shares) for rank in range(stages * shares)]
-        self.steps_at_once = stages
-        if device != "cpu" and torch.cuda.device_count() < len(self._parts):
-            what = f"{len(self._parts)} ranks need as many GPUs"
-            raise ConfigError(f"{what}, and this machine has {torch.cuda.device_count()}")
-        orders = Orders(
-            source=Source(settings.model, config, weight_files(settings.model)),
-            part=self._parts[0],
-            folder=tempfile.mkdtemp(prefix="redline-ranks-"),
-            dtype=dtype_of(settings.dtype, config, device),
-            device=device,
-            threads=settings.threads,
-            slots=settings.max_batch_size,
-            capacity=capacity,
-        )
-        self._folder = orders.folder
+        self._shares, self.steps_at_once = settings.tensor_parallel, settings.pipeline_parallel
+        count = self._shares * self.steps_at_once
+        if device != "cpu" and torch.cuda.device_count() < count:
+            has = f"this machine has {torch.cuda.device_count()}"
+            raise ConfigError(f"{count} ranks need as many GPUs, and {has}")
+        source = Source(settings.model, config, weight_files(settings.model))
         self._failure: RedlineError | None = None
-        self._troubles: dict[int, Trouble] = {}
-        self._told: queue.SimpleQueue[tuple[int, Any] | RedlineError] = queue.SimpleQueue()
-        pipes = [Pipe() for _ in range(len(self._parts) + 1)]
+        self._told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        pipes = [Pipe() for _ in range(count + 1)]
         self._parent, *self._lines = [own for own, _ in pipes]
         self._process = self._start([theirs.fileno() for _, theirs in pipes])
         for _, theirs in pipes:
             theirs.close()
         self._listener = threading.Thread(target=self._listen, name="redline ranks", daemon=True)
         self._listener.start()
-        for part in self._parts:
-            self._send(part.rank, pickle.dumps(orders._replace(part=part)))
+        self._tell(Orders(settings, source, capacity, device))
         try:
-            sizes = dict(self._next() for _ in self._parts)
+            sizes = sorted(self._next() for _ in range(count))
         except BaseException:
             self.close()
             raise
-        self.parameter_bytes = [sizes[part.rank] for part in self._parts]
+        self.parameter_bytes: list[int] = [size for _, size in sizes]
 
     def submit(self, work: Work) -> None:
         """Begins a step on all ranks. Raises EngineFailed where one has ended."""
         if self._failure is not None:
             raise self._failure
-        data = pickle.dumps(work)
-        for part in self._parts:
-            self._send(part.rank, data)
+        self._tell(work)
 
     def result(self) -> Tensor:
         """(heard, vocabulary) float32 logits of the first step submitted that was not told yet.
 
         Raises EngineFailed.
         """
-        return torch.from_numpy(self._next()[1])
+        return torch.from_numpy(self._next())
 
     def close(self) -> None:
         """Ends the ranks, whatever they are in."""
-        for part in self._parts:
-            self._send(part.rank, pickle.dumps(None))
+        self._tell(None)
         self._listener.join(_END_S)
         if self._listener.is_alive():
             self._kill()
             self._listener.join()
         for line in (self._parent, *self._lines):
             line.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, fds: list[int]) -> subprocess.Popen[bytes]:
         """The process that makes the ranks; at the first pipe it tells how they end."""
@@ -139,13 +120,15 @@ class Ranks:
             start_new_session=True,
         )
 
-    def _send(self, rank: int, data: bytes) -> None:
-        # Of one that has ended the listener hears, and `result` tells it.
-        with suppress(OSError):
-            self._lines[rank].send_bytes(data)
+    def _tell(self, what: Orders | Work | None) -> None:
+        data = pickle.dumps(what)
+        for line in self._lines:
+            # Of one that has ended the listener hears, and `result` tells it.
+            with suppress(OSError):
+                line.send_bytes(data)
 
-    def _next(self) -> tuple[int, Any]:
-        """The next that a rank has told, and which."""
+    def _next(self) -> Any:
+        """The next that a rank has told."""
         told = self._told.get()
         if isinstance(told, RedlineError):
             # Nothing else will come: who asks again is told again.
@@ -154,65 +137,48 @@ class Ranks:
         return told
 
     def _listen(self) -> None:
-        """Takes in what ranks tell, until one has ended."""
-        with selectors.DefaultSelector() as selector:
-            for rank, line in enumerate(self._lines):
-                selector.register(line, selectors.EVENT_READ, rank)
-            selector.register(self._parent, selectors.EVENT_READ)
-            while self._failure is None:
-                for key, _ in selector.select():
-                    if key.data is None:
-                        self._fail()
-                        break
-                    if not self._hear(key.data):
-                        selector.unregister(key.fileobj)
-
-    def _hear(self, rank: int) -> bool:
-        """Takes in one thing that the rank tells; False where it has ended."""
-        try:
-            told = self._lines[rank].recv()
-        except (EOFError, OSError):
-            return False
-        if isinstance(told, Trouble):
-            self._troubles[rank] = told
-        else:
-            self._told.put((rank, told))
-        return True
-
-    def _fail(self) -> None:
-        """Ranks have ended, and the others do."""
-        try:
-            rank, status = self._parent.recv()
-        except (EOFError, OSError):
-            rank, status = None, 0
-        for at, line in enumerate(self._lines):
-            while line.poll() and self._hear(at):
-                pass
-        if status >= 0 and self._troubles:
-            # One that has lost its peer fails after it.
-            rank = min(self._troubles, key=lambda at: self._troubles[at].at_s)
-        self._failure = self._cause(rank, status)
-        if rank is None:
-            self._kill()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._kill()
+        """Takes in what ranks tell until all have ended, which they do when one has."""
+        ranks: dict[Any, int | None] = {line: rank for rank, line in enumerate(self._lines)}
+        ranks[self._parent] = None
+        ended: tuple[int, int] | None = None
+        troubles: list[tuple[float, int, str | RedlineError]] = []
+        while ranks:
+            for line in wait(ranks):
+                assert isinstance(line, Connection)
+                rank = ranks[line]
+                try:
+                    told = line.recv()
+                except (EOFError, OSError):
+                    del ranks[line]
+                    if line is self._parent:
+                        self._kill()
+                    continue
+                if rank is None:
+                    ended = told
+                elif isinstance(told, Trouble):
+                    troubles.append((told.at_s, rank, told.error))
+                else:
+                    self._told.put(told)
+        self._failure = self._cause(ended, troubles)
         self._told.put(self._failure)
 
-    def _cause(self, rank: int | None, status: int) -> RedlineError:
-        if rank is None:
+    def _cause(
+        self, ended: tuple[int, int] | None, troubles: list[tuple[float, int, str | RedlineError]]
+    ) -> RedlineError:
+        if ended is None:
             return EngineFailed("the process that has made the ranks was ended", hint=_HINT)
-        trouble = self._troubles.get(rank) if status >= 0 else None
-        if trouble is not None and isinstance(trouble.error, RedlineError):
-            return trouble.error
-        part = self._parts[rank]
-        who = f"rank {rank} of {len(self._parts)} (stage {part.stage}, share {part.share})"
+        rank, status = ended
         how = f"has ended with status {status}"
         if status < 0:
             how = f"was ended by {signal.Signals(-status).name}"
-        elif trouble is not None:
-            how = f"has failed: {trouble.error}"
+        elif troubles:
+            # One that has lost its peer fails after it.
+            _, rank, error = min(troubles)
+            if isinstance(error, RedlineError):
+                return error
+            how = f"has failed: {error}"
+        stage, share = divmod(rank, self._shares)
+        who = f"rank {rank} of {len(self._lines)} (stage {stage}, share {share})"
         return EngineFailed(f"{who} {how}", hint=_HINT)
 
     def _kill(self) -> None:

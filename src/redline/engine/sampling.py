@@ -28,7 +28,7 @@ class Past(NamedTuple):
     drafted: tokens of this step that stand between `generated` and the one to draw.
     """
 
-    prompt: Sequence[int] | Tensor
+    prompt: Sequence[int]
     generated: Sequence[int]
     drafted: Sequence[int] = ()
 
@@ -60,21 +60,17 @@ def adjusted(logits: Tensor, params: Sequence[SamplingParams], pasts: Sequence[P
 
 def _adjust(logits: Tensor, params: SamplingParams, past: Past) -> None:
     """Adds bias and penalties to one row (V,) float32, in place."""
-    device = logits.device
     if params.logit_bias:
-        tokens = torch.tensor(list(params.logit_bias), device=device)
-        logits[tokens] += torch.tensor(
-            list(params.logit_bias.values()), dtype=torch.float32, device=device
-        )
-    generated = torch.tensor([*past.generated, *past.drafted], dtype=torch.int64, device=device)
+        logits[list(params.logit_bias)] += logits.new_tensor(list(params.logit_bias.values()))
+    said = [*past.generated, *past.drafted]
     if params.repetition_penalty != 1.0:
-        prompt = torch.as_tensor(past.prompt, dtype=torch.int64, device=device)
-        seen = torch.cat([prompt, generated])
+        seen = torch.tensor([*past.prompt, *said], dtype=torch.int64, device=logits.device)
         before = logits[seen]
         penalty = params.repetition_penalty
         logits[seen] = torch.where(before < 0, before * penalty, before / penalty)
     if params.presence_penalty or params.frequency_penalty:
-        counts = torch.bincount(generated, minlength=len(logits))
+        tokens = torch.tensor(said, dtype=torch.int64, device=logits.device)
+        counts = tokens.bincount(minlength=len(logits))
         logits -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
 
 
@@ -94,7 +90,7 @@ def distribution(logits: Tensor, params: Sequence[SamplingParams], pasts: Sequen
     heats = [1.0 if each.is_greedy else each.temperature for each in params]
     if any(heat != 1.0 for heat in heats):
         # The maximum comes off first, so that a small temperature makes -inf of a logit, not inf.
-        scores = (scores - scores.amax(-1, keepdim=True)) / _column(heats, scores)
+        scores = (scores - scores.amax(-1, keepdim=True)) / scores.new_tensor(heats)[:, None]
     probs = scores.softmax(-1)
     _filter(probs, params)
     if greedy:
@@ -107,29 +103,19 @@ def _one_hot(logits: Tensor) -> Tensor:
     return law.scatter_(1, logits.argmax(-1, keepdim=True), 1.0)
 
 
-def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    """(R, 1) of `like`'s dtype, on its device."""
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
-
-
 def _filter(probs: Tensor, params: Sequence[SamplingParams]) -> None:
     """Applies the filters of those rows of (R, V) that have any, in place."""
     size = probs.shape[-1]
     drawn = [row for row, each in enumerate(params) if not each.is_greedy]
     if rows := [row for row in drawn if 0 < params[row].top_k < size]:
-        probs[rows] = _top_k(probs[rows], [params[row].top_k for row in rows])
+        law, counts = probs[rows], [params[row].top_k for row in rows]
+        places = torch.tensor(counts, device=law.device)[:, None] - 1
+        probs[rows] = _kept(law, law.topk(max(counts)).values.gather(-1, places))
     if rows := [row for row in drawn if params[row].top_p < 1.0]:
         probs[rows] = _top_p(probs[rows], [params[row].top_p for row in rows])
     if rows := [row for row in drawn if params[row].min_p > 0.0]:
-        law = probs[rows]
-        least = _column([params[row].min_p for row in rows], law) * law.amax(-1, keepdim=True)
-        probs[rows] = _kept(law, least)
-
-
-def _top_k(law: Tensor, counts: Sequence[int]) -> Tensor:
-    """The `counts` likeliest tokens of each row, renormalised."""
-    ranks = torch.tensor(counts, device=law.device)[:, None] - 1
-    return _kept(law, law.topk(max(counts)).values.gather(-1, ranks))
+        law, shares = probs[rows], [params[row].min_p for row in rows]
+        probs[rows] = _kept(law, law.new_tensor(shares)[:, None] * law.amax(-1, keepdim=True))
 
 
 def _top_p(law: Tensor, shares: Sequence[float]) -> Tensor:

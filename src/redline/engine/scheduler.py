@@ -80,13 +80,17 @@ class Scheduler:
         self.reused_tokens = 0
         # The tokens whose keys and values each slot holds, also after its sequence has left.
         self._held: list[list[int]] = [[] for _ in range(bounds.slots)]
-        self._free = set(range(bounds.slots))
         self._since_s = math.inf  # the first of those that wait came, while nothing runs
 
     @property
     def used_tokens(self) -> int:
         """Tokens in the cache that belong to running sequences, or are being computed."""
         return sum(sequence.computed + sequence.under_way for sequence in self.running)
+
+    @property
+    def _free(self) -> set[int]:
+        """The slots that no running sequence has."""
+        return set(range(self.bounds.slots)) - {one.slot for one in self.running}
 
     @property
     def is_idle(self) -> bool:
@@ -206,21 +210,16 @@ class Scheduler:
     def _admit(self, sequence: Sequence) -> list[Copied]:
         """Gives a slot, the one that holds most of its tokens already if it can be had."""
         # Its last token is computed in any case: what follows it is what is asked for.
-        most = len(sequence.tokens) - 1
-        slot, source, reused = min(self._free), -1, 0
-        if self.bounds.reuses_prefixes:
-            alike = [_common(held, sequence.tokens, most) for held in self._held]
-            source = max(range(len(alike)), key=lambda at: (alike[at], at in self._free))
-            reused = alike[source]
-            if reused and source in self._free:
-                slot = source
-        self._free.remove(slot)
-        held = self._held[source][:reused] if reused else []
-        self._held[slot] = held
+        most = len(sequence.tokens) - 1 if self.bounds.reuses_prefixes else 0
+        alike = [common(held, sequence.tokens, most) for held in self._held]
+        free = self._free
+        source = max(range(self.bounds.slots), key=lambda at: (alike[at], at in free))
+        slot, reused = source if source in free else min(free), alike[source]
+        self._held[slot] = self._held[source][:reused]
         sequence.slot, sequence.computed = slot, reused
         self.running.append(sequence)
         self.reused_tokens += reused
-        return [Copied(source, slot, reused)] if reused and source != slot else []
+        return [Copied(source, slot, reused)] if source != slot else []
 
     def _may_come(self, sequence: Sequence) -> bool:
         """Its tokens have room beside all of those who run, also those not computed yet."""
@@ -254,21 +253,18 @@ class Scheduler:
     def _leave(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
         self.running.remove(sequence)
-        self._free.add(sequence.slot)
         sequence.slot = None
 
     def _check(self, rows: list[Row]) -> None:
-        slots = [sequence.slot for sequence in self.running]
-        assert len(set(slots)) == len(slots)
-        assert self._free.isdisjoint(slots)
-        assert len(self._free) + len(slots) == self.bounds.slots
+        slots = {sequence.slot for sequence in self.running}
+        assert len(slots) == len(self.running) <= self.bounds.slots
         assert sum(row.size for row in rows) <= self.bounds.step_tokens
         for row in rows:
             assert 1 <= row.size <= row.sequence.due
             assert not row.sequence.under_way
 
 
-def _common(held: list[int], wanted: list[int], most: int) -> int:
+def common(held: list[int], wanted: list[int], most: int) -> int:
     """How many tokens both begin with, at most `most`."""
     low, high = 0, min(len(held), most)
     if not high or held[0] != wanted[0]:

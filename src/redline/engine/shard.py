@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +28,9 @@ from redline.engine.load import Loaded
 from redline.errors import ConfigError
 
 _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
-# transformers' names for the split of a layer, and the dimension of its weight that it cuts.
-_DIMENSIONS = {"colwise": 0, "rowwise": 1, "replicated_with_grad_allreduce": None}
+# transformers' names for the split of a layer, ours for the vocabulary's, and the dimension of a
+# weight that each cuts.
+_DIMENSIONS = {"colwise": 0, "rowwise": 1, "replicated_with_grad_allreduce": None, "words": 0}
 
 
 class Part(NamedTuple):
@@ -72,14 +73,11 @@ class Source(NamedTuple):
 
 def weight_files(name: str) -> list[str]:
     """The safetensors files of a folder, or of a name on the hub, fetched. Raises ConfigError."""
+    fetched = partial(cached_file, name, _raise_exceptions_for_missing_entries=False)
     try:
-        whole = cached_file(name, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
-        if whole is not None:
+        if (whole := fetched(SAFE_WEIGHTS_NAME)) is not None:
             return [whole]
-        index = cached_file(
-            name, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False
-        )
-        if index is not None:
+        if (index := fetched(SAFE_WEIGHTS_INDEX_NAME)) is not None:
             names = set(json.loads(Path(index).read_bytes())["weight_map"].values())
             return [str(cached_file(name, each)) for each in sorted(names)]
     except OSError as error:
@@ -105,20 +103,26 @@ def load_part(
     is_tied = model.lm_head.weight is base.embed_tokens.weight
     own = part.layers(len(base.layers))
     # Names stay as they are in the files until all is read.
-    for at in range(len(base.layers)):
-        if at not in own:
-            base.layers[at] = nn.Identity()
+    for at in {*range(len(base.layers))} - {*own}:
+        base.layers[at] = nn.Identity()
     if not part.is_first:
         base.embed_tokens = None
     if not part.is_last:
         base.norm, model.lm_head = nn.Identity(), None
-    with ExitStack() as stack:
-        weights = _Weights(source, part, stack, lambda tensor: tensor.to(device, dtype))
-        for path, module in model.named_modules():
-            style = plan.get(re.sub(r"\d+", "*", path), "")
-            _fill(module, _EMBEDDING if path == _HEAD and is_tied else path, style, weights)
-            if style:
-                _join(module, path, style, part, group)
+    files: dict[str, Any] = {}
+    for name in source.files:
+        file: Any = safe_open(name, framework="pt")
+        files.update(dict.fromkeys(file.keys(), file))
+    for path, module in model.named_modules():
+        style = plan.get(re.sub(r"\d+", "*", path), "")
+        stored = _EMBEDDING if path == _HEAD and is_tied else path
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            # Of what is summed each rank has a part, but the first has the whole bias.
+            is_whole = style == "rowwise" and parameter.dim() == 1
+            share = _share(f"{stored}.{key}", "" if is_whole else style, files, source, part)
+            setattr(module, key, nn.Parameter(share.to(device, dtype).contiguous()))
+        if style:
+            _join(module, path, style, part, group)
     if is_tied and part.is_first and part.is_last:
         model.lm_head.weight = base.embed_tokens.weight
     base.rotary_emb = type(base.rotary_emb)(source.config).to(device)
@@ -138,45 +142,25 @@ def load_part(
     return loaded
 
 
-class _Weights:
-    """The tensors in a model's files; of each only the part's share is read."""
+def _share(name: str, style: str, files: dict[str, Any], source: Source, part: Part) -> Tensor:
+    """What the part holds of a tensor; only that is read. Raises ConfigError.
 
-    def __init__(
-        self, source: Source, part: Part, stack: ExitStack, put: Callable[[Tensor], Tensor]
-    ) -> None:
-        self._source, self._part, self._put = source, part, put
-        self._files: dict[str, Any] = {}
-        for path in source.files:
-            file = stack.enter_context(safe_open(path, framework="pt"))
-            self._files.update(dict.fromkeys(file.keys(), file))
-
-    def share(self, name: str, dimension: int | None) -> Tensor:
-        """The share of a tensor, cut in this dimension; all of it for None. Raises ConfigError."""
-        found = self._found(name)
-        if dimension is None:
-            return self._put(found[:])
-        width, shares = found.get_shape()[dimension], self._part.shares
-        if width % shares:
-            raise _indivisible(self._source, f"{name} is {width:,} wide", shares)
-        size = width // shares
-        own = slice(self._part.share * size, (self._part.share + 1) * size)
-        return self._put(found[own] if dimension == 0 else found[:, own]).contiguous()
-
-    def words(self, name: str) -> Tensor:
-        """The share of a tensor with a row for each word; then rows of zeros, at least one.
-
-        So all shares are of one size, whatever the vocabulary's is.
-        """
-        found = self._found(name)
-        size = _most_words(found.get_shape()[0], self._part)
-        begin = self._part.share * size
-        rows = self._put(found[begin : begin + size])
-        return torch.cat((rows, rows.new_zeros(size + 1 - len(rows), *rows.shape[1:])))
-
-    def _found(self, name: str) -> Any:
-        if name not in self._files:
-            raise ConfigError(f"the weights of {self._source.name} do not have {name}")
-        return self._files[name].get_slice(name)
+    Of words it is as many rows for every share, and then rows of zeros, at least one.
+    """
+    if name not in files:
+        raise ConfigError(f"the weights of {source.name} do not have {name}")
+    found = files[name].get_slice(name)
+    dimension = _DIMENSIONS.get(style)
+    if dimension is None:
+        whole: Tensor = found[:]
+        return whole
+    width, is_words = found.get_shape()[dimension], style == "words"
+    if width % part.shares and not is_words:
+        raise _indivisible(source, f"{name} is {width:,} wide", part.shares)
+    size = -(-width // part.shares)
+    own = slice(part.share * size, (part.share + 1) * size)
+    cut: Tensor = found[own] if dimension == 0 else found[:, own]
+    return torch.cat((cut, cut.new_zeros(size + 1 - len(cut), *cut.shape[1:]))) if is_words else cut
 
 
 def _plan(source: Source, part: Part, plan: dict[str, str] | None, layers: int) -> dict[str, str]:
@@ -192,23 +176,12 @@ def _plan(source: Source, part: Part, plan: dict[str, str] | None, layers: int) 
             raise _indivisible(source, what, part.shares)
     if not config.base_model_tp_plan:
         raise ConfigError(f"transformers has no plan to split {source.name} ({config.model_type})")
-    for layer, style in (plan or {}).items():
-        if layer not in (_EMBEDDING, _HEAD) and style not in _DIMENSIONS:
+    whole = {**(plan or {}), _EMBEDDING: "words", _HEAD: "words"}
+    for layer, style in whole.items():
+        if style not in _DIMENSIONS:
             what = f"{layer} of {source.name} is to be split {style!r}, which is not known here"
             raise ConfigError(what, hint="pipeline parallelism splits it between layers")
-    return {**(plan or {}), _EMBEDDING: "words", _HEAD: "words"}
-
-
-def _fill(module: nn.Module, path: str, style: str, weights: _Weights) -> None:
-    """Gives one module its own parameters, which have no storage yet."""
-    for key, parameter in list(module.named_parameters(recurse=False)):
-        if style == "words":
-            own = weights.words(f"{path}.{key}")
-        else:
-            # Of what is summed each rank has a part, but the first has the whole bias.
-            is_whole = style == "rowwise" and parameter.dim() == 1
-            own = weights.share(f"{path}.{key}", None if is_whole else _DIMENSIONS.get(style))
-        module.register_parameter(key, nn.Parameter(own, requires_grad=False))
+    return whole
 
 
 def _join(module: Any, path: str, style: str, part: Part, group: Any) -> None:
@@ -220,13 +193,12 @@ def _join(module: Any, path: str, style: str, part: Part, group: Any) -> None:
 
     def own_words(_module: object, given: tuple[Tensor]) -> tuple[Tensor]:
         """Words of other ranks are looked up in the last row, which is zero."""
-        size = len(module.weight) - 1
         places = given[0] - part.share * size
         return (torch.where((places >= 0) & (places < size), places, size),)
 
     def gathered(_module: object, _given: object, found: Tensor) -> Tensor:
         """All logits at the first rank of the stage; the others' are of no use."""
-        own = found[..., : _most_words(vocabulary, part)].contiguous()
+        own = found[..., :size].contiguous()
         parts = [torch.empty_like(own) for _ in range(part.shares)] if part.share == 0 else None
         if own.numel():
             dist.gather(own, parts, dst=part.rank - part.share, group=group)
@@ -236,17 +208,15 @@ def _join(module: Any, path: str, style: str, part: Part, group: Any) -> None:
         if part.share:
             module.bias = None
         module.register_forward_hook(summed)
-    elif path == _EMBEDDING:
-        module.padding_idx = None  # would be a word of the whole vocabulary
-        module.register_forward_pre_hook(own_words)
-        module.register_forward_hook(summed)
-    elif path == _HEAD:
-        vocabulary = module.out_features
-        module.register_forward_hook(gathered)
-
-
-def _most_words(vocabulary: int, part: Part) -> int:
-    return -(-vocabulary // part.shares)
+    elif style == "words":
+        size = len(module.weight) - 1
+        if path == _EMBEDDING:
+            module.padding_idx = None  # would be a word of the whole vocabulary
+            module.register_forward_pre_hook(own_words)
+            module.register_forward_hook(summed)
+        else:
+            vocabulary = module.out_features
+            module.register_forward_hook(gathered)
 
 
 def _check_layers_are_all(

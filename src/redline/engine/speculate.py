@@ -72,12 +72,10 @@ def _by_law(
     places = _places(noise.positions, most + 1)
     levels = uniforms(noise.seeds[:, None], places[:, :most], Purpose.ACCEPT)
     # u < p / q without a division, in float64: u is below 1, so p >= q always passes.
-    if draft_probs is None:
-        is_accepted = levels < wanted
-    else:
+    offered: Tensor | float = 1.0
+    if draft_probs is not None:
         offered = draft_probs.gather(2, draft[:, :, None])[:, :, 0]
-        is_accepted = levels * offered < wanted
-    accepted = _leading(is_accepted, lengths)
+    accepted = _leading(levels * offered < wanted, lengths)
 
     law = target_probs[rows, accepted]
     if most > 0:

@@ -55,3 +55,23 @@ def test_a_long_prompt_is_read_in_pieces_and_then_drafted_for(
     # At most 256 of those to catch up with, and two each of the others.
     assert max(draft.sizes) <= 256 + 2 * 3
     assert sum(draft.sizes) >= sum(lengths)
+
+
+def test_a_prompt_that_begins_as_the_slots_last_one_is_not_read_again() -> None:
+    draft = Watched(1)
+    speculation = Speculation(ModelDrafter(draft), Fixed(3))
+    computer = TableComputer(TARGET, 1, capacity=1024)
+    core = Core(
+        Scheduler(Bounds(1, 2048, 10_000, 100)), computer, ends=frozenset(), speculation=speculation
+    )
+    prompt = [at % 5 for at in range(200)]
+    read = []
+    for last in (4, 3):
+        asker = Heard()
+        core.add(Ask([*prompt, last], GREEDY, 221, asker), 0.0)
+        while not core.scheduler.is_idle:
+            core.step()
+        assert asker.tokens == said_greedily(TARGET, [*prompt, last], 20)
+        read.append(sum(draft.sizes))
+    assert read[0] > 200
+    assert read[1] - read[0] < 100

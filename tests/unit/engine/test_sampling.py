@@ -185,9 +185,6 @@ def test_biases_and_penalties_follow_their_formulas(
     found = adjusted(given, asked, [past, past])
     assert found[0].tolist() == pytest.approx(logits)
     assert found[1].tolist() == given[0].tolist() == given[1].tolist()
-    prompt = torch.tensor([0, 0])
-    again = adjusted(given, asked, [past._replace(prompt=prompt), past])
-    assert again.tolist() == found.tolist()
 
 
 def test_logits_that_nobody_adjusts_are_not_copied() -> None:

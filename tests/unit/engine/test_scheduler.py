@@ -108,11 +108,14 @@ MUTANTS = [
     ("ready = [one for one in self.running if not one.under_way]", "ready = list(self.running)"),
     ("if not sequence.under_way:", "if True:"),
     # Prefixes that are not there.
-    ("return [Copied(source, slot, reused)] if reused and source != slot else []", "return []"),
+    ("return [Copied(source, slot, reused)] if source != slot else []", "return []"),
     ("if held[low:middle] == wanted[low:middle]:", "if held[low] == wanted[low]:"),
     ("sequence.computed = len(sequence.tokens) + kept", "sequence.computed += row.size"),
-    ("most = len(sequence.tokens) - 1", "most = len(sequence.tokens)"),
-    ("self._held[slot] = held", "pass"),
+    (
+        "most = len(sequence.tokens) - 1 if self.bounds.reuses_prefixes else 0",
+        "most = len(sequence.tokens) if self.bounds.reuses_prefixes else 0",
+    ),
+    ("self._held[slot] = self._held[source][:reused]", "pass"),
     # The cache is passed, the wrong one gives way, and somebody comes in meanwhile.
     (
         "return self.used_tokens + sum(counts.values()) <= self.bounds.cache_tokens",
@@ -126,7 +129,7 @@ MUTANTS = [
     ("budget = 0", "pass"),
     # Somebody waits for ever, or out of turn.
     ("heapq.heappush(self.waiting, (last.order, last))", "pass"),
-    ("self._free.add(sequence.slot)", "pass"),
+    ("self.running.remove(sequence)", "pass"),
     ("sequence = self.waiting[0][1]", "sequence = self.waiting[-1][1]"),
     ("heapq.heapify(self.waiting)", "self.waiting.reverse()"),
     (
