@@ -18,7 +18,7 @@ from redline.engine.scheduler import QueueFull
 from redline.engine.sequence import Sequence as Running
 from redline.errors import NoEndpoint, RedlineError
 
-_Message = Sequence[Ask] | Asker | None
+_Message = Sequence[Ask] | Asker | RedlineError | None
 _CLOSED = "the engine was closed"
 
 
@@ -46,6 +46,7 @@ class EngineThread:
     def start(self) -> None:
         """Begins; from now on the running event loop is told."""
         self._loop = asyncio.get_running_loop()
+        self._core.computer.watch(self._inbox.put)
         self._thread.start()
 
     def ask(self, asks: Sequence[Ask]) -> None:
@@ -96,6 +97,10 @@ class EngineThread:
                 sequence.asker.ended(sequence.ended)
         except Exception as error:
             # Whatever it is: nobody may wait for an answer that does not come.
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if self.failure is None:
             self.failure = _failure(error)
             self._end_all(self.failure)
             self._posts.append(self._failed.set)
@@ -112,7 +117,9 @@ class EngineThread:
     def _taken(self, message: _Message) -> None:
         if message is None:
             return  # only to be woken by
-        if isinstance(message, Sequence):
+        if isinstance(message, RedlineError):
+            self._fail(message)
+        elif isinstance(message, Sequence):
             for ask in message:
                 self._begin(ask)
         elif (sequence := self._running.pop(message, None)) is not None:
