@@ -45,6 +45,9 @@ class Computer(Protocol):
         Raises EngineFailed.
         """
 
+    def watch(self, told: Callable[[RedlineError], None]) -> None:
+        """Has it called with the reason, in any thread, when nothing can be computed any more."""
+
     def close(self) -> None:
         """Ends what computes, other processes among it. Nothing is under way."""
 

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -64,6 +65,7 @@ class Ranks:
         source = Source(settings.model, config, weight_files(settings.model))
         self._failure: RedlineError | None = None
         self._told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._watchers: list[Callable[[RedlineError], None]] = [self._told.put]
         pipes = [Pipe() for _ in range(count + 1)]
         self._parent, *self._lines = [own for own, _ in pipes]
         self._process = self._start([theirs.fileno() for _, theirs in pipes])
@@ -91,6 +93,12 @@ class Ranks:
         Raises EngineFailed.
         """
         return torch.from_numpy(self._next())
+
+    def watch(self, told: Callable[[RedlineError], None]) -> None:
+        """Has it called with the reason, in another thread, when a rank has ended."""
+        self._watchers.append(told)
+        if self._failure is not None:
+            told(self._failure)
 
     def close(self) -> None:
         """Ends the ranks, whatever they are in."""
@@ -160,7 +168,8 @@ class Ranks:
                 else:
                     self._told.put(told)
         self._failure = self._cause(ended, troubles)
-        self._told.put(self._failure)
+        for told in self._watchers:
+            told(self._failure)
 
     def _cause(
         self, ended: tuple[int, int] | None, troubles: list[tuple[float, int, str | RedlineError]]

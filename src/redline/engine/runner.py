@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from redline.engine.attention import Piece, Step
 from redline.engine.cache import SlotCache
 from redline.engine.load import Loaded
 from redline.engine.scheduler import Copied
+from redline.errors import RedlineError
 
 
 class Work(NamedTuple):
@@ -51,6 +52,9 @@ class Runner:
         logits, self._logits = self._logits, None
         assert logits is not None
         return logits
+
+    def watch(self, told: Callable[[RedlineError], None]) -> None:
+        """What fails here fails in a step."""
 
     def close(self) -> None:
         """Nothing outlives the process."""

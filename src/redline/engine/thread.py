@@ -46,6 +46,7 @@ class EngineThread:
     def start(self) -> None:
         """Begins; from now on the running event loop is told."""
         self._loop = asyncio.get_running_loop()
+        self._core.computer.watch(lambda error: self._inbox.put(partial(self._fail, error)))
         self._thread.start()
 
     def ask(self, asks: Sequence[Ask]) -> None:
@@ -77,31 +78,38 @@ class EngineThread:
         self._posts.append(call)
 
     def _run(self) -> None:
-        scheduler = self._core.scheduler
         while not self._is_closing:
-            # What a failure has left in the scheduler is not seen through.
-            self._take(math.inf if self.failure else scheduler.wait_s(SYSTEM.now_s()))
-            if self.failure is None and scheduler.wait_s(SYSTEM.now_s()) == 0.0:
-                self._step()
+            try:
+                self._turn()
+            except BaseException as error:
+                # Whatever it is: nobody may wait for an answer that does not come.
+                self._fail(error)
             self._hand_on()
         self._take(0.0)
         self._end_all(EngineFailed(_CLOSED))
         self._hand_on()
         self._core.computer.close()
 
-    def _step(self) -> None:
-        try:
+    def _turn(self) -> None:
+        """Takes what has come, and makes a step if there is one to make."""
+        scheduler = self._core.scheduler
+        # What a failure has left in the scheduler is not seen through.
+        self._take(math.inf if self.failure else scheduler.wait_s(SYSTEM.now_s()))
+        if self.failure is None and scheduler.wait_s(SYSTEM.now_s()) == 0.0:
             for sequence in self._core.step():
-                del self._running[sequence.asker]
                 sequence.asker.ended(sequence.ended)
-        except Exception as error:
-            # Whatever it is: nobody may wait for an answer that does not come.
-            self.failure = EngineFailed(f"the engine has failed: {type(error).__name__}: {error}")
-            self.failure.__cause__ = error
-            if isinstance(error, EngineFailed):
-                self.failure = error
-            self._end_all(self.failure)
-            self._posts.append(self._failed.set)
+                del self._running[sequence.asker]
+
+    def _fail(self, error: BaseException) -> None:
+        """The engine computes no more. Only the first error is told."""
+        if self.failure is not None:
+            return
+        self.failure = EngineFailed(f"the engine has failed: {type(error).__name__}: {error}")
+        self.failure.__cause__ = error
+        if isinstance(error, EngineFailed):
+            self.failure = error
+        self._end_all(self.failure)
+        self._posts.append(self._failed.set)
 
     def _take(self, wait_s: float) -> None:
         """Makes the calls that have come; waits so long for the first of them."""
@@ -114,13 +122,16 @@ class EngineThread:
 
     def _begin(self, asks: Sequence[Ask]) -> None:
         for ask in asks:
+            if self.failure is None:
+                try:
+                    self._running[ask.asker] = self._core.add(ask, SYSTEM.now_s())
+                except QueueFull as error:
+                    ask.asker.ended(error)
+                    continue
+                except Exception as error:
+                    self._fail(error)
             if self.failure is not None:
                 ask.asker.ended(self.failure)
-                continue
-            try:
-                self._running[ask.asker] = self._core.add(ask, SYSTEM.now_s())
-            except QueueFull as error:
-                ask.asker.ended(error)
 
     def _cancel(self, asker: Asker) -> None:
         if (sequence := self._running.pop(asker, None)) is not None:

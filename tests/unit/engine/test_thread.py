@@ -32,6 +32,9 @@ class Gated(TableComputer):
         self.is_at_gate = threading.Event()
         self.fails_with: Exception | None = None
 
+    def watch(self, told: Callable[[Any], None]) -> None:
+        self.told = told
+
     def submit(self, work: Any) -> None:
         self.is_at_gate.set()
         assert self.gate.wait(30)
@@ -140,6 +143,12 @@ async def test_a_failure_ends_all_and_whoever_comes_later(steps_at_once: int) ->
     await asyncio.sleep(0.1)
     assert world.thread.taken <= before + 1
     await world.thread.close()
+
+
+async def test_an_idle_thread_hears_of_a_failure(world: World) -> None:
+    world.computer.told(EngineFailed("a rank has died"))
+    await asyncio.wait_for(world.thread.has_failed(), 30)
+    assert "a rank has died" in str(await world.asked(1)[0].reason())
 
 
 @pytest.mark.parametrize("where", ["at_heard", "at_ended"])
