@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import record
+import torch
 
 sys.path.insert(0, str(record.ROOT / "tests"))
 
@@ -120,6 +121,8 @@ def _python() -> Path:
 def _pair() -> tempfile.TemporaryDirectory[str]:
     """The folder of a trained pair, one for all parts, until the process ends."""
     folder = tempfile.TemporaryDirectory(prefix="redline-campaign-pair-")
+    # Two threads that share a busy core wait for each other most of the time.
+    torch.set_num_threads(1)
     train.make_pair(Path(folder.name), PAIR, say=lambda _: None)
     return folder
 
