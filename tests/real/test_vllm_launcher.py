@@ -249,11 +249,11 @@ def test_what_does_not_listen_is_killed(start: Start) -> None:
     assert all_gone(launched.numbers())
 
 
-def test_vllm_that_cannot_start_is_told_with_its_last_words(start: Start) -> None:
+def test_vllm_that_cannot_start_is_told_below_its_own_words(start: Start) -> None:
     status, out, err = start("m", mood="dies").end()
     assert (status, out) == (1, "")
-    told = "loading m / ValueError: the model is not there"
-    assert f"error: vLLM ended before it was ready, with status 1: {told}\n" in err
+    told = "error: vLLM ended before it was ready, with status 1\n"
+    assert f"loading m\nValueError: the model is not there\n{told}" in err
 
 
 def test_vllm_that_dies_while_it_serves_is_told_and_its_workers_end(start: Start) -> None:
@@ -262,7 +262,7 @@ def test_vllm_that_dies_while_it_serves_is_told_and_its_workers_end(start: Start
     os.kill(launched.numbers()[0], signal.SIGKILL)
     status, _, err = launched.end()
     assert status == 2
-    assert err.endswith("error: vLLM ended while it served, with status -9: loading m\n")
+    assert err.endswith("error: vLLM ended while it served, with status -9\n")
     assert all_gone(launched.numbers())
 
 

@@ -17,7 +17,7 @@ from redline.clock import SYSTEM
 from redline.engine.core import Ask, Asker, Core
 from redline.engine.scheduler import QueueFull
 from redline.engine.sequence import Sequence as Running
-from redline.errors import NoEndpoint
+from redline.errors import NoEndpoint, RedlineError
 
 _CLOSED = "the engine was closed"
 
@@ -97,8 +97,18 @@ class EngineThread:
         self._take(math.inf if self.failure else scheduler.wait_s(SYSTEM.now_s()))
         if self.failure is None and scheduler.wait_s(SYSTEM.now_s()) == 0.0:
             for sequence in self._core.step():
-                sequence.asker.ended(sequence.ended)
                 del self._running[sequence.asker]
+                assert sequence.ended is not None
+                self._tell(sequence.asker, sequence.ended)
+
+    def _tell(self, asker: Asker, reason: str | RedlineError) -> None:
+        """The asker hears its end, or, where it cannot, that the engine has failed by it."""
+        try:
+            asker.ended(reason)
+        except Exception as error:
+            self._fail(error)
+            assert self.failure is not None
+            asker.ended(self.failure)
 
     def _fail(self, error: BaseException) -> None:
         """The engine computes no more. Only the first error is told."""

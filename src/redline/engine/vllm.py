@@ -1,26 +1,22 @@
 """vLLM in place of the engine, with the engine's settings: for a fleet of GPUs.
 
 It runs as a command of its own, in a process group of its own, for as long as redline does. Its
-flags are those of vLLM 0.32; /health, /metrics and the API are its own too.
+flags are those of vLLM 0.32; /health, /metrics, the API and what it writes are its own too.
 """
 
 from __future__ import annotations
 
 import http.client
-import math
+import json
 import os
 import shlex
 import shutil
 import signal
 import socket
 import subprocess
-import sys
-import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-
-import msgspec
 
 from redline.clock import SYSTEM
 from redline.engine.settings import EngineSettings
@@ -31,9 +27,7 @@ START_S = 1800.0
 # vLLM ends its own processes when it is told to; what is left after so long is killed.
 _GRACE_S = 15
 _POLL_S = 0.2
-_NOTHING = subprocess.DEVNULL
-_TAIL_BYTES = 4096
-_LAST_LINES = 3
+_NOTHING, _STDERR = subprocess.DEVNULL, 2
 # vLLM fills its cache by the memory there is, takes what comes, and has no such bounds.
 _OWN_SETTINGS = {
     "threads": "--threads",
@@ -46,7 +40,7 @@ _NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 8}
 _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 # A shell that outlives redline where redline is killed: its input ends then, and it ends the group.
 # vLLM's workers do not notice that they are orphans (vllm issue 55510).
-_GUARD = 'read -r word && exit; kill -TERM "-$1"; sleep "$2"; kill -KILL "-$1"'
+_GUARD = 'read -r _; kill -TERM "-$1"; sleep "$2"; kill -KILL "-$1"'
 
 
 def launch(
@@ -75,28 +69,19 @@ def launch(
             "engine runs",
         )
     on_note(f"starting {shlex.join(arguments)}")
-    child = _Child(arguments)
-    ready_by_s = SYSTEM.now_s() + start_s
-    is_ready = False
-    try:
-        while child.is_running():
-            if is_ready or child.is_told_to_end:
-                continue
-            is_ready = _is_healthy(host, port)
-            if is_ready:
-                on_url(f"http://{url_host(host)}:{port}/v1")
-            elif SYSTEM.now_s() > ready_by_s:
-                hint = "see what it wrote above; a large model may need more time"
+    address, ready_by_s = f"{url_host(host)}:{port}", SYSTEM.now_s() + start_s
+    is_ready, hint = False, "see what it wrote above"
+    with _group(arguments) as (process, signals):
+        while not signals and _is_running(process):
+            if not is_ready and (is_ready := _is_healthy(address)):
+                on_url(f"http://{address}/v1")
+            elif not is_ready and SYSTEM.now_s() > ready_by_s:
                 raise RedlineError(f"vLLM was not ready within {start_s:g} s", hint=hint)
-    finally:
-        child.end()
-    if child.is_told_to_end:
-        return 0
-    state = "while it served" if is_ready else "before it was ready"
-    raise RedlineError(
-        f"vLLM ended {state}, with status {child.status}: {child.last_words()}",
-        hint="see what it wrote above; `vllm serve --help` tells its settings",
-    )
+    if not signals:
+        state = "while it served" if is_ready else "before it was ready"
+        what = f"vLLM ended {state}, with status {process.returncode}"
+        raise RedlineError(what, hint=f"{hint}; `vllm serve --help` tells its settings")
+    return 0
 
 
 def command(settings: EngineSettings, host: str, port: int) -> list[str]:
@@ -119,106 +104,65 @@ def command(settings: EngineSettings, host: str, port: int) -> list[str]:
     }
     if settings.max_model_len is not None:
         flags["max-model-len"] = settings.max_model_len
-    drafter = {"model": settings.draft_model} if settings.draft_model else _NGRAM
     if settings.draft_tokens and (settings.draft_model or settings.has_lookup):
+        drafter = {"model": settings.draft_model} if settings.draft_model else _NGRAM
         speculation = {**drafter, "num_speculative_tokens": settings.draft_tokens}
-        flags["speculative-config"] = msgspec.json.encode(speculation).decode()
+        flags["speculative-config"] = json.dumps(speculation)
     caching = "enable" if settings.reuses_prefixes else "no-enable"
     given = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
     return ["vllm", "serve", settings.model, *given, f"--{caching}-prefix-caching"]
 
 
-class _Child:
-    """A command in a process group of its own, from now until `end`.
+@contextmanager
+def _group(arguments: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
+    """A command in a process group of its own, and which of SIGINT and SIGTERM have come since.
 
-    SIGINT and SIGTERM are passed on to it meanwhile; a second one kills it.
+    At the end it is sent the first of them, or SIGTERM, and all that it has started is killed once
+    it has ended, after a second signal, or _GRACE_S later.
     """
+    signals: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: signals.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    process = subprocess.Popen(arguments, stdin=_NOTHING, stdout=_STDERR, start_new_session=True)
+    with subprocess.Popen(
+        ["/bin/sh", "-c", _GUARD, "sh", str(process.pid), str(_GRACE_S)],
+        stdin=subprocess.PIPE,
+        stdout=_NOTHING,
+        start_new_session=True,
+    ) as guard:
+        try:
+            yield process, signals
+        finally:
+            process.send_signal(signals[0] if signals else signal.SIGTERM)
+            killed_at_s = SYSTEM.now_s() + _GRACE_S
+            while _is_running(process) and len(signals) < 2 and SYSTEM.now_s() < killed_at_s:
+                pass
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            guard.kill()
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
-    def __init__(self, arguments: list[str]) -> None:
-        self.status: int | None = None
-        self.is_told_to_end = False
-        self._ends_by_s = math.inf
-        self._tail = b""
-        self._signals: list[int] = []
-        self._before = {
-            number: signal.signal(number, lambda number, _: self._signals.append(number))
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
-        self._process = subprocess.Popen(
-            arguments,
-            stdin=_NOTHING,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", _GUARD, "sh", str(self._process.pid), str(_GRACE_S)],
-            stdin=subprocess.PIPE,
-            stdout=_NOTHING,
-            stderr=_NOTHING,
-            start_new_session=True,
-        )
-        self._reader = threading.Thread(target=self._pass_on, daemon=True)
-        self._reader.start()
 
-    def is_running(self) -> bool:
-        """Waits a moment for its end, and sees to it where it is told to end."""
-        while self._signals:
-            number = self._signals.pop(0)
-            self._kill() if self.is_told_to_end else self._tell(number)
-            self.is_told_to_end = True
-        if SYSTEM.now_s() > self._ends_by_s:
-            self._kill()
-        with suppress(subprocess.TimeoutExpired):
-            self.status = self._process.wait(_POLL_S)
-        return self.status is None
-
-    def end(self) -> None:
-        """Ends it, and all that it has started."""
-        if self.status is None:
-            self._tell(signal.SIGTERM)
-        while self.is_running():
-            pass
-        self._kill()
-        self._guard.communicate(b"done\n")
-        self._reader.join(_GRACE_S)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def last_words(self) -> str:
-        """The last lines that it wrote, on one."""
-        lines = self._tail.decode(errors="replace").split("\n")
-        return " / ".join([line.strip() for line in lines if line.strip()][-_LAST_LINES:])
-
-    def _tell(self, number: int) -> None:
-        self._process.send_signal(number)
-        self._ends_by_s = min(self._ends_by_s, SYSTEM.now_s() + _GRACE_S)
-
-    def _kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-    def _pass_on(self) -> None:
-        """Writes to stderr what it writes, as it comes; reads on where nobody takes it."""
-        assert self._process.stdout is not None
-        while part := os.read(self._process.stdout.fileno(), 65536):
-            self._tail = (self._tail + part)[-_TAIL_BYTES:]
-            with suppress(OSError):
-                sys.stderr.buffer.write(part)
-                sys.stderr.buffer.flush()
+def _is_running(process: subprocess.Popen[bytes]) -> bool:
+    """Waits a moment for its end."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_POLL_S)
+    return process.returncode is None
 
 
 def _free(host: str, port: int) -> int:
     """A port that can be listened on: this one, or any for 0. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-        except (OSError, OverflowError) as error:
-            raise ConfigError(f"cannot listen on {url_host(host)}:{port}: {error}") from error
-        found: int = listener.getsockname()[1]
-        return found
+    try:
+        with socket.create_server((host, port), family=family) as listener:
+            found: int = listener.getsockname()[1]
+            return found
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {url_host(host)}:{port}: {error}") from error
 
 
 def url_host(host: str) -> str:
@@ -227,12 +171,9 @@ def url_host(host: str) -> str:
     return f"[{reached}]" if ":" in reached else reached
 
 
-def _is_healthy(host: str, port: int) -> bool:
-    connection = http.client.HTTPConnection(_REACHED_AT.get(host, host), port, timeout=5)
-    try:
+def _is_healthy(address: str) -> bool:
+    connection = http.client.HTTPConnection(address, timeout=5)
+    with closing(connection), suppress(OSError, http.client.HTTPException):
         connection.request("GET", "/health")
         return connection.getresponse().status == http.HTTPStatus.OK
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+    return False

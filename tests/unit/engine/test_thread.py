@@ -70,8 +70,8 @@ class Told:
         return None
 
     def ended(self, reason: object) -> None:
-        self._thread.post(lambda: self._over(reason))
         self.at_ended()
+        self._thread.post(lambda: self._over(reason))
 
     def _over(self, reason: object) -> None:
         self.reasons.append(reason)
@@ -151,9 +151,38 @@ async def test_an_idle_thread_hears_of_a_failure(world: World) -> None:
     assert "a rank has died" in str(await world.asked(1)[0].reason())
 
 
+@pytest.mark.parametrize("error", [ValueError("a defect"), BaseException("ValueError: a defect")])
+async def test_whatever_a_step_raises_everybody_hears_of_it(
+    world: World, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(world.core, "step", fail)
+    for asker in world.asked(SLOTS + 2):
+        assert "ValueError: a defect" in str(await asker.reason())
+    await asyncio.wait_for(world.thread.has_failed(), 30)
+
+
+async def test_who_cannot_be_taken_in_hears_of_it_and_so_do_those_beside_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, calls = world.core.add, iter(range(100))
+
+    def fail(ask: Ask, now_s: float) -> Any:
+        if next(calls) == 1:
+            raise ValueError("a defect")
+        return add(ask, now_s)
+
+    monkeypatch.setattr(world.core, "add", fail)
+    for asker in world.asked(3):
+        assert "ValueError: a defect" in str(await asker.reason())
+
+
 @pytest.mark.parametrize("where", ["at_heard", "at_ended"])
 async def test_an_asker_that_raises_leaves_nobody_waiting(world: World, where: str) -> None:
     def fail() -> None:
+        setattr(askers[1], where, lambda: None)
         raise ValueError("a defect")
 
     world.computer.gate.clear()
@@ -162,8 +191,8 @@ async def test_an_asker_that_raises_leaves_nobody_waiting(world: World, where: s
     world.computer.gate.set()
     for asker in askers:
         reason = await asker.reason()
-        if asker is not askers[1]:
-            assert reason == "length" or "ValueError: a defect" in str(reason)
+        assert reason == "length" or "ValueError: a defect" in str(reason)
+    assert "ValueError: a defect" in str(await askers[1].reason())
     assert world.thread.failure is not None
 
 
