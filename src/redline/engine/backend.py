@@ -139,7 +139,12 @@ class EngineBackend:
         """What is asked, and for each choice what it must follow. Raises Rejected."""
         speaker = self._speaker
         asked = read_request(
-            request.url, request.body, speaker.tokenizer, speaker.vocabulary, speaker.max_model_len
+            request.url,
+            request.body,
+            speaker.tokenizer,
+            speaker.vocabulary,
+            speaker.max_model_len,
+            speaker.pieces.most_bytes,
         )
         count = len(asked.prompts) * asked.params.n
         if count > self._most_sequences:
