@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import jsonschema
 import openai
@@ -326,13 +328,13 @@ def test_a_run_says_what_is_missing(
     assert "redline[engine]" in caught.value.hint
 
 
-def started(*flags: str) -> subprocess.Popen[str]:
+def started(*flags: str, **environ: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*COMMAND, "engine", *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=clean_environ(),
+        env=clean_environ() | environ,
     )
 
 
@@ -363,6 +365,54 @@ def test_the_command_serves_until_it_is_interrupted(
     assert program.returncode == 0, err
     assert err.startswith(f"loading {folder}\n")
     assert "sequences of 512 tokens at once" in err
+
+
+def is_listening(url: str) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", urlsplit(url).port or 0), timeout=LIMIT_S):
+            return True
+    except ConnectionRefusedError:
+        return False
+
+
+BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+
+
+@BOTH
+def test_a_signal_ends_the_command_while_it_loads(number: signal.Signals) -> None:
+    """The hub takes the connection and says nothing, for which its client waits a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        hub.settimeout(LIMIT_S)
+        address = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        process = started("nobody/nothing", HF_ENDPOINT=address, NO_PROXY="*", HF_HUB_OFFLINE="0")
+        try:
+            with hub.accept()[0]:
+                process.send_signal(number)
+                _, err = process.communicate(timeout=8.0)
+        finally:
+            process.kill()
+            process.wait(LIMIT_S)
+    assert process.returncode == 128 + number
+    assert err.startswith("loading nobody/nothing\n")
+
+
+@BOTH
+def test_the_second_signal_ends_the_command_at_once(
+    program: subprocess.Popen[str], folder: Path, number: signal.Signals
+) -> None:
+    assert program.stdout is not None
+    url = program.stdout.readline().strip()
+    long: dict[str, Any] = {"model": folder.name, "prompt": "a", "max_tokens": 480, "n": 128}
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=LIMIT_S) as client:
+        stream = client.completions.create(**long, stream=True, **IGNORE)
+        next(iter(stream))
+        program.send_signal(signal.SIGINT)
+        while is_listening(url):
+            time.sleep(0.02)
+        assert program.poll() is None, "it answers what is in flight"
+        program.send_signal(number)
+        program.communicate(timeout=5.0)  # it had ten seconds to end
+    assert program.returncode == 128 + number
 
 
 def test_answers_follow_a_schema(folder: Path) -> None:
