@@ -113,7 +113,7 @@ class EngineBackend:
             model=asked.form.model or self._name,
             is_chat=asked.form.is_chat,
             pieces=self._speaker.pieces,
-            includes_usage=asked.form.stream_options.include_usage,
+            includes_usage=bool(asked.form.stream_options.include_usage),
         )
         try:
             said = await _heard(news, len(choices), answer, teller)

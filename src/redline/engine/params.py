@@ -32,6 +32,8 @@ _BIASES = (-100.0, 100.0)
 _Stops = Annotated[
     tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=16)
 ]
+# Each is compared with every token of every answer.
+_StopTokens = Annotated[tuple[int, ...], Meta(max_length=128)]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: Mapping[int, float] = msgspec.field(default_factory=dict)
     seed: int | None = None
     stop: _Stops = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: _StopTokens = ()
     max_tokens: int | None = None
     logprobs: int | None = None
     n: int = 1

@@ -47,7 +47,7 @@ class _Message(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class _StreamOptions(Struct, frozen=True):
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class _JsonSchema(Struct, frozen=True):

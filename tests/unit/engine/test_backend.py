@@ -6,13 +6,17 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import CancelledError
+from typing import Any, cast
 
 import pytest
 
 pytest.importorskip("torch")
 
+import vocabularies
 from redline.calls import Request
-from redline.engine.backend import _Reader
+from redline.engine.backend import EngineBackend, Speaker, _Reader
+from redline.engine.text import Pieces
+from redline.errors import Rejected
 
 LIMIT_S = 60.0
 ENDS = """
@@ -56,3 +60,14 @@ def test_what_was_given_up_is_not_read_and_a_failure_is_its_callers() -> None:
     assert (one.result(LIMIT_S), last.result(LIMIT_S)) == (None, None)
     assert seen == ["one", "bad", "last"]
     reader.close()
+
+
+def test_too_many_answers_are_refused_before_the_event_loop_makes_any() -> None:
+    tokenizer, nothing = vocabularies.byte_level(), cast("Any", None)
+    speaker = Speaker(tokenizer, Pieces(tokenizer), nothing, 420, 100, frozenset())
+    backend = EngineBackend(nothing, speaker, name="m", most_sequences=1024)
+    body = {"prompt": [[5]] * 2048, "n": 128}
+    read = backend._reader.read(Request(url="/v1/completions", body=body))
+    with pytest.raises(Rejected, match="asks for 262,144 answers"):
+        read.result(LIMIT_S)
+    backend._reader.close()

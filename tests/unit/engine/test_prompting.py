@@ -153,6 +153,7 @@ def test_null_is_not_given_and_what_asks_for_nothing_is_taken() -> None:
     assert text(echo=False, suffix="", best_of=2, n=2).params.n == 2
     assert (plain.form.stream, plain.form.priority) == (False, 0)
     assert not plain.form.stream_options.include_usage
+    assert not chat(stream_options={"include_usage": None}).form.stream_options.include_usage
     assert plain.params == SamplingParams()
 
 
@@ -295,6 +296,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
         ({"stop": "x" * 257}, "`stop[0]` is not valid: Expected `str` of length <= 256"),
         ({"stop": [1]}, "`stop[0]`"),
         ({"stop_token_ids": [VOCABULARY]}, "stop_token_ids"),
+        ({"stop_token_ids": [5] * 129}, "`stop_token_ids` is not valid: Expected `array` of len"),
         ({"logit_bias": {"x": 1}}, "`logit_bias`"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"logit_bias": {str(VOCABULARY): 1}}, "logit_bias"),
