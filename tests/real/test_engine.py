@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,6 +29,7 @@ pytest.importorskip("torch")
 import redline
 from crash.killing import COMMAND, clean_environ
 from engine_models import (
+    VOCABULARY,
     Continuation,
     continuations,
     load,
@@ -282,11 +285,44 @@ def test_a_run_with_a_model_inside(folder: Path, said: list[Continuation], tmp_p
         assert line["output"] == tokenizer.decode(one.tokens, skip_special_tokens=True)
         assert line["endpoint"] == f"engine:{folder}"
         assert line["finish_reason"] == "length"
+    os.utime(folder / "model.safetensors")  # another identity for a cache, and no other endpoint
     assert redline.run(rows, endpoint=engine, output=str(output)).skipped == len(said)
 
 
 def body_of(one: Continuation) -> dict[str, Any]:
     return {"prompt": list(one.prompt), "temperature": 0, "max_tokens": NEW, "ignore_eos": True}
+
+
+def test_a_cache_keeps_models_apart(models_folder: Path, tmp_path: Path) -> None:
+    """By what they are: in one folder today and another one tomorrow, or trained anew."""
+    model = tmp_path / "one" / "model"
+    shutil.copytree(random_model("llama", models_folder), model)
+    # What is cut at its length is not kept.
+    ends = {"stop_token_ids": list(range(256, VOCABULARY)), "ignore_eos": True}
+    body = {"prompt": [5, 6, 7], "temperature": 0, "max_tokens": 200, **ends}
+    rows = [{"url": "/v1/completions", "body": body}]
+
+    def cached(place: str, **more: str) -> tuple[int, int]:
+        engine = LocalEngine(EngineSettings(model=place, **more))
+        report = redline.run(rows, endpoint=engine, cache=str(tmp_path / "kept"))
+        assert report.cache is not None
+        return report.succeeded, report.cache.hits
+
+    assert [cached(str(model)), cached(str(model))] == [(1, 0), (1, 1)]
+    with contextlib.chdir(model):
+        assert cached(".") == (1, 1)
+    assert cached(str(model), dtype="bfloat16") == (1, 0)
+    shutil.copytree(random_model("qwen3", models_folder), model, dirs_exist_ok=True)
+    assert cached(str(model)) == (1, 0)
+
+
+def test_a_folder_is_called_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "tiny" / "deep").mkdir(parents=True)
+    with contextlib.chdir(tmp_path / "tiny" / "deep"):
+        for model, name in ((".", "deep"), ("..", "tiny"), ("../deep/", "deep"), ("a/b", "a/b")):
+            settings = EngineSettings(model=model)
+            assert settings.name == name
+            assert LocalEngine(settings).model == Path(name).name
 
 
 def test_an_engine_that_fails_ends_its_run(

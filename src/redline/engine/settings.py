@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from redline.errors import ConfigError
@@ -45,6 +47,14 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     reuses_prefixes: bool = True
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+
+    @property
+    def name(self) -> str:
+        """What clients call the model: its folder's name, or its own on the hub."""
+        folder = Path(self.model)
+        if not folder.is_dir():
+            return self.model
+        return folder.name if folder.name not in ("", "..") else folder.resolve().name
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
