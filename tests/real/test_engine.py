@@ -177,23 +177,24 @@ IGNORE: dict[str, Any] = {"extra_body": {"ignore_eos": True}}
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "words", "param"),
     [
-        ({"prompt": list(range(2, 200)) * 3}, "more than 511"),
-        ({"max_tokens": 5000}, "max_model_len"),
-        ({"temperature": 3}, "temperature is 3"),
-        ({"extra_body": {"top_q": 1}}, "unknown parameter `top_q`"),
-        ({"n": 40}, "asks for 40 answers"),
-        ({"logit_bias": {"100000": 1}}, "names token 100000"),
+        ({"prompt": list(range(2, 200)) * 3}, "more than 511", "prompt"),
+        ({"max_tokens": 5000}, "max_model_len", "prompt"),
+        ({"temperature": 3}, "`temperature` is 3", "temperature"),
+        ({"extra_body": {"top_q": 1}}, "unknown parameter `top_q`", "top_q"),
+        ({"n": 40}, "asks for 40 answers", None),
+        ({"logit_bias": {"100000": 1}}, "names token 100000", "logit_bias"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_its_name(
-    folder: Path, more: dict[str, Any], words: str
+    folder: Path, more: dict[str, Any], words: str, param: str | None
 ) -> None:
     async def main() -> None:
         async with served(folder, max_waiting=32) as (found, client):
-            with pytest.raises(openai.BadRequestError, match=words):
+            with pytest.raises(openai.BadRequestError, match=words) as caught:
                 await client.completions.create(**{"model": "m", "prompt": "a", **more})
+            assert caught.value.param == param
             await all_free(found)
 
     run(main())
@@ -243,6 +244,9 @@ def test_an_engine_that_fails_tells_everybody(folder: Path, said: list[Continuat
             with pytest.raises(openai.InternalServerError, match="the memory is gone"):
                 await client.completions.create(model="m", prompt="a")
             assert found.engine.backend.room(redline.Cost(), 0.0) == float("inf")
+            health = client.base_url.copy_with(path="/health")
+            with pytest.raises(openai.InternalServerError, match="The backend is down"):
+                await client.get(str(health), cast_to=object)
 
     run(main())
 
@@ -394,6 +398,11 @@ def test_the_command_serves_until_it_is_interrupted(
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(f"{url}/models", timeout=LIMIT_S) as reply:
         assert [one["id"] for one in json.load(reply)["data"]] == [folder.name, str(folder)]
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=LIMIT_S) as client:
+        models = list(client.models.list())
+        assert [client.models.retrieve(model.id) for model in models] == models
+        with pytest.raises(openai.NotFoundError, match="`other` does not exist"):
+            client.models.retrieve("other")
     with opener.open(f"{url.removesuffix('/v1')}/metrics", timeout=LIMIT_S) as reply:
         assert f'vllm:num_requests_running{{model_name="{folder.name}"}} 0' in reply.read().decode()
     program.send_signal(signal.SIGINT)

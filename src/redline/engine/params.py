@@ -80,17 +80,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         """
         told = [(name, getattr(self, name), bounds) for name, bounds in _RANGES.items()]
         for token, bias in self.logit_bias.items():
-            told.append((f"logit_bias of token {token}", bias, _BIASES))
+            told.append((f"logit_bias.{token}", bias, _BIASES))
         for name, value, (least, most) in told:
             if value is not None and not least <= value <= most:
-                raise Rejected(f"{name} is {value}", hint=f"it must be from {least} to {most}")
+                raise Rejected(f"`{name}` is {value}", hint=f"it must be from {least} to {most}")
         named = {"logit_bias": self.logit_bias, "stop_token_ids": self.stop_token_ids}
         for name, tokens in named.items():
             for token in tokens:
                 if not 0 <= token < vocabulary:
                     raise Rejected(
-                        f"{name} names token {token}, and the model has {vocabulary}",
+                        f"`{name}` names token {token}, and the model has {vocabulary}",
                         hint=f"token ids are from 0 to {vocabulary - 1}",
                     )
         if "" in self.stop:
-            raise Rejected("stop has an empty string", hint="every text would end before it began")
+            raise Rejected(
+                "`stop` has an empty string", hint="every text would end before it began"
+            )

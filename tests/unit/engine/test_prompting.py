@@ -286,7 +286,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
         ({"temperature": 10**400}, "temperature"),
         ({"top_p": -0.1}, "top_p"),
         ({"top_k": 1.5}, "`top_k`"),
-        ({"n": 0}, "n is 0"),
+        ({"n": 0}, "`n` is 0"),
         ({"n": True}, "`n`"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 3, "max_completion_tokens": 3}, "`max_completion_tokens`"),
