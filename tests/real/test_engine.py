@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +18,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import jsonschema
 import openai
@@ -25,6 +29,7 @@ pytest.importorskip("torch")
 import redline
 from crash.killing import COMMAND, clean_environ
 from engine_models import (
+    VOCABULARY,
     Continuation,
     continuations,
     load,
@@ -172,23 +177,24 @@ IGNORE: dict[str, Any] = {"extra_body": {"ignore_eos": True}}
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "words", "param"),
     [
-        ({"prompt": list(range(2, 200)) * 3}, "more than 511"),
-        ({"max_tokens": 5000}, "max_model_len"),
-        ({"temperature": 3}, "temperature is 3"),
-        ({"extra_body": {"top_q": 1}}, "unknown parameter `top_q`"),
-        ({"n": 40}, "asks for 40 answers"),
-        ({"logit_bias": {"100000": 1}}, "names token 100000"),
+        ({"prompt": list(range(2, 200)) * 3}, "more than 511", "prompt"),
+        ({"max_tokens": 5000}, "max_model_len", "prompt"),
+        ({"temperature": 3}, "`temperature` is 3", "temperature"),
+        ({"extra_body": {"top_q": 1}}, "unknown parameter `top_q`", "top_q"),
+        ({"n": 40}, "asks for 40 answers", None),
+        ({"logit_bias": {"100000": 1}}, "names token 100000", "logit_bias"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_its_name(
-    folder: Path, more: dict[str, Any], words: str
+    folder: Path, more: dict[str, Any], words: str, param: str | None
 ) -> None:
     async def main() -> None:
         async with served(folder, max_waiting=32) as (found, client):
-            with pytest.raises(openai.BadRequestError, match=words):
+            with pytest.raises(openai.BadRequestError, match=words) as caught:
                 await client.completions.create(**{"model": "m", "prompt": "a", **more})
+            assert caught.value.param == param
             await all_free(found)
 
     run(main())
@@ -238,6 +244,9 @@ def test_an_engine_that_fails_tells_everybody(folder: Path, said: list[Continuat
             with pytest.raises(openai.InternalServerError, match="the memory is gone"):
                 await client.completions.create(model="m", prompt="a")
             assert found.engine.backend.room(redline.Cost(), 0.0) == float("inf")
+            health = client.base_url.copy_with(path="/health")
+            with pytest.raises(openai.InternalServerError, match="The backend is down"):
+                await client.get(str(health), cast_to=object)
 
     run(main())
 
@@ -280,11 +289,44 @@ def test_a_run_with_a_model_inside(folder: Path, said: list[Continuation], tmp_p
         assert line["output"] == tokenizer.decode(one.tokens, skip_special_tokens=True)
         assert line["endpoint"] == f"engine:{folder}"
         assert line["finish_reason"] == "length"
+    os.utime(folder / "model.safetensors")  # another identity for a cache, and no other endpoint
     assert redline.run(rows, endpoint=engine, output=str(output)).skipped == len(said)
 
 
 def body_of(one: Continuation) -> dict[str, Any]:
     return {"prompt": list(one.prompt), "temperature": 0, "max_tokens": NEW, "ignore_eos": True}
+
+
+def test_a_cache_keeps_models_apart(models_folder: Path, tmp_path: Path) -> None:
+    """By what they are: in one folder today and another one tomorrow, or trained anew."""
+    model = tmp_path / "one" / "model"
+    shutil.copytree(random_model("llama", models_folder), model)
+    # What is cut at its length is not kept.
+    ends = {"stop_token_ids": list(range(256, VOCABULARY)), "ignore_eos": True}
+    body = {"prompt": [5, 6, 7], "temperature": 0, "max_tokens": 200, **ends}
+    rows = [{"url": "/v1/completions", "body": body}]
+
+    def cached(place: str, **more: str) -> tuple[int, int]:
+        engine = LocalEngine(EngineSettings(model=place, **more))
+        report = redline.run(rows, endpoint=engine, cache=str(tmp_path / "kept"))
+        assert report.cache is not None
+        return report.succeeded, report.cache.hits
+
+    assert [cached(str(model)), cached(str(model))] == [(1, 0), (1, 1)]
+    with contextlib.chdir(model):
+        assert cached(".") == (1, 1)
+    assert cached(str(model), dtype="bfloat16") == (1, 0)
+    shutil.copytree(random_model("qwen3", models_folder), model, dirs_exist_ok=True)
+    assert cached(str(model)) == (1, 0)
+
+
+def test_a_folder_is_called_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "tiny" / "deep").mkdir(parents=True)
+    with contextlib.chdir(tmp_path / "tiny" / "deep"):
+        for model, name in ((".", "deep"), ("..", "tiny"), ("../deep/", "deep"), ("a/b", "a/b")):
+            settings = EngineSettings(model=model)
+            assert settings.name == name
+            assert LocalEngine(settings).model == Path(name).name
 
 
 def test_an_engine_that_fails_ends_its_run(
@@ -326,13 +368,13 @@ def test_a_run_says_what_is_missing(
     assert "redline[engine]" in caught.value.hint
 
 
-def started(*flags: str) -> subprocess.Popen[str]:
+def started(*flags: str, **environ: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*COMMAND, "engine", *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=clean_environ(),
+        env=clean_environ() | environ,
     )
 
 
@@ -356,6 +398,11 @@ def test_the_command_serves_until_it_is_interrupted(
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(f"{url}/models", timeout=LIMIT_S) as reply:
         assert [one["id"] for one in json.load(reply)["data"]] == [folder.name, str(folder)]
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=LIMIT_S) as client:
+        models = list(client.models.list())
+        assert [client.models.retrieve(model.id) for model in models] == models
+        with pytest.raises(openai.NotFoundError, match="`other` does not exist"):
+            client.models.retrieve("other")
     with opener.open(f"{url.removesuffix('/v1')}/metrics", timeout=LIMIT_S) as reply:
         assert f'vllm:num_requests_running{{model_name="{folder.name}"}} 0' in reply.read().decode()
     program.send_signal(signal.SIGINT)
@@ -363,6 +410,54 @@ def test_the_command_serves_until_it_is_interrupted(
     assert program.returncode == 0, err
     assert err.startswith(f"loading {folder}\n")
     assert "sequences of 512 tokens at once" in err
+
+
+def is_listening(url: str) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", urlsplit(url).port or 0), timeout=LIMIT_S):
+            return True
+    except ConnectionRefusedError:
+        return False
+
+
+BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+
+
+@BOTH
+def test_a_signal_ends_the_command_while_it_loads(number: signal.Signals) -> None:
+    """The hub takes the connection and says nothing, for which its client waits a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        hub.settimeout(LIMIT_S)
+        address = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        process = started("nobody/nothing", HF_ENDPOINT=address, NO_PROXY="*", HF_HUB_OFFLINE="0")
+        try:
+            with hub.accept()[0]:
+                process.send_signal(number)
+                _, err = process.communicate(timeout=8.0)
+        finally:
+            process.kill()
+            process.wait(LIMIT_S)
+    assert process.returncode == 128 + number
+    assert err.startswith("loading nobody/nothing\n")
+
+
+@BOTH
+def test_the_second_signal_ends_the_command_at_once(
+    program: subprocess.Popen[str], folder: Path, number: signal.Signals
+) -> None:
+    assert program.stdout is not None
+    url = program.stdout.readline().strip()
+    long: dict[str, Any] = {"model": folder.name, "prompt": "a", "max_tokens": 480, "n": 128}
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=LIMIT_S) as client:
+        stream = client.completions.create(**long, stream=True, **IGNORE)
+        next(iter(stream))
+        program.send_signal(signal.SIGINT)
+        while is_listening(url):
+            time.sleep(0.02)
+        assert program.poll() is None, "it answers what is in flight"
+        program.send_signal(number)
+        program.communicate(timeout=5.0)  # it had ten seconds to end
+    assert program.returncode == 128 + number
 
 
 def test_answers_follow_a_schema(folder: Path) -> None:

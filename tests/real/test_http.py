@@ -778,6 +778,19 @@ def test_a_stream(run: Run, data: bytes, texts: list[str], kind: type | None) ->
     run(main())
 
 
+def test_a_model_that_is_lost_within_a_stream_says_so_without_the_key(run: Run) -> None:
+    async def main() -> None:
+        lost = b'{"error": {"message": "rank %s", "code": "engine_failed"}}' % SECRET.encode()
+        async with RawServer(raw(stream(A, lost))) as server:
+            backend = backend_of(server, api_key=SECRET)
+            outcome = await backend.send(ASK, Call(), Keeps())
+            assert type(outcome.error) is NoEndpoint
+            assert what(outcome) == "the model cannot be asked any more: rank <key>"
+            await backend.aclose()
+
+    run(main())
+
+
 def test_a_server_that_ignores_the_wish_for_a_stream_is_read_whole(run: Run) -> None:
     async def main() -> None:
         async with RawServer(replying(answer(chat("whole")))) as server:

@@ -37,7 +37,7 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 def identity(endpoint: Endpoint, *, embedded: str = "") -> str:
     """What the answers of one endpoint have in common; holds no credential.
 
-    embedded: what an embedded server is called, which has another port each time.
+    embedded: the identity of an embedded server, which has another port each time.
     """
     parts = urlsplit(endpoint.base_url)
     place = f"{parts.scheme}://{parts.netloc}".lower() + parts.path.rstrip("/")

@@ -135,7 +135,8 @@ class HttpBackend:
                     self.leave_ahead(exchange)
                 self.slots.release()
         except NoEndpoint as error:
-            # Limits that are shared have been out of reach for too long.
+            # Limits that are shared have been out of reach for too long, or a model is lost.
+            self._conceal(error)
             outcome = failed(error, endpoint=self.label)
         except CallError as error:
             outcome = failed(self._located(error), endpoint=self.label)
@@ -297,9 +298,7 @@ class HttpBackend:
         now_s = self.clock.now_s()
         _forget_frames(error)
         error.where = error.where or f"endpoint {self.label}"
-        for secret in self._secrets:
-            # Some servers quote the key they refuse, and messages go to files.
-            error.what = error.what.replace(secret, "<key>")
+        self._conceal(error)
         if not is_unreachable(error):
             return error
         self._outage.refused(now_s)
@@ -311,6 +310,11 @@ class HttpBackend:
                 hint=error.hint or "check --base-url and the network, then run the command again",
             )
         return error
+
+    def _conceal(self, error: CallError | NoEndpoint) -> None:
+        """Some servers quote the key they refuse, and messages go to files."""
+        for secret in self._secrets:
+            error.what = error.what.replace(secret, "<key>")
 
     def _conclude(self, request: Request, exchange: _Attempt, outcome: Outcome | None) -> None:
         """Settles the tokens, parks the endpoint where it asked for that, tells the listener.

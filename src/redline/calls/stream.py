@@ -13,6 +13,7 @@ import msgspec
 from redline.calls import apis
 from redline.calls.backend import Call, Chunk, Request, Sink
 from redline.calls.outcome import Reply
+from redline.calls.verdict import ENGINE_FAILED, lost
 from redline.errors import BadReply, Disconnected
 
 _LONGEST_EVENT_BYTES = 8 * 1024 * 1024
@@ -131,7 +132,10 @@ class StreamReader:
         self.has_begun = False
 
     async def take(self, data: bytes) -> None:
-        """Parses `data` and hands on what it completes; waits for the sink."""
+        """Parses `data` and hands on what it completes; waits for the sink.
+
+        Raises BadReply, and NoEndpoint where a local engine has failed in the middle.
+        """
         for event in self._parser.feed(data):
             self.has_begun = True
             if event == b"[DONE]":
@@ -139,16 +143,18 @@ class StreamReader:
                 continue
             try:
                 parsed = msgspec.json.decode(event)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise BadReply(f"a streamed event is not JSON: {apis.quote(event)}") from error
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
+                raise BadReply(f"a streamed event is not JSON: {apis.quote(event)}") from cause
             if not isinstance(parsed, dict):
                 raise BadReply(f"a streamed event is not an object: {apis.quote(event)}")
-            if parsed.get("error"):
+            if error := parsed.get("error"):
+                if isinstance(error, dict) and error.get("code") == ENGINE_FAILED:
+                    raise lost(str(error.get("message")))
                 raise BadReply(f"the stream broke off with an error: {apis.quote(event)}")
             try:
                 text = self._note(parsed)
-            except (AttributeError, TypeError) as error:
-                raise BadReply(f"a streamed event is misshapen: {apis.quote(event)}") from error
+            except (AttributeError, TypeError) as cause:
+                raise BadReply(f"a streamed event is misshapen: {apis.quote(event)}") from cause
             # From here on the caller has seen a part of the answer: no retry.
             self._call.committed = True
             await self._sink.put(Chunk(text, parsed))

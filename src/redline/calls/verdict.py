@@ -44,6 +44,7 @@ from redline.errors import (
 )
 from redline.limits.headers import retry_after_s
 
+ENGINE_FAILED = "engine_failed"
 _RETRIED = frozenset({408, 409, 425, 429})
 _LONGEST_QUOTE = 300
 
@@ -78,9 +79,8 @@ def judge(
             hint="add credit or use another key, then run the same command again",
             status=status,
         )
-    if status >= 500 and "engine_failed" in codes:
-        hint = "mend what it names, then run the same command again"
-        return NoEndpoint(f"the model cannot be asked any more: {message}", hint=hint)
+    if status >= 500 and ENGINE_FAILED in codes:
+        return lost(message)
     if not _may_pass(status, headers):
         hint = _REDIRECT_HINT if 300 <= status < 400 else _HINTS.get(status, "")
         return Rejected(f"the endpoint rejected the request: {what}", hint=hint, status=status)
@@ -88,6 +88,12 @@ def judge(
     if status == 429:
         return RateLimited(f"over the rate limit: {what}", status=status, retry_after_s=wait_s)
     return ServerFailed(f"the server failed: {what}", status=status, retry_after_s=wait_s)
+
+
+def lost(message: str) -> NoEndpoint:
+    """The error of a local engine that has failed, in its own words."""
+    hint = "mend what it names, then run the same command again"
+    return NoEndpoint(f"the model cannot be asked any more: {_quote(message)}", hint=hint)
 
 
 def _may_pass(status: int, headers: Mapping[str, str]) -> bool:

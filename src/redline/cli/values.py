@@ -30,7 +30,9 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def duration(flags: Flags, name: str, most_s: float = MAX_SECONDS) -> float | None:
+def duration(
+    flags: Flags, name: str, most_s: float = MAX_SECONDS, *, may_be_0: bool = False
+) -> float | None:
     """Seconds, above 0 and at most `most_s`, from `30`, `1.5s`, `500ms`, `5m`, `6h` or `2d`.
 
     None where the flag is not given. Raises ConfigError.
@@ -42,11 +44,11 @@ def duration(flags: Flags, name: str, most_s: float = MAX_SECONDS) -> float | No
     if match is None:
         raise ConfigError(f"{flag_of(name)} is not a time: {text}", hint=_TIMES)
     value_s = float(match[1]) * _SECONDS[match[2]]
-    if not 0 < value_s <= most_s:
-        raise ConfigError(
-            f"{flag_of(name)} must be above 0 s and at most {most_s / 3600:g} h, not {text}",
-            hint=_TIMES,
-        )
+    if value_s > most_s or not (value_s or may_be_0):
+        least = "0 s or more" if may_be_0 else "above 0 s"
+        most = f"{most_s / 3600:g} h" if most_s >= 3600 else f"{most_s:g} s"
+        what = f"{flag_of(name)} must be {least} and at most {most}, not {text}"
+        raise ConfigError(what, hint=_TIMES)
     return value_s
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import queue
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
+from threading import Thread
 from typing import Any, NamedTuple
 
 import msgspec
@@ -54,8 +56,7 @@ class EngineBackend:
         self._speaker = speaker
         self._name = name
         self._most_sequences = most_sequences
-        # Tokenizing a long prompt takes milliseconds, and the event loop has other calls.
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="redline tokenizer")
+        self._reader = _Reader(self._read)
 
     def room(self, cost: Cost, now_s: float) -> float:
         """0, or inf where the engine has failed. The queue's bound is told by `send`."""
@@ -86,11 +87,10 @@ class EngineBackend:
     async def aclose(self) -> None:
         """Ends the engine and all it is asked."""
         await self._thread.close()
-        self._reader.shutdown(wait=False)
+        self._reader.close()
 
     async def _answer(self, request: Request, call: Call, sink: Sink | None) -> Reply:
-        loop = asyncio.get_running_loop()
-        asked, guides = await loop.run_in_executor(self._reader, self._read, request)
+        asked, guides = await asyncio.wrap_future(self._reader.read(request))
         news: asyncio.Queue[Said | RedlineError] = asyncio.Queue()
 
         def post(said: Said | RedlineError) -> None:
@@ -113,7 +113,7 @@ class EngineBackend:
             model=asked.form.model or self._name,
             is_chat=asked.form.is_chat,
             pieces=self._speaker.pieces,
-            includes_usage=asked.form.stream_options.include_usage,
+            includes_usage=bool(asked.form.stream_options.include_usage),
         )
         try:
             said = await _heard(news, len(choices), answer, teller)
@@ -139,7 +139,12 @@ class EngineBackend:
         """What is asked, and for each choice what it must follow. Raises Rejected."""
         speaker = self._speaker
         asked = read_request(
-            request.url, request.body, speaker.tokenizer, speaker.vocabulary, speaker.max_model_len
+            request.url,
+            request.body,
+            speaker.tokenizer,
+            speaker.vocabulary,
+            speaker.max_model_len,
+            speaker.pieces.most_bytes,
         )
         count = len(asked.prompts) * asked.params.n
         if count > self._most_sequences:
@@ -147,6 +152,48 @@ class EngineBackend:
             raise Rejected(what, hint=f"the engine's queue holds {self._most_sequences:,}")
         schema, guide = asked.schema, speaker.grammars.guide
         return asked, [None if schema is None else guide(schema) for _ in range(count)]
+
+
+_Read = tuple[Asked, list[Guide | None]]
+
+
+class _Reader:
+    """Reads requests one after another in a thread of its own.
+
+    Tokenizing a long prompt takes milliseconds or seconds, and the event loop has other calls. It
+    is no executor, since Python waits for the threads of those before it ends.
+    """
+
+    def __init__(self, read: Callable[[Request], _Read]) -> None:
+        self._inbox: queue.SimpleQueue[tuple[Future[_Read], Request] | None] = queue.SimpleQueue()
+        Thread(target=self._run, args=[read], name="redline tokenizer", daemon=True).start()
+
+    def read(self, request: Request) -> Future[_Read]:
+        """What will be read, unless it is cancelled before its turn."""
+        found: Future[_Read] = Future()
+        self._inbox.put((found, request))
+        return found
+
+    def close(self) -> None:
+        """Ends the thread once what it was given is read; waits for nothing."""
+        self._inbox.put(None)
+
+    def _run(self, read: Callable[[Request], _Read]) -> None:
+        while self._has_read(read):
+            pass  # and holds no request while it waits for the next
+
+    def _has_read(self, read: Callable[[Request], _Read]) -> bool:
+        """False once it was closed."""
+        if (given := self._inbox.get()) is None:
+            return False
+        found, request = given
+        if found.set_running_or_notify_cancel():
+            try:
+                found.set_result(read(request))
+            except BaseException as error:
+                # The caller's, whatever it is: the thread goes on with the next.
+                found.set_exception(error)
+        return True
 
 
 class _Teller(NamedTuple):

@@ -32,6 +32,8 @@ _BIASES = (-100.0, 100.0)
 _Stops = Annotated[
     tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=16)
 ]
+# Each is compared with every token of every answer.
+_StopTokens = Annotated[tuple[int, ...], Meta(max_length=128)]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: Mapping[int, float] = msgspec.field(default_factory=dict)
     seed: int | None = None
     stop: _Stops = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: _StopTokens = ()
     max_tokens: int | None = None
     logprobs: int | None = None
     n: int = 1
@@ -78,17 +80,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         """
         told = [(name, getattr(self, name), bounds) for name, bounds in _RANGES.items()]
         for token, bias in self.logit_bias.items():
-            told.append((f"logit_bias of token {token}", bias, _BIASES))
+            told.append((f"logit_bias.{token}", bias, _BIASES))
         for name, value, (least, most) in told:
             if value is not None and not least <= value <= most:
-                raise Rejected(f"{name} is {value}", hint=f"it must be from {least} to {most}")
+                raise Rejected(f"`{name}` is {value}", hint=f"it must be from {least} to {most}")
         named = {"logit_bias": self.logit_bias, "stop_token_ids": self.stop_token_ids}
         for name, tokens in named.items():
             for token in tokens:
                 if not 0 <= token < vocabulary:
                     raise Rejected(
-                        f"{name} names token {token}, and the model has {vocabulary}",
+                        f"`{name}` names token {token}, and the model has {vocabulary}",
                         hint=f"token ids are from 0 to {vocabulary - 1}",
                     )
         if "" in self.stop:
-            raise Rejected("stop has an empty string", hint="every text would end before it began")
+            raise Rejected(
+                "`stop` has an empty string", hint="every text would end before it began"
+            )

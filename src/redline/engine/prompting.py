@@ -17,6 +17,7 @@ from redline.engine.params import SamplingParams
 from redline.errors import Rejected, nearest
 
 _MOST_PROMPTS = 2048
+_SHORTEN = "shorten it, or start the engine with a larger max_model_len"
 _ONLY_TEXT = "the local engine reads text from system, developer, user and assistant"
 # What OpenAI has and the engine has not, with the values that ask for nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -46,7 +47,7 @@ class _Message(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class _StreamOptions(Struct, frozen=True):
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class _JsonSchema(Struct, frozen=True):
@@ -99,11 +100,14 @@ class Asked(NamedTuple):
         return self.max_model_len if asked is None else len(prompt) + asked
 
 
-def read_request(url: str, body: Any, tokenizer: Any, vocabulary: int, max_model_len: int) -> Asked:
+def read_request(
+    url: str, body: Any, tokenizer: Any, vocabulary: int, max_model_len: int, token_bytes: int
+) -> Asked:
     """What a request asks for.
 
     tokenizer: one of transformers. vocabulary: token ids are below it. max_model_len: tokens of
-    a prompt and its answer, at most. Raises Rejected, which names the parameter.
+    a prompt and its answer, at most. token_bytes: no token stands for more; a text with more than
+    that for each token is refused unread. Raises Rejected, which names the parameter.
     """
     path = url.partition("?")[0].rstrip("/")
     is_chat = path.endswith("/chat/completions")
@@ -118,13 +122,18 @@ def read_request(url: str, body: Any, tokenizer: Any, vocabulary: int, max_model
     params = _params(fields, form)
     params.check(vocabulary)
     if isinstance(form, _Chat):
-        prompts = {"messages": _chat_prompt(form.messages, tokenizer)}
+        given: dict[str, Any] = {"messages": _chat_text(form.messages, tokenizer)}
     else:
-        prompts = _prompts(form.prompt, tokenizer)
-    for name, prompt in prompts.items():
+        given = _named(form.prompt)
+    prompts = []
+    for name, prompt in given.items():
+        if isinstance(prompt, str):
+            _check_bytes(name, prompt, max_model_len, token_bytes)
+            # A chat's template writes the special tokens, and they are not to be added again.
+            prompt = tokenizer.encode(prompt, add_special_tokens=not form.is_chat)
         _check(name, prompt, vocabulary, params.max_tokens, max_model_len)
-    schema = _schema(form.response_format)
-    return Asked(form, list(prompts.values()), params, schema, max_model_len)
+        prompts.append(prompt)
+    return Asked(form, prompts, params, _schema(form.response_format), max_model_len)
 
 
 def _fields(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
@@ -188,8 +197,8 @@ def _schema(wanted: _ResponseFormat) -> dict[str, Any] | None:
     return wanted.json_schema.schema
 
 
-def _chat_prompt(messages: list[dict[str, Any]], tokenizer: Any) -> list[int]:
-    """The tokens of the conversation as the model's chat template writes it."""
+def _chat_text(messages: list[dict[str, Any]], tokenizer: Any) -> str:
+    """The conversation as the model's chat template writes it."""
     if not messages:
         raise Rejected("`messages` is empty")
     # Answers that are sent back have fields for tools that say nothing.
@@ -206,39 +215,37 @@ def _chat_prompt(messages: list[dict[str, Any]], tokenizer: Any) -> list[int]:
             message.content = "".join(part.text for part in message.content)
         plain.append(msgspec.to_builtins(message))
     try:
-        text = tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+        ways = {"tokenize": False, "add_generation_prompt": True}
+        return str(tokenizer.apply_chat_template(plain, **ways))
     except (jinja2.TemplateError, ValueError, TypeError) as error:
         # Templates raise TemplateError, as for roles that do not alternate, and transformers
         # raises ValueError where there is no template.
         what = f"`messages` do not fit the model's chat template: {error}".partition("\n")[0]
         raise Rejected(what, hint="for a model without one, use /v1/completions") from None
-    # The template writes the special tokens, so the tokenizer is not to add them again.
-    return _encoded("messages", text, tokenizer, adds_special=False)
 
 
-def _prompts(given: str | list[Any], tokenizer: Any) -> dict[str, list[int]]:
-    """The tokens of each prompt, by its name in the request."""
+def _named(given: str | list[Any]) -> dict[str, Any]:
+    """The text or the tokens of each prompt, by its name in the request."""
     if isinstance(given, str) or (given and all(isinstance(item, int) for item in given)):
-        named: dict[str, Any] = {"prompt": given}
-    else:
-        named = {f"prompt[{place}]": item for place, item in enumerate(given)}
+        return {"prompt": given}
+    named = {f"prompt[{place}]": item for place, item in enumerate(given)}
     if not 0 < len(named) <= _MOST_PROMPTS:
         raise Rejected(f"`prompt` has {len(named):,} items; it must have 1 to {_MOST_PROMPTS:,}")
-    for name, item in named.items():
-        if isinstance(item, int):
-            raise Rejected("`prompt` mixes token ids and whole prompts")
-        if isinstance(item, str):
-            named[name] = _encoded(name, item, tokenizer, adds_special=True)
+    if any(isinstance(item, int) for item in given):
+        raise Rejected("`prompt` mixes token ids and whole prompts")
     return named
 
 
-def _encoded(name: str, text: str, tokenizer: Any, *, adds_special: bool) -> list[int]:
+def _check_bytes(name: str, text: str, max_model_len: int, token_bytes: int) -> None:
+    """Raises Rejected for what is no text, or so long that reading it would only hold others up."""
     try:
-        text.encode()
+        size = len(text.encode())
     except UnicodeEncodeError:
         raise Rejected(f"`{name}` holds half a surrogate pair, which is no text") from None
-    tokens: list[int] = tokenizer.encode(text, add_special_tokens=adds_special)
-    return tokens
+    most = max_model_len * token_bytes
+    if size > most:
+        what = f"`{name}` has {size:,} bytes, more than the {most:,} that {max_model_len:,} tokens"
+        raise Rejected(f"{what} have at most, which is max_model_len", hint=_SHORTEN)
 
 
 def _check(
@@ -251,10 +258,11 @@ def _check(
     if not 0 <= min(prompt) <= max(prompt) < vocabulary:
         wrong = next(token for token in prompt if not 0 <= token < vocabulary)
         raise Rejected(f"`{name}` has the token {wrong}; the model's are 0 to {vocabulary - 1}")
-    hint = "shorten it, or start the engine with a larger max_model_len"
     if size > max_model_len - 1:
         what = f"`{name}` has {size:,} tokens, more than {max_model_len - 1:,}"
-        raise Rejected(f"{what}, which max_model_len leaves for it", hint=hint)
+        raise Rejected(f"{what}, which max_model_len leaves for it", hint=_SHORTEN)
     if wanted is not None and size + wanted > max_model_len:
         what = f"`{name}` has {size:,} tokens and `max_tokens` is {wanted:,}"
-        raise Rejected(f"{what}, together more than max_model_len, {max_model_len:,}", hint=hint)
+        raise Rejected(
+            f"{what}, together more than max_model_len, {max_model_len:,}", hint=_SHORTEN
+        )

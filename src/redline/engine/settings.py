@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from redline.errors import ConfigError
@@ -13,7 +15,7 @@ LEAST = {
     **{"max_model_len": 2, "max_cache_tokens": 2, "max_waiting": 1},
     **{"tensor_parallel": 1, "pipeline_parallel": 1},
 }
-_LONGEST_WAIT_S = 60.0
+LONGEST_WAIT_S = 60.0
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +48,14 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
 
+    @property
+    def name(self) -> str:
+        """What clients call the model: its folder's name, or its own on the hub."""
+        folder = Path(self.model)
+        if not folder.is_dir():
+            return self.model
+        return folder.name if folder.name not in ("", "..") else folder.resolve().name
+
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype is one of {', '.join(DTYPES)}, not {self.dtype}")
@@ -53,7 +63,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} must be at least {least}, not {value}")
-        if not 0 <= self.max_wait_s <= _LONGEST_WAIT_S:
-            raise ConfigError(f"max_wait_s must be from 0 to {_LONGEST_WAIT_S:g}")
+        if not 0 <= self.max_wait_s <= LONGEST_WAIT_S:
+            raise ConfigError(f"max_wait_s must be from 0 to {LONGEST_WAIT_S:g}")
         if self.draft_model is not None and self.has_lookup:
             raise ConfigError("a draft model and lookup exclude each other", hint="leave one out")

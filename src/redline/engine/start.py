@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -66,7 +65,7 @@ def open_engine(settings: EngineSettings) -> Engine:
     computer = make_computer(settings, config, capacity=length, device=device)
     core = Core(Scheduler(bounds), computer, ends=ends, speculation=speculation)
     thread = EngineThread(core)
-    name = Path(settings.model).name if Path(settings.model).is_dir() else settings.model
+    name = settings.name
     grammars = Grammars(tokenizer, config.vocab_size, ends)
     speaker = Speaker(tokenizer, Pieces(tokenizer), grammars, config.vocab_size, length, ends)
     backend = EngineBackend(thread, speaker, name=name, most_sequences=settings.max_waiting)

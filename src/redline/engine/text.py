@@ -51,6 +51,9 @@ class Pieces:
         # A word to decode others after, since decoders drop a space at the beginning of a text.
         self.anchor: list[int] = tokenizer.encode("a", add_special_tokens=False)[-1:]
         self.anchor_length = len(self.decode(self.anchor))
+        # A name has at least the bytes that it stands for: up to twice as many where they are
+        # written as letters, and thrice for a space.
+        self.most_bytes = max(len(name.encode()) for name in tokenizer.get_vocab())
 
     def decode(self, tokens: list[int]) -> str:
         """The text of the tokens, without special ones and with every space as it was drawn."""

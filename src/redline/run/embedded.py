@@ -14,7 +14,7 @@ UNKNOWN_URL = "http://127.0.0.1/v1"
 class Embedded(Protocol):
     """A server that a run starts and ends.
 
-    place: what it is called in files and caches, since its port is another one each time.
+    place: what it is called in files, since its port is another one each time.
     model: asked where the run names none. notice: to be told while it starts; empty for nothing.
     """
 
@@ -27,6 +27,10 @@ class Embedded(Protocol):
     @property
     def notice(self) -> str: ...
 
+    def identity(self) -> str:
+        """What its answers have in common in a cache: another one where they may be others."""
+        ...
+
     def open(self) -> AbstractAsyncContextManager[str]:
         """Its base URL, while it is entered. Raises ConfigError where it cannot start."""
         ...
@@ -37,6 +41,10 @@ class EmbeddedSim:
 
     place = model = "sim"
     notice = ""
+
+    def identity(self) -> str:
+        """It always answers alike."""
+        return self.place
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:

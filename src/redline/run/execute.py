@@ -353,7 +353,7 @@ def _cached(job: Job, inner: Backend, listener: Listener) -> tuple[Backend, Answ
     cache = job.cache
     assert cache.folder is not None
     store = AnswerStore(Path(cache.folder), cache.max_bytes)
-    embedded = job.embedded.place if job.embedded is not None else ""
+    embedded = job.embedded.identity() if job.embedded is not None else ""
     whose = identity(job.endpoint, embedded=embedded)
     sampled = cache.includes_sampled
     return Cached(inner, store, whose, includes_sampled=sampled, listener=listener), store

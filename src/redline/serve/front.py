@@ -10,24 +10,26 @@ closed   the end  no connection     is cut off
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aiohttp import web
 
-from redline.calls import Backend, Call, Reply, Request, Sink
+from redline.calls import Backend, Call, Cost, Reply, Request, Sink
 from redline.clock import SYSTEM
 from redline.errors import RedlineError, nearest
 from redline.listening import listen
 from redline.serve.event_stream import EventStream, cut_off
 from redline.serve.intake import Bounds, read_body, read_call
-from redline.serve.refusals import Refusal, busy, hinted, json_response, refusal_of
+from redline.serve.refusals import Refusal, busy, hinted, json_response, no_model, refusal_of
 from redline.serve.replies import body_of
 
 T = TypeVar("T")
 
 CALLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+_ONE_MODEL = "/v1/models/"
 # On top of unread_s for a long answer.
 _SLOWEST_BYTES_PER_S = 64 * 1024
 # For what is cut off to say so, and for what was written to go out.
@@ -143,6 +145,8 @@ class Front:
 
     def _page(self, http: web.BaseRequest) -> web.Response:
         page = self._pages.get(http.path)
+        if page is None and (name := http.path.removeprefix(_ONE_MODEL)) != http.path:
+            page = partial(self._show_model, name)
         if page is None:
             near = nearest(http.path, [*CALLS, *self._pages])
             message = hinted(f"Unknown URL: {http.method} {http.path}", near)
@@ -224,14 +228,22 @@ class Front:
         return response
 
     def _list_models(self) -> web.Response:
-        about = {"object": "model", "created": self._since, "owned_by": "redline"}
-        return json_response(
-            {"object": "list", "data": [{"id": name, **about} for name in self._models]}
-        )
+        models = [self._about(name) for name in self._models]
+        return json_response({"object": "list", "data": models})
+
+    def _show_model(self, name: str) -> web.Response:
+        if name not in self._models:
+            raise no_model(name, self._models)
+        return json_response(self._about(name))
+
+    def _about(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._since, "owned_by": "redline"}
 
     def _health(self) -> web.Response:
         if self._is_closing:
             raise _closing()
+        if self._backend.room(Cost(), SYSTEM.now_s()) == math.inf:
+            raise busy("The backend is down.", "backend_down")
         return json_response({"status": "ok"})
 
 

@@ -12,8 +12,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from redline.calls import Request
-from redline.errors import nearest
-from redline.serve.refusals import Refusal, hinted
+from redline.serve.refusals import Refusal, no_model
 
 _STREAMING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 
@@ -98,8 +97,7 @@ def read_call(path: str, raw: bytes, models: Collection[str]) -> Asked:
         raise Refusal(f"The body of the request could not be read as JSON: {error}") from None
     model = known.model or ""
     if model and models and model not in models:
-        message = hinted(f"The model `{model}` does not exist", nearest(model, models))
-        raise Refusal(message, status=404, code="model_not_found", param="model")
+        raise no_model(model, models)
     body.pop("priority", None)
     options = known.stream_options
     return Asked(

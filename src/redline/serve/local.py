@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from redline.serve.front import Front
 
 
+# Of a model's folder: weights, tokenizer, template and settings, all of which make its answers.
+_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model")
+
+
 class Serving(NamedTuple):
     """A front, and the engine behind it."""
 
@@ -32,8 +36,20 @@ class LocalEngine:
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self.place = f"engine:{settings.model}"
-        self.model = Path(settings.model).name
+        self.model = Path(settings.name).name
         self.notice = f"loading {settings.model}"
+
+    def identity(self) -> str:
+        """The model's place and its dtype, and of a folder what its files were when last written.
+
+        Models of the hub are told by their names alone.
+        """
+        folder = Path(self.settings.model)
+        if not folder.is_dir():
+            return f"{self.place} {self.settings.dtype}"
+        found = sorted(path for kind in _FILES for path in folder.glob(kind))
+        files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in found]
+        return f"engine:{folder.resolve()} {self.settings.dtype} {files}"
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:

@@ -16,7 +16,8 @@ failure is final.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -31,8 +32,11 @@ from redline.errors import (
     Rejected,
     Retryable,
     TimedOut,
+    nearest,
 )
 
+# Our own refusals write the name of a parameter like `this` or `this[0].that`.
+_PARAMETER = re.compile(r"`([a-z]\w*(?:\[\d+\]|\.\w+)*)`")
 _LATEST_S = 86_400.0
 # The rest of such a request may still be on its way.
 _CLOSING = frozenset({408, 413})
@@ -83,20 +87,29 @@ def busy(message: str, code: str) -> Refusal:
     return Refusal(message, status=503, code=code, headers=_come_back(None))
 
 
+def no_model(name: str, known: Collection[str]) -> Refusal:
+    """Refuses a model that is none of those `known`."""
+    message = hinted(f"The model `{name}` does not exist", nearest(name, known))
+    return Refusal(message, status=404, code="model_not_found", param="model")
+
+
 def refusal_of(error: CallError | NoEndpoint) -> Refusal:
     """What a client is told of a call that failed."""
     status = _status(error)
     message = error.what
     headers: dict[str, str] = {}
+    param = None
     if isinstance(error, Final):
         headers["x-should-retry"] = "false"
         if error.status is None:
             # No server behind has said so but the backend itself: its hint is for this client.
             message = hinted(message, error.hint)
+            found = _PARAMETER.search(error.what)
+            param = found[1] if found else None
     elif status in (429, 503):
         headers = _come_back(error.retry_after_s if isinstance(error, Retryable) else None)
     code = "rate_limit_exceeded" if status == 429 else error.kind
-    return Refusal(message, status=status, code=code, headers=headers)
+    return Refusal(message, status=status, code=code, param=param, headers=headers)
 
 
 def _status(error: CallError | NoEndpoint) -> int:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from redline.calls import Call, Chunk, Reply, Request
 from redline.calls import stream as stream_module
 from redline.calls.stream import EventParser, StreamReader, streaming
-from redline.errors import BadReply, Disconnected
+from redline.errors import BadReply, Disconnected, NoEndpoint
 
 
 class Heard:
@@ -233,6 +233,12 @@ def test_a_failed_response_is_a_bad_reply() -> None:
 def test_a_bad_event_ends_the_stream(event: bytes, what: str) -> None:
     with pytest.raises(BadReply, match=what):
         listen(events(event))
+
+
+def test_a_local_engine_that_fails_within_a_stream_ends_the_run() -> None:
+    failed = {"message": "the engine has failed: a rank", "code": "engine_failed"}
+    with pytest.raises(NoEndpoint, match="asked any more: the engine has failed: a rank"):
+        listen(events(choice({"content": "a"}), {"error": failed}))
 
 
 FIELDS = [

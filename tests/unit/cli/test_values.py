@@ -28,6 +28,15 @@ def test_what_is_no_time(text: str) -> None:
     assert caught.value.hint == "write it like 30, 500ms, 5m or 6h"
 
 
+def test_the_bounds_of_a_time_are_told_in_its_units() -> None:
+    assert values.duration({"t": "0"}, "t", 60.0, may_be_0=True) == 0.0
+    assert values.duration({"t": "1m"}, "t", 60.0, may_be_0=True) == 60.0
+    with pytest.raises(ConfigError, match=r"^--t must be 0 s or more and at most 60 s, not 90s: "):
+        values.duration({"t": "90s"}, "t", 60.0, may_be_0=True)
+    with pytest.raises(ConfigError, match=r"^--t must be above 0 s and at most 2 h, not 0: "):
+        values.duration({"t": "0"}, "t", 7200.0)
+
+
 def test_what_is_not_given_is_none() -> None:
     assert values.duration({}, "t") is None
     assert values.whole({}, "n", 1) is None

@@ -15,16 +15,18 @@ from mutants import assert_caught, mutant
 from redline.engine import prompting
 from redline.engine.params import SamplingParams
 from redline.engine.prompting import Asked
+from redline.engine.text import Pieces
 from redline.errors import Rejected
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 TOKENIZER = vocabularies.byte_fallback()
 VOCABULARY = len(TOKENIZER)
+TOKEN_BYTES = Pieces(TOKENIZER).most_bytes
 HI = [{"role": "user", "content": "hi"}]
 
 
 def read(url: str, module: Any = prompting, max_model_len: int = 100, **body: Any) -> Asked:
-    asked: Asked = module.read_request(url, body, TOKENIZER, VOCABULARY, max_model_len)
+    asked: Asked = module.read_request(url, body, TOKENIZER, VOCABULARY, max_model_len, TOKEN_BYTES)
     return asked
 
 
@@ -151,6 +153,7 @@ def test_null_is_not_given_and_what_asks_for_nothing_is_taken() -> None:
     assert text(echo=False, suffix="", best_of=2, n=2).params.n == 2
     assert (plain.form.stream, plain.form.priority) == (False, 0)
     assert not plain.form.stream_options.include_usage
+    assert not chat(stream_options={"include_usage": None}).form.stream_options.include_usage
     assert plain.params == SamplingParams()
 
 
@@ -233,6 +236,37 @@ def test_the_refusal_of_a_long_prompt() -> None:
     assert error.hint == "shorten it, or start the engine with a larger max_model_len"
 
 
+def check_what_cannot_fit_is_not_read(module: Any) -> None:
+    """Reading takes seconds for each megabyte, and one thread reads for all."""
+    read_texts: list[str] = []
+
+    class Reading:
+        def encode(self, text: str, **ways: Any) -> list[int]:
+            read_texts.append(text)
+            tokens: list[int] = TOKENIZER.encode(text, **ways)
+            return tokens
+
+    def asked(*prompts: str) -> None:
+        body = {"prompt": list(prompts)}
+        module.read_request(TEXT, body, Reading(), VOCABULARY, 10, TOKEN_BYTES)
+
+    most = 10 * TOKEN_BYTES
+    for prompts in (["é" * (most // 2 + 1)], ["hi", "x" * (most + 1)], ["x" * most, "hi"]):
+        with pytest.raises(Rejected, match=r"`prompt\[\d\]` has .* max_model_len"):
+            asked(*prompts)
+    assert read_texts == ["hi", "x" * most], "and none after the first that does not fit"
+
+
+def test_what_cannot_fit_is_not_read() -> None:
+    check_what_cannot_fit_is_not_read(prompting)
+
+
+@pytest.mark.parametrize("broken", ["if False:", "if size >= most:"])
+def test_reading_it_is_caught(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    module = changed(monkeypatch, "if size > most:", broken)
+    assert_caught(check_what_cannot_fit_is_not_read, prompting, module)
+
+
 TOOL = {"type": "function", "function": {"name": "f"}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
 
@@ -252,7 +286,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
         ({"temperature": 10**400}, "temperature"),
         ({"top_p": -0.1}, "top_p"),
         ({"top_k": 1.5}, "`top_k`"),
-        ({"n": 0}, "n is 0"),
+        ({"n": 0}, "`n` is 0"),
         ({"n": True}, "`n`"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 3, "max_completion_tokens": 3}, "`max_completion_tokens`"),
@@ -262,6 +296,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
         ({"stop": "x" * 257}, "`stop[0]` is not valid: Expected `str` of length <= 256"),
         ({"stop": [1]}, "`stop[0]`"),
         ({"stop_token_ids": [VOCABULARY]}, "stop_token_ids"),
+        ({"stop_token_ids": [5] * 129}, "`stop_token_ids` is not valid: Expected `array` of len"),
         ({"logit_bias": {"x": 1}}, "`logit_bias`"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"logit_bias": {str(VOCABULARY): 1}}, "logit_bias"),
@@ -332,7 +367,7 @@ def test_a_completion_that_cannot_be_is_refused_by_name(body: dict[str, Any], wh
 def test_an_empty_prompt_needs_a_beginning_of_text() -> None:
     assert text("").prompts == [[TOKENIZER.bos_token_id]]
     with pytest.raises(Rejected, match="`prompt` is empty"):
-        prompting.read_request(TEXT, {"prompt": ""}, vocabularies.byte_level(), VOCABULARY, 10)
+        prompting.read_request(TEXT, {"prompt": ""}, vocabularies.byte_level(), 420, 10, 9)
 
 
 def test_a_near_name_is_told() -> None:
@@ -347,7 +382,7 @@ def test_other_addresses_and_bodies() -> None:
     assert read("/v1/chat/completions/?x=1", messages=HI).form.is_chat
     for body in [None, [], "x", b"{}"]:
         with pytest.raises(Rejected, match="JSON object"):
-            prompting.read_request(CHAT, body, TOKENIZER, VOCABULARY, 10)
+            prompting.read_request(CHAT, body, TOKENIZER, VOCABULARY, 10, 9)
 
 
 def test_a_model_without_a_template_has_completions_only() -> None:
@@ -355,7 +390,7 @@ def test_a_model_without_a_template_has_completions_only() -> None:
 
     bare = PreTrainedTokenizerFast(tokenizer_object=vocabularies.byte_level().backend_tokenizer)
     with pytest.raises(Rejected, match="chat template") as caught:
-        prompting.read_request(CHAT, {"messages": HI}, bare, VOCABULARY, 10)
+        prompting.read_request(CHAT, {"messages": HI}, bare, VOCABULARY, 10, 9)
     assert "/v1/completions" in caught.value.hint
 
 

@@ -330,3 +330,10 @@ MUTANTS = [
 @pytest.mark.parametrize(("check", "line", "replacement"), MUTANTS)
 def test_wrong_streams_are_caught(check: Any, line: str, replacement: str) -> None:
     assert_caught(check, text_module, mutant(text_module, line, replacement))
+
+
+@EVERY
+def test_no_token_stands_for_more_bytes_than_the_most(name: str) -> None:
+    pieces = PIECES[name]
+    sizes = [len(pieces.of(token).data) for token in range(len(vocabularies.ALL[name]()))]
+    assert max(sizes) <= pieces.most_bytes <= 3 * max(sizes)

@@ -94,6 +94,21 @@ def test_the_hint_of_a_backend_is_told_and_that_of_a_command_line_is_not() -> No
     assert "--row" not in refusals.refusal_of(late).body["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("error", "param"),
+    [
+        (Rejected("`top_p` is 7", hint="`n` too"), "top_p"),
+        (Rejected("`messages[0].content[1].type` is not valid"), "messages[0].content[1].type"),
+        (Rejected("the request asks for 40 answers"), None),
+        (Rejected("an answer that begins `<html>` or `404 Not Found`"), None),
+        (Rejected("HTTP 400: `top_p` is 7", status=400), None),
+        (TimedOut("row", hint="`top_p`"), None),
+    ],
+)
+def test_the_parameter_of_our_own_refusals_is_told(error: CallError, param: str | None) -> None:
+    assert refusals.refusal_of(error).body["error"]["param"] == param
+
+
 def check_final(module: Any) -> None:
     assert module.refusal_of(Unpaid("no")).headers == FINAL
 
