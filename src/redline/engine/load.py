@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ _OTHER_ATTENTION = {
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Longer ones are made on demand only: keys and values of many such take gigabytes.
 _DEFAULT_LEN = 4096
+_LONGEST_REASON_CHARS = 300
 
 AttentionInterface.register(NAME, attend)
 disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -54,38 +57,44 @@ class Loaded:
         return SlotCache(shape, self.dtype, self.device)
 
 
+@contextmanager
+def reading(failure: str, name: str) -> Iterator[None]:
+    """Raises ConfigError in place of whatever those raise who read the files of a model."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        # Each reader has errors of its own, and stumbles over files that it does not check.
+        kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
+        why = " ".join(str(error).split())[:_LONGEST_REASON_CHARS]
+        raise ConfigError(f"{failure} {name}: {kind}{why}", hint=_hint(name)) from error
+
+
 def read_config(name: str) -> Any:
     """The model's own settings. Raises ConfigError where there is none, or it cannot be run."""
     if not Path(name).exists() and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
         raise ConfigError(f"there is no folder {name}", hint=_hint(name))
-    try:
+    with reading("no model in", name):
         config = AutoConfig.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"no model in {name}: {_first_line(error)}", hint=_hint(name)) from error
     _check(config, name)
     return config
 
 
 def read_tokenizer(name: str) -> Any:
     """The model's tokenizer. Raises ConfigError."""
-    try:
+    with reading("no tokenizer in", name):
         return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        what = f"no tokenizer in {name}: {_first_line(error)}"
-        raise ConfigError(what, hint=_hint(name)) from error
 
 
 def load(name: str, config: Any, *, dtype: str, device: str) -> Loaded:
     """The model with its weights on `device`. Raises ConfigError."""
-    try:
+    with reading("cannot load the model in", name):
         model: Any = AutoModelForCausalLM.from_pretrained(
             name, config=config, dtype=dtype_of(dtype, config, device), attn_implementation=NAME
         )
-    except (OSError, ValueError, RuntimeError) as error:
-        what = f"cannot load the model in {name}: {_first_line(error)}"
-        raise ConfigError(what, hint=_hint(name)) from error
-    model.to(device).eval().requires_grad_(requires_grad=False)
-    return Loaded(model, config)
+        model.to(device).eval().requires_grad_(requires_grad=False)
+        return Loaded(model, config)
 
 
 def dtype_of(name: str, config: Any, device: str) -> torch.dtype:
@@ -135,7 +144,3 @@ def _hint(name: str) -> str:
     if Path(name).is_dir():
         return "the folder must hold config.json, *.safetensors and the tokenizer's files"
     return "give a folder that save_pretrained wrote, or a model's name where there is a network"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
