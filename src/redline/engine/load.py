@@ -90,9 +90,16 @@ def read_tokenizer(name: str) -> Any:
 def load(name: str, config: Any, *, dtype: str, device: str) -> Loaded:
     """The model with its weights on `device`. Raises ConfigError."""
     with reading("cannot load the model in", name):
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            name, config=config, dtype=dtype_of(dtype, config, device), attn_implementation=NAME
+        model, told = AutoModelForCausalLM.from_pretrained(
+            name,
+            config=config,
+            dtype=dtype_of(dtype, config, device),
+            attn_implementation=NAME,
+            output_loading_info=True,
         )
+        # transformers would go on with random numbers for them.
+        if missing := sorted(told["missing_keys"]):
+            raise ValueError(f"its files lack {len(missing):,} weights, {missing[0]} among them")
         model.to(device).eval().requires_grad_(requires_grad=False)
         return Loaded(model, config)
 

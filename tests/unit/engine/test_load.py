@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BertConfig
 
 from engine_driver import loaded
@@ -40,6 +41,12 @@ def cut(size: int) -> Callable[[Path], None]:
     return change
 
 
+def without_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    kept = {name: values for name, values in load_file(file).items() if "1.mlp" not in name}
+    save_file(kept, file, {"format": "pt"})
+
+
 def garbage(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"\xff" * 5000)
 
@@ -65,6 +72,8 @@ def as_bert(folder: Path) -> None:
 BROKEN = {
     "cut weights": (cut(3000), "cannot load the model"),
     "no weights": (cut(0), "cannot load the model"),
+    "weights of other sizes": (saying(intermediate_size=64), "cannot load the model"),
+    "some weights": (without_weights, "cannot load the model"),
     "garbage": (garbage, "cannot load the model"),
     "a tokenizer without words": (without_a_tokenizer, "no tokenizer in"),
     "heads that do not divide": (saying(num_attention_heads=5), "no model in"),
@@ -91,3 +100,9 @@ def test_a_whole_folder_is_opened(folder: Path) -> None:
 def test_another_attention_is_refused(kind: str, models_folder: Path) -> None:
     with pytest.raises(ConfigError, match="which the engine does not run"):
         read_config(str(refused_config(kind, models_folder)))
+
+
+def test_weights_that_are_not_there_are_counted(folder: Path) -> None:
+    without_weights(folder)
+    with pytest.raises(ConfigError, match=r"lack 3 weights, model\.layers\.1\.mlp\.down_proj"):
+        loaded(folder)
