@@ -30,6 +30,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 # Longer ones are made on demand only: keys and values of many such take gigabytes.
 _DEFAULT_LEN = 4096
 _LONGEST_REASON_CHARS = 300
+# What to do about a model that the engine cannot run.
+OTHERS = "Llama, Qwen2, Qwen3 and Mistral with full attention run; --launcher vllm runs others"
 
 AttentionInterface.register(NAME, attend)
 disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -58,8 +60,8 @@ class Loaded:
 
 
 @contextmanager
-def reading(failure: str, name: str) -> Iterator[None]:
-    """Raises ConfigError in place of whatever those raise who read the files of a model."""
+def reading(failure: str, name: str, hint: str = "") -> Iterator[None]:
+    """Raises ConfigError in place of whatever those raise who read or compute a model."""
     try:
         yield
     except ConfigError:
@@ -68,7 +70,7 @@ def reading(failure: str, name: str) -> Iterator[None]:
         # Each reader has errors of its own, and stumbles over files that it does not check.
         kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
         why = " ".join(str(error).split())[:_LONGEST_REASON_CHARS]
-        raise ConfigError(f"{failure} {name}: {kind}{why}", hint=_hint(name)) from error
+        raise ConfigError(f"{failure} {name}: {kind}{why}", hint=hint or _hint(name)) from error
 
 
 def read_config(name: str) -> Any:
@@ -89,8 +91,9 @@ def read_tokenizer(name: str) -> Any:
 
 def load(name: str, config: Any, *, dtype: str, device: str) -> Loaded:
     """The model with its weights on `device`. Raises ConfigError."""
+    models: Any = AutoModelForCausalLM
     with reading("cannot load the model in", name):
-        model, told = AutoModelForCausalLM.from_pretrained(
+        model, told = models.from_pretrained(
             name,
             config=config,
             dtype=dtype_of(dtype, config, device),
@@ -127,9 +130,9 @@ def _check(config: Any, name: str) -> None:
     kind = getattr(config, "model_type", "?")
     for field, words in _OTHER_ATTENTION.items():
         if getattr(config, field, None):
-            raise _unfit(name, kind, words)
+            raise unfit(name, kind, words)
     if getattr(config, "num_key_value_heads", None) is None:
-        raise _unfit(name, kind, "no grouped-query attention that it tells of")
+        raise unfit(name, kind, "no grouped-query attention that it tells of")
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     windowed = getattr(config, "sliding_window", None) and getattr(
         config, "use_sliding_window", True
@@ -137,14 +140,13 @@ def _check(config: Any, name: str) -> None:
     # Some models state a window and use it in none of their layers.
     has_types = getattr(config, "layer_types", None) is not None
     if layers - {"full_attention"} or (windowed and not has_types):
-        raise _unfit(name, kind, "sliding-window attention")
+        raise unfit(name, kind, "sliding-window attention")
 
 
-def _unfit(name: str, kind: str, words: str) -> ConfigError:
-    return ConfigError(
-        f"the model in {name} ({kind}) has {words}, which the engine does not run",
-        hint="Llama, Qwen2, Qwen3 and Mistral with full attention run; --launcher vllm runs others",
-    )
+def unfit(name: str, kind: str, words: str) -> ConfigError:
+    """For a model that has what these words say."""
+    what = f"the model in {name} ({kind}) has {words}, which the engine does not run"
+    return ConfigError(what, hint=OTHERS)
 
 
 def _hint(name: str) -> str:
