@@ -20,8 +20,11 @@ from redline.engine.params import SamplingParams
 from redline.engine.runner import Work
 from redline.engine.scheduler import Plan, Row, Scheduler
 from redline.engine.sequence import Sequence
-from redline.errors import RedlineError
+from redline.errors import RedlineError, ServerFailed
 
+_STATUS_FAILED = 500
+_NO_NUMBERS = "what the model computes for this request is not a number"
+_OVERFLOWS = "its weights may be broken, or too large for its dtype: try float32"
 _NO_DRAFTS = Drafts({}, is_usual=True)
 
 
@@ -204,7 +207,9 @@ class Core:
             if is_end or token in params.stop_token_ids:
                 tokens, reason = tokens[: place + 1], "stop"
                 break
-        if sequence.guide is not None:
+        if not tokens:
+            reason = ServerFailed(_NO_NUMBERS, hint=_OVERFLOWS, status=_STATUS_FAILED)
+        elif sequence.guide is not None:
             tokens = sequence.guide.take(tokens)
             reason = sequence.guide.ended or reason
         self.scheduler.computed(row, tokens, min(found.kept, len(tokens)))
