@@ -115,13 +115,20 @@ def dtype_of(name: str, config: Any, device: str) -> torch.dtype:
     return torch.float32 if device == "cpu" and own is torch.float16 else own
 
 
-def model_len(wanted: int | None, config: Any) -> int:
-    """Tokens a sequence may have. Raises ConfigError above what the model was made for."""
+def model_len(wanted: int | None, config: Any, name: str) -> int:
+    """Tokens a sequence may have. Raises ConfigError above what the model `name` was made for."""
     most: int = getattr(config, "max_position_embeddings", _DEFAULT_LEN)
+    # One setting for all layers, or one for each type of them.
+    ropes = getattr(config, "rope_parameters", None) or {}
+    for rope in (ropes, *ropes.values()):
+        if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
+            # Beyond that a model turns all positions of a step otherwise, whosever they are.
+            most = min(most, rope.get("original_max_position_embeddings", most))
     if wanted is None:
         return min(most, _DEFAULT_LEN)
     if wanted > most:
-        raise ConfigError(f"--max-model-len is {wanted:,}, but the model was made for {most:,}")
+        what = f"a sequence may have {wanted:,} tokens, but {name} can have {most:,} here"
+        raise ConfigError(what, hint=f"give --max-model-len {most} or less")
     return wanted
 
 

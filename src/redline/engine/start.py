@@ -43,7 +43,7 @@ def open_engine(settings: EngineSettings) -> Engine:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = read_config(settings.model)
     tokenizer = read_tokenizer(settings.model)
-    length = model_len(settings.max_model_len, config)
+    length = model_len(settings.max_model_len, config, settings.model)
     slots = settings.max_batch_size
     most_tokens = settings.max_cache_tokens or slots * length
     if most_tokens < length:

@@ -11,12 +11,13 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, BertConfig
+from transformers import AutoModelForCausalLM, BertConfig, LlamaConfig, Phi3Config
 
-from engine_driver import loaded
-from engine_models import REFUSED, random_model, refused_config
-from redline.engine.load import read_config, read_tokenizer
+from engine_driver import Joining, Setting, drive, loaded, make_core
+from engine_models import CONTEXT, REFUSED, VOCABULARY, random_model, random_prompts, refused_config
+from redline.engine.load import model_len, read_config, read_tokenizer
 from redline.errors import ConfigError
 
 
@@ -106,3 +107,48 @@ def test_weights_that_are_not_there_are_counted(folder: Path) -> None:
     without_weights(folder)
     with pytest.raises(ConfigError, match=r"lack 3 weights, model\.layers\.1\.mlp\.down_proj"):
         loaded(folder)
+
+
+SIZES = {
+    **{"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "pad_token_id": 0},
+    **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+}
+
+
+def test_a_sequence_is_no_longer_than_the_model_was_made_for() -> None:
+    config = LlamaConfig(**SIZES, max_position_embeddings=CONTEXT)
+    assert model_len(None, config, "one") == model_len(CONTEXT, config, "one") == CONTEXT
+    assert model_len(None, LlamaConfig(**SIZES, max_position_embeddings=9000), "one") == 4096
+    with pytest.raises(ConfigError, match="may have 513 tokens, but one can have 512") as caught:
+        model_len(CONTEXT + 1, config, "one")
+    assert "--max-model-len 512" in caught.value.hint
+
+
+def test_positions_are_not_turned_by_how_far_another_sequence_is(tmp_path: Path) -> None:
+    """As transformers does beyond the original length, with factors for long sequences."""
+    original = 32
+    rope = {
+        **{"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+        **{"short_factor": [1.0] * 4, "long_factor": [4.0] * 4},
+    }
+    lengths = {"max_position_embeddings": CONTEXT, "original_max_position_embeddings": original}
+    config = Phi3Config(**SIZES, **lengths, eos_token_id=1, rope_parameters=rope)
+    model = AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data.normal_(0.0, 0.3, generator=generator)
+    model.save_pretrained(tmp_path)
+    most = model_len(None, read_config(str(tmp_path)), "one")
+    assert most == original
+    with pytest.raises(ConfigError, match="can have 32"):
+        model_len(original + 1, read_config(str(tmp_path)), "one")
+    short, full, over = (random_prompts(1, size, size)[0] for size in (5, most - 1, most + 1))
+    ours = Joining(short, 12)
+
+    def said(*beside: list[int]) -> list[int]:
+        core = make_core(loaded(tmp_path), Setting())
+        return drive(core, [ours, *(Joining(prompt, 1) for prompt in beside)])[0].tokens
+
+    assert said(full) == said()
+    # What would be beyond.
+    assert said(over, over, over) != said()
