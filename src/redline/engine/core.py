@@ -195,7 +195,9 @@ class Core:
         length = max(drafted)
         is_lookup = not begun.laws
         accepted = [count for count, made in zip(kept, drafted, strict=True) if made or is_lookup]
-        step_s = self._now_s() - begun.since_s if begun.is_usual else None
+        # Drafts that there was no room for have taken their time, too.
+        is_clean = begun.is_usual and (length > 0 or not begun.laws)
+        step_s = self._now_s() - begun.since_s if is_clean else None
         self._speculation.lengths.measured(len(whole), length, accepted, step_s)
 
     def _advance(self, row: Row, found: Judged) -> bool:
