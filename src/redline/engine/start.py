@@ -95,6 +95,7 @@ def _speculation(
                 hint="both must speak the same tokens",
             )
         name = settings.draft_model
+        model_len(length, config, name)
         drafter = ModelDrafter(open_runner(name, config, settings, capacity=length, device=device))
     return Speculation(drafter, DraftLength(settings.draft_tokens))
 
