@@ -43,7 +43,7 @@ def open_runner(
     with reading(_FAILURE, name, OTHERS):
         runner = Runner(loaded, loaded.cache(2, min(_TOKENS, capacity)))
         off = distance(runner, min(_TOKENS, capacity))
-    if off > _MOST_OFF[loaded.dtype]:
+    if off > _MOST_OFF.get(loaded.dtype, _MOST_OFF[torch.float32]):
         words = f"attention of its own (its logits would be {off:.0%} off)"
         raise unfit(name, config.model_type, words)
     return Runner(loaded, loaded.cache(settings.max_batch_size, capacity))
