@@ -34,6 +34,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("broad_excepts", "engine/thread.py::_begin"): "as above, before it is in the scheduler",
     ("broad_excepts", "engine/thread.py::_tell"): "as above, where it cannot be told its end",
     ("broad_excepts", "engine/backend.py::_has_read"): "told to the caller that waits for it",
+    ("broad_excepts", "engine/load.py::reading"): "readers of a model's files raise anything",
     ("broad_excepts", "engine/rank.py::_run"): "the coordinator must hear why a rank has ended",
     ("broad_excepts", "cli/app.py::_status"): "the process ends here; a defect gets status 3",
 }

@@ -14,14 +14,15 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 pytest.importorskip("torch")
 
+from transformers import AutoModelForCausalLM, CohereConfig, GPTBigCodeConfig
 
-from engine_driver import Setting, loaded, make_core
+from engine_driver import CAPACITY, Setting, loaded, make_core
 from engine_models import near_draft, random_model
 from engine_ranks import (
     LONGEST_S,
@@ -300,6 +301,43 @@ def test_wrong_parts_are_caught(
 def test_one_process_computes_where_one_is_wanted(models_folder: Path) -> None:
     told = settings(random_model("llama", models_folder), Split())
     assert isinstance(make_computer(*told, capacity=64, device="cpu"), Runner)
+
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+# What only a split model shows: `q_norm` is of all heads, and GPTBigCode has other names.
+UNSPLIT: dict[str, tuple[Any, Split, str]] = {
+    "norms": (CohereConfig(**SMALL, num_key_value_heads=2, use_qk_norm=True), Split(2), "size of"),
+    "names": (GPTBigCodeConfig(**SMALL), Split(stages=2), "no attribute 'model'"),
+}
+
+
+@pytest.mark.parametrize("kind", UNSPLIT)
+def test_a_model_that_cannot_run_split_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, split, why = UNSPLIT[kind]
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    monkeypatch.setattr(ranks_module, "Ranks", Forked)
+    with pytest.raises(ConfigError, match=f"the model in {tmp_path}: .*{why}"):
+        make_computer(*settings(tmp_path, split, max_batch_size=1), capacity=64, device="cpu")
+
+
+def test_a_split_model_is_tried_and_serves(
+    models_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = random_model("llama", models_folder)
+    monkeypatch.setattr(ranks_module, "Ranks", Forked)
+    told = settings(folder, Split(stages=2), max_batch_size=4)
+    computer = make_computer(*told, capacity=CAPACITY, device="cpu")
+    try:
+        assert difference(computer, folder) < 1e-4
+    finally:
+        computer.close()
 
 
 def is_busy(found: float) -> bool:

@@ -121,9 +121,8 @@ class _Together:
         self._padded = torch.tensor(padded, device=device)
         self._is_plain = padded == list(range(self._count * width))
         hidden = torch.arange(length)[None, None] > last[:, :, None]
-        # (rows, 1, 1, width, length), added to the scores of all heads.
-        mask = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
-        self._mask = mask[:, None, None].to(device)
+        # (rows, 1, 1, width, length), of all heads.
+        self._hidden = hidden[:, None, None].to(device)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """(n, heads, D) of the pieces' tokens in their order; query likewise."""
@@ -138,8 +137,9 @@ class _Together:
         query = query.view(self._count, self._width, -1, groups, size).permute(0, 2, 3, 1, 4)
         query = query.reshape(self._count, -1, groups * self._width, size)
         scores = torch.matmul(query, keys.transpose(-1, -2)).float()
-        scores = scores.view(self._count, -1, groups, self._width, self._length) + self._mask
-        weights = scores.softmax(-1).to(values.dtype)
+        scores = scores.view(self._count, -1, groups, self._width, self._length)
+        # Put in their place, not added: the key of another, long gone, need not be a number.
+        weights = scores.masked_fill_(self._hidden, -torch.inf).softmax(-1).to(values.dtype)
         weights = weights.view(self._count, -1, groups * self._width, self._length)
         seen = torch.matmul(weights, values)
         seen = seen.view(self._count, -1, groups, self._width, size).permute(0, 3, 1, 2, 4)

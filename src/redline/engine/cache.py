@@ -40,7 +40,8 @@ class SlotCache:
         """Stores one token each. places: slots and positions, both (N,); key, value (N, H, D)."""
         slots, positions = places
         self.keys[layer][slots, :, positions] = key
-        self.values[layer][slots, :, positions] = value
+        # What is left there will be multiplied by a weight of zero, which leaves only numbers zero.
+        self.values[layer][slots, :, positions] = value.nan_to_num()
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """The first `tokens` of one slot stand in another one as well."""

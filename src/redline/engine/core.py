@@ -20,8 +20,11 @@ from redline.engine.params import SamplingParams
 from redline.engine.runner import Work
 from redline.engine.scheduler import Plan, Row, Scheduler
 from redline.engine.sequence import Sequence
-from redline.errors import RedlineError
+from redline.errors import RedlineError, ServerFailed
 
+_STATUS_FAILED = 500
+_NO_NUMBERS = "what the model computes for this request is not a number"
+_OVERFLOWS = "its weights may be broken, or too large for its dtype: try float32"
 _NO_DRAFTS = Drafts({}, is_usual=True)
 
 
@@ -192,7 +195,9 @@ class Core:
         length = max(drafted)
         is_lookup = not begun.laws
         accepted = [count for count, made in zip(kept, drafted, strict=True) if made or is_lookup]
-        step_s = self._now_s() - begun.since_s if begun.is_usual else None
+        # Drafts that there was no room for have taken their time, too.
+        is_clean = begun.is_usual and (length > 0 or not begun.laws)
+        step_s = self._now_s() - begun.since_s if is_clean else None
         self._speculation.lengths.measured(len(whole), length, accepted, step_s)
 
     def _advance(self, row: Row, found: Judged) -> bool:
@@ -204,7 +209,9 @@ class Core:
             if is_end or token in params.stop_token_ids:
                 tokens, reason = tokens[: place + 1], "stop"
                 break
-        if sequence.guide is not None:
+        if not tokens:
+            reason = ServerFailed(_NO_NUMBERS, hint=_OVERFLOWS, status=_STATUS_FAILED)
+        elif sequence.guide is not None:
             tokens = sequence.guide.take(tokens)
             reason = sequence.guide.ended or reason
         self.scheduler.computed(row, tokens, min(found.kept, len(tokens)))

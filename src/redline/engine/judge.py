@@ -24,7 +24,9 @@ class Chance(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """tokens: the drafts that are kept, and the one after them. chances: of each, where asked."""
+    """tokens: the drafts that are kept, and the one after them; none where the logits that they
+    follow from are not numbers. chances: of each, where asked.
+    """
 
     tokens: list[int]
     kept: int
@@ -50,7 +52,7 @@ def judge(sequences: list[Sequence], logits: Tensor, laws: dict[int, Tensor]) ->
         tokens = sample(distribution(scores, params, pasts), noise_of(sequences)).tolist()
         judged = [Judged([token], 0, []) for token in tokens]
     _tell_chances(sequences, judged, logits)
-    return judged
+    return _sound(judged, sequences, logits)
 
 
 def noise_of(sequences: list[Sequence], ahead: int = 0) -> Noise:
@@ -116,6 +118,19 @@ def _by_law(sequences: list[Sequence], target: Tensor, laws: dict[int, Tensor]) 
         Judged([*one.drafted[:count], token], count, [])
         for one, count, token in zip(sequences, kept, following, strict=True)
     ]
+
+
+def _sound(judged: list[Judged], sequences: list[Sequence], logits: Tensor) -> list[Judged]:
+    """Without the tokens of those whose logits are not numbers."""
+    # Words that cannot come may have -inf, but not all of them.
+    rows = logits.amax(-1).isfinite().tolist()
+    found, begin = [], 0
+    for one, own in zip(sequences, judged, strict=True):
+        # What stands behind a refused draft is of no account.
+        is_sound = all(rows[begin : begin + own.kept + 1])
+        found.append(own if is_sound else Judged([], 0, []))
+        begin += len(one.drafted) + 1
+    return found
 
 
 def _tell_chances(sequences: list[Sequence], judged: list[Judged], logits: Tensor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,9 @@ _OTHER_ATTENTION = {
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Longer ones are made on demand only: keys and values of many such take gigabytes.
 _DEFAULT_LEN = 4096
+_LONGEST_REASON_CHARS = 300
+# What to do about a model that the engine cannot run.
+OTHERS = "Llama, Qwen2, Qwen3 and Mistral with full attention run; --launcher vllm runs others"
 
 AttentionInterface.register(NAME, attend)
 disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -54,38 +59,52 @@ class Loaded:
         return SlotCache(shape, self.dtype, self.device)
 
 
+@contextmanager
+def reading(failure: str, name: str, hint: str = "") -> Iterator[None]:
+    """Raises ConfigError in place of whatever those raise who read or compute a model."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        # Each reader has errors of its own, and stumbles over files that it does not check.
+        kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
+        why = " ".join(str(error).split())[:_LONGEST_REASON_CHARS]
+        raise ConfigError(f"{failure} {name}: {kind}{why}", hint=hint or _hint(name)) from error
+
+
 def read_config(name: str) -> Any:
     """The model's own settings. Raises ConfigError where there is none, or it cannot be run."""
     if not Path(name).exists() and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
         raise ConfigError(f"there is no folder {name}", hint=_hint(name))
-    try:
+    with reading("no model in", name):
         config = AutoConfig.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"no model in {name}: {_first_line(error)}", hint=_hint(name)) from error
     _check(config, name)
     return config
 
 
 def read_tokenizer(name: str) -> Any:
     """The model's tokenizer. Raises ConfigError."""
-    try:
+    with reading("no tokenizer in", name):
         return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        what = f"no tokenizer in {name}: {_first_line(error)}"
-        raise ConfigError(what, hint=_hint(name)) from error
 
 
 def load(name: str, config: Any, *, dtype: str, device: str) -> Loaded:
     """The model with its weights on `device`. Raises ConfigError."""
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            name, config=config, dtype=dtype_of(dtype, config, device), attn_implementation=NAME
+    models: Any = AutoModelForCausalLM
+    with reading("cannot load the model in", name):
+        model, told = models.from_pretrained(
+            name,
+            config=config,
+            dtype=dtype_of(dtype, config, device),
+            attn_implementation=NAME,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError) as error:
-        what = f"cannot load the model in {name}: {_first_line(error)}"
-        raise ConfigError(what, hint=_hint(name)) from error
-    model.to(device).eval().requires_grad_(requires_grad=False)
-    return Loaded(model, config)
+        # transformers would go on with random numbers for them.
+        if missing := sorted(told["missing_keys"]):
+            raise ValueError(f"its files lack {missing[0]}, and {len(missing) - 1:,} weights more")
+        model.to(device).eval().requires_grad_(requires_grad=False)
+        return Loaded(model, config)
 
 
 def dtype_of(name: str, config: Any, device: str) -> torch.dtype:
@@ -96,13 +115,20 @@ def dtype_of(name: str, config: Any, device: str) -> torch.dtype:
     return torch.float32 if device == "cpu" and own is torch.float16 else own
 
 
-def model_len(wanted: int | None, config: Any) -> int:
-    """Tokens a sequence may have. Raises ConfigError above what the model was made for."""
+def model_len(wanted: int | None, config: Any, name: str) -> int:
+    """Tokens a sequence may have. Raises ConfigError above what the model `name` was made for."""
     most: int = getattr(config, "max_position_embeddings", _DEFAULT_LEN)
+    # One setting for all layers, or one for each type of them.
+    ropes = getattr(config, "rope_parameters", None) or {}
+    for rope in (ropes, *ropes.values()):
+        if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
+            # Beyond that a model turns all positions of a step otherwise, whosever they are.
+            most = min(most, rope.get("original_max_position_embeddings", most))
     if wanted is None:
         return min(most, _DEFAULT_LEN)
     if wanted > most:
-        raise ConfigError(f"--max-model-len is {wanted:,}, but the model was made for {most:,}")
+        what = f"a sequence may have {wanted:,} tokens, but {name} can have {most:,} here"
+        raise ConfigError(what, hint=f"give --max-model-len {most} or less")
     return wanted
 
 
@@ -111,9 +137,9 @@ def _check(config: Any, name: str) -> None:
     kind = getattr(config, "model_type", "?")
     for field, words in _OTHER_ATTENTION.items():
         if getattr(config, field, None):
-            raise _unfit(name, kind, words)
+            raise unfit(name, kind, words)
     if getattr(config, "num_key_value_heads", None) is None:
-        raise _unfit(name, kind, "no grouped-query attention that it tells of")
+        raise unfit(name, kind, "no grouped-query attention that it tells of")
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     windowed = getattr(config, "sliding_window", None) and getattr(
         config, "use_sliding_window", True
@@ -121,21 +147,16 @@ def _check(config: Any, name: str) -> None:
     # Some models state a window and use it in none of their layers.
     has_types = getattr(config, "layer_types", None) is not None
     if layers - {"full_attention"} or (windowed and not has_types):
-        raise _unfit(name, kind, "sliding-window attention")
+        raise unfit(name, kind, "sliding-window attention")
 
 
-def _unfit(name: str, kind: str, words: str) -> ConfigError:
-    return ConfigError(
-        f"the model in {name} ({kind}) has {words}, which the engine does not run",
-        hint="Llama, Qwen2, Qwen3 and Mistral with full attention run; --launcher vllm runs others",
-    )
+def unfit(name: str, kind: str, words: str) -> ConfigError:
+    """For a model that has what these words say."""
+    what = f"the model in {name} ({kind}) has {words}, which the engine does not run"
+    return ConfigError(what, hint=OTHERS)
 
 
 def _hint(name: str) -> str:
     if Path(name).is_dir():
         return "the folder must hold config.json, *.safetensors and the tokenizer's files"
     return "give a folder that save_pretrained wrote, or a model's name where there is a network"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]

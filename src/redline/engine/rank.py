@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from redline.engine.load import dtype_of
+from redline.engine.load import dtype_of, reading
 from redline.engine.runner import Runner, Work
 from redline.engine.settings import EngineSettings
 from redline.engine.shard import Part, Source, load_part
@@ -92,7 +92,8 @@ def _run(rank: int, line: Connection, meeting: str, runner: type[Runner]) -> NoR
         device = torch.device("cpu") if orders.device == "cpu" else torch.device("cuda", rank)
         dtype = dtype_of(settings.dtype, orders.source.config, orders.device)
         group = _meet(part, meeting, device)
-        loaded = load_part(orders.source, part, group, dtype=dtype, device=device)
+        with reading("cannot load a part of the model in", orders.source.name):
+            loaded = load_part(orders.source, part, group, dtype=dtype, device=device)
         computing = runner(loaded, loaded.cache(settings.max_batch_size, orders.capacity))
         line.send((rank, *computing.parameter_bytes))
         _compute(computing, part, works, line)

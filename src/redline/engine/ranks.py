@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 from redline.engine.core import Computer
-from redline.engine.load import load
 from redline.engine.rank import Orders, Trouble
-from redline.engine.runner import Runner, Work
+from redline.engine.runner import Work
 from redline.engine.settings import EngineSettings
 from redline.engine.shard import Source, weight_files
 from redline.engine.thread import EngineFailed
+from redline.engine.trial import open_runner, try_ranks
 from redline.errors import ConfigError, RedlineError
 
 # How long ranks may take to end when they are told to.
@@ -43,9 +43,10 @@ def make_computer(settings: EngineSettings, config: Any, *, capacity: int, devic
     capacity: tokens a slot. device: `cpu` or `cuda`.
     """
     if settings.tensor_parallel == settings.pipeline_parallel == 1:
-        loaded = load(settings.model, config, dtype=settings.dtype, device=device)
-        return Runner(loaded, loaded.cache(settings.max_batch_size, capacity))
-    return Ranks(settings, config, capacity=capacity, device=device)
+        return open_runner(settings.model, config, settings, capacity=capacity, device=device)
+    ranks = Ranks(settings, config, capacity=capacity, device=device)
+    try_ranks(ranks, settings, config, capacity)
+    return ranks
 
 
 class Ranks:
@@ -59,6 +60,8 @@ class Ranks:
     ) -> None:
         self._shares, self.steps_at_once = settings.tensor_parallel, settings.pipeline_parallel
         count = self._shares * self.steps_at_once
+        if not hasattr(os, "memfd_create"):
+            raise ConfigError("a model in several processes needs Linux", hint="use one process")
         if device != "cpu" and torch.cuda.device_count() < count:
             has = f"this machine has {torch.cuda.device_count()}"
             raise ConfigError(f"{count} ranks need as many GPUs, and {has}")

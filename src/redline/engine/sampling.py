@@ -148,7 +148,9 @@ def draw(law: Tensor, levels: Tensor) -> Tensor:
     """
     sums = (law * 2.0**61).to(torch.int64).cumsum(-1)
     aims = (levels * sums[:, -1]).to(torch.int64)
-    return torch.searchsorted(sums, aims[:, None], right=True)[:, 0]
+    found = torch.searchsorted(sums, aims[:, None], right=True)[:, 0]
+    # Of what is no law nobody hears the token, but it must be one of the vocabulary.
+    return found.clamp_(max=law.shape[1] - 1)
 
 
 def gumbel_choice(law: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:

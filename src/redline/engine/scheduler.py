@@ -201,6 +201,9 @@ class Scheduler:
         sequence.ended = reason
         self.ends[reason if isinstance(reason, str) else "failed"] += 1
         if sequence.slot is not None:
+            if isinstance(reason, RedlineError):
+                # By what it holds the next one that begins alike might fail, too.
+                self._held[sequence.slot] = []
             if not sequence.under_way:
                 self._leave(sequence)
         else:

@@ -24,7 +24,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file
 
 from redline.engine.attention import NAME
-from redline.engine.load import Loaded
+from redline.engine.load import Loaded, reading
 from redline.errors import ConfigError
 
 _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
@@ -74,14 +74,12 @@ class Source(NamedTuple):
 def weight_files(name: str) -> list[str]:
     """The safetensors files of a folder, or of a name on the hub, fetched. Raises ConfigError."""
     fetched = partial(cached_file, name, _raise_exceptions_for_missing_entries=False)
-    try:
+    with reading("cannot read the weights of", name):
         if (whole := fetched(SAFE_WEIGHTS_NAME)) is not None:
             return [whole]
         if (index := fetched(SAFE_WEIGHTS_INDEX_NAME)) is not None:
             names = set(json.loads(Path(index).read_bytes())["weight_map"].values())
             return [str(cached_file(name, each)) for each in sorted(names)]
-    except OSError as error:
-        raise ConfigError(f"cannot read the weights of {name}: {error}") from error
     raise ConfigError(
         f"{name} has no *.safetensors, which several processes read their parts from",
         hint="load it with transformers and save it with save_pretrained, or use one process",

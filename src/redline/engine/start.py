@@ -12,14 +12,14 @@ from redline.engine.core import Core, Speculation
 from redline.engine.draft import Drafter, LookupDrafter, ModelDrafter
 from redline.engine.draft_length import DraftLength
 from redline.engine.guided import Grammars
-from redline.engine.load import load, model_len, read_config, read_tokenizer
+from redline.engine.load import model_len, read_config, read_tokenizer
 from redline.engine.metrics import Metrics
 from redline.engine.ranks import make_computer
-from redline.engine.runner import Runner
 from redline.engine.scheduler import Bounds, Scheduler
 from redline.engine.settings import EngineSettings
 from redline.engine.text import Pieces
 from redline.engine.thread import EngineThread
+from redline.engine.trial import open_runner
 from redline.errors import ConfigError
 
 
@@ -42,7 +42,7 @@ def open_engine(settings: EngineSettings) -> Engine:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = read_config(settings.model)
     tokenizer = read_tokenizer(settings.model)
-    length = model_len(settings.max_model_len, config)
+    length = model_len(settings.max_model_len, config, settings.model)
     slots = settings.max_batch_size
     most_tokens = settings.max_cache_tokens or slots * length
     if most_tokens < length:
@@ -93,8 +93,9 @@ def _speculation(
                 where=settings.draft_model,
                 hint="both must speak the same tokens",
             )
-        draft = load(settings.draft_model, config, dtype=settings.dtype, device=device)
-        drafter = ModelDrafter(Runner(draft, draft.cache(settings.max_batch_size, length)))
+        name = settings.draft_model
+        model_len(length, config, name)
+        drafter = ModelDrafter(open_runner(name, config, settings, capacity=length, device=device))
     return Speculation(drafter, DraftLength(settings.draft_tokens))
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
-from engine_driver import Joining, Setting, drive, loaded, make_core
+from engine_driver import Fixed, Joining, Setting, drive, loaded, make_core
 from engine_models import (
     KINDS,
     Continuation,
@@ -79,6 +80,30 @@ def test_greedy_answers_are_those_of_generate(
         assert core.scheduler.preemptions > 0
     if not setting.reuses_prefixes:
         assert core.scheduler.reused_tokens == 0
+
+
+class Measured(Fixed):
+    """Keeps what it is told of each step: the longest draft, and whether its time counts."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.told: list[tuple[int, bool]] = []
+
+    def measured(
+        self, batch: int, length: int, accepted: Sequence[int], step_s: float | None
+    ) -> None:
+        self.told.append((length, step_s is not None))
+
+
+def test_a_step_whose_drafts_found_no_room_is_no_plain_one(models_folder: Path) -> None:
+    model = loaded(random_model("llama", models_folder))
+    core = make_core(model, Setting(slots=1, step_tokens=1, drafts=2, draft="model"), model)
+    assert core._speculation is not None
+    lengths = Measured(2)
+    core._speculation = core._speculation._replace(lengths=lengths)
+    drive(core, [Joining([5], 6)])
+    # Nothing was drafted for the first token, nor for the last.
+    assert lengths.told == [(0, True), *[(0, False)] * 4, (0, True)]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "llama"])

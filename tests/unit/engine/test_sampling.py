@@ -253,7 +253,7 @@ def check_draws(module: Any) -> None:
 
 
 def test_a_token_of_probability_0_is_never_drawn() -> None:
-    line = "return torch.searchsorted(sums, aims[:, None], right=True)[:, 0]"
+    line = "found = torch.searchsorted(sums, aims[:, None], right=True)[:, 0]"
     changed = mutant(sampling_module, line, line.replace("True", "False"))
     assert_caught(check_draws, sampling_module, changed)
 

@@ -171,6 +171,13 @@ def test_a_model_without_safetensors_is_refused(tmp_path: Path) -> None:
         weight_files(str(tmp_path))
 
 
+def test_an_index_that_lists_no_weights_is_named(tmp_path: Path) -> None:
+    LlamaConfig(**SIZES).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("{}", "utf-8")
+    with pytest.raises(ConfigError, match=f"the weights of {tmp_path}: KeyError: 'weight_map'"):
+        weight_files(str(tmp_path))
+
+
 def test_a_weight_that_is_not_there_is_named(tmp_path: Path) -> None:
     folder = saved(tmp_path, LlamaConfig(**SIZES))
     with pytest.raises(ConfigError, match=r"do not have model\.layers\.2\."):
