@@ -523,20 +523,3 @@ def test_a_rank_that_is_killed_ends_the_engine_and_tells_its_clients(folder: Pat
         process.kill()
         process.wait(LIMIT_S)
     assert not list(children(process.pid))
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-def test_an_idle_engine_ends_with_a_rank_that_is_killed(folder: Path) -> None:
-    process = started(str(folder), "--tensor-parallel", "2", "--dtype", "float32")
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline()
-        (*_, rank) = children(process.pid)
-        os.kill(rank, signal.SIGKILL)
-        _, err = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 1, err
-        assert "was ended by SIGKILL" in err
-    finally:
-        process.kill()
-        process.wait(LIMIT_S)
-    assert not list(children(process.pid))

@@ -224,6 +224,16 @@ def test_ranks_end_with_a_coordinator_that_is_killed(models_folder: Path) -> Non
     wait_until(lambda: not any(map(is_running, pids)))
 
 
+def test_whoever_watches_idle_ranks_is_told_that_one_has_ended(models_folder: Path) -> None:
+    told: list[str] = []
+    with ranks_of(random_model("llama", models_folder), Split(shares=2), Forked) as ranks:
+        ranks.watch(lambda error: told.append(f"in time: {error}"))
+        os.kill(children(ranks._process.pid)[1], signal.SIGKILL)
+        wait_until(lambda: bool(told))
+        ranks.watch(lambda error: told.append(f"late: {error}"))
+    assert ["SIGKILL" in each for each in told] == [True, True]
+
+
 def test_ranks_end_with_the_process_that_made_them(models_folder: Path) -> None:
     with ranks_of(random_model("llama", models_folder), Split(shares=2), Forked) as ranks:
         parent = ranks._process.pid

@@ -86,7 +86,7 @@ def test_a_real_model_says_the_same_whatever_runs_beside(models_folder: Path) ->
     assert len({tuple(tokens) for tokens in alone}) == len(asks)
     for order, setting in enumerate(SETTINGS, 1):
         core = make_core(model, setting, draft)
-        assert answers(core, asks, company=6, order=order) == alone, setting
+        assert answers(core, asks, company=3, order=order) == alone, setting
         assert (core.scheduler.preemptions > 0) == (setting.cache_tokens < 1000)
         if setting.draft == "model":
             assert core.figures.accepted_tokens > 0
