@@ -20,11 +20,13 @@ from redline.engine.params import SamplingParams
 from redline.engine.runner import Work
 from redline.engine.scheduler import Plan, Row, Scheduler
 from redline.engine.sequence import Sequence
-from redline.errors import RedlineError, ServerFailed
+from redline.errors import RedlineError, Rejected
 
 _STATUS_FAILED = 500
-_NO_NUMBERS = "what the model computes for this request is not a number"
-_OVERFLOWS = "its weights may be broken, or too large for its dtype: try float32"
+_NO_NUMBERS = (
+    "what the model computes for this request is not a number: its weights may be broken, or "
+)
+_NO_NUMBERS += "too large for its dtype; try float32"
 _NO_DRAFTS = Drafts({}, is_usual=True)
 
 
@@ -210,7 +212,8 @@ class Core:
                 tokens, reason = tokens[: place + 1], "stop"
                 break
         if not tokens:
-            reason = ServerFailed(_NO_NUMBERS, hint=_OVERFLOWS, status=_STATUS_FAILED)
+            # The same request would have the same answer.
+            reason = Rejected(_NO_NUMBERS, status=_STATUS_FAILED)
         elif sequence.guide is not None:
             tokens = sequence.guide.take(tokens)
             reason = sequence.guide.ended or reason

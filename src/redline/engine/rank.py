@@ -75,7 +75,8 @@ def main(fds: Sequence[int], runner: type[Runner] = Runner) -> NoReturn:
         os.waitpid(pid, 0)
     # One that was killed comes before those that have lost it.
     status, rank = min((os.waitstatus_to_exitcode(how), ranks[pid]) for pid, how in ended.items())
-    own.send((rank, status))
+    with suppress(OSError):  # the coordinator may have gone first
+        own.send((rank, status))
     # Python would take seconds to put away what was imported.
     os._exit(0)
 

@@ -18,7 +18,6 @@ from redline.engine.core import Computer
 from redline.engine.load import OTHERS, load, reading, unfit
 from redline.engine.runner import Runner, Work
 from redline.engine.settings import EngineSettings
-from redline.errors import ConfigError
 
 # Of a sequence that is read in two pieces, beside one that begins alike. Its first piece goes
 # through the attention of long pieces, the others through that of short ones.
@@ -61,7 +60,7 @@ def try_ranks(computer: Computer, settings: EngineSettings, config: Any, capacit
                 computer.submit(work)
             for _ in works:
                 computer.result()
-    except ConfigError:
+    except BaseException:
         computer.close()
         raise
 

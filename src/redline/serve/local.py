@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 # Of a model's folder: weights, tokenizer, template and settings, all of which make its answers.
-_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model")
+_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
 
 
 class Serving(NamedTuple):
@@ -47,7 +47,7 @@ class LocalEngine:
         folder = Path(self.settings.model)
         if not folder.is_dir():
             return f"{self.place} {self.settings.dtype}"
-        found = sorted(path for kind in _FILES for path in folder.glob(kind))
+        found = sorted(path for kind in _FILES for path in folder.glob(kind) if path.is_file())
         files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in found]
         return f"engine:{folder.resolve()} {self.settings.dtype} {files}"
 

@@ -18,7 +18,7 @@ from redline.engine.load import Loaded
 from redline.engine.params import SamplingParams
 from redline.engine.sampling import draw
 from redline.engine.sequence import Sequence
-from redline.errors import ServerFailed
+from redline.errors import Rejected
 
 NEW = 12
 NAN, INF = float("nan"), float("inf")
@@ -53,7 +53,7 @@ def model_with(folder: Path, value: float) -> Loaded:
 
 
 def is_failed(heard: Heard) -> bool:
-    return not heard.tokens and isinstance(heard.reason, ServerFailed)
+    return not heard.tokens and isinstance(heard.reason, Rejected)
 
 
 @pytest.mark.parametrize(
