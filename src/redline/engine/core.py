@@ -25,8 +25,8 @@ from redline.errors import RedlineError, Rejected
 _STATUS_FAILED = 500
 _NO_NUMBERS = (
     "what the model computes for this request is not a number: its weights may be broken, or "
+    "too large for its dtype; try float32"
 )
-_NO_NUMBERS += "too large for its dtype; try float32"
 _NO_DRAFTS = Drafts({}, is_usual=True)
 
 
