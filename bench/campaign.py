@@ -1,9 +1,9 @@
 """Long tests, resumable: bench/campaign.py NAME --minutes N.
 
 A campaign is a list of parts. Each part's figures are saved as it ends, so that a campaign which
-was cut short goes on at the next part; one of another commit, or a finished one, begins anew. The
-record is bench/results/NAME.json. Exit status 0 once every part has passed, 1 where one has
-failed, 3 where the minutes were over first.
+was cut short goes on at the next part; it begins anew where it was finished, or where what it runs
+has changed since. The record is bench/results/NAME.json. Exit status 0 once every part has passed,
+1 where one has failed, 3 where the minutes were over first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ import stream_campaign  # noqa: E402
 from crash.killing import LIMITED, SATURATED, Plan, kill_until_done  # noqa: E402
 
 UNFINISHED = 3
-_BENCHES = (
+# What a campaign's figures depend on.
+_RUN = (
+    "src",
+    "tests",
     "bench/budget_campaign.py",
     "bench/campaign.py",
     "bench/engine_equality.py",
@@ -174,7 +177,7 @@ def begin(name: str, path: Path) -> dict[str, Any]:
     commit = _commit()
     if path.exists():
         old: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        if old["commit"] == commit and not old["is_finished"]:
+        if not old["is_finished"] and _is_alike(old["commit"], commit):
             return old
     return {
         "campaign": name,
@@ -196,15 +199,20 @@ def begin(name: str, path: Path) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """The commit, and `+changes` where the tree differs from it but for results."""
+    """The commit, and `+changes` where what campaigns run differs from it."""
+    changed = _git("status", "--porcelain", "--", *_RUN).stdout
+    return (_git("rev-parse", "HEAD").stdout.strip() or "unknown") + ("+changes" if changed else "")
 
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
-        ).stdout.strip()
 
-    changed = git("status", "--porcelain", "--", "src", "tests", *_BENCHES)
-    return (git("rev-parse", "HEAD") or "unknown") + ("+changes" if changed else "")
+def _is_alike(old: str, new: str) -> bool:
+    """Both commits run the same: those between them changed pages, results and other benchmarks."""
+    if old == new:
+        return True
+    return "+" not in old + new and not _git("diff", "--quiet", old, new, "--", *_RUN).returncode
+
+
+def _git(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def save(record: dict[str, Any], path: Path) -> None:
