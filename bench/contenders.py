@@ -26,7 +26,6 @@ from redline.engine.settings import EngineSettings
 from redline.errors import RedlineError
 
 TRAIN = record.ROOT / "examples" / "tiny-model" / "train.py"
-DTYPE = "float32"
 PROMPT_TOKENS = 24
 # Room in a slot for a prompt, the longest answer, and drafts.
 CAPACITY = 192
@@ -163,23 +162,23 @@ def held_out(folder: Path) -> list[list[int]]:
     return [row[:PROMPT_TOKENS] for row in rows if len(row) >= PROMPT_TOKENS]
 
 
-def peer_model(folder: Path, dtype: str = DTYPE) -> Any:
+def peer_model(folder: Path, dtype: str) -> Any:
     """The model as transformers runs it, never ending by itself."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     model.generation_config.eos_token_id = None
     return model
 
 
-def engine_model(folder: Path) -> Loaded:
+def engine_model(folder: Path, dtype: str) -> Loaded:
     """The model as redline runs it."""
-    return load(str(folder), read_config(str(folder)), dtype=DTYPE, device="cpu")
+    return load(str(folder), read_config(str(folder)), dtype=dtype, device="cpu")
 
 
-def untrained(folder: Path) -> Loaded:
+def untrained(folder: Path, dtype: str) -> Loaded:
     """A model of that shape with the weights that it was born with."""
     config = read_config(str(folder))
     torch.manual_seed(SEED)
     model = AutoModelForCausalLM.from_config(
-        config, dtype=dtype_of(DTYPE, config, "cpu"), attn_implementation=NAME
+        config, dtype=dtype_of(dtype, config, "cpu"), attn_implementation=NAME
     )
     return Loaded(model.eval().requires_grad_(requires_grad=False), config)

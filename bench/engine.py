@@ -1,10 +1,10 @@
 """The local engine against transformers on one CPU thread, and what its speculation brings.
 
-    python bench/engine.py [--rounds 5] [--pairs 15] [--models build/engine-models] [--quick]
+    python bench/engine.py [--dtype bfloat16] [--rounds 5] [--pairs 15] [--quick]
+                           [--models build/engine-models]
 
-Tokens a second of a target of 32 million parameters, greedy, in float32: this is what a CPU without
-bfloat16 instructions computes fastest, and `peer_linears_bf16_ms` says how much. Prompts are
-the beginnings of documents that neither model was trained on. All have one thread, a KV cache and
+Tokens a second of a target of 32 million parameters, greedy. Prompts are the beginnings of
+documents that neither model was trained on. All have one dtype, one thread, a KV cache and
 a warm-up, and take their turns within each round, so that a ratio compares the same minutes:
 
   sequential   transformers' generate, a prompt at a time
@@ -14,13 +14,14 @@ a warm-up, and take their turns within each round, so that a ratio compares the 
 
 `equal` has one output length for all, `varied` lengths from 8 to 128 drawn evenly. Speculation is
 measured in pairs: the same prompts with and without drafts, and with a draft model that was never
-trained, at each batch size. The draft length is as the engine chooses it, from what it has learned
-in the runs before, as in a server that has been up for a minute. Where its gain must not fall
-below a bar, the bound is the lower end of a one-sided 95 % interval for the mean of the logarithms
-(Student's t). A decode step is compared with the model's linear layers alone, as the engine has
-them, on as many rows. Ratios are told twice, of seconds and of the process's CPU seconds.
+trained, at each batch size; each of a pair is run in several pieces, in turns. The draft length is
+as the engine chooses it, from what it has learned in the runs before, as in a server that has been
+up for a minute. Where its gain must not fall below a bar, the bound is the lower end of a one-sided
+95 % interval for the mean of the logarithms (Student's t). A decode step is compared with the
+model's linear layers alone, as the engine has them, on as many rows. Ratios are told twice, of
+seconds and of the process's CPU seconds.
 
-The models are trained by examples/tiny-model if the folder has none, which takes 20 minutes.
+The models are trained by examples/tiny-model if the folder has none, which takes 10 minutes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,6 @@ import record
 import torch
 from contenders import (
     DEFAULTS,
-    DTYPE,
     PROMPT_TOKENS,
     SEED,
     Continuous,
@@ -60,6 +61,8 @@ from transformers.utils import logging
 NEW_TOKENS = 128
 # Of each answer in a pair, and of those whose steps are timed.
 PAIRED_TOKENS, STEP_TOKENS = 128, 48
+# So many runs of each make one of a pair: a machine that is slow for some seconds slows all alike.
+PIECES = 3
 VARIED_JOBS, VARIED_TOKENS = 48, (8, 128)
 SLOTS = 32
 GROUPS = (8, 16)
@@ -86,11 +89,22 @@ COMPARED = {
 # second takes less notice of other machines on the same processor.
 UNITS = {"wall_s": "", "cpu_s": "_cpu"}
 # A decode step, the linear layers as the engine has them, and as transformers has them.
-STEPS = ("step_ms", "linears_ms", "peer_linears_ms", "peer_linears_bf16_ms")
+STEPS = ("step_ms", "linears_ms", "peer_linears_ms")
+# By dtype, the name of the record. The bars are for the first; not every processor computes in it.
+RECORDS = {"bfloat16": "engine", "float32": "engine_float32"}
 LEAST_BOUND = 0.95
 MOST_STEP = 2.2
 # One-sided 95 % quantiles of Student's t by degrees of freedom, for the numbers of pairs in use.
 _T_95 = {1: 6.314, 2: 2.920, 4: 2.132, 9: 1.833, 14: 1.761, 19: 1.729, 29: 1.699}
+
+
+def processor() -> str:
+    """Its name, and what it has for numbers of 16 bits."""
+    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    told = dict(map(str.strip, line.split(":", 1)) for line in lines if ":" in line)
+    return ", ".join(
+        [told["model name"], *sorted({"avx512_bf16", "amx_bf16"} & {*told["flags"].split()})]
+    )
 
 
 def timed(run: Callable[[Sequence[Job]], list[list[int]]], jobs: Sequence[Job]) -> dict[str, Any]:
@@ -133,15 +147,15 @@ def decode_step(engine: Engine, jobs: Sequence[Job], others: Sequence[Callable[[
     return [statistics.median(each) for each in zip(*times, strict=True)]
 
 
-def batching(folder: Path, rounds: int, stack: ExitStack) -> Iterator[dict[str, Any]]:
+def batching(folder: Path, dtype: str, rounds: int, stack: ExitStack) -> Iterator[dict[str, Any]]:
     """Every run of every contender, in turns."""
     prompts = held_out(folder)
     lengths = random.Random(SEED)
     equal = [Job(prompt, NEW_TOKENS) for prompt in prompts[:SLOTS]]
     steps = [Job(prompt, STEP_TOKENS) for prompt in prompts[:SLOTS]]
     varied = [Job(prompt, lengths.randint(*VARIED_TOKENS)) for prompt in prompts[:VARIED_JOBS]]
-    own = engine_model(folder / "target")
-    peer, other = peer_model(folder / "target"), peer_model(folder / "target")
+    own = engine_model(folder / "target", dtype)
+    peer, other = [peer_model(folder / "target", dtype) for _ in range(2)]
     runs: dict[str, tuple[Callable[[Sequence[Job]], list[list[int]]], Sequence[Job]]] = {
         "sequential": (Static(peer, 1), equal[:4]),
         "static 32": (Static(peer, SLOTS), equal),
@@ -152,8 +166,7 @@ def batching(folder: Path, rounds: int, stack: ExitStack) -> Iterator[dict[str, 
         runs[f"static {size}, varied"] = (Static(peer, size), varied)
         runs[f"engine {size}, varied"] = (Engine(own, size), varied)
     stepping = Engine(own, SLOTS)
-    half = peer_model(folder / "target", "bfloat16")
-    alone = [linears(model, SLOTS) for model in (own.model, peer, half)]
+    alone = [linears(model, SLOTS) for model in (own.model, peer)]
     for run, jobs in runs.values():
         run([Job(job.prompt, 4) for job in jobs[:SLOTS]])
     for number in range(rounds):
@@ -173,28 +186,40 @@ def batching(folder: Path, rounds: int, stack: ExitStack) -> Iterator[dict[str, 
         }
 
 
-def speculation(folder: Path, pairs: int) -> Iterator[dict[str, Any]]:
+def speculation(folder: Path, dtype: str, pairs: int) -> Iterator[dict[str, Any]]:
     """The same jobs with and without drafts, at each batch size."""
     prompts = held_out(folder)
-    target, draft = engine_model(folder / "target"), engine_model(folder / "draft")
-    drafts = {"without": None, "draft": draft, "random draft": untrained(folder / "draft")}
+    target, draft = [engine_model(folder / name, dtype) for name in ("target", "draft")]
+    drafts = {"without": None, "draft": draft, "random draft": untrained(folder / "draft", dtype)}
     for batch in BATCHES:
         engines = {name: Engine(target, batch, model) for name, model in drafts.items()}
         for number in range(pairs + 1):
-            # Others every time: how much is guessed depends on the text.
-            begin = number * batch % (len(prompts) - batch)
-            jobs = [Job(prompt, PAIRED_TOKENS) for prompt in prompts[begin : begin + batch]]
-            turn = number % len(engines)
-            for name in [*engines][turn:] + [*engines][:turn]:
-                figures = engines[name].core.figures
-                before = figures.drafted_tokens, figures.accepted_tokens, figures.steps
-                found = timed(engines[name], jobs)
-                found.pop("answers")
-                found["drafted"] = figures.drafted_tokens - before[0]
-                found["accepted"] = figures.accepted_tokens - before[1]
-                found["steps"] = figures.steps - before[2]
-                if number:  # the first is the warm-up
+            sums: dict[str, Counter[str]] = {name: Counter() for name in engines}
+            for piece in range(PIECES):
+                # Others every time: how much is guessed depends on the text.
+                begin = (number * PIECES + piece) * batch % (len(prompts) - batch)
+                jobs = [Job(prompt, PAIRED_TOKENS) for prompt in prompts[begin : begin + batch]]
+                turn = (number + piece) % len(engines)
+                for name in [*engines][turn:] + [*engines][:turn]:
+                    sums[name].update(_paired(engines[name], jobs))
+            if number:  # the first is the warm-up
+                for name, found in sums.items():
                     yield {"batch": batch, "pair": number, "contender": name, **found}
+
+
+def _paired(engine: Engine, jobs: Sequence[Job]) -> Mapping[str, Any]:
+    """What one run took, and what was drafted in it."""
+    figures = engine.core.figures
+    drafted, accepted, steps = figures.drafted_tokens, figures.accepted_tokens, figures.steps
+    found = timed(engine, jobs)
+    return {
+        "wall_s": found["wall_s"],
+        "cpu_s": found["cpu_s"],
+        "tokens": found["tokens"],
+        "drafted": figures.drafted_tokens - drafted,
+        "accepted": figures.accepted_tokens - accepted,
+        "steps": figures.steps - steps,
+    }
 
 
 def gain(runs: Sequence[dict[str, Any]], batch: int, name: str) -> dict[str, Any]:
@@ -279,6 +304,7 @@ def show(summary: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--dtype", choices=RECORDS, default="bfloat16")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--models", type=Path, default=record.ROOT / "build" / "engine-models")
@@ -293,13 +319,15 @@ def main() -> int:
     settings = {
         "rounds": rounds,
         "pairs": pairs,
-        "dtype": DTYPE,
+        "dtype": args.dtype,
         "threads": 1,
+        "processor": processor(),
         "prompt_tokens": PROMPT_TOKENS,
         "new_tokens": NEW_TOKENS,
         "varied_tokens": VARIED_TOKENS,
         "varied_jobs": VARIED_JOBS,
         "paired_tokens": PAIRED_TOKENS,
+        "pieces_a_pair": PIECES,
         "step_tokens": STEP_TOKENS,
         "draft_tokens": DEFAULTS.draft_tokens,
         "bars": {name: dict(zip(("bar", "goal"), bar, strict=True)) for name, bar in BARS.items()},
@@ -307,15 +335,15 @@ def main() -> int:
         "most_step": MOST_STEP,
         "models": json.loads((args.models / "training.json").read_text("utf-8")),
     }
-    result = record.Record("engine", settings, {"lengths": SEED, "random draft": SEED})
+    result = record.Record(RECORDS[args.dtype], settings, {"lengths": SEED, "random draft": SEED})
     result.versions.update(record.own_versions("torch", "transformers"))
     runs: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        for run in batching(args.models, rounds, stack):
+        for run in batching(args.models, args.dtype, rounds, stack):
             runs.append(run)
             print(", ".join(f"{key} {value}" for key, value in run.items()), flush=True)
     paired = []
-    for run in speculation(args.models, pairs):
+    for run in speculation(args.models, args.dtype, pairs):
         paired.append(run)
         print(", ".join(f"{key} {value}" for key, value in run.items()), flush=True)
     summary = summarize(runs, paired)

@@ -96,7 +96,7 @@ PLANS = {
     # 31.8 and 5.8 million, with the 1,280 tokens that the text fills.
     "32m": Plan(
         target=Shape(hidden=512, inner=1472, layers=10, heads=8, kv_heads=4),
-        draft=Shape(hidden=512, inner=960, layers=2, heads=8, kv_heads=4),
+        draft=Shape(hidden=512, inner=2432, layers=1, heads=8, kv_heads=4),
         steps=500,
         rate=1.2e-3,
         draft_rate=2e-3,

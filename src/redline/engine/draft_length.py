@@ -23,24 +23,27 @@ _HOPED_SHARE = 0.7
 _SHARE_TRUST = 4.0
 _HOPED_COST = 0.15
 _COST_TRUST = 1.0
-# What is not measured loses this share of its weight a step: half of it in 230 steps.
-_FADE = 0.997
+# What is not measured loses a share of its weight a step: shares half of it in 690 steps, costs,
+# which change with what else the machine does, in 230.
+_SHARE_FADE = 0.999
+_COST_FADE = 0.997
 _MOST_ROWS = 64.0
 _MOST_STEPS = 16.0
 # Drafting must gain this much, or the noise of the estimates alone would turn it on.
 _LEAST_GAIN = 1.03
-# So much more is asked for each row, up to a bound: rows keep unlike numbers of drafts and end at
-# unlike steps; the more there are, the longer the last run in a batch that is no longer full. And
-# a draft model reads all their prompts. At 32 rows an estimated gain of 1.2 was a loss of 4 %.
-_MORE_A_ROW = 0.008
-_MOST_MORE = 0.25
+# So much more is asked for each row, up to a bound, before drafting begins: a draft model must read
+# all that was said without it. And rows keep unlike numbers of drafts and end at unlike steps; the
+# more there are, the longer the last run in a batch that is no longer full. Half of it is asked
+# while drafts are made, or a gain near the bound would have them begun and left again all the time.
+_MORE_A_ROW = 0.012
+_MOST_MORE = 0.35
 # Durations are told as multiples of a plain step's, the median of the latest few; while drafts
 # pay, one step in a hundred goes without, to keep that true.
 _PLAIN_STEPS = 9
 _LEAST_PLAIN = 3
 _MOST_WITHOUT_PLAIN = 100
-# A step that was held up by something else counts as at most so many times the estimate.
-_MOST_OFF = 2.0
+# A step counts as at most so many times the estimate, or as so little: some are held up by others.
+_MOST_OFF = 1.5
 
 
 class _Mean:
@@ -74,7 +77,9 @@ class _Level:
         # batch, and computing, which takes twice as long for twice the rows.
         self.plain: deque[float] = deque(maxlen=_PLAIN_STEPS)
         self.costs = [_Mean() for _ in range(most + 1)]
+        self.tried: set[int] = set()
         self.since_plain = 0
+        self.is_drafting = False
         # The longest draft to try next: at most twice the last one of which something stayed.
         self.reach = 1
 
@@ -106,7 +111,8 @@ class DraftLength:
         level = self._level(batch)
         if len(level.plain) < _LEAST_PLAIN or level.since_plain >= _MOST_WITHOUT_PLAIN:
             return 0
-        best, best_gain = 0, _LEAST_GAIN + min(_MORE_A_ROW * batch, _MOST_MORE)
+        more = min(_MORE_A_ROW * batch, _MOST_MORE)
+        best, best_gain = 0, _LEAST_GAIN + (more / 2 if level.is_drafting else more)
         tokens = stays = 1.0
         share = _HOPED_SHARE
         slowdowns = level.slowdowns()
@@ -116,6 +122,7 @@ class DraftLength:
             tokens += stays
             if tokens / slowdowns[length] > best_gain:
                 best, best_gain = length, tokens / slowdowns[length]
+        level.is_drafting = best > 0
         return best
 
     def measured(
@@ -129,8 +136,10 @@ class DraftLength:
         also did something else, such as reading a prompt or a draft model's catching up.
         """
         level = self._level(batch)
-        for mean in (*self._shares, *level.costs):
-            mean.scale(_FADE)
+        for mean in self._shares:
+            mean.scale(_SHARE_FADE)
+        for mean in level.costs:
+            mean.scale(_COST_FADE)
         if length == 0:
             level.since_plain = 0
             level.reach = max(1, level.reach - 1)
@@ -144,7 +153,10 @@ class DraftLength:
                 self._shares[place].add(kept[place], kept[place - 1], _MOST_ROWS)
         if kept[1]:
             level.reach = max(level.reach, 2 * length)
-        if step_s is not None and level.plain:
+        # In the first step of a length kernels are made for its shapes, which takes milliseconds.
+        is_first = length not in level.tried
+        level.tried.add(length)
+        if step_s is not None and level.plain and not is_first:
             known = level.slowdowns()[length]
             times = step_s / (median(level.plain) * sqrt(batch))
             times = min(max(times, known / _MOST_OFF), known * _MOST_OFF)
