@@ -101,7 +101,8 @@ _T_95 = {1: 6.314, 2: 2.920, 4: 2.132, 9: 1.833, 14: 1.761, 19: 1.729, 29: 1.699
 def processor() -> str:
     """Its name, and what it has for numbers of 16 bits."""
     lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    told = dict(map(str.strip, line.split(":", 1)) for line in lines if ":" in line)
+    told = {"model name": "unknown", "flags": ""}
+    told.update(map(str.strip, line.split(":", 1)) for line in lines if ":" in line)
     return ", ".join(
         [told["model name"], *sorted({"avx512_bf16", "amx_bf16"} & {*told["flags"].split()})]
     )
@@ -196,7 +197,7 @@ def speculation(folder: Path, dtype: str, pairs: int) -> Iterator[dict[str, Any]
         for number in range(pairs + 1):
             sums: dict[str, Counter[str]] = {name: Counter() for name in engines}
             for piece in range(PIECES):
-                # Others every time: how much is guessed depends on the text.
+                # Others, as long as there are: how much is guessed depends on the text.
                 begin = (number * PIECES + piece) * batch % (len(prompts) - batch)
                 jobs = [Job(prompt, PAIRED_TOKENS) for prompt in prompts[begin : begin + batch]]
                 turn = (number + piece) % len(engines)

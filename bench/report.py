@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import report_engine
 import report_limits
 import report_path
 from report_table import Result, source, table
@@ -39,6 +40,7 @@ NAMES = (
     "scale",
     "connections",
     "soak",
+    "engine",
 )
 
 _BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -95,6 +97,7 @@ def blocks(results: Mapping[str, Result]) -> dict[str, str]:
         "scale": report_path.scale,
         "connections": report_path.connections,
         "soak": report_path.soak,
+        "engine": report_engine.engine,
     }
     made = {name: make(results[name]) for name, make in makers.items() if name in results}
     made["losses"] = _losses(results)

@@ -37,7 +37,7 @@ def engine(result: Result) -> str:
             summary["decode_step"], settings["most_step"], is_kept=summary["kept"]["decode step"]
         ),
     ]
-    return "\n\n".join([*parts, source(result)])
+    return "\n\n".join([*parts, f"{source(result)} Processor: {settings['processor']}."])
 
 
 def _verdict(is_kept: bool) -> str:

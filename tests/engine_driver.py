@@ -65,11 +65,11 @@ class Fixed(DraftLength):
         return self._length
 
     def measured(
-        self, batch: int, length: int, accepted: Sequence[int], step_s: float | None
+        self, drafted: Sequence[int], accepted: Sequence[int], step_s: float | None
     ) -> None:
-        assert length <= self._length
-        assert len(accepted) <= batch
-        assert all(0 <= count <= length for count in accepted)
+        assert max(drafted) <= max(1, self._length)
+        for made, kept in zip(drafted, accepted, strict=True):
+            assert 0 <= kept <= made
 
 
 class Heard:

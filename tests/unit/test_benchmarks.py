@@ -29,6 +29,7 @@ def _load(name: str) -> ModuleType:
 @pytest.fixture(scope="module")
 def report() -> ModuleType:
     _load("report_table")
+    _load("report_engine")
     _load("report_limits")
     _load("report_path")
     return _load("report")

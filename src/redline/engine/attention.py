@@ -136,9 +136,9 @@ class _Together:
         # (rows, kv heads, groups x width, D): the heads of a group look at the same keys.
         query = query.view(self._count, self._width, -1, groups, size).permute(0, 2, 3, 1, 4)
         query = query.reshape(self._count, -1, groups * self._width, size)
-        # Keys by queries: the other way round PyTorch brings all keys into another order first.
+        # Keys by queries: the other way round PyTorch transposes all the keys first.
         scores = torch.matmul(keys, query.transpose(-1, -2)).transpose(-1, -2)
-        scores = scores.to(torch.float32, memory_format=torch.contiguous_format)
+        scores = scores.contiguous().float()
         scores = scores.view(self._count, -1, groups, self._width, self._length)
         # Put in their place, not added: the key of another, long gone, need not be a number.
         weights = scores.masked_fill_(self._hidden, -torch.inf).softmax(-1).to(values.dtype)

@@ -194,13 +194,14 @@ class Core:
         self.figures.add(begun.plan, drafted, kept)
         if self._speculation is None or not whole:
             return
-        length = max(drafted)
         is_lookup = not begun.laws
-        accepted = [count for count, made in zip(kept, drafted, strict=True) if made or is_lookup]
         # Drafts that there was no room for have taken their time, too.
-        is_clean = begun.is_usual and (length > 0 or not begun.laws)
+        is_clean = begun.is_usual and (any(drafted) or is_lookup)
         step_s = self._now_s() - begun.since_s if is_clean else None
-        self._speculation.lengths.measured(len(whole), length, accepted, step_s)
+        if is_lookup and any(drafted):
+            # Where nothing is found, that is a guess which did not come true.
+            drafted = [max(made, 1) for made in drafted]
+        self._speculation.lengths.measured(drafted, kept, step_s)
 
     def _advance(self, row: Row, found: Judged) -> bool:
         """Gives the sequence its new tokens, up to the one that ends it. True where one does."""

@@ -18,7 +18,7 @@ from math import sqrt
 from statistics import median
 
 # A draft that is worth having keeps 0.7 and costs a seventh of a step. The hope for a share
-# weighs as much as four rows: three rejections in a row end it where a draft costs half a step.
+# weighs as much as four rows: two rejections in a row end it where a draft costs half a step.
 _HOPED_SHARE = 0.7
 _SHARE_TRUST = 4.0
 _HOPED_COST = 0.15
@@ -27,7 +27,7 @@ _COST_TRUST = 1.0
 # which change with what else the machine does, in 230.
 _SHARE_FADE = 0.999
 _COST_FADE = 0.997
-_MOST_ROWS = 64.0
+_MOST_ROWS = 24.0
 _MOST_STEPS = 16.0
 # Drafting must gain this much, or the noise of the estimates alone would turn it on.
 _LEAST_GAIN = 1.03
@@ -126,15 +126,15 @@ class DraftLength:
         return best
 
     def measured(
-        self, batch: int, length: int, accepted: Sequence[int], step_s: float | None
+        self, drafted: Sequence[int], accepted: Sequence[int], step_s: float | None
     ) -> None:
         """Takes in one step.
 
-        length: the longest draft in it, 0 where none was found or asked for. accepted: of each
-        row how many drafted tokens stayed, 0 for one without a draft; not looked at where length
-        is 0. step_s: seconds from before the drafts to after the verdict; None where the step
-        also did something else, such as reading a prompt or a draft model's catching up.
+        drafted, accepted: how many tokens were drafted for each row, and how many of them stayed.
+        step_s: seconds from before the drafts to after the verdict; None where the step also did
+        something else, such as reading a prompt or a draft model's catching up.
         """
+        batch, length = len(drafted), max(drafted)
         level = self._level(batch)
         for mean in self._shares:
             mean.scale(_SHARE_FADE)
@@ -147,11 +147,13 @@ class DraftLength:
                 level.plain.append(step_s / sqrt(batch))
             return
         level.since_plain += 1
-        kept = [sum(each >= place for each in accepted) for place in range(length + 1)]
+        rows = list(zip(drafted, accepted, strict=True))
         for place in range(1, length + 1):
-            if kept[place - 1]:
-                self._shares[place].add(kept[place], kept[place - 1], _MOST_ROWS)
-        if kept[1]:
+            # Rows of which all before it stayed.
+            stayed = [kept >= place for made, kept in rows if made >= place and kept >= place - 1]
+            if stayed:
+                self._shares[place].add(sum(stayed), len(stayed), _MOST_ROWS)
+        if any(accepted):
             level.reach = max(level.reach, 2 * length)
         # In the first step of a length kernels are made for its shapes, which takes milliseconds.
         is_first = length not in level.tried
@@ -160,7 +162,8 @@ class DraftLength:
             known = level.slowdowns()[length]
             times = step_s / (median(level.plain) * sqrt(batch))
             times = min(max(times, known / _MOST_OFF), known * _MOST_OFF)
-            level.costs[length].add(times - 1.0, 1.0, _MOST_STEPS)
+            # Drafts do not make a step shorter: where they seem to, the plain ones were held up.
+            level.costs[length].add(max(0.0, times - 1.0), 1.0, _MOST_STEPS)
 
     def _level(self, batch: int) -> _Level:
         size = (batch - 1).bit_length()

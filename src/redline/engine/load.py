@@ -13,7 +13,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from redline.engine.attention import NAME, attend
 from redline.engine.cache import Shape, SlotCache
-from redline.engine.packed import pack
 from redline.errors import ConfigError
 
 # What a model may bring besides plain attention, and what to call it. It needs a cache of its own.
@@ -41,7 +40,6 @@ class Loaded:
     """A model that is ready to compute, or a rank's part of it; what others need to know of it."""
 
     def __init__(self, model: Any, config: Any) -> None:
-        pack(model)
         self.model = model
         self.vocabulary: int = config.vocab_size
         self.layers: int = config.num_hidden_layers
@@ -49,6 +47,8 @@ class Loaded:
         size = getattr(config, "head_dim", None)
         self.head_size: int = size or config.hidden_size // config.num_attention_heads
         self.hidden_size: int = config.hidden_size
+        # What is tied counts once.
+        self.parameter_bytes = sum(part.nbytes for part in model.parameters())
         self.has_head: bool = model.lm_head is not None
         self.device = next(model.parameters()).device
         self.dtype = next(model.parameters()).dtype

@@ -32,6 +32,8 @@ _BIASES = (-100.0, 100.0)
 _Stops = Annotated[
     tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=16)
 ]
+# Each is added to the logits of every token of every answer.
+_Biases = Annotated[Mapping[int, float], Meta(max_length=1024)]
 # Each is compared with every token of every answer.
 _StopTokens = Annotated[tuple[int, ...], Meta(max_length=128)]
 
@@ -52,7 +54,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = msgspec.field(default_factory=dict)
+    logit_bias: _Biases = msgspec.field(default_factory=dict)
     seed: int | None = None
     stop: _Stops = ()
     stop_token_ids: _StopTokens = ()

@@ -11,6 +11,7 @@ from torch import Tensor
 from redline.engine.attention import Piece, Step
 from redline.engine.cache import SlotCache
 from redline.engine.load import Loaded
+from redline.engine.packed import pack
 from redline.engine.scheduler import Copied
 from redline.errors import RedlineError
 
@@ -33,14 +34,15 @@ class Runner:
     steps_at_once = 1
 
     def __init__(self, loaded: Loaded, cache: SlotCache) -> None:
+        pack(loaded.model)
         self.loaded = loaded
         self.cache = cache
         self._logits: Tensor | None = None
 
     @property
     def parameter_bytes(self) -> list[int]:
-        """Of the model, in this one process; what is tied counts once."""
-        return [sum(part.nbytes for part in self.loaded.model.parameters())]
+        """Of the model, in this one process."""
+        return [self.loaded.parameter_bytes]
 
     def submit(self, work: Work) -> None:
         """Computes the step."""

@@ -1,8 +1,8 @@
 """A model is tried before it serves: what the engine computes must be what the model says itself.
 
 Its attention is exchanged, and no list of settings tells which models bring more than plain causal
-attention: sinks, a layer that attends twice, a layer that is not told of the step. So the logits of
-a few tokens are computed both ways, in three forward passes.
+attention: sinks, a layer that attends twice, a layer that is not told of the step. Its weights are
+packed, too. So the logits of a few tokens are computed both ways, in three forward passes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from redline.engine.attention import NAME, Piece
 from redline.engine.core import Computer
-from redline.engine.load import OTHERS, load, reading, unfit
+from redline.engine.load import OTHERS, Loaded, load, reading, unfit
 from redline.engine.runner import Runner, Work
 from redline.engine.settings import EngineSettings
 
@@ -40,8 +40,8 @@ def open_runner(
     """
     loaded = load(name, config, dtype=settings.dtype, device=device)
     with reading(_FAILURE, name, OTHERS):
-        runner = Runner(loaded, loaded.cache(2, min(_TOKENS, capacity)))
-        off = distance(runner, min(_TOKENS, capacity))
+        own = said(loaded, tokens := min(_TOKENS, capacity))
+        off = distance(Runner(loaded, loaded.cache(2, tokens)), own)
     if off > _MOST_OFF.get(loaded.dtype, _MOST_OFF[torch.float32]):
         words = f"attention of its own (its logits would be {off:.0%} off)"
         raise unfit(name, config.model_type, words)
@@ -66,17 +66,22 @@ def try_ranks(computer: Computer, settings: EngineSettings, config: Any, capacit
 
 
 @torch.inference_mode()
-def distance(runner: Runner, tokens: int) -> float:
-    """How far logits are off, as a share of their size: the worse of two steps."""
-    model, vocabulary = runner.loaded.model, runner.loaded.vocabulary
-    works = _works(tokens, vocabulary)
-    found = [runner.run(work) for work in works]
-    words = torch.tensor([_words(tokens, vocabulary)], device=runner.loaded.device)
-    model.set_attn_implementation("eager")
-    own = model(input_ids=words, use_cache=False).logits[0].float()
-    model.set_attn_implementation(NAME)
-    steps = zip(found, works, strict=True)
-    return max(_off(step, own[_places(work.pieces)]) for step, work in steps)
+def said(loaded: Loaded, tokens: int) -> Tensor:
+    """(tokens, vocabulary) float32 logits as the model computes them, before a runner has it."""
+    words = torch.tensor([_words(tokens, loaded.vocabulary)], device=loaded.device)
+    loaded.model.set_attn_implementation("eager")
+    own: Tensor = loaded.model(input_ids=words, use_cache=False).logits[0].float()
+    loaded.model.set_attn_implementation(NAME)
+    return own
+
+
+def distance(runner: Runner, own: Tensor) -> float:
+    """How far the runner's logits are off, as a share of their size: the worse of two steps.
+
+    own: of as many tokens, from `said`.
+    """
+    works = _works(len(own), runner.loaded.vocabulary)
+    return max(_off(runner.run(work), own[_places(work.pieces)]) for work in works)
 
 
 def _off(found: Tensor, own: Tensor) -> float:

@@ -69,7 +69,7 @@ def steps(
         spent_ms += ms
         ms *= chance.lognormvariate(0.0, machine.noise)
         ms *= 10 if chance.random() < 0.01 else 1
-        chooser.measured(batch, length, accepted, ms / 1000)
+        chooser.measured([length] * batch, accepted, ms / 1000)
         lengths.append(length)
     return plain_ms / spent_ms, lengths
 
@@ -148,13 +148,13 @@ def check_leaves(changed: ModuleType) -> None:
 
 
 def test_a_draft_that_has_become_bad_is_left() -> None:
-    changed = mutant(module, "_MOST_ROWS = 64.0", "_MOST_ROWS = 1e9")
+    changed = mutant(module, "_MOST_ROWS = 24.0", "_MOST_ROWS = 1e9")
     assert_caught(check_leaves, module, changed)
 
 
 def test_a_first_step_that_is_held_up_misleads_nobody() -> None:
     chooser, machine = DraftLength(MOST), Machine(share=0.0)
-    chooser.measured(8, 0, [], 100 * machine.step_ms(8, 0) / 1000)
+    chooser.measured([0] * 8, [0] * 8, 100 * machine.step_ms(8, 0) / 1000)
     gain, _ = steps(chooser, machine, always(8), 500, random.Random(1))
     assert gain > 0.97
 
@@ -163,9 +163,9 @@ def test_nothing_is_drafted_before_plain_steps_are_known() -> None:
     chooser = DraftLength(MOST)
     for _ in range(3):
         assert chooser.choose(4) == 0
-        chooser.measured(4, 0, [0] * 4, None)
+        chooser.measured([0] * 4, [0] * 4, None)
         assert chooser.choose(4) == 0
-        chooser.measured(4, 0, [0] * 4, 0.01)
+        chooser.measured([0] * 4, [0] * 4, 0.01)
     assert chooser.choose(4) == 1
     # Another size has to be measured by itself.
     assert chooser.choose(32) == 0
@@ -180,7 +180,7 @@ def test_while_drafts_pay_a_plain_step_is_taken_now_and_then() -> None:
 def test_no_drafts_are_possible_with_a_most_of_none() -> None:
     chooser = DraftLength(0)
     for _ in range(10):
-        chooser.measured(1, 0, [0], 0.01)
+        chooser.measured([0], [0], 0.01)
     assert chooser.choose(1) == 0
 
 
@@ -190,13 +190,28 @@ def test_a_gain_near_the_bound_begins_nothing_and_ends_nothing() -> None:
     def met(*, is_drafting: bool) -> DraftLength:
         chooser = DraftLength(1)
         for _ in range(5):
-            chooser.measured(32, 0, [], 0.010)
+            chooser.measured([0] * 32, [0] * 32, 0.010)
         for _ in range(30):
             if is_drafting:
                 assert chooser.choose(32) == 1
             # 29 of 32 stay, in 1.45 times the time: a gain of 1.31.
-            chooser.measured(32, 1, [1] * 29 + [0] * 3, 0.0145)
+            chooser.measured([1] * 32, [1] * 29 + [0] * 3, 0.0145)
         return chooser
 
     assert met(is_drafting=False).choose(32) == 0
     assert met(is_drafting=True).choose(32) == 1
+
+
+def test_who_was_allowed_fewer_drafts_has_refused_none() -> None:
+    """Two tokens are left of each second answer: one draft, and the token after it."""
+    chooser = DraftLength(4)
+    for _ in range(5):
+        chooser.measured([0] * 8, [0] * 8, 0.010)
+    for _ in range(40):
+        chooser.choose(8)
+        chooser.measured([4, 1] * 4, [4, 1] * 4, 0.012)
+    assert chooser.choose(8) == 4
+    # Each place would keep half of its drafts, else.
+    for _ in range(40):
+        chooser.measured([4, 1] * 4, [4, 1] * 4, 0.018)
+    assert chooser.choose(8) == 4

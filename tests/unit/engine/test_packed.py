@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from redline.engine.packed import pack
+from redline.engine.packed import is_packed, pack
 
-needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="there is no MKL here")
-needs_onednn = pytest.mark.skipif(
-    not torch.backends.mkldnn.is_available(), reason="there is no oneDNN here"
-)
 DTYPES = [
-    pytest.param(torch.float32, 1e-5, marks=needs_mkl),
-    # Half a unit in the last place of bfloat16, and as much again for how sums are rounded.
-    pytest.param(torch.bfloat16, 2**-7, marks=needs_onednn),
+    pytest.param(
+        dtype,
+        off,
+        marks=pytest.mark.skipif(not is_packed(dtype), reason=f"{dtype} is not packed here"),
+        id=str(dtype),
+    )
+    # Of bfloat16 half a unit in the last place, and as much again for how sums are rounded.
+    for dtype, off in [(torch.float32, 1e-5), (torch.bfloat16, 2**-7)]
 ]
 
 
 def product(layer: nn.Linear, rows: Tensor) -> Tensor:
-    """What the layer should give, in float64."""
+    """What the layer should give, in float64. Before it is packed."""
     bias = None if layer.bias is None else layer.bias.double()
     return nn.functional.linear(rows.double(), layer.weight.double(), bias)
 
@@ -34,10 +37,11 @@ def test_products_are_those_of_the_weights(
     torch.manual_seed(rows)
     layer = nn.Linear(96, 200, bias=has_bias, dtype=dtype)
     given = torch.randn(1, rows, 96, dtype=dtype)
+    wanted = product(layer, given)
     pack(layer)
     with torch.inference_mode():
         found = layer(given)
-        torch.testing.assert_close(found.double(), product(layer, given), rtol=off, atol=off)
+        torch.testing.assert_close(found.double(), wanted, rtol=off, atol=off)
         assert found.shape == (1, rows, 200)
 
 
@@ -45,33 +49,49 @@ def test_products_are_those_of_the_weights(
 def test_rows_that_do_not_lie_one_after_another(dtype: torch.dtype, off: float) -> None:
     layer = nn.Linear(64, 64, dtype=dtype)
     given = torch.randn(64, 6, 2, dtype=dtype)[:, :, 0].T
+    wanted = product(layer, given)
     pack(layer)
     with torch.inference_mode():
         found = layer(given).double()
-    torch.testing.assert_close(found, product(layer, given), rtol=off, atol=off)
+    torch.testing.assert_close(found, wanted, rtol=off, atol=off)
 
 
 @pytest.mark.parametrize(("dtype", "off"), DTYPES)
 def test_hooks_are_still_called(dtype: torch.dtype, off: float) -> None:
     layer = nn.Linear(64, 64, dtype=dtype)
     layer.register_forward_hook(lambda _module, _given, found: found + 1)
-    pack(layer)
     given = torch.randn(3, 64, dtype=dtype)
+    wanted = product(layer, given) + 1
+    pack(layer)
     with torch.inference_mode():
         found = layer(given).double()
-    torch.testing.assert_close(found, product(layer, given) + 1, rtol=off, atol=2 * off)
+    torch.testing.assert_close(found, wanted, rtol=off, atol=2 * off)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_layers_do_not_bring_their_weights_into_order_again(dtype: torch.dtype) -> None:
-    """A product that is not by packed weights would read those that stand in the layer."""
-    layer = nn.Linear(64, 64, bias=False, dtype=dtype)
+@pytest.mark.parametrize(("dtype", "off"), DTYPES)
+def test_weights_are_held_once(dtype: torch.dtype, off: float) -> None:
+    layer = nn.Linear(64, 128, dtype=dtype)
     given = torch.randn(40, 64, dtype=dtype)
+    weight = weakref.ref(layer.weight.untyped_storage())
     pack(layer)
+    assert weight() is None
+    # What asks for the shape is told, and the bytes that are packed.
+    assert layer.weight.shape == (128, 64)
+    assert layer.weight.nbytes == 128 * 64 * dtype.itemsize
     with torch.inference_mode():
         before = layer(given)
-        layer.weight.zero_()
+        # Once more is as good as once.
+        pack(layer)
         assert torch.equal(layer(given), before)
+
+
+def test_what_others_compute_stays_theirs() -> None:
+    """Libraries that quantize put a way of their own into a layer."""
+    layer = nn.Linear(64, 64)
+    layer.forward = lambda rows: rows + 1  # type: ignore[method-assign]
+    pack(layer)
+    assert torch.equal(layer(torch.zeros(2, 64)), torch.ones(2, 64))
+    assert not layer.weight.is_meta
 
 
 def test_other_numbers_are_left_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     DiffLlamaConfig,
@@ -20,10 +22,11 @@ from transformers import (
 )
 
 from engine_models import KINDS, random_model
+from redline.engine import packed
 from redline.engine.load import read_config
 from redline.engine.runner import Runner
 from redline.engine.settings import EngineSettings
-from redline.engine.trial import distance, open_runner
+from redline.engine.trial import distance, open_runner, said
 from redline.errors import ConfigError
 
 SIZES: dict[str, Any] = {
@@ -79,7 +82,23 @@ def test_what_the_engine_runs_passes(kind: str, dtype: str, models_folder: Path)
     assert runner.cache.shape.slots == 3
     assert runner.cache.shape.capacity == 64
     # It has its own attention again.
-    assert distance(runner, 40) < 0.1
+    assert distance(runner, said(runner.loaded, 40)) < 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_are_packed_in_a_wrong_order_are_noticed(
+    dtype: torch.dtype, models_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not packed.is_packed(dtype):
+        pytest.skip("nothing is packed here")
+
+    def reversed_rows(weight: Tensor, _bias: object) -> Callable[[Tensor], Tensor]:
+        return lambda rows: nn.functional.linear(rows, weight.flip(0))
+
+    monkeypatch.setattr(packed, "_by_mkl", reversed_rows)
+    monkeypatch.setattr(packed, "_by_onednn", reversed_rows)
+    with pytest.raises(ConfigError, match="% off"):
+        opened(str(random_model("llama", models_folder)), dtype=str(dtype).removeprefix("torch."))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
