@@ -3,7 +3,8 @@
 A step's new tokens stand in one row, whatever sequence each belongs to, so that the model's
 linear layers see them all at once. Attention takes them apart again. Sequences with a few new
 tokens, which are those that generate, go together in two matrix products: at such lengths PyTorch's
-fused attention is slower on a CPU. A long piece of a prompt goes on its own through the fused one.
+fused attention is slower on a CPU. Those with one and those with many do not: the short would be
+filled up to the long. A long piece of a prompt goes on its own through the fused one.
 """
 
 from __future__ import annotations
@@ -30,6 +31,26 @@ class Piece(NamedTuple):
     size: int
 
 
+# A piece, and where its tokens begin in the row of all.
+_Found = tuple[Piece, int]
+
+
+def grouped(short: Sequence[_Found]) -> list[list[_Found]]:
+    """Those that go together, in their order: filled up to its longest, a group has at most twice
+    its tokens.
+    """
+    groups: list[list[_Found]] = []
+    tokens = 0
+    for found in sorted(short, key=lambda each: -each[0].size):
+        tokens += found[0].size
+        if groups and (len(groups[-1]) + 1) * groups[-1][0][0].size <= 2 * tokens:
+            groups[-1].append(found)
+        else:
+            groups.append([found])
+            tokens = found[0].size
+    return [sorted(group, key=lambda each: each[1]) for group in groups]
+
+
 class Step:
     """What attention has to know of one step; built once and used by every layer."""
 
@@ -39,15 +60,16 @@ class Step:
         slots = [piece.slot for piece in pieces for _ in range(piece.size)]
         positions = [at for piece in pieces for at in range(piece.start, piece.start + piece.size)]
         self.places = (torch.tensor(slots, device=device), torch.tensor(positions, device=device))
-        together: list[tuple[Piece, int]] = []
-        alone: list[tuple[Piece, int]] = []
+        short: list[_Found] = []
+        self._alone: list[_Alone] = []
         at = 0
         for piece in pieces:
-            (together if piece.size <= _MOST_TOGETHER else alone).append((piece, at))
+            if piece.size <= _MOST_TOGETHER:
+                short.append((piece, at))
+            else:
+                self._alone.append(_Alone(piece, at, device))
             at += piece.size
-        self.size = at
-        self._alone = [_Alone(piece, at, device) for piece, at in alone]
-        self._together = _Together(together, device) if together else None
+        self._together = [_Together(found, device) for found in grouped(short)]
 
     @property
     def positions(self) -> Tensor:
@@ -58,14 +80,15 @@ class Step:
         """What the new tokens see, (N, heads, D). query is (heads, N, D) and scaled already."""
         self.cache.write(layer, self.places, key.transpose(0, 1), value.transpose(0, 1))
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        if self._together is not None and not self._alone:
-            return self._together.attend(query.transpose(0, 1), keys, values)
-        seen = torch.empty_like(query.transpose(0, 1))
+        by_token = query.transpose(0, 1)
+        if len(self._together) == 1 and not self._alone:
+            return self._together[0].attend(by_token, keys, values)
+        seen = torch.empty_like(by_token)
         for alone in self._alone:
             seen[alone.begin : alone.end] = alone.attend(query, keys, values)
-        if self._together is not None:
-            own = query.transpose(0, 1)[self._together.places]
-            seen[self._together.places] = self._together.attend(own, keys, values)
+        for together in self._together:
+            own = by_token[together.places]
+            seen[together.places] = together.attend(own, keys, values)
         return seen
 
 
@@ -97,7 +120,7 @@ class _Alone:
 class _Together:
     """Short pieces of many sequences, padded to the longest of them."""
 
-    def __init__(self, found: Sequence[tuple[Piece, int]], device: torch.device) -> None:
+    def __init__(self, found: Sequence[_Found], device: torch.device) -> None:
         pieces = [piece for piece, _ in found]
         width = max(piece.size for piece in pieces)
         length = bucketed(max(piece.start + piece.size for piece in pieces))

@@ -25,7 +25,7 @@ from redline.engine.params import SamplingParams
 from redline.engine.prompting import Asked, read_request
 from redline.engine.scheduler import QueueFull
 from redline.engine.text import Pieces, TextStream
-from redline.engine.thread import EngineThread
+from redline.engine.thread import CLOSED, EngineFailed, EngineThread
 from redline.errors import CallError, NoEndpoint, RedlineError, Rejected, ServerFailed, TimedOut
 from redline.limits import Cost
 
@@ -166,16 +166,23 @@ class _Reader:
 
     def __init__(self, read: Callable[[Request], _Read]) -> None:
         self._inbox: queue.SimpleQueue[tuple[Future[_Read], Request] | None] = queue.SimpleQueue()
+        self._is_closed = False
         Thread(target=self._run, args=[read], name="redline tokenizer", daemon=True).start()
 
     def read(self, request: Request) -> Future[_Read]:
-        """What will be read, unless it is cancelled before its turn."""
+        """What will be read, unless it is cancelled before its turn. In the event loop only.
+
+        Raises EngineFailed once it was closed.
+        """
+        if self._is_closed:
+            raise EngineFailed(CLOSED)
         found: Future[_Read] = Future()
         self._inbox.put((found, request))
         return found
 
     def close(self) -> None:
         """Ends the thread once what it was given is read; waits for nothing."""
+        self._is_closed = True
         self._inbox.put(None)
 
     def _run(self, read: Callable[[Request], _Read]) -> None:

@@ -19,7 +19,7 @@ from redline.engine.scheduler import QueueFull
 from redline.engine.sequence import Sequence as Running
 from redline.errors import NoEndpoint, RedlineError
 
-_CLOSED = "the engine was closed"
+CLOSED = "the engine was closed"
 
 
 class EngineFailed(NoEndpoint):
@@ -55,7 +55,7 @@ class EngineThread:
         Raises EngineFailed once the engine is being closed.
         """
         if self._is_closing:
-            raise EngineFailed(_CLOSED)
+            raise EngineFailed(CLOSED)
         self._inbox.put(partial(self._begin, asks))
 
     def cancel(self, asker: Asker) -> None:
@@ -86,7 +86,7 @@ class EngineThread:
                 self._fail(error)
             self._hand_on()
         self._take(0.0)
-        self._end_all(EngineFailed(_CLOSED))
+        self._end_all(EngineFailed(CLOSED))
         self._hand_on()
         self._core.computer.close()
 

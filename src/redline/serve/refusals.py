@@ -35,8 +35,9 @@ from redline.errors import (
     nearest,
 )
 
-# Our own refusals write the name of a parameter like `this` or `this[0].that`.
-_PARAMETER = re.compile(r"`([a-z]\w*(?:\[\d+\]|\.\w+)*)`")
+# Our own refusals write the name of a parameter like `this` or `this[0].that`; of values by keys of
+# the user's, like `this[...]`.
+_PARAMETER = re.compile(r"`([a-z]\w*(?:\[(?:\d+|\.{3})\]|\.\w+)*)`")
 _LATEST_S = 86_400.0
 # The rest of such a request may still be on its way.
 _CLOSING = frozenset({408, 413})

@@ -16,6 +16,7 @@ import vocabularies
 from redline.calls import Request
 from redline.engine.backend import EngineBackend, Speaker, _Reader
 from redline.engine.text import Pieces
+from redline.engine.thread import EngineFailed
 from redline.errors import Rejected
 
 LIMIT_S = 60.0
@@ -71,3 +72,12 @@ def test_too_many_answers_are_refused_before_the_event_loop_makes_any() -> None:
     with pytest.raises(Rejected, match="asks for 262,144 answers"):
         read.result(LIMIT_S)
     backend._reader.close()
+
+
+def test_who_comes_after_the_end_is_told_so() -> None:
+    reader = _Reader(lambda _: None)  # type: ignore[arg-type, return-value]
+    before = reader.read(Request(url="/v1/completions", body={}))
+    reader.close()
+    assert before.result(LIMIT_S) is None
+    with pytest.raises(EngineFailed, match="closed"):
+        reader.read(Request(url="/v1/completions", body={}))

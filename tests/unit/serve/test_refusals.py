@@ -99,6 +99,7 @@ def test_the_hint_of_a_backend_is_told_and_that_of_a_command_line_is_not() -> No
     [
         (Rejected("`top_p` is 7", hint="`n` too"), "top_p"),
         (Rejected("`messages[0].content[1].type` is not valid"), "messages[0].content[1].type"),
+        (Rejected("`logit_bias[...]` is not valid: Expected `float`"), "logit_bias[...]"),
         (Rejected("the request asks for 40 answers"), None),
         (Rejected("an answer that begins `<html>` or `404 Not Found`"), None),
         (Rejected("HTTP 400: `top_p` is 7", status=400), None),
