@@ -24,7 +24,8 @@ _Product = Callable[[Tensor], Tensor]
 
 def pack(model: Any) -> None:
     """Has the model's linear layers on a CPU use packed weights: in float32 by MKL, in bfloat16 by
-    oneDNN. Their own are given up: what stands in a layer has its shape and no memory.
+    oneDNN. Their own are given up: what stands in a layer has its shape and no memory. What is
+    tied to an embedding stands there as well.
 
     Others stay as they are, and so does what is packed already, or computed by somebody else's.
     """

@@ -131,7 +131,7 @@ def check_returns(changed: ModuleType) -> None:
     chooser, chance = changed.DraftLength(MOST), random.Random(2)
     # Drafts that cost less than is hoped: the costs, forgotten, do not have them tried again.
     steps(chooser, Machine(share=0.0, draft_ms=0.3), always(2), 1000, chance)
-    _, lengths = steps(chooser, Machine(share=0.9, draft_ms=0.3), always(2), 2500, chance)
+    _, lengths = steps(chooser, Machine(share=0.9, draft_ms=0.3), always(2), 1500, chance)
     assert sum(lengths[-300:]) > 300 * 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from engine_models import (  # noqa: E402
 )
 from mutants import mutant  # noqa: E402
 from redline.engine import guided as guided_module  # noqa: E402
+from redline.engine import noise  # noqa: E402
 from redline.engine.guided import Grammars, Guide, masked  # noqa: E402
 from redline.engine.judge import judge  # noqa: E402
 from redline.engine.load import Loaded  # noqa: E402
@@ -107,6 +109,12 @@ def ground(models_folder: Path) -> Ground:
     return Ground(tokenizer, loaded(folder), loaded(near), prompts, grammars)
 
 
+@pytest.fixture(autouse=True)
+def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drawn without a seed is the same every time: how many answers end depends on it."""
+    monkeypatch.setattr(noise.secrets, "randbits", random.Random(1).getrandbits)
+
+
 def answers(
     ground: Ground,
     params: SamplingParams,
@@ -144,8 +152,7 @@ def check_answers(ground: Ground, heard: list[Heard], names: Iterable[str] = SCH
         assert answer.reason == "stop"
         text = ground.tokenizer.decode(answer.tokens, skip_special_tokens=True)
         assert follows(text, SCHEMAS[name])
-    # Of drawn answers it is mostly two in three.
-    assert sum(answer.reason == "stop" for answer in heard) >= 2
+    assert sum(answer.reason == "stop" for answer in heard) > len(heard) / 2
 
 
 @pytest.mark.parametrize(
