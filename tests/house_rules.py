@@ -25,7 +25,6 @@ FLOORS = {
 BESIDE = {"sim": 1, "testing": 2}  # the highest floor each may import
 MAY_IMPORT_BESIDE = {"sim": {"cli", "run", "__init__"}, "testing": set[str]()}
 ONLY_IN = {"torch": "engine"}
-MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 7
 BANNED_NAMES = {"util", "utils", "helper", "helpers", "common", "manager", "managers"}
@@ -221,13 +220,6 @@ def heavy_imports(package: Package) -> Iterator[Finding]:
                 )
 
 
-def file_sizes(package: Package) -> Iterator[Finding]:
-    for module in package.modules:
-        lines = len(module.text.splitlines())
-        if lines > MAX_FILE_LINES:
-            yield Finding(module.path, lines, "", f"{lines} lines, at most {MAX_FILE_LINES}")
-
-
 def function_sizes(package: Package) -> Iterator[Finding]:
     """Lines from `def` to the end without the docstring; of a command, without the flag table."""
     for module, function in package.functions():
@@ -335,7 +327,7 @@ def todos(package: Package) -> Iterator[Finding]:
 RULES: dict[str, Callable[[Package], Iterator[Finding]]] = {
     rule.__name__: rule
     for rule in (
-        known_parts, floors, cycles, heavy_imports, file_sizes, function_sizes, parameters,
+        known_parts, floors, cycles, heavy_imports, function_sizes, parameters,
         file_names, doors, prints, broad_excepts, todos,
     )
 }  # fmt: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from house_rules import MAX_FILE_LINES, MAX_FUNCTION_LINES, RULES, Package
+from house_rules import MAX_FUNCTION_LINES, RULES, Package
 
 ROOT = Path(__file__).parent.parent
 EXTRAS = [
@@ -100,11 +100,6 @@ BAD: list[tuple[str, dict[str, str], str]] = [
         "run/__init__.py:1",
     ),
     ("heavy_imports", {"run/a.py": "import torch.nn\n"}, "run/a.py:1"),
-    (
-        "file_sizes",
-        {"run/a.py": "x = 1\n" * (MAX_FILE_LINES + 1)},
-        f"run/a.py:{MAX_FILE_LINES + 1}",
-    ),
     ("function_sizes", {"run/a.py": f"async def f():\n{LONG_BODY}"}, "run/a.py:1"),
     ("function_sizes", {"cli/a.py": COMMAND.format("", LONG_BODY + "    x = 2\n")}, "cli/a.py:2"),
     ("parameters", {"run/a.py": f"def f({EIGHT}): ...\n"}, "run/a.py:1"),
@@ -143,7 +138,6 @@ GOOD: list[tuple[str, dict[str, str]]] = [
     ("cycles", {"run/a.py": "import redline.run.b\n", "run/b.py": "import redline.errors\n"}),
     ("cycles", {"run/__init__.py": "from redline.run.a import x\n", "run/a.py": "x = 1\n"}),
     ("heavy_imports", {"engine/a.py": "import torch\n", "run/a.py": "import torchless\n"}),
-    ("file_sizes", {"run/a.py": "x = 1\n" * MAX_FILE_LINES}),
     (
         "function_sizes",
         {"run/a.py": "@cache\ndef f():\n" + '    """D\n\n    oc."""\n' + LONG_BODY[10:]},
