@@ -12,7 +12,7 @@ from redline.engine.attention import Piece
 from redline.engine.guided import masked
 from redline.engine.judge import noise_of, past_of
 from redline.engine.lookup import Lookup
-from redline.engine.noise import Noise, Purpose
+from redline.engine.noise import Purpose
 from redline.engine.runner import Runner, Work
 from redline.engine.sampling import distribution, sample
 from redline.engine.scheduler import common
@@ -133,5 +133,4 @@ def _drawn(law: Tensor, asked: list[Sequence], step: int) -> list[int]:
     """One token of each law, `step` tokens after the next one."""
     if all(one.params.is_greedy for one in asked):
         return law.argmax(-1).tolist()
-    noise = Noise(*(part.to(law.device) for part in noise_of(asked, step)))
-    return sample(law, noise, Purpose.DRAFT).tolist()
+    return sample(law, noise_of(asked, law.device, step), Purpose.DRAFT).tolist()

@@ -49,20 +49,24 @@ def judge(sequences: list[Sequence], logits: Tensor, laws: dict[int, Tensor]) ->
     elif any(one.drafted for one in sequences):
         judged = _by_law(sequences, distribution(scores, params, pasts), laws)
     else:
-        tokens = sample(distribution(scores, params, pasts), noise_of(sequences)).tolist()
+        law = distribution(scores, params, pasts)
+        tokens = sample(law, noise_of(sequences, law.device)).tolist()
         judged = [Judged([token], 0, []) for token in tokens]
     _tell_chances(sequences, judged, logits)
     return _sound(judged, sequences, logits)
 
 
-def noise_of(sequences: list[Sequence], ahead: int = 0) -> Noise:
-    """Where the tokens that follow take their noise from; `ahead` tokens after the next one."""
+def noise_of(sequences: list[Sequence], device: torch.device, ahead: int = 0) -> Noise:
+    """The noise of each sequence's next token, or of the one `ahead` tokens after it.
+
+    device: of the laws that the tokens are drawn from.
+    """
     # Said what they are made of, since there may be none.
     places = [len(one.tokens) - one.prompt_length + ahead for one in sequences]
     return Noise(
-        torch.tensor([one.seed for one in sequences], dtype=torch.int64),
-        torch.tensor(places, dtype=torch.int64),
-        torch.tensor([one.is_seeded for one in sequences], dtype=torch.bool),
+        torch.tensor([one.seed for one in sequences], dtype=torch.int64, device=device),
+        torch.tensor(places, dtype=torch.int64, device=device),
+        torch.tensor([one.is_seeded for one in sequences], dtype=torch.bool, device=device),
     )
 
 
@@ -99,7 +103,7 @@ def _by_law(sequences: list[Sequence], target: Tensor, laws: dict[int, Tensor]) 
     for count in counts:
         places.append([begin + min(step, count) for step in range(most + 1)])
         begin += count + 1
-    draft = torch.tensor([one.drafted + [0] * (most - len(one.drafted)) for one in sequences])
+    padded = [one.drafted + [0] * (most - len(one.drafted)) for one in sequences]
     draft_laws = None
     if laws:
         draft_laws = target.new_zeros(len(sequences), most, target.shape[-1])
@@ -107,11 +111,11 @@ def _by_law(sequences: list[Sequence], target: Tensor, laws: dict[int, Tensor]) 
             if one.drafted:
                 draft_laws[row, : len(one.drafted)] = laws[one.number][: len(one.drafted)]
     verdict = verify(
-        draft.to(target.device),
+        torch.tensor(padded, device=target.device),
         torch.tensor(counts, device=target.device),
         draft_laws,
         target[torch.tensor(places, device=target.device)],
-        Noise(*(part.to(target.device) for part in noise_of(sequences))),
+        noise_of(sequences, target.device),
     )
     kept, following = verdict.accepted.tolist(), verdict.following.tolist()
     return [

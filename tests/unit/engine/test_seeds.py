@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -21,7 +21,9 @@ from redline.engine import draft as draft_module  # noqa: E402
 from redline.engine import judge as judge_module  # noqa: E402
 from redline.engine import speculate  # noqa: E402
 from redline.engine.core import Ask, Core  # noqa: E402
+from redline.engine.noise import Noise  # noqa: E402
 from redline.engine.params import SamplingParams  # noqa: E402
+from redline.engine.sequence import Sequence as Sequence_  # noqa: E402
 
 NEW = 16
 HOT = SamplingParams(temperature=2.0, ignore_eos=True)
@@ -136,16 +138,6 @@ def changed_judge(module: ModuleType, line: str, replacement: str) -> Modules:
 MUTANTS = [
     (
         judge_module,
-        "torch.tensor([one.seed for one in sequences], dtype=torch.int64),",
-        "torch.tensor([one.seed + one.slot for one in sequences], dtype=torch.int64),",
-    ),
-    (
-        judge_module,
-        "torch.tensor([one.is_seeded for one in sequences], dtype=torch.bool),",
-        "torch.tensor([False for one in sequences], dtype=torch.bool),",
-    ),
-    (
-        judge_module,
         "return Past(tokens[:begin], tokens[begin:], sequence.drafted[:drafted])",
         "return Past(tokens[:begin], tokens[begin:])",
     ),
@@ -163,6 +155,25 @@ def test_seeds_that_hang_on_what_runs_beside_are_caught(
 ) -> None:
     with pytest.raises(AssertionError):
         check_tables(changed_judge(module, line, replacement))
+
+
+def seeds_by_slot(sequences: list[Sequence_], device: torch.device, ahead: int = 0) -> Noise:
+    noise = judge_module.noise_of(sequences, device, ahead)
+    return noise._replace(seeds=noise.seeds + torch.tensor([one.slot for one in sequences]))
+
+
+def seeds_ignored(sequences: list[Sequence_], device: torch.device, ahead: int = 0) -> Noise:
+    noise = judge_module.noise_of(sequences, device, ahead)
+    return noise._replace(is_exact=torch.zeros_like(noise.is_exact))
+
+
+@pytest.mark.parametrize("noise_of", [seeds_by_slot, seeds_ignored])
+def test_noise_that_depends_on_what_runs_beside_is_caught(noise_of: Callable[..., Noise]) -> None:
+    judge = with_names(judge_module, noise_of=noise_of)
+    core = with_names(core_module, judge=judge.judge)
+    draft = with_names(draft_module, noise_of=noise_of)
+    with pytest.raises(AssertionError):
+        check_tables(Modules(core=core, draft=draft))
 
 
 def test_the_choices_of_one_request_differ_and_are_the_same_each_time() -> None:
