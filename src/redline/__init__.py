@@ -35,7 +35,7 @@ from redline.errors import (
     Unpriced,
 )
 from redline.limits import Cost, Limiter, Limits, Rate, SyncLimiter
-from redline.run import Report, run, stream
+from redline.run import Report, arun, run, stream
 from redline.serve import LocalEngine
 
 __all__ = [
@@ -76,6 +76,7 @@ __all__ = [
     "Unpaid",
     "Unpriced",
     "__version__",
+    "arun",
     "run",
     "stream",
 ]

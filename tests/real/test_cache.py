@@ -33,7 +33,6 @@ def test_equal_rows_are_asked_once_and_later_runs_ask_nothing(tmp_path: Path) ->
             report = redline.run(
                 asked(200, 5), endpoint=sim.base_url, model="m", cache=cache, progress=False
             )
-            assert report.outcomes is not None
             assert [outcome.output for outcome in report.outcomes] == [
                 f"You said: Say {number % 5}." for number in range(200)
             ]
@@ -73,7 +72,6 @@ def test_faults_are_retried_behind_the_cache(tmp_path: Path) -> None:
                 progress=False,
             )
             assert (report.succeeded, report.failed) == (300, 0)
-            assert report.outcomes is not None
             assert {outcome.output for outcome in report.outcomes} == {
                 f"You said: Say {number}." for number in range(60)
             }

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import multiprocessing
+import pydoc
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import get_type_hints
 
 import pytest
 
 import redline
+from redline.run.options import Options
 from redline.sim import SimSettings, parse_faults, parse_latency
 from redline.sim.server import Sim
 
@@ -24,7 +30,6 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "count to three"}
 
 def test_run_without_an_output_brings_the_outcomes_in_input_order() -> None:
     report = redline.run(ROWS, endpoint="sim", model="m")
-    assert report.outcomes is not None
     assert [outcome.output for outcome in report.outcomes] == [
         f"You said: hello {number}" for number in range(60)
     ]
@@ -41,10 +46,88 @@ def test_run_writes_resumes_and_reports(tmp_path: Path) -> None:
     assert len(output.read_text().splitlines()) == 60
 
 
-async def test_run_works_inside_a_running_loop() -> None:
+async def test_run_refuses_to_block_a_running_loop_and_arun_leaves_it_free(tmp_path: Path) -> None:
+    with pytest.raises(redline.ConfigError, match="would block the running event loop") as caught:
+        redline.run(ROWS[:5], endpoint="sim", model="m", output=tmp_path / "out.jsonl")
+    assert "await redline.arun(...)" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+    turns = 0
+
+    async def handle_others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    others = asyncio.create_task(handle_others())
+    report = await redline.arun(ROWS[:5], endpoint="sim", model="m")
+    others.cancel()
+    assert turns > 5
+    assert [outcome.output for outcome in report.outcomes] == [
+        f"You said: hello {number}" for number in range(5)
+    ]
+
+
+async def test_a_cancelled_arun_keeps_what_is_done_and_is_continued(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    stuck = asyncio.Event()
+
+    async def answer(row: dict[str, int]) -> int:
+        if row["n"] == 3 and not stuck.is_set():
+            stuck.set()
+            await asyncio.Event().wait()
+        return row["n"]
+
+    rows = [{"n": number} for number in range(6)]
+    running = asyncio.create_task(redline.arun(rows, call=answer, output=output, concurrency=1))
+    await stuck.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert len(output.read_text().splitlines()) == 3
+
+    report = await redline.arun(rows, call=answer, output=output)
+    assert (report.skipped, report.succeeded, report.is_complete) == (3, 3, True)
+    assert report.outcomes == []
+
+
+async def test_run_works_inside_a_running_loop_of_a_notebook(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # What a notebook cell does: a blocking call while the kernel's loop runs.
-    report = redline.run(ROWS[:5], endpoint="sim", model="m")
-    assert report.succeeded == 5
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))
+    assert redline.run(ROWS[:5], endpoint="sim", model="m").succeeded == 5
+    # IPython is imported, as by a debugger, but there is no notebook.
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    with pytest.raises(redline.ConfigError, match="would block"):
+        redline.run(ROWS[:5], endpoint="sim", model="m")
+
+
+def test_a_report_prints_in_one_line_and_an_outcome_without_its_body(tmp_path: Path) -> None:
+    rows = [{"prompt": "word " * 300}] * 500
+    report = redline.run(rows, endpoint="sim", model="m", output=tmp_path / "out.jsonl")
+    assert repr(report) == (
+        "Report(offered=500, succeeded=500, failed=0, unfinished=0, skipped=0, "
+        f"output={str(tmp_path / 'out.jsonl')!r})"
+    )
+    report = redline.run(rows, endpoint="sim", model="m")
+    assert len(report.outcomes) == 500
+    assert repr(report) == "Report(offered=500, succeeded=500, failed=0, unfinished=0, skipped=0)"
+    assert repr(report.outcomes[2]).startswith("Outcome(row=3, status='succeeded', output='You sa")
+    assert len(repr(report.outcomes[2])) < 300
+    assert len(repr(report.outcomes[2].reply)) < 500
+    failed = redline.run([{"nothing": "to send"}], endpoint="sim", model="m").outcomes[0]
+    assert repr(failed).startswith("Outcome(row=1, status='rejected', error=")
+
+
+def test_outcomes_are_never_optional_and_help_lists_every_option() -> None:
+    assert get_type_hints(redline.Report)["outcomes"] == list[redline.Outcome]
+    for function in (redline.run, redline.arun, redline.stream):
+        shown = pydoc.render_doc(function, renderer=pydoc.plaintext)
+        named = re.findall(r"^        (\w+) \(.+\): .{9}", shown, re.M)
+        assert set(named) == set(Options.__annotations__), function
+        parameters = inspect.signature(function).parameters
+        assert [*parameters] == ["rows", *named]
 
 
 def test_run_works_in_a_thread_without_a_loop() -> None:
@@ -65,7 +148,6 @@ def test_a_users_coroutine_is_called_with_the_row_and_its_errors_are_that_rows()
         return 2 * row["n"]
 
     report = redline.run([{"n": number} for number in range(6)], call=double)
-    assert report.outcomes is not None
     assert [outcome.output for outcome in report.outcomes] == [0, 2, 4, None, 8, 10]
     error = report.outcomes[3].error
     assert isinstance(error, redline.Rejected)
@@ -87,7 +169,6 @@ def test_functions_before_and_after_run_off_the_loop() -> None:
         before=before,
         after=lambda output: output.removeprefix("You said: "),
     )
-    assert report.outcomes is not None
     assert [outcome.output for outcome in report.outcomes] == ["A", "B"]
     assert threading.main_thread().name not in threads
 
@@ -99,7 +180,9 @@ def test_an_unknown_option_is_refused_by_name() -> None:
 
 
 INTERRUPTED = """
-import asyncio, os, redline, signal, threading
+import asyncio, os, redline, signal, sys, threading, types
+
+sys.modules["IPython"] = types.SimpleNamespace(get_ipython=object)
 
 async def slow(row):
     await asyncio.sleep(0.3)
@@ -229,7 +312,6 @@ def test_a_process_pool_takes_the_work_after_a_call() -> None:
         report = redline.run(
             ROWS[:3], endpoint="sim", after=str.upper, executor=pool, progress=False
         )
-    assert report.outcomes is not None
     assert [outcome.output for outcome in report.outcomes] == [
         f"YOU SAID: HELLO {number}" for number in range(3)
     ]

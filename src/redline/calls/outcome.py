@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from reprlib import Repr
 from typing import Any, Literal
 
 import msgspec
@@ -9,6 +10,9 @@ import msgspec
 from redline.errors import CallError, NoEndpoint, Retryable
 
 Status = Literal["succeeded", "rejected", "exhausted"]
+# A list of a thousand outcomes is still read in a notebook.
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 200
 
 
 class Reply(msgspec.Struct, kw_only=True):
@@ -32,6 +36,14 @@ class Reply(msgspec.Struct, kw_only=True):
     body: bytes = b""
     status: int = 200
     request_id: str | None = None
+
+    def __repr__(self) -> str:
+        """Without the body, which says the same again; a long output is cut."""
+        names = ("output", "tool_calls", "finish_reason", "usage", "model")
+        shown = ((name, getattr(self, name)) for name in names)
+        return (
+            f"Reply({', '.join(f'{name}={_SHORT.repr(value)}' for name, value in shown if value)})"
+        )
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -59,6 +71,18 @@ class Outcome(msgspec.Struct, kw_only=True):
     row: int | None = None
     input: Any = None
     fields: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        """Which row it is and what became of it; a long output is cut."""
+        shown: dict[str, Any] = {} if self.row is None else {"row": self.row}
+        shown["status"] = self.status
+        if self.error is None:
+            shown["output"] = self.output
+        else:
+            shown["error"] = str(self.error)
+        return (
+            f"Outcome({', '.join(f'{name}={_SHORT.repr(value)}' for name, value in shown.items())})"
+        )
 
     @property
     def is_success(self) -> bool:

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from redline.errors import ConfigError, nearest
-from redline.limits import Rate, parse_count, parse_rate
+from redline.limits import Rate, parse_rate
+from redline.limits import rate_per as rate_of
 
 MAX_SECONDS = 31 * 86_400.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(ms|s|m|h|d)?")
@@ -89,20 +90,8 @@ def rates(flags: Flags, name: str) -> list[Rate]:
 
 
 def rate_per(flags: Flags, name: str, window_s: float) -> list[Rate]:
-    """The rate of a short form, or none; below one per window, the window grows.
-
-    So 0.5 a second is one in two seconds. Raises ConfigError.
-    """
-    if name not in flags:
-        return []
-    text = flags[name].strip()
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if 0 < value < 1:
-        return [Rate(1, window_s / value)]
-    return [Rate(parse_count(text, flag_of(name)), window_s)]
+    """The rate of a short form such as `--rpm 500`, or none. Raises ConfigError."""
+    return [rate_of(flags[name], window_s, flag_of(name))] if name in flags else []
 
 
 def words(flags: Flags, name: str) -> list[str]:

@@ -4,7 +4,7 @@ from redline.limits.blocking import SyncLimiter
 from redline.limits.cost import Cost, Spread
 from redline.limits.grant import Grant
 from redline.limits.limiter import Limiter
-from redline.limits.rate import Rate, parse_count, parse_rate
+from redline.limits.rate import Rate, parse_count, parse_rate, rate_per
 from redline.limits.settings import PROFILES, Limits, as_rates
 from redline.limits.slots import Slots
 
@@ -21,4 +21,5 @@ __all__ = [
     "as_rates",
     "parse_count",
     "parse_rate",
+    "rate_per",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal
 
@@ -33,6 +34,11 @@ class Rate(msgspec.Struct, frozen=True):
     window_s: float
 
     def __post_init__(self) -> None:
+        if self.count % 1 != 0:
+            raise ConfigError(
+                f"a rate counts whole requests or tokens, not {self.count:g}",
+                hint="widen the window: Rate(5, 2.0) is 2.5 a second",
+            )
         if not 1 <= self.count <= MAX_COUNT:
             raise ConfigError(
                 f"a rate must allow at least 1 per window, not {self.count}",
@@ -65,6 +71,21 @@ def parse_count(text: str, what: str = "count") -> int:
             hint="leave it out for no limit",
         )
     return int(value)
+
+
+def rate_per(value: str | float, window_s: float, what: str = "rate") -> Rate:
+    """The rate of a short form such as `--rpm 500`: `value` in `window_s`.
+
+    value: a number above 0, or text as `parse_count` takes it. A fraction is never rounded but
+    stretches the window: 2.5 a second are 3 in 1.2 s. Raises ConfigError that names `what`.
+    """
+    text = format(Decimal(repr(float(value))), "f") if isinstance(value, float) else str(value)
+    match = _COUNT.fullmatch(text.strip())
+    amount = Decimal(match[1]) * _FACTOR[match[2].lower()] if match else Decimal(0)
+    if amount == int(amount):
+        return Rate(parse_count(text, what), window_s)
+    count = math.ceil(amount)
+    return Rate(count, float(Decimal(window_s) * count / amount))
 
 
 def parse_rate(text: str, what: str = "rate") -> Rate:

@@ -82,6 +82,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"concurrency must be 1 to {MAX_CONCURRENCY:,}, not {self.concurrency}"
             )
+        elif self.concurrency is not None and self.concurrency % 1 != 0:
+            raise ConfigError(f"concurrency must be a whole number, not {self.concurrency:g}")
         for kind in KINDS:
             self.rates(kind)
         if self.share and self.rate == AUTO:

@@ -1,4 +1,4 @@
-"""The Python door: `run` to the end, or `stream` outcomes as they come."""
+"""The Python door: `run` or `arun` to the end, or `stream` outcomes as they come."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from typing import Any, TypeVar, Unpack
 import msgspec
 
 from redline.calls import Outcome
+from redline.errors import ConfigError
 from redline.run.execute import Display, execute
 from redline.run.object_url import url_of
-from redline.run.options import Options, make_job
+from redline.run.options import Options, lists_options, make_job
 from redline.run.progress import TerminalProgress
 from redline.run.record import Result
 from redline.run.report import Report
@@ -32,18 +33,30 @@ _STREAM_AHEAD = 256
 _STREAM_AHEAD_BYTES = 32 * 1024 * 1024
 
 
+@lists_options
 def run(rows: object, **options: Unpack[Options]) -> Report:
-    """Sends every row through and reports; failures are data and raise nothing.
+    """Send every row through and report; failures are data and raise nothing.
 
     rows: a path, a URL such as s3://bucket/rows.jsonl, an iterable or an async iterable of dicts or
-    strings. options: see Options.
-    Without `output` the report brings the outcomes in input order, and all are kept in memory.
-    Works in a script and inside a notebook's running loop. Ctrl-C once drains, twice stops.
-    Raises ConfigError or JournalError where the run cannot begin.
+    strings.
+    Without `output`, the report holds the outcomes in input order, and all are kept in memory.
+    Works in a script and in a notebook; in other code with a running event loop, use
+    `await redline.arun(...)`. Ctrl-C once drains, twice stops.
+    Raises ConfigError or JournalError if the run cannot begin.
+    """
+    _refuse_to_block()
+    return run_job(make_job(rows, options, os.environ), display=_display(options))
+
+
+@lists_options
+async def arun(rows: object, **options: Unpack[Options]) -> Report:
+    """As `run`, in the running event loop: `report = await redline.arun(...)`.
+
+    Signals are left alone. When the task is cancelled, calls in flight are given up; what is done
+    is on disk if there is an `output`, and the same call continues it.
     """
     job = make_job(rows, options, os.environ)
-    display = TerminalProgress(sys.stderr) if _shows(options) else None
-    return run_job(job, display=display)
+    return await _run_in_loop(job, _display(options))
 
 
 def run_job(
@@ -51,9 +64,10 @@ def run_job(
 ) -> Report:
     """As `run`, for a job that is made already; outcomes go to `on_result` where it is given."""
     interrupts = _Interrupts()
-    return _in_own_loop(lambda: _run_interruptibly(job, display, on_result, interrupts), interrupts)
+    return _in_own_loop(lambda: _run_in_loop(job, display, on_result, interrupts), interrupts)
 
 
+@lists_options
 async def stream(rows: object, **options: Unpack[Options]) -> AsyncIterator[Outcome]:
     """Each row's outcome as it comes, in the order of completion.
 
@@ -89,7 +103,7 @@ async def _execute(
     job: Job,
     *,
     display: Display | None = None,
-    on_start: Callable[[Runner], None],
+    on_start: Callable[[Runner], None] | None = None,
     on_result: OnResult | None,
     on_upload: Callable[[Callable[[], None]], None] | None = None,
 ) -> Report:
@@ -222,31 +236,50 @@ class _Interrupts:
                 signal.signal(number, handler)
 
 
-async def _run_interruptibly(
-    job: Job, display: Display | None, on_result: OnResult | None, interrupts: _Interrupts
+async def _run_in_loop(
+    job: Job,
+    display: Display | None,
+    on_result: OnResult | None = None,
+    interrupts: _Interrupts | None = None,
 ) -> Report:
-    outcomes: list[Outcome] | None = None
+    """The report of the whole run. interrupts: None leaves signals alone."""
+    outcomes: list[Outcome] = []
     if job.output is None and on_result is None:
-        kept: list[Outcome] = []
-        outcomes = kept
 
         def keep(result: Result) -> None:
-            kept.append(result.outcome)
+            outcomes.append(result.outcome)
 
         on_result = keep
     async with AsyncExitStack() as stack:
         job = await embed(job, stack)
-        stack.enter_context(interrupts.signals())
+        if interrupts is not None:
+            stack.enter_context(interrupts.signals())
         report = await _execute(
             job,
             display=display,
-            on_start=interrupts.watch,
+            on_start=None if interrupts is None else interrupts.watch,
             on_result=on_result,
-            on_upload=interrupts.watch_upload,
+            on_upload=None if interrupts is None else interrupts.watch_upload,
         )
-    if outcomes is not None:
-        report.outcomes = sorted(outcomes, key=lambda outcome: outcome.row or 0)
+    report.outcomes = sorted(outcomes, key=lambda outcome: outcome.row or 0)
     return report
+
+
+def _refuse_to_block() -> None:
+    """Raises ConfigError in code of a running event loop, but for a notebook's cells.
+
+    A cell is meant to block; a handler that blocks holds up all others of its loop.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    if shell is None or shell() is None:
+        raise ConfigError(
+            "redline.run would block the running event loop until all rows are done",
+            hint="report = await redline.arun(...), with the same arguments",
+        )
 
 
 def _in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: _Interrupts) -> T:
@@ -284,6 +317,9 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def _shows(options: Options) -> bool:
+def _display(options: Options) -> Display | None:
     """Progress is shown on a terminal, unless the caller says otherwise."""
-    return options.get("progress", sys.stderr.isatty())
+    is_shown = options.get("progress")
+    if is_shown is None:
+        is_shown = sys.stderr is not None and sys.stderr.isatty()
+    return TerminalProgress(sys.stderr) if is_shown else None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import msgspec
 
@@ -15,29 +16,18 @@ from redline.calls import Cache, Endpoint, RetryPolicy, Timeouts
 from redline.calls.prices import Price, parse_price
 from redline.calls.spending import Allowance, parse_money
 from redline.errors import ConfigError, nearest
-from redline.limits import Limits, Rate, as_rates, parse_count, parse_rate
+from redline.limits import Limits, as_rates, parse_count, rate_per
 from redline.run.embedded import UNKNOWN_URL, Embedded, EmbeddedSim
 from redline.run.settings import Hooks, Job, Output, Prompting
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 SIM = "sim"
 OPENAI = "https://api.openai.com/v1"
 
 
 class Options(TypedDict, total=False):
-    """Every option is optional; times are in seconds.
-
-    How a row becomes a request: prompt, system, body, url (Jinja templates), method, model, params,
-    output_path. Who answers: call (a coroutine function of one row), or endpoint (an Endpoint, a
-    URL, "sim" for the simulated one inside, or a LocalEngine), api_key, headers, proxy. How fast:
-    limits, or its short forms rps, rpm, tpm, concurrency, rate. What is asked again: cache (True, a
-    folder, or a Cache). Where to: output, format, ordered, keep_input, raw. What it may cost:
-    budget (such as "5usd"), budget_tokens, prices (by model: input, cached_input and output, in
-    dollars for a million tokens). Work that goes on: follow, until_empty. When to give up:
-    timeout_s, max_retries, row_deadline_s, deadline_s, limit, fail_on, strict. Whether by batches:
-    via ("live", "batch", "auto"). On an output that is there: retry_failed, restart, force.
-    Functions before and after each call: before, after, executor (None: threads). progress: shown
-    on a terminal.
-    """
+    """Every option is optional and means what the flag of its name means; see ABOUT."""
 
     prompt: str
     system: str
@@ -53,9 +43,9 @@ class Options(TypedDict, total=False):
     headers: Mapping[str, str]
     proxy: str
     limits: Limits
-    rps: float
-    rpm: float
-    tpm: float
+    rps: float | str
+    rpm: float | str
+    tpm: float | str
     concurrency: int | str
     rate: str
     cache: bool | str | os.PathLike[str] | Cache
@@ -75,7 +65,7 @@ class Options(TypedDict, total=False):
     via: str
     follow: bool
     until_empty: bool
-    fail_on: Sequence[str]
+    fail_on: Sequence[str] | str
     strict: bool
     retry_failed: bool
     restart: bool
@@ -86,6 +76,62 @@ class Options(TypedDict, total=False):
     progress: bool
 
 
+# What each option says, in the order of `Options`.
+ABOUT = {
+    "prompt": "Jinja template of the user message over the row's columns.",
+    "system": "Template of the system message.",
+    "body": "Template of the whole JSON body, instead of a prompt.",
+    "url": "Path to call, such as /v1/embeddings; may be a template.",
+    "method": "HTTP method. Default: POST.",
+    "model": "The model to ask, for rows that name none.",
+    "params": "Other fields of the body, such as temperature and max_tokens.",
+    "output_path": "Where a plain JSON answer holds the output, such as result.items.0.text.",
+    "call": "A coroutine function of one row that answers instead of an endpoint.",
+    "endpoint": 'A URL, an Endpoint, "sim" (a simulated server inside), or a LocalEngine.',
+    "api_key": "Default: OPENAI_API_KEY from the environment.",
+    "headers": "Sent with every request.",
+    "proxy": "URL of an HTTP proxy. Default: as HTTP_PROXY, HTTPS_PROXY and NO_PROXY say.",
+    "limits": "All limits at once, as a Limits; the short forms below are added to it.",
+    "rps": "Requests a second; a fraction is kept: 2.5 are 3 in 1.2 s.",
+    "rpm": "Requests a minute.",
+    "tpm": 'Tokens a minute, input and output together; also as text: "200k".',
+    "concurrency": 'Most requests in flight; "auto" finds the server\'s best.',
+    "rate": '"auto" finds the limits that are not stated.',
+    "cache": "Answers are kept and not asked again: True, a folder, or a Cache.",
+    "output": "File or URL of the results, which the same call continues.",
+    "format": '"redline", or "batch" for lines of the OpenAI Batch API.',
+    "ordered": "Put the finished file in input order.",
+    "keep_input": "Repeat the row in its result line.",
+    "raw": "Keep the whole reply in the result line.",
+    "budget": 'What all runs of the output may spend, such as "5usd".',
+    "budget_tokens": 'The same in tokens, also as text: "2m".',
+    "prices": "Dollars for a million tokens, by model: input, cached_input and output.",
+    "timeout_s": "For one attempt, in seconds. Default: 600.",
+    "max_retries": "Attempts after the first. Default: 8.",
+    "row_deadline_s": "For a row with all its retries, in seconds.",
+    "deadline_s": "For the run, in seconds. The same call continues it.",
+    "limit": "Only the first N rows.",
+    "via": '"live", "batch" (the Batch API), or "auto".',
+    "follow": "Rows that are written to the file later are done, too.",
+    "until_empty": "End when all messages of a stream are acknowledged.",
+    "fail_on": "Answers to count as failures: length, empty, content_filter, refusal.",
+    "strict": "End the run at the first row that fails.",
+    "retry_failed": "Do just the rows that failed before.",
+    "restart": "Start over; the old files are kept.",
+    "force": "Continue an output that was begun with another prompt, model or parameter.",
+    "before": "Function that gets the row and returns the row to send.",
+    "after": "Function that gets the output and returns the output to keep.",
+    "executor": "Runs before and after. Default: threads.",
+    "progress": "Show progress on stderr. Default: if that is a terminal.",
+}
+_LISTED = "\n".join(
+    ["Options:"]
+    + [
+        f"    {name} ({Options.__annotations__[name].__forward_arg__}): {ABOUT[name]}"
+        for name in ABOUT
+    ]
+)
+_NAMED = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ABOUT]
 _PROMPTING = ("prompt", "system", "body", "url", "method", "model", "output_path")
 _OUTPUT = ("format", "ordered", "keep_input", "raw")
 _JOB = (
@@ -155,9 +201,19 @@ def make_job(rows: object, options: Options, environ: Mapping[str, str]) -> Job:
         retry=RetryPolicy(**_some(given, ("max_retries",))),
         allowance=allowance(given.get("budget"), given.get("budget_tokens")),  # type: ignore[arg-type]
         prices=_prices(given.get("prices", {})),  # type: ignore[arg-type]
-        fail_on=tuple(given.get("fail_on", ())),  # type: ignore[arg-type]
+        fail_on=_reasons(given.get("fail_on", ())),
         **_some(given, ("timeout_s", *_JOB)),
     )
+
+
+def lists_options(function: F) -> F:
+    """`function(rows, **options)`, with each option in its help and in its signature."""
+    function.__doc__ = f"{inspect.getdoc(function) or ''}\n\n{_LISTED}"
+    signature = inspect.signature(function)
+    rows = next(iter(signature.parameters.values()))
+    shown = signature.replace(parameters=[rows, *_NAMED])
+    function.__signature__ = shown  # type: ignore[attr-defined]
+    return function
 
 
 def allowance(money: str | None, tokens: int | str | None, prefix: str = "") -> Allowance | None:
@@ -170,6 +226,15 @@ def allowance(money: str | None, tokens: int | str | None, prefix: str = "") -> 
     return Allowance(
         picodollars=None if money is None else parse_money(money, f"{prefix}budget"),
         tokens=None if tokens is None else parse_count(str(tokens), _tokens_name(prefix)),
+    )
+
+
+def _reasons(stated: Any) -> tuple[str, ...]:
+    """Reasons to fail on; as text, commas stand between them, as in the flag."""
+    return (
+        tuple(part.strip() for part in stated.split(","))
+        if isinstance(stated, str)
+        else tuple(stated)
     )
 
 
@@ -262,9 +327,9 @@ def _limits(given: Mapping[str, Any]) -> Limits:
     tokens = list(as_rates(limits.tokens, "limits.tokens"))
     for name, window_s in _SHORT_WINDOWS_S.items():
         if name in given:
-            requests.append(_short(name, given[name], window_s))
+            requests.append(rate_per(given[name], window_s, name))
     if "tpm" in given:
-        tokens.append(_short("tpm", given["tpm"], 60.0))
+        tokens.append(rate_per(given["tpm"], 60.0, "tpm"))
     return msgspec.structs.replace(
         limits,
         requests=tuple(requests),
@@ -272,15 +337,6 @@ def _limits(given: Mapping[str, Any]) -> Limits:
         concurrency=given.get("concurrency", limits.concurrency),
         rate=given.get("rate", limits.rate),
     )
-
-
-def _short(name: str, value: object, window_s: float) -> Rate:
-    """A rate from a short form such as rpm=500; a fraction becomes a longer window."""
-    if isinstance(value, str):
-        return parse_rate(f"{value}/{window_s:g}s", name)
-    if not isinstance(value, (int, float)) or not value > 0:
-        raise ConfigError(f"{name} must be above 0, not {value}")
-    return Rate(int(value), window_s) if value >= 1 else Rate(1, window_s / value)
 
 
 def _endpoint(given: Mapping[str, Any], limits: Limits, environ: Mapping[str, str]) -> Endpoint:

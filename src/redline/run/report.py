@@ -25,8 +25,8 @@ class Report(msgspec.Struct, kw_only=True):
     was, as `20/1s requests` or `45 in flight`. cache: how often it was asked, None where it never
     was; cache_notes: what befell it. batches: what went by them, None for a run without.
     not_uploaded: why the object of an output in a store is not what the file on this machine is;
-    None where it is, and for other outputs. outcomes: in input order, only for a run without an
-    output file.
+    None where it is, and for other outputs. outcomes: in input order; empty for a run with an
+    output, whose results are in its file.
     """
 
     offered: int = 0
@@ -52,7 +52,21 @@ class Report(msgspec.Struct, kw_only=True):
     cache_notes: list[str] = []
     output: Output | None = None
     not_uploaded: RedlineError | None = None
-    outcomes: list[Outcome] | None = None
+    outcomes: list[Outcome] = []
+
+    def __repr__(self) -> str:
+        """One line, whatever the number of outcomes: a notebook prints it."""
+        return f"Report({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+    def __rich_repr__(self) -> list[tuple[str, object]]:
+        """What is printed of it: counts, how it ended, and where the results are."""
+        counts = ("offered", "succeeded", "failed", "unfinished", "skipped")
+        shown: list[tuple[str, object]] = [(name, getattr(self, name)) for name in counts]
+        if self.interrupted:
+            shown.append(("interrupted", True))
+        if self.stopped is not None:
+            shown.append(("stopped", str(self.stopped)))
+        return shown if self.output is None else [*shown, ("output", self.output.name)]
 
     @property
     def unfinished(self) -> int:

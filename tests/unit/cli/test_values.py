@@ -78,7 +78,8 @@ def test_rates() -> None:
     assert values.rate_per({"rps": "2"}, "rps", 1.0) == [Rate(2, 1.0)]
     assert values.rate_per({"tpm": "1.5m"}, "tpm", 60.0) == [Rate(1_500_000, 60.0)]
     assert values.rate_per({"rps": "0.25"}, "rps", 1.0) == [Rate(1, 4.0)]
-    for text in ("0", "-1", "abc", "2.5", "nan", "inf"):
+    assert values.rate_per({"rps": "2.5"}, "rps", 1.0) == [Rate(3, 1.2)]
+    for text in ("0", "-1", "abc", "nan", "inf"):
         with pytest.raises(ConfigError, match=r"^--rps "):
             values.rate_per({"rps": text}, "rps", 1.0)
 

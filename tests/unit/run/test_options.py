@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from redline.calls import Endpoint
+from redline.cli import values
 from redline.errors import ConfigError
 from redline.limits import Limits, Rate
 from redline.run.embedded import EmbeddedSim
@@ -53,6 +54,35 @@ def test_limits_and_their_short_forms_hold_together() -> None:
     assert made.limits.headroom == 0.5
     assert made.endpoint.limits == made.limits
     assert job(rps=0.25).limits.requests == (Rate(1, 4.0),)
+
+
+@pytest.mark.parametrize("value", [2.5, "2.5", 0.001, 1e3, 33.3, 1500.25, "1.5k", "0.0005m", 7])
+@pytest.mark.parametrize(("name", "window_s"), [("rps", 1.0), ("rpm", 60.0), ("tpm", 60.0)])
+def test_a_fraction_of_a_rate_is_kept_and_means_what_its_flag_means(
+    name: str, window_s: float, value: float | str
+) -> None:
+    kind = "tokens" if name == "tpm" else "requests"
+    (rate,) = getattr(job(**{name: value}).limits, kind)
+    flag = f"{value:g}" if isinstance(value, float) else str(value)
+    assert values.rate_per({name: flag}, name, window_s) == [rate]
+    factor = {"k": 1e3, "m": 1e6}.get(flag[-1], 1)
+    stated = float(flag.rstrip("km")) * factor
+    assert rate.count / rate.window_s == pytest.approx(stated / window_s, rel=1e-12)
+    # No burst of a server that allows one is larger than what was stated.
+    assert rate.count < stated + 1
+
+
+def test_a_number_that_cannot_be_kept_is_refused_and_not_rounded() -> None:
+    with pytest.raises(ConfigError, match=r"whole requests or tokens, not 2\.5"):
+        Rate(2.5, 1.0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"concurrency must be a whole number, not 2\.5"):
+        Limits(concurrency=2.5)  # type: ignore[arg-type]
+
+
+def test_reasons_to_fail_are_one_text_or_several() -> None:
+    assert job(fail_on="length").fail_on == ("length",)
+    assert job(fail_on="empty, length").fail_on == ("empty", "length")
+    assert job(fail_on=["empty", "length"]).fail_on == ("empty", "length")
 
 
 @pytest.mark.parametrize("value", [0, -1, "0", "abc", None.__class__, float("nan")])
