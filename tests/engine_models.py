@@ -25,12 +25,17 @@ from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    Lfm2Config,
     LlamaConfig,
+    MiniMaxConfig,
     MistralConfig,
+    NemotronConfig,
+    Phi3Config,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    StableLmConfig,
 )
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-model"
@@ -81,6 +86,28 @@ KINDS: dict[str, tuple[type, dict[str, Any]]] = {
             "tie_word_embeddings": True,
             "attention_bias": True,
             "mlp_bias": True,
+        },
+    ),
+}
+# Models with windows, which run up to that length, and with layers that the engine does not run.
+OTHERS: dict[str, tuple[type, dict[str, Any]]] = {
+    "mistral-window": (MistralConfig, {**_GQA, "num_hidden_layers": 2, "sliding_window": 64}),
+    "mistral-4096": (MistralConfig, {**_GQA, "num_hidden_layers": 1, "sliding_window": 4096}),
+    "phi3-262144": (Phi3Config, {**_GQA, "num_hidden_layers": 1, "sliding_window": 262_144}),
+    "stablelm": (StableLmConfig, {**_GQA, "num_hidden_layers": 1}),
+    "nemotron": (NemotronConfig, {**_GQA, "num_hidden_layers": 1}),
+    "lfm2": (
+        Lfm2Config,
+        {**_GQA, "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
+    ),
+    "minimax": (
+        MiniMaxConfig,
+        {
+            **_GQA,
+            "num_hidden_layers": 2,
+            "layer_types": ["linear_attention", "full_attention"],
+            "num_local_experts": 2,
+            "head_dim": 16,
         },
     ),
 }
@@ -195,6 +222,11 @@ def random_model(kind: str, folder: Path) -> Path:
     kind: a key of KINDS. Its vocabulary is the tokenizer's. Always the same one for a kind.
     """
     return _once(folder / kind, lambda place: _make(place, *KINDS[kind], list(KINDS).index(kind)))
+
+
+def other_model(kind: str, folder: Path) -> Path:
+    """A folder with a model of `kind`, a key of OTHERS, made as `random_model` makes one."""
+    return _once(folder / kind, lambda place: _make(place, *OTHERS[kind], seed=7))
 
 
 def random_draft(folder: Path) -> Path:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+_BYTES = 2**30
 _GPU = torch.device("cuda", 0)
 _INDEXING = {Tensor.__getitem__, Tensor.__setitem__, Tensor.index_put_, torch.index_put}
 _COPYING = {Tensor.copy_}
@@ -119,6 +120,7 @@ def pretend_gpu() -> Iterator[None]:
     with (
         mock.patch.object(threading.Thread, "run", run_on_gpu),
         mock.patch.object(torch.cuda, "is_available", return_value=True),
+        mock.patch.object(torch.cuda, "mem_get_info", return_value=(_BYTES, _BYTES)),
         _Everywhere(),
     ):
         yield

@@ -19,6 +19,7 @@ import redline
 from engine_models import random_draft, random_model
 from pretend_gpu import pretend_gpu
 from redline import EngineSettings, LocalEngine
+from redline.errors import ConfigError
 
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["ab", "c"]}}}
 ASKED: dict[str, dict[str, Any]] = {
@@ -75,6 +76,16 @@ def test_a_draw_without_a_seed_works_on_a_gpu(models_folder: Path) -> None:
     with pretend_gpu():
         report = redline.run(rows, endpoint=LocalEngine(settings))
     assert report.succeeded == 3
+
+
+def test_a_cache_larger_than_the_gpus_memory_is_refused(models_folder: Path) -> None:
+    model = str(random_model("llama", models_folder))
+    with pretend_gpu(), pytest.raises(ConfigError, match=r"need 2\.1 GB, and 1\.1 GB") as caught:
+        redline.run(
+            [{"prompt": "a"}],
+            endpoint=LocalEngine(EngineSettings(model=model, max_batch_size=4000)),
+        )
+    assert caught.value.where == "cuda:0"
 
 
 def test_the_pretended_gpu_refuses_what_a_real_one_refuses() -> None:

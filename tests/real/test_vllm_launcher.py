@@ -319,6 +319,16 @@ def test_a_folder_is_called_by_its_last_name(tmp_path: Path) -> None:
     assert parts[parts.index("--served-model-name") + 1] == "tiny"
 
 
+@pytest.mark.parametrize("name", [".", "./", "../tiny"])
+def test_the_folder_one_is_in_is_called_by_its_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tiny").mkdir()
+    monkeypatch.chdir(tmp_path / "tiny")
+    parts = command(EngineSettings(model=name), "127.0.0.1", 1)
+    assert parts[parts.index("--served-model-name") + 1] == "tiny"
+
+
 @pytest.mark.parametrize(
     "settings",
     [

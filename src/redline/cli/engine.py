@@ -77,8 +77,8 @@ def engine(
         str | None,
         Option(
             metavar="N",
-            help="Tokens of all sequences together; past that the last ones begin again. "
-            "Default: enough for all.",
+            help="Tokens the cache has room for. Each sequence takes --max-model-len of them, so "
+            "fewer are computed together. Default: enough for --max-batch-size.",
             section=_SIZE,
         ),
     ] = None,

@@ -183,6 +183,8 @@ def attend(
 
     `step` comes from the call of the model, which hands what it does not know down to here.
     """
-    step: Step = settings["step"]
+    step: Step | None = settings.get("step")
+    if step is None:
+        raise ValueError("its attention layers do not pass on the arguments of the engine")
     scaled = query[0] * settings["scaling"]
     return step.attend(module.layer_idx, scaled, key[0], value[0])[None], None

@@ -24,12 +24,17 @@ class Shape(NamedTuple):
     capacity: int
     head_size: int
 
+    def nbytes(self, dtype: torch.dtype) -> int:
+        """Bytes of keys and values."""
+        tokens = self.slots * bucketed(self.capacity)
+        return 2 * self.layers * tokens * self.kv_heads * self.head_size * dtype.itemsize
+
 
 class SlotCache:
     """Per layer keys and values, each (slots, kv_heads, capacity, head_size)."""
 
     def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
-        capacity = -(-shape.capacity // BUCKET) * BUCKET
+        capacity = bucketed(shape.capacity)
         size = (shape.slots, shape.kv_heads, capacity, shape.head_size)
         self.shape = shape
         # Zeros, because what was never written is multiplied by a weight of zero.
@@ -50,5 +55,5 @@ class SlotCache:
 
 
 def bucketed(tokens: int) -> int:
-    """The least multiple of BUCKET that holds so many."""
+    """`tokens`, rounded up to a multiple of BUCKET."""
     return -(-tokens // BUCKET) * BUCKET

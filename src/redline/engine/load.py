@@ -13,6 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from redline.engine.attention import NAME, attend
 from redline.engine.cache import Shape, SlotCache
+from redline.engine.memory import available_bytes
 from redline.errors import ConfigError
 
 # What a model may bring besides plain attention, and what to call it. It needs a cache of its own.
@@ -25,6 +26,9 @@ _OTHER_ATTENTION = {
     "attn_logit_softcapping": "soft-capped attention",
     "attention_chunk_size": "chunked attention",
 }
+_SLIDING = "sliding_attention"
+# Up to the length of its window a sliding layer sees all tokens, as a full one does.
+_LAYERS = ("full_attention", _SLIDING)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Longer ones are made on demand only: keys and values of many such take gigabytes.
 _DEFAULT_LEN = 4096
@@ -53,10 +57,24 @@ class Loaded:
         self.device = next(model.parameters()).device
         self.dtype = next(model.parameters()).dtype
 
-    def cache(self, slots: int, capacity: int) -> SlotCache:
-        """An empty cache for it; capacity in tokens a slot."""
+    def cache(self, slots: int, capacity: int, sharers: int = 1) -> SlotCache:
+        """An empty cache for it.
+
+        capacity: tokens a slot. sharers: processes that each make one of this size on the same
+        device. Raises ConfigError if they need more memory than the device has left.
+        """
         shape = Shape(self.layers, slots, self.kv_heads, capacity, self.head_size)
-        return SlotCache(shape, self.dtype, self.device)
+        needed, free = shape.nbytes(self.dtype) * sharers, available_bytes(self.device)
+        if free is None or needed <= free:
+            return SlotCache(shape, self.dtype, self.device)
+        fitting = slots * free // needed
+        fewer = f"give --max-batch-size {fitting} or less, or " if fitting else "give "
+        raise ConfigError(
+            f"keys and values of {slots:,} sequences of {capacity:,} tokens need "
+            f"{needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB of memory are free",
+            where=str(self.device),
+            hint=f"{fewer}a lower --max-model-len",
+        )
 
 
 @contextmanager
@@ -116,7 +134,9 @@ def dtype_of(name: str, config: Any, device: str) -> torch.dtype:
 
 
 def model_len(wanted: int | None, config: Any, name: str) -> int:
-    """Tokens a sequence may have. Raises ConfigError above what the model `name` was made for."""
+    """Tokens a sequence may have. Raises ConfigError above what the model `name` was made for, or
+    if its attention would not see all of them.
+    """
     most: int = getattr(config, "max_position_embeddings", _DEFAULT_LEN)
     # One setting for all layers, or one for each type of them.
     ropes = getattr(config, "rope_parameters", None) or {}
@@ -124,12 +144,28 @@ def model_len(wanted: int | None, config: Any, name: str) -> int:
         if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
             # Beyond that a model turns all positions of a step otherwise, whosever they are.
             most = min(most, rope.get("original_max_position_embeddings", most))
-    if wanted is None:
-        return min(most, _DEFAULT_LEN)
-    if wanted > most:
-        what = f"a sequence may have {wanted:,} tokens, but {name} can have {most:,} here"
+    length = min(most, _DEFAULT_LEN) if wanted is None else wanted
+    if length > most:
+        what = f"a sequence may have {length:,} tokens, but {name} can have {most:,} here"
         raise ConfigError(what, hint=f"give --max-model-len {most} or less")
-    return wanted
+    window = _window(config)
+    if window is not None and length > window:
+        words = f"sliding-window attention over {window:,} tokens"
+        raise ConfigError(
+            f"the model in {name} ({config.model_type}) has {words}, which the engine does not "
+            f"run for sequences of {length:,}",
+            hint=f"give --max-model-len {window} or less; --launcher vllm runs longer sequences",
+        )
+    return length
+
+
+def _window(config: Any) -> int | None:
+    """The last tokens that a layer sees; None if each layer sees all."""
+    window: int | None = getattr(config, "sliding_window", None)
+    layers = getattr(config, "layer_types", None)
+    # Some models state a window and use it in none of their layers.
+    is_used = getattr(config, "use_sliding_window", True) if layers is None else _SLIDING in layers
+    return window if is_used else None
 
 
 def _check(config: Any, name: str) -> None:
@@ -140,14 +176,8 @@ def _check(config: Any, name: str) -> None:
             raise unfit(name, kind, words)
     if getattr(config, "num_key_value_heads", None) is None:
         raise unfit(name, kind, "no grouped-query attention that it tells of")
-    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-    windowed = getattr(config, "sliding_window", None) and getattr(
-        config, "use_sliding_window", True
-    )
-    # Some models state a window and use it in none of their layers.
-    has_types = getattr(config, "layer_types", None) is not None
-    if layers - {"full_attention"} or (windowed and not has_types):
-        raise unfit(name, kind, "sliding-window attention")
+    if others := sorted({*(getattr(config, "layer_types", None) or ())} - {*_LAYERS}):
+        raise unfit(name, kind, f"{others[0].replace('_', ' ')} layers")
 
 
 def unfit(name: str, kind: str, words: str) -> ConfigError:

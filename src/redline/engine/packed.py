@@ -4,11 +4,16 @@ A library brings a matrix into an order of its own before it multiplies by it. F
 step that generates, that takes as long as the product, and the weights are the same in every step.
 So it is done once: 1 to 32 rows then take 0.5 to 0.7 of the time, and their tokens come as much
 sooner. Packed weights serve any number of rows: the one that they are made for chooses the order.
+
+In float32 two libraries can do it, and which is faster depends on the processor, so both are timed
+once for each shape of weights.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import torch
@@ -18,25 +23,32 @@ from torch import Tensor, nn
 _MKL_ROWS = 512
 # Those of a full batch. oneDNN's order for more rows is slower for few.
 _ONEDNN_ROWS = 32
+_TIMED = 5
+# Below this share of MKL's time oneDNN is taken. Near 1 the choice, and with it the rounding of the
+# last digit, would differ from one start to the next.
+_CLEARLY_FASTER = 0.9
 
 _Product = Callable[[Tensor], Tensor]
+_Maker = Callable[[Tensor, Tensor | None], _Product]
 
 
 def pack(model: Any) -> None:
-    """Has the model's linear layers on a CPU use packed weights: in float32 by MKL, in bfloat16 by
-    oneDNN. Their own are given up: what stands in a layer has its shape and no memory. What is
-    tied to an embedding stands there as well.
+    """Has the model's linear layers on a CPU use packed weights: in float32 by the faster of MKL
+    and oneDNN, in bfloat16 by oneDNN. A layer's own weight is replaced by one that has its shape
+    and no memory. A weight that is tied to an embedding is held there as well.
 
     Others stay as they are, and so does what is packed already, or computed by somebody else's.
     """
     layers: list[Any] = [layer for layer in model.modules() if type(layer) is nn.Linear]
+    makers: dict[torch.Size, _Maker] = {}
     for layer in layers:
         weight = layer.weight.detach()
         if weight.device.type != "cpu" or not weight.numel() or "forward" in layer.__dict__:
             continue
         if is_packed(weight.dtype):
-            product = _by_mkl if weight.dtype is torch.float32 else _by_onednn
-            layer.forward = product(weight, layer.bias)
+            if weight.shape not in makers:
+                makers[weight.shape] = _maker(weight)
+            layer.forward = makers[weight.shape](weight, layer.bias)
             layer.weight = nn.Parameter(weight.to("meta"), requires_grad=False)
 
 
@@ -47,10 +59,36 @@ def is_packed(dtype: torch.dtype) -> bool:
         return backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
     return (
         dtype is torch.bfloat16
-        and backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and _has_onednn()
         and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )
+
+
+def _has_onednn() -> bool:
+    backends: Any = torch.backends
+    return backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _maker(weight: Tensor) -> _Maker:
+    """Of the libraries that can pack this weight, the faster one."""
+    if weight.dtype is not torch.float32:
+        return _by_onednn
+    if not _has_onednn():
+        return _by_mkl
+    rows = weight.new_ones(_ONEDNN_ROWS, weight.shape[1])
+    by_mkl, by_onednn = (_seconds(make(weight, None), rows) for make in (_by_mkl, _by_onednn))
+    return _by_onednn if by_onednn < _CLEARLY_FASTER * by_mkl else _by_mkl
+
+
+@torch.inference_mode()
+def _seconds(product: _Product, rows: Tensor) -> float:
+    """The median of some products of `rows`, after a first one that is not counted."""
+    found = []
+    for _ in range(_TIMED + 1):
+        since_s = time.perf_counter()
+        product(rows)
+        found.append(time.perf_counter() - since_s)
+    return median(found[1:])
 
 
 def _by_mkl(weight: Tensor, bias: Tensor | None) -> _Product:

@@ -17,6 +17,8 @@ from redline.engine.params import SamplingParams
 from redline.errors import Rejected, nearest
 
 _MOST_PROMPTS = 2048
+# OpenAI's default of /v1/completions, and vLLM's. A chat has none.
+_COMPLETION_TOKENS = 16
 _SHORTEN = "shorten it, or start the engine with a larger max_model_len"
 _ONLY_TEXT = "the local engine reads text from system, developer, user and assistant"
 # What OpenAI has and the engine has not, with the values that ask for nothing.
@@ -95,9 +97,12 @@ class Asked(NamedTuple):
     max_model_len: int
 
     def most_tokens(self, prompt: list[int]) -> int:
-        """Of the prompt and its answer: what fits, where max_tokens was not given."""
+        """Of the prompt and its answer. Without max_tokens a chat has all that fits."""
         asked = self.params.max_tokens
-        return self.max_model_len if asked is None else len(prompt) + asked
+        if asked is None and self.form.is_chat:
+            return self.max_model_len
+        most = len(prompt) + (_COMPLETION_TOKENS if asked is None else asked)
+        return min(most, self.max_model_len)
 
 
 def read_request(

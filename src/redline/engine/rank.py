@@ -95,7 +95,9 @@ def _run(rank: int, line: Connection, meeting: str, runner: type[Runner]) -> NoR
         group = _meet(part, meeting, device)
         with reading("cannot load a part of the model in", orders.source.name):
             loaded = load_part(orders.source, part, group, dtype=dtype, device=device)
-        computing = runner(loaded, loaded.cache(settings.max_batch_size, orders.capacity))
+        sharers = part.stages * part.shares if device.type == "cpu" else 1
+        cache = loaded.cache(settings.max_batch_size, orders.capacity, sharers)
+        computing = runner(loaded, cache)
         line.send((rank, *computing.parameter_bytes))
         _compute(computing, part, works, line)
     except Exception as error:

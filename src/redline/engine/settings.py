@@ -27,7 +27,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     the sequence before. max_batch_size: sequences at once. max_step_tokens: tokens that one step
     computes at most. max_wait_s: how long an idle engine waits for more requests before it begins.
     max_model_len: tokens of a sequence, prompt and answer; None takes what the model was made for,
-    up to 4,096. max_cache_tokens: of all sequences together; None for as many as there is room for.
+    up to 4,096. max_cache_tokens: that the cache has room for; as each sequence takes max_model_len
+    of them, it lowers how many are computed at once. None for max_batch_size sequences.
     max_waiting: requests in the queue. threads: of PyTorch in each process.
     Raises ConfigError for values that cannot be.
     """

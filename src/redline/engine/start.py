@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from transformers import GenerationConfig
 
 from redline.engine.backend import EngineBackend, Speaker
+from redline.engine.cache import bucketed
 from redline.engine.core import Core, Speculation
 from redline.engine.draft import Drafter, LookupDrafter, ModelDrafter
 from redline.engine.draft_length import DraftLength
@@ -43,17 +45,12 @@ def open_engine(settings: EngineSettings) -> Engine:
     config = read_config(settings.model)
     tokenizer = read_tokenizer(settings.model)
     length = model_len(settings.max_model_len, config, settings.model)
-    slots = settings.max_batch_size
-    most_tokens = settings.max_cache_tokens or slots * length
-    if most_tokens < length:
-        raise ConfigError(
-            f"max_cache_tokens is {most_tokens:,}, and one sequence may have {length:,}",
-            hint="give it more, or lower max_model_len",
-        )
+    slots = _slots(settings, length)
+    settings = msgspec.structs.replace(settings, max_batch_size=slots)
     bounds = Bounds(
         slots=slots,
         step_tokens=settings.max_step_tokens,
-        cache_tokens=most_tokens,
+        cache_tokens=slots * length,
         waiting=settings.max_waiting,
         wait_s=settings.max_wait_s,
         reuses_prefixes=settings.reuses_prefixes,
@@ -76,6 +73,23 @@ def open_engine(settings: EngineSettings) -> Engine:
         f"on {device}, up to {slots} sequences of {length:,} tokens at once"
     )
     return Engine(backend, thread, Metrics(core, name), name, [note])
+
+
+def _slots(settings: EngineSettings, length: int) -> int:
+    """Sequences of `length` tokens that are computed at once. Raises ConfigError for none.
+
+    The cache has room for a whole sequence in each slot, so max_cache_tokens bounds the slots.
+    """
+    if settings.max_cache_tokens is None:
+        return settings.max_batch_size
+    if settings.max_cache_tokens < length:
+        raise ConfigError(
+            f"max_cache_tokens is {settings.max_cache_tokens:,}, and one sequence may have "
+            f"{length:,}",
+            hint="give it more, or lower max_model_len",
+        )
+    fitting = max(1, settings.max_cache_tokens // bucketed(length))
+    return min(settings.max_batch_size, fitting)
 
 
 def _speculation(

@@ -16,7 +16,6 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 
 from redline.clock import SYSTEM
 from redline.engine.settings import EngineSettings
@@ -90,10 +89,8 @@ def command(settings: EngineSettings, host: str, port: int) -> list[str]:
     for name, flag in _OWN_SETTINGS.items():
         if getattr(settings, name) != getattr(defaults, name):
             raise ConfigError(f"vLLM has no setting like {flag}", hint="leave it out")
-    folder = Path(settings.model)
     flags: dict[str, object] = {
-        # As the engine itself calls it.
-        "served-model-name": folder.name if folder.is_dir() else settings.model,
+        "served-model-name": settings.name,
         "host": host,
         "port": port,
         "dtype": settings.dtype,

@@ -99,8 +99,9 @@ def test_a_whole_folder_is_opened(folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_another_attention_is_refused(kind: str, models_folder: Path) -> None:
+    folder = str(refused_config(kind, models_folder))
     with pytest.raises(ConfigError, match="which the engine does not run"):
-        read_config(str(refused_config(kind, models_folder)))
+        model_len(None, read_config(folder), folder)
 
 
 def test_weights_that_are_not_there_are_counted(folder: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from redline.engine import packed
 from redline.engine.packed import is_packed, pack
 
 DTYPES = [
@@ -83,6 +86,41 @@ def test_weights_are_held_once(dtype: torch.dtype, off: float) -> None:
         # Once more is as good as once.
         pack(layer)
         assert torch.equal(layer(given), before)
+
+
+@pytest.mark.skipif(not is_packed(torch.float32), reason="float32 is not packed here")
+@pytest.mark.parametrize(("slow", "other"), [("_by_mkl", "_by_onednn"), ("_by_onednn", "_by_mkl")])
+def test_float32_goes_to_the_faster_library(
+    slow: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowed(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        product = make(weight, bias)
+
+        def multiplied(rows: Tensor) -> Tensor:
+            time.sleep(0.02)
+            return product(rows)
+
+        return multiplied
+
+    def counted(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        product = make_other(weight, bias)
+
+        def multiplied(rows: Tensor) -> Tensor:
+            calls.append(len(rows))
+            return product(rows)
+
+        return multiplied
+
+    make, make_other, calls = getattr(packed, slow), getattr(packed, other), list[int]()
+    monkeypatch.setattr(packed, slow, slowed)
+    monkeypatch.setattr(packed, other, counted)
+    layer = nn.Linear(64, 128)
+    given = torch.randn(7, 64)
+    wanted = product(layer, given)
+    pack(layer)
+    with torch.inference_mode():
+        torch.testing.assert_close(layer(given).double(), wanted, rtol=1e-5, atol=1e-5)
+    assert calls[-1] == 7
 
 
 def test_what_others_compute_stays_theirs() -> None:

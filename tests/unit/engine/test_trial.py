@@ -45,7 +45,10 @@ OTHERS: dict[str, tuple[Any, str]] = {
     ),
     # The second time it writes over what the first has left for the next step.
     "a layer that attends twice": (DiffLlamaConfig(**SIZES), r"logits would be \d{2,3}% off"),
-    "a layer that is not told of the step": (StableLmConfig(**SIZES), "KeyError: 'step'"),
+    "a layer that is not told of the step": (
+        StableLmConfig(**SIZES),
+        "its attention layers do not pass on the arguments of the engine",
+    ),
     "a mask of its own": (DogeConfig(**SIZES), "TypeError: attend"),
 }
 
