@@ -113,6 +113,14 @@ def test_the_summary_as_json(cli: Cli, rows: Rows) -> None:
     summary = json.loads(told.err)
     assert summary.pop("elapsed_s") >= 0
     assert summary.pop("first_failure")["message"].startswith("the row cannot be read")
+    assert summary.pop("input") == {
+        "rows": 2,
+        "done": 1,
+        "failed": 1,
+        "left": 0,
+        "untried": 0,
+        "is_exact": True,
+    }
     assert summary == {
         "event": "summary",
         "offered": 2,
@@ -220,7 +228,7 @@ def test_progress_off_a_terminal_is_plain_lines(
     lines = [line for line in told.err.splitlines() if " in flight, " in line and "left" in line]
     assert len(lines) >= 2
     pattern = re.compile(
-        r"\d+ done, 0 failed, 0 retrying, \d+ left, \d+ in flight, [\d.]+ rows/s, "
+        r"40 rows: \d+ done, 0 failed, \d+ left, 0 retrying, \d+ in flight, [\d.]+ rows/s, "
         r"[\d.]+ tokens/s, 0 x 429(, ETA (under )?[\d.]+ s)?"
     )
     assert all(pattern.fullmatch(line) for line in lines), lines

@@ -87,7 +87,7 @@ def test_a_limit_ends_the_input(limit: int) -> None:
         feed = feed_of(rows(1000), limit)
         assert await drained(feed) == list(range(1, min(limit, 1000) + 1))
         assert feed.is_input_done
-        assert feed.total_rows == min(limit, 1000)
+        assert (feed.is_read, feed.rows_read) == (True, min(limit, 1000))
 
     virtual_run(main())
 

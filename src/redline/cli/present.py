@@ -39,6 +39,8 @@ def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
     if _has_not_begun(report) and isinstance(stopped, ConfigError):
         return error_text(stopped)
     lines = [_sum(report)]
+    if report.input is not None and report.input.left and not report.is_complete:
+        lines.append(report.input.text())
     if report.attempts:
         per_s = report.attempts / report.elapsed_s if report.elapsed_s > 0 else 0.0
         lines.append(
@@ -76,6 +78,7 @@ def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
         "unfinished": report.unfinished,
         "skipped": report.skipped,
         "untried": report.untried,
+        "input": _input_fields(report),
         "attempts": report.attempts,
         "retries": report.retries,
         "rate_limited": report.rate_limited,
@@ -103,6 +106,11 @@ def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
         fields["kept_in"] = str(report.output.path)
         fields["not_uploaded"] = error_fields(report.not_uploaded)
     return msgspec.json.encode(fields).decode() + "\n"
+
+
+def _input_fields(report: Report) -> dict[str, object] | None:
+    counts = report.input
+    return None if counts is None else {**msgspec.to_builtins(counts), "left": counts.left}
 
 
 def _cache_lines(report: Report) -> list[str]:
@@ -187,7 +195,8 @@ def _sum(report: Report) -> str:
 def _spent(report: Report) -> str:
     """What is spent, and what all rows will have cost where some are left."""
     line = f"spent: {report.spent.text}"
-    if not report.unfinished or report.expected_usd is None:
+    left = report.unfinished if report.input is None else report.input.left
+    if not left or report.expected_usd is None:
         return line
     return f"{line}; about {dollars_text(round(report.expected_usd * DOLLAR))} for all rows"
 

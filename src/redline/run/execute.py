@@ -30,9 +30,10 @@ from redline.run.record import Result
 from redline.run.report import Report
 from redline.run.resume import open_journal
 from redline.run.rewrite import put_in_order
+from redline.run.row_count import InputCounts, RowCount
 from redline.run.runner import OnResult, Runner
 from redline.run.settings import BATCHING, Job, Output
-from redline.run.source import open_source
+from redline.run.source import open_source, row_counts
 from redline.run.source_repeated import sampled
 from redline.run.stream_url import stream_of
 from redline.run.tally import Tally
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from redline.run.batch_ledger import Ledger
     from redline.run.source_stream import StreamRows
 
+# A count reads about 1 GB of JSON Lines a second: what is left is known at the end of most runs.
+_LAST_COUNT_S = 0.5
+
 
 class View(Protocol):
     """What a display may look at while a run goes on."""
@@ -52,6 +56,8 @@ class View(Protocol):
     runner: Runner
     bill: Bill
     source_name: str
+
+    def counts(self) -> InputCounts: ...
 
 
 class Display(Protocol):
@@ -69,10 +75,21 @@ class _Run:
         self.journal: Journal | None = None
         self.manifest: Manifest | None = None
         self.stream = _stream(job)
-        source = self.stream or sampled(open_source(job.rows, is_followed=job.follow), job.samples)
+        opened = self.stream or open_source(job.rows, is_followed=job.follow)
+        source = self.stream or sampled(opened, job.samples)
         self.source_name = source.name
+        self.row_count = RowCount(
+            opened.total_rows,
+            None if job.follow else row_counts(job.rows),
+            limit=job.limit,
+            samples=job.samples,
+        )
+        # What earlier runs have done, of the rows that this one has read.
         self._skipped = 0
+        self._failed_before = 0
         self._untried = 0
+        # The same of the whole input, by what the output holds; None while that is unknown.
+        self._before: InputCounts | None = None
         load = Load()
         self.feed = Feed(paced(source, load), self._wanted, job.limit)
         if job.output is not None and job.output.ordered:
@@ -126,6 +143,7 @@ class _Run:
         if has_failed != self.job.retry_failed and not is_again:
             self._untried += not has_failed
             self._skipped += has_failed
+            self._failed_before += has_failed
             return False
         if self.batches is not None and key in self.batches.held:
             # It is with a batch: not done, and not to be asked again.
@@ -157,6 +175,36 @@ class _Run:
         succeeded = sum([result.outcome.status == "succeeded" for result in results])
         self.tally.on_event(RowsSaved(SYSTEM.now_s(), succeeded, len(results) - succeeded))
 
+    def recall(self, journal: Journal) -> None:
+        """What the output holds are rows of this input, done by earlier runs."""
+        done, failed = len(journal.succeeded), len(journal.failed)
+        is_again = self.job.retry_failed or self.job.retries_failures
+        self._before = InputCounts(rows=done + failed, done=done, failed=0 if is_again else failed)
+
+    def counts(self) -> InputCounts:
+        """The whole input: what is done of it, and what is left."""
+        feed, tally, total = self.feed, self.tally, self.row_count
+        rows = feed.rows_read if feed.is_read else max(total.rows, feed.rows_read)
+        seen = InputCounts(
+            rows=rows,
+            done=tally.succeeded + self._skipped - self._failed_before,
+            failed=tally.failed + self._failed_before,
+            is_exact=feed.is_read or total.is_exact,
+            untried=self._untried,
+        )
+        before = self._before
+        if feed.is_read or before is None or not total.is_exact or before.rows > rows:
+            return seen
+        known = InputCounts(
+            rows=rows,
+            done=tally.succeeded + before.done,
+            failed=tally.failed + before.failed,
+            untried=rows - before.rows if self.job.retry_failed else 0,
+        )
+        # Otherwise rows of the output are no longer in the input.
+        is_possible = known.left >= feed.rows_read - feed.rows_skipped - tally.saved
+        return known if is_possible else seen
+
     def report(self, elapsed_s: float) -> Report:
         tally, runner = self.tally, self.runner
         kinds = {kind: count for kind, count in tally.errors.most_common() if kind != "cancelled"}
@@ -173,6 +221,7 @@ class _Run:
             input_tokens=tally.input_tokens,
             output_tokens=tally.output_tokens,
             elapsed_s=elapsed_s,
+            input=self.counts(),
             is_input_done=self.feed.is_input_done,
             interrupted=runner.is_draining and runner.stopped is None,
             stopped=runner.stopped,
@@ -231,6 +280,8 @@ async def _opened(run: _Run) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         # The input is open already: it is closed where nothing of the rest comes about, too.
         stack.callback(run.feed.close)
+        run.row_count.start()
+        stack.push_async_callback(_end_count, run)
         if job.output is not None:
             output = job.output
             stack.enter_context(OutputLock(output))
@@ -243,8 +294,11 @@ async def _opened(run: _Run) -> AsyncIterator[None]:
             # Closed after the journal, whose last results it must be durable before.
             stack.callback(run.close_account)
             ledger = await asyncio.to_thread(_ledger, job, output, is_new=is_new)
+            is_same_input = await asyncio.to_thread(_has_same_input, job, output)
             journal, run.manifest = await _open_journal(run, output)
             run.journal = run.runner.journal = journal
+            if is_same_input:
+                run.recall(journal)
             run.feed.identifier = run.identifier(journal)
             # What was answered before a request goes out is written before it.
             run.tally.on_send = journal.flush
@@ -262,6 +316,12 @@ async def _opened(run: _Run) -> AsyncIterator[None]:
         stack.push_async_callback(run.backend.aclose)
         stack.push_async_callback(run.feed.aclose)
         yield
+
+
+async def _end_count(run: _Run) -> None:
+    """Ends the count of rows; the summary of a run that has not read them all waits for it."""
+    is_needed = run.runner.offered and not run.feed.is_read
+    await asyncio.to_thread(run.row_count.finish, _LAST_COUNT_S if is_needed else 0.0)
 
 
 def _ledger(job: Job, output: Output, *, is_new: bool) -> Ledger | None:
@@ -305,6 +365,18 @@ async def _open_journal(run: _Run, output: Output) -> tuple[Journal, Manifest]:
             journal, _ = opening.result()
             journal.let_go()
         raise
+
+
+def _has_same_input(job: Job, output: Output) -> bool:
+    """The output's rows are those of the job's input, as far as its name tells."""
+    if job.restart or stream_of(job.rows) is not None:
+        return False
+    try:
+        old = manifests.load(output)
+    except JournalError:
+        # To be reported, or overruled, when the journal is opened.
+        return False
+    return old is not None and bool(old.input) and old.input == manifests.make(job).input
 
 
 async def _finish(run: _Run, output: Output) -> None:

@@ -87,27 +87,19 @@ class Feed:
         self.keys: array[int] | None = None
         self.rows_read = 0
         self.rows_skipped = 0
+        # The input's end or the limit was reached: `rows_read` is the number of its rows.
+        self.is_read = False
 
     @property
     def is_input_done(self) -> bool:
         """The input was read to its end or its limit, and every row handed out."""
         return self._is_end and not self._ready and not self._is_closed
 
-    @property
-    def is_read(self) -> bool:
-        """The input was read to its end or its limit; rows may still be waiting here."""
-        return self._is_end and not self._is_closed
-
     def read_fraction(self) -> float | None:
         """How much of the input is read, 0 to 1; None when unknown."""
         if isinstance(self._source, AsyncRows):
             return None
         return self._source.read_fraction()
-
-    @property
-    def total_rows(self) -> int | None:
-        total = self._source.total_rows
-        return total if total is None or self.limit is None else min(total, self.limit)
 
     def next_now(self) -> Picked | None:
         """The next row to do, where nothing is to be waited for; `next` tells why there is none."""
@@ -205,6 +197,8 @@ class Feed:
         self.rows_read += batch.read
         self.rows_skipped += batch.read - len(batch.picked)
         self._is_end = batch.is_end
+        # A source that is closed ends early.
+        self.is_read = batch.is_end and not self._is_let_go
         self._refill = None
 
     def _read(self, source: Source) -> _Batch:

@@ -17,6 +17,7 @@ from redline.calls.prices import DOLLAR
 from redline.calls.spending import dollars_text
 from redline.clock import SYSTEM, Clock
 from redline.run.execute import View
+from redline.run.row_count import InputCounts
 from redline.run.tally import BatchUse, CacheUse
 
 _REFRESH_S = 0.5
@@ -28,6 +29,8 @@ _SMOOTHING_S = 10.0
 class Snapshot(msgspec.Struct, kw_only=True):
     """The state of a run at one moment. `eta_s` and `left` are None while they are unknown.
 
+    done, failed: rows by this run. skipped: rows that were done before, as far as it has read.
+    input: the whole input. fraction: of it, None while the number of its rows is unknown.
     spent: in words, empty while nothing is known. spent_usd, expected_usd: so far, and at the end.
     spent_tokens: against a budget in tokens.
     """
@@ -39,6 +42,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     in_flight: int
     retrying: int
     left: int | None
+    input: InputCounts
     rows_per_s: float
     tokens_per_s: float
     rate_limited: int
@@ -64,15 +68,18 @@ class Meter:
         self._last: tuple[float, int, int] = (self._begun_s, 0, 0)
         self._rows_per_s = 0.0
         self._tokens_per_s = 0.0
+        self._fraction: float | None = None
 
     def read(self) -> Snapshot:
         """The run as it stands now."""
         view, now_s = self._view, self._clock.now_s()
         tally, feed, runner = view.tally, view.feed, view.runner
         self._measure(now_s, tally.saved, tally.tokens)
-        total = self._total()
-        finished = tally.saved + feed.rows_skipped
-        left = None if total is None else max(0, total - finished)
+        counts = view.counts()
+        left = counts.left if counts.is_exact else None
+        if left is not None and counts.rows:
+            # Rows that are added while it is read must not send the bar back.
+            self._fraction = max(self._fraction or 0.0, (counts.rows - left) / counts.rows)
         spent = view.bill.read()
         expected = spent.expected(tally.saved, left)
         eta_s = left / self._rows_per_s if left is not None and self._rows_per_s > 0 else None
@@ -84,12 +91,13 @@ class Meter:
             in_flight=tally.in_flight,
             retrying=tally.retrying,
             left=left,
+            input=counts,
             rows_per_s=self._rows_per_s,
             tokens_per_s=self._tokens_per_s,
             rate_limited=tally.rate_limited,
             parked_s=max(0.0, tally.parked_until_s - now_s),
             eta_s=eta_s,
-            fraction=min(1.0, finished / total) if total else None,
+            fraction=self._fraction,
             is_draining=runner.is_draining,
             spent=spent.text,
             spent_usd=spent.usd,
@@ -109,35 +117,17 @@ class Meter:
         self._tokens_per_s += weight * ((tokens - then_tokens) / passed_s - self._tokens_per_s)
         self._last = (now_s, rows, tokens)
 
-    def _total(self) -> int | None:
-        """Rows of the whole input: known, or estimated from how much of the file is read."""
-        feed = self._view.feed
-        if feed.is_read:
-            return feed.rows_read
-        if feed.total_rows is not None:
-            return feed.total_rows
-        fraction = feed.read_fraction()
-        if not fraction or not feed.rows_read:
-            return None
-        total = round(feed.rows_read / fraction)
-        return total if feed.limit is None else min(total, feed.limit)
-
 
 def line_of(snapshot: Snapshot) -> str:
     """The snapshot as one plain line."""
-    left = "?" if snapshot.left is None else f"{snapshot.left:,}"
     parts = [
-        f"{snapshot.done:,} done",
-        f"{snapshot.failed:,} failed",
+        snapshot.input.text(here=snapshot.done),
         f"{snapshot.retrying:,} retrying",
-        f"{left} left",
         f"{snapshot.in_flight:,} in flight",
         f"{_rate(snapshot.rows_per_s)} rows/s",
         f"{_rate(snapshot.tokens_per_s)} tokens/s",
         f"{snapshot.rate_limited:,} x 429",
     ]
-    if snapshot.skipped:
-        parts.insert(0, f"{snapshot.skipped:,} done before")
     if snapshot.spent:
         parts.append(f"spent {snapshot.spent}")
         if snapshot.expected_usd is not None:

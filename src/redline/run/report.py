@@ -9,6 +9,7 @@ from redline.calls.prices import DOLLAR
 from redline.calls.spending import Allowance
 from redline.errors import RedlineError
 from redline.run.bill import Spent
+from redline.run.row_count import InputCounts
 from redline.run.settings import Output
 from redline.run.tally import BatchUse, CacheUse
 
@@ -18,15 +19,15 @@ class Report(msgspec.Struct, kw_only=True):
 
     offered = succeeded + failed + unfinished, always: the rows this run took in hand. skipped: rows
     an earlier run has done. untried: rows that no run has tried, which `retry_failed` leaves out.
-    is_input_done: the input was read to its end, or to its limit. stopped: why the run ended early,
-    None where it did not; interrupted: by the user. errors_by_kind: failed attempts by kind of
-    error, those tried again included. spent: what the run's budget has paid for, or what its
-    replies have cost, where the prices are known. found_limits: where limits were to be found, what
-    was, as `20/1s requests` or `45 in flight`. cache: how often it was asked, None where it never
-    was; cache_notes: what befell it. batches: what went by them, None for a run without.
-    not_uploaded: why the object of an output in a store is not what the file on this machine is;
-    None where it is, and for other outputs. outcomes: in input order; empty for a run with an
-    output, whose results are in its file.
+    input: the whole input and what all runs have done of it. is_input_done: the input was read to
+    its end, or to its limit. stopped: why the run ended early, None where it did not; interrupted:
+    by the user. errors_by_kind: failed attempts by kind of error, those tried again included.
+    spent: what the run's budget has paid for, or what its replies have cost, where the prices are
+    known. found_limits: where limits were to be found, what was, as `20/1s requests` or `45 in
+    flight`. cache: how often it was asked, None where it never was; cache_notes: what befell it.
+    batches: what went by them, None for a run without. not_uploaded: why the object of an output in
+    a store is not what the file on this machine is; None where it is, and for other outputs.
+    outcomes: in input order; empty for a run with an output, whose results are in its file.
     """
 
     offered: int = 0
@@ -34,6 +35,7 @@ class Report(msgspec.Struct, kw_only=True):
     failed: int = 0
     skipped: int = 0
     untried: int = 0
+    input: InputCounts | None = None
     retries: int = 0
     rate_limited: int = 0
     attempts: int = 0
@@ -81,6 +83,8 @@ class Report(msgspec.Struct, kw_only=True):
     def expected_usd(self) -> float | None:
         """Dollars once the unfinished rows are done, too, at what those of this run cost."""
         left = self.unfinished if self.is_input_done else None
+        if self.input is not None and self.input.is_exact:
+            left = self.input.left
         expected = self.spent.expected(self.succeeded + self.failed, left)
         return None if expected is None else expected / DOLLAR
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import AsyncIterable, Iterable, Mapping
+import sys
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path, PurePath
 
@@ -75,6 +76,33 @@ def open_source(
         f"rows cannot come from a value of type {type(rows).__name__}",
         hint="pass a path, or an iterable of dicts or strings",
     )
+
+
+def row_counts(rows: object) -> Iterator[int] | None:
+    """Numbers of rows that add up to those of a local text file, read a second time as they come.
+
+    None for any other input: it knows its number of rows, or can be read only once. Raises nothing
+    here; reading raises ConfigError as `open_source` does.
+    """
+    if not isinstance(rows, (str, os.PathLike)) or url_of(rows) is not None:
+        return None
+    try:
+        if os.fspath(rows) == "-":
+            return _stdin_counts()
+        path = local_path(rows)
+        if not path.is_file() or path.suffix.lower() == ".parquet":
+            return None
+        return _text_rows(FileBlocks(path), path, MAX_ROW_BYTES).counts()
+    except (ConfigError, OSError, ValueError):
+        return None
+
+
+def _stdin_counts() -> Iterator[int] | None:
+    """As `row_counts`; None where stdin is a pipe or a terminal."""
+    if sys.stdin is None or not stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode):
+        return None
+    begins_at = os.lseek(sys.stdin.fileno(), 0, os.SEEK_CUR)
+    return LineRows(ByteStream(FileBlocks(None, begins_at=begins_at)), MAX_ROW_BYTES).counts()
 
 
 def opened(rows: object) -> object:

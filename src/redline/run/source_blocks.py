@@ -47,13 +47,17 @@ class Blocks(Protocol):
 
 
 class FileBlocks:
-    """The bytes of the file `path`, or of stdin where that is None."""
+    """The bytes of the file `path`, or of stdin where that is None.
 
-    def __init__(self, path: Path | None) -> None:
+    begins_at: where to begin in a file that stdin is, whose own position is then left alone.
+    """
+
+    def __init__(self, path: Path | None, *, begins_at: int | None = None) -> None:
         self.path: PurePath | None = path
         self.name = "stdin" if path is None else str(path)
         self._fd = -1
         self._is_closed = False
+        self._begins_at = begins_at
         self._size_bytes: int | None = None
         self._read_bytes = 0
         self._lock = threading.Lock()
@@ -82,7 +86,11 @@ class FileBlocks:
             if self._is_closed:
                 return b""
             try:
-                block = os.read(self._fd, most_bytes)
+                if self._begins_at is None:
+                    block = os.read(self._fd, most_bytes)
+                else:
+                    at = self._begins_at + self._read_bytes
+                    block = os.pread(self._fd, most_bytes, at)
             except OSError as error:
                 raise CorruptInput(
                     f"cannot read on in {self.name}: {reason(error)}", where="after 0 rows"

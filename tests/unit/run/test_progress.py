@@ -23,23 +23,9 @@ from redline.run.progress import (
     duration,
     line_of,
 )
+from redline.run.row_count import InputCounts
 from redline.run.tally import CacheUse, Tally
 from redline.testing import ManualClock, virtual_run
-
-
-class Feed:
-    """What a meter reads of a feed."""
-
-    def __init__(self) -> None:
-        self.is_read = False
-        self.rows_read = 0
-        self.rows_skipped = 0
-        self.total_rows: int | None = None
-        self.limit: int | None = None
-        self.fraction: float | None = None
-
-    def read_fraction(self) -> float | None:
-        return self.fraction
 
 
 class Books:
@@ -52,10 +38,23 @@ class Books:
         return self.spent
 
 
-def view() -> Any:
-    runner = SimpleNamespace(is_draining=False)
-    parts = {"tally": Tally(), "feed": Feed(), "runner": runner, "bill": Books()}
-    return SimpleNamespace(**parts, source_name="in.jsonl")
+def view(rows: int | None = None) -> Any:
+    """What a display sees of a run over so many rows; None where nobody knows how many."""
+    runner, feed = SimpleNamespace(is_draining=False), SimpleNamespace(rows_skipped=0)
+    parts = {"tally": Tally(), "feed": feed, "runner": runner, "bill": Books()}
+    seen = SimpleNamespace(**parts, source_name="in.jsonl", rows=rows)
+
+    def counts() -> InputCounts:
+        tally = seen.tally
+        return InputCounts(
+            rows=tally.saved if seen.rows is None else seen.rows,
+            done=tally.succeeded,
+            failed=tally.failed,
+            is_exact=seen.rows is not None,
+        )
+
+    seen.counts = counts
+    return seen
 
 
 @pytest.mark.parametrize(
@@ -86,8 +85,7 @@ def test_a_snapshot_at_the_beginning() -> None:
 
 
 def test_rates_and_the_time_left() -> None:
-    clock, seen = ManualClock(), view()
-    seen.feed.total_rows = 100
+    clock, seen = ManualClock(), view(100)
     meter = Meter(seen, clock)
     clock.advance(2.0)
     seen.tally.succeeded, seen.tally.failed = 18, 2
@@ -111,16 +109,15 @@ def test_a_steady_rate_is_read_as_it_is_and_a_new_one_is_followed() -> None:
     assert 0 <= slower < 0.5
 
 
-def test_the_number_of_rows_is_estimated_from_the_bytes_read() -> None:
-    seen = view()
+def test_the_bar_never_goes_backwards() -> None:
+    seen = view(10)
     meter = Meter(seen, ManualClock())
-    seen.feed.rows_read, seen.feed.fraction = 256, 0.25
-    seen.feed.rows_skipped = 24
-    assert meter.read().left == 1000
-    seen.feed.limit = 500
-    assert meter.read().left == 476
-    seen.feed.is_read, seen.feed.rows_read = True, 300
-    assert meter.read().left == 276
+    seen.tally.succeeded = 8
+    assert meter.read().fraction == 0.8
+    seen.rows = 100  # written to the file while it is read
+    assert (meter.read().fraction, meter.read().left) == (0.8, 92)
+    seen.tally.succeeded = 90
+    assert meter.read().fraction == 0.9
 
 
 def snapshot(**changes: Any) -> Snapshot:
@@ -132,6 +129,7 @@ def snapshot(**changes: Any) -> Snapshot:
         "in_flight": 64,
         "retrying": 2,
         "left": 98_797,
+        "input": InputCounts(rows=100_000, done=1200, failed=3),
         "rows_per_s": 20.04,
         "tokens_per_s": 5123.4,
         "rate_limited": 1,
@@ -145,11 +143,12 @@ def snapshot(**changes: Any) -> Snapshot:
 
 def test_a_line_says_it_all() -> None:
     assert line_of(snapshot()) == (
-        "1,200 done, 3 failed, 2 retrying, 98,797 left, 64 in flight, 20.0 rows/s, "
+        "100,000 rows: 1,200 done, 3 failed, 98,797 left, 2 retrying, 64 in flight, 20.0 rows/s, "
         "5,123 tokens/s, 1 x 429, ETA 1 h 22 m"
     )
-    assert line_of(snapshot(skipped=5, left=None, eta_s=None)).startswith(
-        "5 done before, 1,200 done, 3 failed, 2 retrying, ? left, "
+    least = InputCounts(rows=1300, done=1205, failed=3, is_exact=False)
+    assert line_of(snapshot(skipped=5, input=least, left=None, eta_s=None)).startswith(
+        "at least 1,300 rows: 1,205 done (5 before), 3 failed, at least 92 left, 2 retrying, "
     )
     use = CacheUse(hits=1000, shared=204, misses=1000, passed=1050)
     assert ", 1 x 429, 1,204 cached (37 %), ETA " in line_of(snapshot(cache=use))
@@ -191,7 +190,7 @@ def test_plain_lines_come_every_10_s() -> None:
     shown(PlainProgress(stream), view(), 31.0)
     lines = stream.getvalue().splitlines()
     assert len(lines) == 3
-    assert all(line.startswith("0 done, 0 failed, 0 retrying, ? left, ") for line in lines)
+    assert all(line.startswith("0 done, 0 failed, 0 retrying, 0 in flight, ") for line in lines)
 
 
 def test_a_line_comes_at_once_when_the_run_begins_to_drain() -> None:
@@ -213,8 +212,8 @@ def test_the_terminal_shows_the_file_and_the_counts(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "60")
-    stream, seen = io.StringIO(), view()
-    seen.feed.total_rows, seen.tally.succeeded = 4, 1
+    stream, seen = io.StringIO(), view(4)
+    seen.tally.succeeded = 1
     shown(TerminalProgress(stream), seen, 2.0)
     text = stream.getvalue()
     assert "in.jsonl" in text
@@ -223,8 +222,8 @@ def test_the_terminal_shows_the_file_and_the_counts(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_is_spent_and_what_all_will_cost() -> None:
-    clock, seen = ManualClock(), view()
-    seen.feed.total_rows, seen.tally.succeeded = 100, 20
+    clock, seen = ManualClock(), view(100)
+    seen.tally.succeeded = 20
     allowance = Allowance(picodollars=5 * DOLLAR)
     seen.bill.spent = Spent(allowance=allowance, picodollars=DOLLAR, here=DOLLAR // 2)
     found = Meter(seen, clock).read()

@@ -1,0 +1,125 @@
+"""What is said of the whole input while it is still being read, and when a run ends before that."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import redline
+from redline.run.progress import JsonProgress
+
+Cli = Callable[..., Any]
+
+ROWS = 30_000
+SIM = ("--endpoint", "sim", "--model", "m", "--prompt", "{{ text }}")
+BRIEF = ("--rps", "40", "--deadline", "700ms")
+
+
+def texts() -> list[str]:
+    """Long enough that reading ahead does not come near the end."""
+    return [f'{number}\n"{"padding, " * 9}"' for number in range(ROWS)]
+
+
+def jsonl() -> str:
+    lines = (json.dumps({"text": text}) + "\n" for text in texts())
+    return "\n  \t\n".join(lines) + "\r\n"
+
+
+def csv() -> str:
+    """Each row goes over two lines, and there are blank ones."""
+    lines = ('"' + text.replace('"', '""') + f'",{number}\n' for number, text in enumerate(texts()))
+    return "text,n\n\n" + "\n".join(lines)
+
+
+def write(name: str) -> str:
+    """An input of ROWS rows in this format."""
+    path = Path(name)
+    if name.endswith(".parquet"):
+        arrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(arrow.table({"text": texts()}), path)
+    elif name.endswith(".gz"):
+        path.write_bytes(gzip.compress(jsonl().encode(), 1))
+    else:
+        path.write_text(csv() if ".csv" in name else jsonl(), "utf-8")
+    return name
+
+
+def left_of(err: str) -> tuple[int, int, int, int]:
+    """`30,000 rows: 28 done, 0 failed, 29,972 left` as numbers."""
+    found = re.search(r"^([\d,]+) rows: ([\d,]+) done, ([\d,]+) failed, ([\d,]+) left$", err, re.M)
+    assert found is not None, err
+    rows, done, failed, left = (int(number.replace(",", "")) for number in found.groups())
+    return rows, done, failed, left
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz", "in.csv", "in.parquet"])
+def test_a_run_that_ends_early_says_how_many_rows_are_left(cli: Cli, name: str) -> None:
+    command = ("run", write(name), *SIM, *BRIEF, "-o", "out.jsonl")
+    done = 0
+    for _ in range(2):
+        told = cli(*command)
+        found = re.match(r"[\d,]+ rows? = (\d+) succeeded", told.err)
+        assert found is not None
+        succeeded = int(found[1])
+        done += succeeded
+        assert succeeded > 0
+        assert left_of(told.err) == (ROWS, done, 0, ROWS - done)
+
+
+def test_stdin_that_is_a_file_is_counted_too(cli: Cli) -> None:
+    told = cli("run", "-", *SIM, *BRIEF, "-o", "out.jsonl", stdin=jsonl())
+    rows, done, _, left = left_of(told.err)
+    assert (rows, left) == (ROWS, ROWS - done)
+
+
+def test_a_limit_is_the_whole_input(cli: Cli) -> None:
+    told = cli("run", write("in.jsonl"), *SIM, *BRIEF, "-o", "out.jsonl", "--limit", "20000")
+    rows, done, _, left = left_of(told.err)
+    assert (rows, left) == (20_000, 20_000 - done)
+
+
+def test_retrying_failures_counts_these_and_not_the_others(cli: Cli) -> None:
+    lines = [json.dumps({"text": str(n)} if n % 3 else {"txt": "x"}) + "\n" for n in range(3000)]
+    Path("in.jsonl").write_text("".join(lines), "utf-8")
+    assert cli("run", "in.jsonl", *SIM, "-o", "out.jsonl").status == 1
+    repaired = ("--prompt", "{{ txt }}", "--force", "--retry-failed")
+    told = cli("run", "in.jsonl", *SIM[:4], *repaired, *BRIEF, "-o", "out.jsonl")
+    rows, done, failed, left = left_of(told.err)
+    assert (rows, failed) == (3000, 0)
+    assert 2000 < done < 2100
+    assert left == 3000 - done
+
+
+def test_progress_speaks_of_the_whole_input_and_never_goes_back(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def often(self: Any, stream: Any, every_s: float = 10.0) -> None:
+        self._stream, self._every_s = stream, 0.05
+
+    monkeypatch.setattr(JsonProgress, "__init__", often)
+    told = cli("run", write("in.jsonl"), *SIM, *BRIEF, "--log", "json", "-o", "out.jsonl")
+    *lines, summary = [json.loads(line) for line in told.err.splitlines()]
+    counted = [line for line in lines if line["input"]["is_exact"]]
+    assert len(counted) >= 5
+    assert {line["input"]["rows"] for line in counted} == {ROWS}
+    assert all(line["left"] == ROWS - line["done"] for line in counted)
+    fractions = [line["fraction"] for line in counted]
+    assert fractions == sorted(fractions)
+    assert summary["input"]["left"] == ROWS - summary["succeeded"]
+
+
+def test_rows_that_cannot_be_counted_are_at_least_those_that_came() -> None:
+    endless = ({"text": str(number)} for number in range(ROWS))
+    report = redline.run(
+        endless, endpoint="sim", prompt="{{ text }}", rps=40, deadline_s=0.3, progress=False
+    )
+    assert report.input is not None
+    assert not report.input.is_exact
+    assert report.offered <= report.input.rows < ROWS
