@@ -43,6 +43,7 @@ _REPLACING = {
 _APPENDING = {
     "write": ("before its write", "within its write", "written, not synced"),
     "fsync": ("written, not synced", "", "synced, not acknowledged"),
+    "pread": ("synced, not acknowledged", "", "synced, not acknowledged"),
 }
 _RESUME = {
     "open": ("before the file is opened", "", "before the scan"),

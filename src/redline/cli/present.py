@@ -17,6 +17,7 @@ from redline.run.plan import Plan
 from redline.run.progress import duration
 from redline.run.record import error_fields
 from redline.run.report import Report
+from redline.run.results_file import ResultsLost
 
 _CREDENTIALS = re.compile("//.*@")
 
@@ -231,6 +232,8 @@ def _saved(report: Report) -> str:
     """`87 of 500 results in labels.jsonl`, or nothing where no file is written."""
     if report.output is None:
         return ""
+    if isinstance(report.stopped, ResultsLost):
+        return report.stopped.saved
     done = report.succeeded + report.skipped
     of = f" of {report.offered + report.skipped:,}" if report.is_input_done else ""
     results = "result" if done == 1 and not of else "results"

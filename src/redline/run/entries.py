@@ -64,10 +64,13 @@ class Stretch(msgspec.Struct):
         return _TOLD.decode(self.lines[place]).row
 
 
-def read_stretches(fd: int) -> Iterator[Stretch]:
-    """All lines of a file, in order; in memory at a time is about one block, or one line."""
+def read_stretches(fd: int, start: int = 0) -> Iterator[Stretch]:
+    """All lines of a file, in order; in memory at a time is about one block, or one line.
+
+    start: the byte at which a line begins, the first to be read.
+    """
     size = os.fstat(fd).st_size
-    for begin, end, lines in _blocks(fd):
+    for begin, end, lines in _blocks(fd, start):
         share = end / max(end, size)
         keys = _keys_of(lines)
         if keys is not None:
@@ -87,11 +90,11 @@ def is_torn(data: bytes) -> bool:
     return begins or not data.strip(b"\0")
 
 
-def _blocks(fd: int) -> Iterator[tuple[int, int, list[bytes]]]:
+def _blocks(fd: int, start: int) -> Iterator[tuple[int, int, list[bytes]]]:
     """The lines that end in one block: where they begin, where they end, and they themselves."""
     # Of a line that goes on in the next block: joined once, however long it gets.
     pieces: list[bytes] = []
-    begin = at = 0
+    begin = at = start
     while block := os.pread(fd, _BLOCK_BYTES, at):
         at += len(block)
         # Five times as fast as bytes.split, which looks at one byte after the other.

@@ -14,7 +14,7 @@ from redline.calls.metered import Metered
 from redline.calls.prices import Prices
 from redline.calls.spending import Spending
 from redline.clock import SYSTEM
-from redline.errors import JournalError
+from redline.errors import ConfigError, JournalError
 from redline.events import Listener, RowsSaved
 from redline.run import manifest as manifests
 from redline.run.account import AccountFile
@@ -28,6 +28,7 @@ from redline.run.lock import OutputLock
 from redline.run.manifest import Manifest
 from redline.run.record import Result
 from redline.run.report import Report
+from redline.run.results_file import telling
 from redline.run.resume import open_journal
 from redline.run.rewrite import put_in_order
 from redline.run.row_count import InputCounts, RowCount
@@ -85,6 +86,7 @@ class _Run:
             samples=job.samples,
         )
         # What earlier runs have done, of the rows that this one has read.
+        self._check_source = source.check
         self._skipped = 0
         self._failed_before = 0
         self._untried = 0
@@ -152,11 +154,16 @@ class _Run:
         return True
 
     async def go(self) -> None:
-        """Does the rows, live or in batches."""
+        """Does the rows, live or in batches; then looks at the input again."""
         if self.batches is None:
             await self.runner.run()
         else:
             await self.batches.run()
+        if not self.runner.is_draining:
+            try:
+                await asyncio.to_thread(self._check_source)
+            except ConfigError as error:
+                self.runner.stop(error)
 
     def keep_account(self, metered: Metered, account: AccountFile, journal: Journal) -> None:
         """What the output's runs have spent goes on from there, and is kept there."""
@@ -303,7 +310,7 @@ async def _opened(run: _Run) -> AsyncIterator[None]:
             # What was answered before a request goes out is written before it.
             run.tally.on_send = journal.flush
             run.runner.load.journal = journal
-            stack.push_async_callback(journal.close)
+            stack.push_async_callback(_close_journal, run, journal)
             if run.metered is not None:
                 run.keep_account(run.metered, AccountFile(output, is_new=is_new), journal)
             if ledger is not None:
@@ -379,9 +386,32 @@ def _has_same_input(job: Job, output: Output) -> bool:
     return old is not None and bool(old.input) and old.input == manifests.make(job).input
 
 
+async def _close_journal(run: _Run, journal: Journal) -> None:
+    """Closes it; what fails then, the run is stopped by. Raises JournalError."""
+    try:
+        await journal.close()
+    except JournalError as error:
+        run.runner.stop(error)
+        raise
+
+
 async def _finish(run: _Run, output: Output) -> None:
-    """What only a finished run can say or do: the number of rows, and their order."""
-    if run.manifest is None or not run.report(0.0).is_complete:
+    """What only a finished run can say or do: the number of rows, and their order.
+
+    Raises JournalError, also if the output's folder of state was removed meanwhile.
+    """
+    if run.manifest is None:
+        return
+    if output.path.exists() and not manifests.path_of(output).exists():
+        with telling(output.state_path):
+            output.state_path.mkdir(exist_ok=True)
+        manifests.save(output, run.manifest)
+        raise JournalError(
+            f"{output.state_path} was removed while results were written",
+            hint="the settings of the run are written there again, what it kept of limits, budgets "
+            "and batches is lost; run the same command again: it continues",
+        )
+    if not run.report(0.0).is_complete:
         return
     if output.ordered:
         await asyncio.to_thread(put_in_order, output.path, run.feed.keys or array("Q"))

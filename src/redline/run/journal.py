@@ -6,6 +6,10 @@ death of the process at any moment wastes no more calls than were in flight. The
 take long, has a thread; at most one is under way, and what is written meanwhile makes up the next
 group, so a slow disk makes larger groups. While too much is unsynced, the run begins no more rows.
 
+A group is read back, from the file that has the name, before it is acknowledged. If that file was
+removed, moved, replaced or cut, the run is to end: lines of calls in flight are still written to
+the open file, which gets a name again at the end, and only then are they acknowledged.
+
 Files, for an output `labels.jsonl`:
   labels.jsonl          one line a success
   labels.failed.jsonl   one line a failure, made on the first
@@ -28,7 +32,7 @@ from redline.errors import JournalError, Rejected
 from redline.run.entries import Stretch
 from redline.run.identity import KeySet
 from redline.run.record import Result, failure_line, result_line
-from redline.run.results_file import ResultsFile
+from redline.run.results_file import ResultsFile, ResultsLost
 from redline.run.rewrite import drop_mended
 from redline.run.settings import Output
 from redline.run.source import Row
@@ -73,6 +77,9 @@ class Journal:
         self._wake = asyncio.Event()
         self._is_closing = False
         self._error: JournalError | None = None
+        # Why nothing is acknowledged any more, though lines are still written; and of which rows.
+        self._lost: ResultsLost | None = None
+        self._unplaced: list[Result] = []
         # What must be durable before the results are: called in the thread that syncs.
         self.before_sync: Callable[[], None] | None = None
         self._is_flush_due = False  # in this turn of the loop
@@ -108,7 +115,7 @@ class Journal:
     @property
     def failure(self) -> JournalError | None:
         """Why nothing is acknowledged any more; None while all is well."""
-        return self._error
+        return self._error or self._lost
 
     def append(self, result: Result) -> None:
         """Takes one row's line.
@@ -162,12 +169,12 @@ class Journal:
         finally:
             self._disk.shutdown()
             try:
-                if self._error is None and self._has_mended():
+                if self.failure is None and self._has_mended():
                     self._drop_mended()
             finally:
                 self.let_go()
-        if self._error is not None:
-            raise self._error
+        if self.failure is not None:
+            raise self.failure
 
     def let_go(self) -> None:
         """Closes the files as they are, without a last sync."""
@@ -214,7 +221,6 @@ class Journal:
         return failure_line(result)
 
     async def _sync_groups(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await self._wake.wait()
             if not self._is_closing and len(self._group.results) < _GROUP_ROWS:
@@ -224,22 +230,57 @@ class Journal:
             group, self._group = self._group, _Group()
             if self._error is not None:
                 return
-            if group.results:
-                try:
-                    await loop.run_in_executor(self._disk, self._sync)
-                except JournalError as error:
-                    self._fail(error)
+            try:
+                if group.results:
+                    await self._sync_group(group)
+                if self._is_closing and not self._group.results:
+                    loop = asyncio.get_running_loop()
+                    await loop.run_in_executor(self._disk, self._check_end)
+                    self._acknowledge(self._unplaced)
                     return
-                self._acknowledge(group.results)
-            if self._is_closing and not self._group.results:
+            except JournalError as error:
+                self._fail(error)
                 return
+
+    async def _sync_group(self, group: _Group) -> None:
+        """Acknowledges the group once it is durable and in its place."""
+        loop = asyncio.get_running_loop()
+        for file in self._files():
+            file.end_group()
+        try:
+            await loop.run_in_executor(self._disk, self._sync)
+        except ResultsLost as lost:
+            self._lost = lost
+        if self._lost is None:
+            self._acknowledge(group.results)
+        else:
+            self._unplaced += group.results
 
     def _sync(self) -> None:
         if self.before_sync is not None:
             self.before_sync()
-        self._results.sync()
-        if self._failures is not None:
-            self._failures.sync()
+        files = self._files()
+        for file in files:
+            file.sync()
+        if self._lost is None:
+            for file in files:
+                file.check()
+
+    def _check_end(self) -> None:
+        """Gives finished files that were lost a name again. Raises JournalError if it cannot."""
+        lost: list[ResultsFile] = []
+        for file in self._files():
+            try:
+                file.check_end()
+            except ResultsLost as error:
+                self._lost = self._lost or error
+                lost.append(file)
+        if self._lost is not None:
+            for file in lost or [self._results]:
+                file.rescue(self._lost)
+
+    def _files(self) -> list[ResultsFile]:
+        return [self._results] if self._failures is None else [self._results, self._failures]
 
     def _open_failures(self) -> ResultsFile:
         self.failed = KeySet()

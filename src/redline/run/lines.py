@@ -155,6 +155,10 @@ class LineRows:
         """Share of the file's bytes that is read, 0 to 1; None for a pipe."""
         return self._stream.read_fraction()
 
+    def check(self) -> None:
+        """Raises CorruptInput if a local file no longer holds what was read of it. Blocks."""
+        self._stream.check()
+
     def close(self) -> None:
         """Closes the file; `batches` ends at its next chunk."""
         self._stream.close()

@@ -50,6 +50,7 @@ class _PacedRows:
         self.name = source.name
         self.total_rows = source.total_rows
         self.read_fraction = source.read_fraction
+        self.check = source.check
         self._source = source
         self._load = load
         self._is_closed = threading.Event()

@@ -10,6 +10,7 @@ from redline.errors import RedlineError
 from redline.run.execute import Display, execute
 from redline.run.mirror import Mirror
 from redline.run.report import Report
+from redline.run.results_file import ResultsLost
 from redline.run.runner import OnResult, Runner
 from redline.run.settings import Job
 
@@ -32,6 +33,10 @@ async def execute_mirrored(
     mirror = await asyncio.to_thread(Mirror, job.output)
     await _in_thread(mirror, partial(mirror.prepare, restart=job.restart, force=job.force))
     report = await execute(job, display=display, on_start=on_start, on_result=on_result)
+    if isinstance(report.stopped, ResultsLost):
+        # The files at these names are not what the run has written.
+        report.not_uploaded = report.stopped
+        return report
     if on_upload is not None:
         on_upload(mirror.stop)
     try:

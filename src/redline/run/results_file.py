@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shlex
 import stat
 import weakref
 from array import array
@@ -12,16 +13,37 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 from redline.errors import JournalError
 from redline.run.entries import Stretch, is_torn, read_stretches
 
 _BLOCK_BYTES = 1 << 20
 _ZERO = b"\0"
+# Of a line's end, which holds its checksum: enough to know it again.
+_TAIL_BYTES = 32
+
+
+class ResultsLost(JournalError):
+    """A file of results was removed, moved, replaced or cut while lines were written to it.
+
+    saved: where its lines are now, in words; empty until `ResultsFile.rescue` has looked.
+    """
+
+    saved = ""
+
+
+class _Group(NamedTuple):
+    """Lines that are read back together. seam: the bytes before them; tail: their last bytes."""
+
+    begin: int
+    end: int
+    seam: bytes
+    tail: bytes
 
 
 class ResultsFile:
-    """Lines of results or failures. One writer at a time; only `sync` may run beside it.
+    """Lines of results or failures. One writer at a time; `sync` and `check` may run beside it.
 
     Opening reads every line once: `on_found` hears of all that are sound, in order. What is read is
     durable once that is over, because a process that died may have written it without.
@@ -36,12 +58,19 @@ class ResultsFile:
         self._pending: list[bytes] = []
         self._is_synced = False
         self._size = 0
+        self._tail = b""
         self._own(open_alone(path, os.O_RDWR | os.O_CREAT))
         try:
             lost = self._load(on_found)
             with telling(path):
+                # The working folder may be another one later.
+                self._place = os.path.abspath(path)
                 self._mend(lost)
                 os.lseek(self._fd, self._size, os.SEEK_SET)
+                seam = os.pread(self._fd, _TAIL_BYTES, max(0, self._size - _TAIL_BYTES))
+                # Of the group to be checked: where it begins and ends, the bytes that it follows,
+                # and its own last ones.
+                self._group = _Group(self._size, self._size, seam, seam)
         except BaseException:
             self.close()
             raise
@@ -72,6 +101,101 @@ class ResultsFile:
         finally:
             self._is_synced = False
         self._size += len(lines)
+        self._tail = lines[-_TAIL_BYTES:]
+
+    def end_group(self) -> None:
+        """Ends the group of lines that `check` reads back: all that is flushed belongs to it."""
+        last = self._group
+        if self._size > last.end:
+            self._group = _Group(last.end, self._size, last.tail, self._tail)
+
+    def check(self) -> None:
+        """Reads the last group back from the file that has the name. Any thread.
+
+        Lines are never written behind the end of a file that was cut, but where they belong: so
+        what is missing reads as zeros, which JSON never holds.
+        Raises ResultsLost if the file is another one, or lacks something of the group.
+        """
+        group = self._group
+        with telling(self.path):
+            if not self._is_in_place():
+                raise ResultsLost(self._what_happened())
+            at, last = group.begin - len(group.seam), b""
+            size = len(group.seam) or _BLOCK_BYTES
+            while at < group.end and (block := os.pread(self._fd, min(size, group.end - at), at)):
+                if _ZERO in block or (at < group.begin and block != group.seam):
+                    break
+                at, size = at + len(block), _BLOCK_BYTES
+                last = (last + block)[-_TAIL_BYTES:]
+        if at < group.end or not last.endswith(group.tail):
+            raise ResultsLost(f"{self.path} was cut or written over while results were written")
+
+    def check_end(self) -> None:
+        """As `check`, and that the group's lines are sound and the file's last ones. No writer."""
+        self.check()
+        group = self._group
+        with telling(self.path):
+            is_last = os.fstat(self._fd).st_size == group.end
+            found = read_stretches(self._fd, group.begin)
+            if not is_last or not all(stretch.keys for stretch in found):
+                raise ResultsLost(f"{self.path} was written to by something else")
+
+    def rescue(self, error: ResultsLost) -> None:
+        """Gives the lines a name again if they have none; says in `error` where they are. Blocks.
+
+        No writer may be left. A file that now has the name is left alone. Raises JournalError.
+        """
+        place, moved = Path(self._place), self._moved_to()
+        again = "run the same command again: it continues"
+        count = _count_of(self._fd)
+        has_folder = os.path.isdir(os.path.dirname(os.path.realpath(place)))
+        if self._is_in_place():
+            where = self.path
+            error.hint = (
+                f"{again} with the rows that are missing; if it refuses a damaged line, "
+                f"`redline repair {self.path}` takes that out"
+            )
+        elif moved is not None:
+            where = moved
+            back = f"move it back: {shlex.join(['mv', str(moved), str(place)])}; then {again}"
+            error.hint = back if has_folder else _GONE
+        elif has_folder and os.path.exists(place):
+            where = self._copy_to(_free_name(place, "rescued"))
+            back = shlex.join(["mv", str(where), str(place)])
+            error.hint = f"to continue with these lines: {back}; then {again}"
+        else:
+            with telling(place):
+                place.parent.mkdir(parents=True, exist_ok=True)
+            self._copy_to(place)
+            where = self.path
+            error.hint = f"they were put back: {again}"
+        error.saved = f"{error.saved}; {count} in {where}" if error.saved else f"{count} in {where}"
+
+    def _copy_to(self, path: Path) -> Path:
+        replace_file(path, _copier(self._fd, array("Q", [0, self._size])))
+        return path
+
+    def _is_in_place(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._place), os.fstat(self._fd))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def _moved_to(self) -> Path | None:
+        """The name that the open file has now; None if it has none, or the system does not tell."""
+        try:
+            name = os.readlink(f"/proc/self/fd/{self._fd}")
+            is_it = os.path.samestat(os.stat(name), os.fstat(self._fd))
+        except OSError:
+            return None
+        return Path(name) if is_it else None
+
+    def _what_happened(self) -> str:
+        moved = self._moved_to()
+        was = "removed" if moved is None else f"moved to {moved}"
+        if os.path.exists(self._place):
+            was = "replaced by another file" if moved is None else f"{was} and replaced"
+        return f"{self.path} was {was} while results were written to it"
 
     def sync(self) -> None:
         """Makes all lines written so far durable. Blocks; may run beside `write`, in a thread."""
@@ -250,8 +374,7 @@ def take_out(path: Path, fd: int, bounds: array[int]) -> Path:
     or the new one, and no byte in neither. fd: of `path`; it goes on reading the old file. bounds:
     begins and ends, in turn. Raises JournalError, with nothing changed.
     """
-    names = (path.with_name(f"{path.stem}.damaged-{n}{path.suffix}") for n in count(1))
-    aside = next(name for name in names if not os.path.lexists(name))
+    aside = _free_name(path, "damaged")
     kept = array("Q", [0, *bounds, os.fstat(fd).st_size])
     replace_file(aside, _copier(fd, bounds))
     try:
@@ -261,6 +384,18 @@ def take_out(path: Path, fd: int, bounds: array[int]) -> Path:
         aside.unlink(missing_ok=True)
         raise
     return aside
+
+
+def _free_name(path: Path, what: str) -> Path:
+    """The first name beside `path` that nothing has: labels.damaged-1.jsonl."""
+    names = (path.with_name(f"{path.stem}.{what}-{n}{path.suffix}") for n in count(1))
+    return next(name for name in names if not os.path.lexists(name))
+
+
+def _count_of(fd: int) -> str:
+    """How many sound lines the file holds: `1 line`, `2,000 lines`."""
+    lines = sum(len(found.keys) for found in read_stretches(fd))
+    return f"{lines:,} line{'' if lines == 1 else 's'}"
 
 
 def _copier(fd: int, bounds: array[int]) -> Callable[[int], None]:

@@ -179,6 +179,9 @@ class Runner:
         while True:
             await asyncio.sleep(_WATCH_S)
             now_s = self._clock.now_s()
+            failure = None if self.journal is None else self.journal.failure
+            if failure is not None and not isinstance(self.stopped, JournalError):
+                self.stop(failure)
             if now_s >= ends_s:
                 hint = "run the same command again: it continues"
                 self.stop(TimedOut("run", self._job.deadline_s, hint=hint))

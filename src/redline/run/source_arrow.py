@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import RawIOBase
 from itertools import islice
 from pathlib import Path
@@ -39,7 +39,13 @@ class ArrowRows:
     """
 
     def __init__(
-        self, name: str, total_rows: int, tables: Iterator[_Table], arrow: Any, max_row_bytes: int
+        self,
+        name: str,
+        total_rows: int,
+        tables: Iterator[_Table],
+        arrow: Any,
+        max_row_bytes: int,
+        files: Iterable[Path],
     ) -> None:
         self.name = name
         self.total_rows: int | None = total_rows
@@ -47,6 +53,7 @@ class ArrowRows:
         self._tables = tables
         self._arrow = arrow
         self._max_row_bytes = max_row_bytes
+        self._seen = _stamps(files)
         self._number = 0
         self._is_closed = False
 
@@ -77,6 +84,16 @@ class ArrowRows:
         """Share of the rows that is read, 0 to 1."""
         return self._number / self._total if self._total else 1.0
 
+    def check(self) -> None:
+        """Raises CorruptInput if a local file was changed since it was opened."""
+        now = _stamps(self._seen)
+        if not self._is_closed and any(now[file] != self._seen[file] for file in now):
+            raise CorruptInput(
+                f"{self.name} was changed while its rows were done",
+                hint="results are of the rows as they were read; run the same command again: it "
+                "does the rows that are new or changed",
+            )
+
     def close(self) -> None:
         """Makes `batches` end at its next row; the file is let go with it."""
         self._is_closed = True
@@ -105,6 +122,12 @@ class ArrowRows:
             singles = (table.slice(index, 1) for index in range(table.num_rows))
             return [value for single in singles for value in self._values(single)]
         return [_with_text(value) for value in values] if has_bytes else values
+
+
+def _stamps(files: Iterable[Path]) -> dict[Path, tuple[int, int, int]]:
+    """What tells whether the files were changed; those that were removed are left out."""
+    found = [(file, file.stat()) for file in files if file.exists()]
+    return {file: (info.st_ino, info.st_size, info.st_mtime_ns) for file, info in found}
 
 
 def _plain_type(arrow: Any, kind: Any) -> Any:
@@ -159,7 +182,8 @@ def open_parquet(place: Path | RawIOBase, name: str, max_row_bytes: int) -> Arro
     meta = file.metadata
     size = sum(meta.row_group(index).total_byte_size for index in range(meta.num_row_groups))
     tables = file.iter_batches(batch_size=_batch_rows(size, meta.num_rows), use_threads=False)
-    return ArrowRows(name, meta.num_rows, tables, arrow, max_row_bytes)
+    files = [place] if isinstance(place, Path) else []
+    return ArrowRows(name, meta.num_rows, tables, arrow, max_row_bytes, files)
 
 
 def open_dataset(path: Path, max_row_bytes: int) -> ArrowRows:
@@ -175,7 +199,8 @@ def open_dataset(path: Path, max_row_bytes: int) -> ArrowRows:
     rows = len(dataset)
     batch_rows = _batch_rows(dataset.data.nbytes, rows)
     tables = dataset.with_format("arrow").iter(batch_size=batch_rows)
-    return ArrowRows(name, rows, tables, arrow, max_row_bytes)
+    files = [Path(file["filename"]) for file in dataset.cache_files]
+    return ArrowRows(name, rows, tables, arrow, max_row_bytes, files)
 
 
 def _check_folder(path: Path, name: str) -> None:

@@ -10,10 +10,12 @@ import sys
 import threading
 from pathlib import Path, PurePath
 from typing import Protocol
+from zlib import crc32
 
 from redline.errors import ConfigError
 
 _POLL_MS = 200
+_BLOCK_BYTES = 1024 * 1024
 
 
 class CorruptInput(ConfigError):
@@ -41,6 +43,10 @@ class Blocks(Protocol):
         """Bytes read of bytes there, 0 to 1; None where nobody knows how many there are."""
         ...
 
+    def check(self) -> None:
+        """Raises CorruptInput if a local file no longer holds what was read of it. Blocks."""
+        ...
+
     def close(self) -> None:
         """Ends a `read` that waits, soon; from any thread."""
         ...
@@ -60,6 +66,10 @@ class FileBlocks:
         self._begins_at = begins_at
         self._size_bytes: int | None = None
         self._read_bytes = 0
+        # Of a regular file: where reading began, what it was then, and a checksum of what was read.
+        self._start = 0
+        self._seen: os.stat_result | None = None
+        self._crc = 0
         self._lock = threading.Lock()
         self._poll: select.poll | None = None
 
@@ -73,12 +83,17 @@ class FileBlocks:
             self._fd = fd
         if stat.S_ISREG(info.st_mode):
             self._size_bytes = info.st_size
+            self._start = os.lseek(fd, 0, os.SEEK_CUR)
+            self._seen = info
         else:
             self._poll = select.poll()
             self._poll.register(fd, select.POLLIN)
 
     def read(self, most_bytes: int) -> bytes:
-        """The next bytes, at once what a pipe has; none at the end, or once it is closed."""
+        """The next bytes, at once what a pipe has; none at the end, or once it is closed.
+
+        Raises CorruptInput if a file was cut or replaced since it was opened.
+        """
         # A read of an idle pipe cannot be called off from outside, a wait in steps can.
         while self._poll is not None and not self._is_closed and not self._poll.poll(_POLL_MS):
             pass
@@ -95,8 +110,57 @@ class FileBlocks:
                 raise CorruptInput(
                     f"cannot read on in {self.name}: {reason(error)}", where="after 0 rows"
                 ) from error
+            if self._seen is not None:
+                self._check_size(self._seen)
+                if not block:
+                    self._check_content(self._seen)
         self._read_bytes += len(block)
+        self._crc = crc32(block, self._crc)
         return block
+
+    def check(self) -> None:
+        """Raises CorruptInput if a file no longer holds what was read of it. Not after `close`."""
+        with self._lock:
+            if self._seen is not None and not self._is_closed:
+                self._check_size(self._seen)
+                self._check_content(self._seen)
+
+    def _check_size(self, seen: os.stat_result) -> None:
+        """Compares the file with what it was. One that was removed is read on, for it is whole."""
+        if os.fstat(self._fd).st_size < seen.st_size:
+            raise self._changed("was cut")
+        try:
+            named = os.stat(self.path) if self.path is not None else seen
+        except OSError:
+            return
+        if not os.path.samestat(named, seen):
+            raise self._changed("was replaced by another file")
+
+    def _check_content(self, seen: os.stat_result) -> None:
+        """Reads a file again that was written to: rows may follow, those that were read must stay.
+
+        Its times may also have changed without its content.
+        """
+        info = os.fstat(self._fd)
+        if (info.st_size, info.st_mtime_ns, info.st_ctime_ns) == (
+            seen.st_size,
+            seen.st_mtime_ns,
+            seen.st_ctime_ns,
+        ):
+            return
+        crc, at, end = 0, self._start, self._start + self._read_bytes
+        while at < end and (block := os.pread(self._fd, min(_BLOCK_BYTES, end - at), at)):
+            crc, at = crc32(block, crc), at + len(block)
+        if at < end or crc != self._crc:
+            raise self._changed("was written over")
+        self._seen = info
+
+    def _changed(self, how: str) -> CorruptInput:
+        return CorruptInput(
+            f"{self.name} {how} while its rows were done",
+            hint="results are of the rows as they were read; run the same command again: it does "
+            "the rows that are new or changed",
+        )
 
     def read_fraction(self) -> float | None:
         """Bytes read of bytes there, 0 to 1; None for a pipe."""

@@ -98,6 +98,10 @@ class ByteStream:
         """Bytes read of bytes there, compressed ones where it is; None for a pipe."""
         return self._blocks.read_fraction()
 
+    def check(self) -> None:
+        """Raises CorruptInput if a local file no longer holds what was read of it. Blocks."""
+        self._blocks.check()
+
     def close(self) -> None:
         """Ends `chunks` early, also where it waits. Leaves stdin open."""
         self.is_closed = True

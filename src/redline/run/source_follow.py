@@ -81,6 +81,9 @@ class FollowedFile:
         """None: nobody knows how much will be written."""
         return None
 
+    def check(self) -> None:
+        """Nothing: `read` looks at each step."""
+
     def close(self) -> None:
         """Ends a `read` that waits, at once."""
         self._closing.set()

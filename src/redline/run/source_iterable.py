@@ -62,6 +62,9 @@ class IterableRows:
             return None
         return min(1.0, self._number / self.total_rows) if self.total_rows else 1.0
 
+    def check(self) -> None:
+        """Nothing: there is no file."""
+
     def close(self) -> None:
         """Makes `batches` end at the next item; an item being made is not interrupted."""
         self._is_closed = True
@@ -98,6 +101,9 @@ class AsyncRows:
         if self.total_rows is None:
             return None
         return min(1.0, self._number / self.total_rows) if self.total_rows else 1.0
+
+    def check(self) -> None:
+        """Nothing: there is no file."""
 
     def close(self) -> None:
         """Makes `batches` end at the next item. The iterable itself stays its owner's."""

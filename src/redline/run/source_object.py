@@ -164,6 +164,9 @@ class ObjectBlocks:
             return None
         return min(1.0, self._given / size) if size else 1.0
 
+    def check(self) -> None:
+        """Nothing: an object is no local file."""
+
     def close(self) -> None:
         """Ends `read` early."""
         self._reader.close()

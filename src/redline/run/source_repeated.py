@@ -40,6 +40,9 @@ class Repeated:
     def read_fraction(self) -> float | None:
         return self._source.read_fraction()
 
+    def check(self) -> None:
+        self._source.check()
+
     def close(self) -> None:
         self._source.close()
 

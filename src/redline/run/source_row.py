@@ -59,6 +59,13 @@ class Source(Protocol):
         """How much of the input is read, 0 to 1; None when its size is unknown. Any thread."""
         ...
 
+    def check(self) -> None:
+        """Raises ConfigError if a local file no longer holds what was read of it. Blocks.
+
+        To be called before `close`; afterwards it does nothing.
+        """
+        ...
+
     def close(self) -> None:
         """Lets go of the input from any thread; `batches` then ends early and quietly."""
         ...
