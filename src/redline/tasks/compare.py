@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from fractions import Fraction
 from pathlib import Path
 
 import msgspec
 
 from redline.errors import ConfigError
-from redline.tasks.scores import graded
+from redline.tasks.scores import Graded, graded
 from redline.tasks.statistics import Paired, paired
 
 _MOST_SHOWN = 5
+_SAMPLE = re.compile(r"#\d+\Z")
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,25 +28,29 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     pairs: Paired
     won: list[int]
     lost: list[int]
+    first_answers: int
+    second_answers: int
     only_first: int
     only_second: int
 
     def text(self) -> str:
         """For a person, and then, line by line, for a program."""
         pairs = self.pairs
-        rights = (pairs.both + pairs.only_first, pairs.both + pairs.only_second)
         width = max(len(self.first), len(self.second))
+        sizes = (self.first_answers, self.second_answers)
         lines = [
-            f"{name:{width}}  {right / pairs.questions:6.1%}  {right:,} of {pairs.questions:,}"
-            for name, right in zip((self.first, self.second), rights, strict=True)
+            f"{name:{width}}  {share:6.1%}  {self._counted(share, answers)}"
+            for name, share, answers in zip(
+                (self.first, self.second), (pairs.first, pairs.second), sizes, strict=True
+            )
         ]
         low, high = (100 * end for end in pairs.interval)
+        test = "McNemar" if pairs.is_mcnemar else "sign-flip test"
         lines += [
             "",
-            f"both right {pairs.both:,}, neither {pairs.neither:,}, only the first "
-            f"{pairs.only_first:,}, only the second {pairs.only_second:,}",
+            self._counts(),
             f"difference {100 * pairs.difference:+.1f} points (95 %: {low:+.1f} to {high:+.1f}), "
-            f"McNemar p = {pairs.p:.2g}",
+            f"{test} p = {pairs.p:.2g}",
             self._judgement(),
         ]
         for words, rows in (("won", self.won), ("lost", self.lost)):
@@ -51,7 +58,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
                 lines.append(f"{words}, for instance: rows {', '.join(map(str, rows))}")
         for name, count in ((self.first, self.only_first), (self.second, self.only_second)):
             if count:
-                lines.append(f"{count:,} questions stand in {name} alone, and are left out")
+                lines.append(f"{count:,} questions are in {name} alone, and are left out")
         lines += [
             "",
             f"only_first: {pairs.only_first}",
@@ -61,6 +68,25 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         ]
         return "\n".join(lines) + "\n"
 
+    def _counted(self, share: float, answers: int) -> str:
+        questions = self.pairs.questions
+        if answers == questions:
+            return f"{round(share * questions):,} of {questions:,}"
+        return f"mean of {questions:,} questions, {answers:,} answers"
+
+    def _counts(self) -> str:
+        pairs = self.pairs
+        if self.first_answers == self.second_answers == pairs.questions:
+            return (
+                f"both right {pairs.both:,}, neither {pairs.neither:,}, only the first "
+                f"{pairs.only_first:,}, only the second {pairs.only_second:,}"
+            )
+        equal = pairs.questions - pairs.only_first - pairs.only_second
+        return (
+            f"questions with more right answers: {pairs.only_first:,} in the first, "
+            f"{pairs.only_second:,} in the second; {equal:,} equal"
+        )
+
     def _judgement(self) -> str:
         if self.pairs.p >= 0.05:
             return "no difference is shown: chance alone does this more than once in twenty times"
@@ -69,29 +95,67 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(first: Path, second: Path) -> Comparison:
-    """Pairs the answers of two results files by their questions.
+    """Pairs two results files by their questions; of a question, all answers count together.
 
-    Raises ConfigError where they have none in common, and JournalError for a damaged file.
+    Raises ConfigError if they have no question in common, and JournalError for a damaged file.
     """
-    ones, others = ({a.hash: a for a in graded(path)} for path in (first, second))
-    common = [key for key in ones if key in others]
+    ones, others = _Questions(first), _Questions(second)
+    common = {row: found for row in ones.answers if (found := others.find(ones.answers[row]))}
     if not common:
         raise ConfigError(
             f"{first} and {second} have no question in common",
             hint="both must be evaluations of the same data",
         )
-    outcomes = [(ones[key].correct, others[key].correct) for key in common]
-    changed = sorted(
-        (ones[key].row, right)
-        for key, (left, right) in zip(common, outcomes, strict=True)
-        if left != right
+    outcomes = [(ones.share(row), others.share(found)) for row, found in common.items()]
+    won, lost = (
+        [
+            row
+            for row, (left, right) in zip(common, outcomes, strict=True)
+            if sign * left < sign * right
+        ]
+        for sign in (1, -1)
     )
     return Comparison(
         first=str(first),
         second=str(second),
         pairs=paired(outcomes),
-        won=[row for row, right in changed if right][:_MOST_SHOWN],
-        lost=[row for row, right in changed if not right][:_MOST_SHOWN],
-        only_first=len(ones) - len(common),
-        only_second=len(others) - len(common),
+        won=sorted(won)[:_MOST_SHOWN],
+        lost=sorted(lost)[:_MOST_SHOWN],
+        first_answers=sum(len(ones.answers[row]) for row in common),
+        second_answers=sum(len(others.answers[row]) for row in common.values()),
+        only_first=len(ones.answers) - len(common),
+        only_second=len(others.answers) - len({*common.values()}),
     )
+
+
+class _Questions:
+    """The answers in a results file, by the number of the question's row, which is from 1."""
+
+    def __init__(self, path: Path) -> None:
+        self.answers: dict[int, list[Graded]] = {}
+        self._rows: dict[str, int] = {}
+        self._named: dict[str, int] = {}
+        for answer in graded(path):
+            self.answers.setdefault(answer.row, []).append(answer)
+            self._rows[answer.hash] = answer.row
+            if answer.custom_id is not None:
+                self._named[_base(answer.custom_id)] = answer.row
+
+    def find(self, answers: list[Graded]) -> int | None:
+        """The row of the question that these are answers to; None if it has none here."""
+        for answer in answers:
+            if answer.hash in self._rows:
+                return self._rows[answer.hash]
+        # Asked once in one run and several times in the other: the samples bear other names.
+        name = answers[0].custom_id
+        return None if name is None else self._named.get(_base(name))
+
+    def share(self, row: int) -> Fraction:
+        """Of the right answers among all to this question."""
+        answers = self.answers[row]
+        return Fraction(sum(answer.correct for answer in answers), len(answers))
+
+
+def _base(name: str) -> str:
+    """The question's own name, without the number of a sample."""
+    return _SAMPLE.sub("", name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from redline.run import manifest as manifests
 from redline.run.read_back import read_results
 from redline.run.settings import Output
 from redline.tasks.evaluation import VERDICTS
-from redline.tasks.statistics import majority, pass_at, wilson
+from redline.tasks.statistics import majority, pass_at, share_interval
 
 
 class Graded(msgspec.Struct):
@@ -32,7 +33,7 @@ class Scores:
     """Counts over all answers, and over questions where each was asked several times.
 
     A question that has no answer, because its call failed, counts as one that is not correct, and
-    is told apart.
+    is counted apart. Intervals are over questions: answers to one question are not independent.
     """
 
     def __init__(self, output: Output) -> None:
@@ -42,7 +43,13 @@ class Scores:
         self.samples = manifest.settings.get("samples") or 1
         self.answers: list[Graded] = list(graded(output.path))
         succeeded = {answer.hash for answer in self.answers}
-        self.failed = sum(key not in succeeded for key in _keys(output.failed_path))
+        failed = [line for line in _failed(output.failed_path) if line.hash not in succeeded]
+        self.failed = len(failed)
+        self._asked = Counter(line.row for line in failed)
+        self._questions = {row: list[Graded]() for row in self._asked}
+        for answer in self.answers:
+            self._questions.setdefault(answer.row, []).append(answer)
+            self._asked[answer.row] += 1
         self.verdicts = Counter(answer.verdict for answer in self.answers)
         self.correct = sum(answer.correct for answer in self.answers)
         self.strict = sum(answer.strict for answer in self.answers)
@@ -56,7 +63,10 @@ class Scores:
         if not self.is_over:
             lines += ["the run is not over: this is the score of what is answered", ""]
         if self.total:
-            lines += [self._share("accuracy", self.correct), self._share("strict", self.strict)]
+            lines += [
+                self._share("accuracy", self.correct, lambda answer: answer.correct),
+                self._share("strict", self.strict, lambda answer: answer.strict),
+            ]
             others = [f"{self.verdicts[name]:,} {name}" for name in VERDICTS[1:]]
             lines += [f"{'others':10} {', '.join([*others, f'{self.failed:,} failed'])}"]
             if self.samples > 1:
@@ -69,20 +79,23 @@ class Scores:
         lines.append(f"accuracy: {self.correct}/{self.total}")
         return "\n".join(lines) + "\n"
 
-    def _share(self, name: str, count: int) -> str:
-        low, high = wilson(count, self.total)
-        share = count / self.total
+    def _share(self, name: str, count: int, is_right: Callable[[Graded], bool]) -> str:
+        low, high = share_interval(
+            [
+                (sum(map(is_right, group)), self._asked[row])
+                for row, group in self._questions.items()
+            ]
+        )
+        over = f" to {len(self._questions):,} questions" if self.samples > 1 else ""
         return (
-            f"{name:10} {share:6.1%}  {count:,} of {self.total:,}"
+            f"{name:10} {count / self.total:6.1%}  {count:,} of {self.total:,}{over}"
             f"  (95 %: {100 * low:.1f} to {100 * high:.1f} %)"
         )
 
     def _of_questions(self) -> list[str]:
         """pass@k for k of 1, 2, 4, ... and the majority's vote, over questions."""
-        groups: dict[int, list[Graded]] = {}
-        for answer in self.answers:
-            groups.setdefault(answer.row, []).append(answer)
-        whole = [group for group in groups.values() if len(group) == self.samples]
+        groups = self._questions.values()
+        whole = [group for group in groups if len(group) == self.samples]
         if not whole:
             return []
         lines = []
@@ -128,10 +141,11 @@ def graded(path: Path) -> list[Graded]:
     return found
 
 
-class _Keyed(msgspec.Struct):
+class _Failed(msgspec.Struct, frozen=True):
     hash: str
+    row: int
 
 
-def _keys(path: Path) -> set[str]:
-    decode = msgspec.json.Decoder(_Keyed).decode
-    return {decode(line).hash for line in read_results(path)} if path.exists() else set()
+def _failed(path: Path) -> set[_Failed]:
+    decode = msgspec.json.Decoder(_Failed).decode
+    return set(map(decode, read_results(path))) if path.exists() else set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
+from fractions import Fraction
 from statistics import NormalDist
 from typing import NamedTuple, TypeVar
 
@@ -12,6 +13,8 @@ Answer = TypeVar("Answer", bound=Hashable)
 
 # Of 95 %, two-sided.
 _Z = NormalDist().inv_cdf(0.975)
+# Additions of an exact test: about half a second.
+_MOST_EXACT = 5_000_000
 
 
 class Interval(NamedTuple):
@@ -21,7 +24,7 @@ class Interval(NamedTuple):
     high: float
 
 
-def wilson(correct: int, total: int) -> Interval:
+def wilson(correct: float, total: float) -> Interval:
     """The 95 % score interval of a share, 0 to 1 (Wilson 1927). total: 0 gives the whole range."""
     if total == 0:
         return Interval(0.0, 1.0)
@@ -32,6 +35,26 @@ def wilson(correct: int, total: int) -> Interval:
     low = 0.0 if correct == 0 else max(0.0, middle - half)
     high = 1.0 if correct == total else min(1.0, middle + half)
     return Interval(low, high)
+
+
+def share_interval(questions: Sequence[tuple[int, int]]) -> Interval:
+    """The 95 % interval of the share of right answers, if answers to one question go together.
+
+    questions: of each its right answers and all of its answers. Wilson's interval for as many
+    independent answers as have the same standard error as these: the cluster-robust one (Liang and
+    Zeger 1986), a question being a cluster. With one answer to each question it is `wilson`; equal
+    answers to one question count as one.
+    """
+    correct, total = (
+        (sum(column) for column in zip(*questions, strict=True)) if questions else (0, 0)
+    )
+    if correct in (0, total):
+        return wilson(correct and len(questions), len(questions))
+    share = correct / total
+    residuals = math.fsum((right - share * answers) ** 2 for right, answers in questions)
+    # No question differs from the mean: as if all answers were independent.
+    independent = min(total, share * (1 - share) * total**2 / residuals) if residuals else total
+    return wilson(share * independent, independent)
 
 
 def pass_at(k: int, samples: int, correct: int) -> float:
@@ -55,13 +78,17 @@ def majority(answers: Iterable[Answer | None]) -> Answer | None:
 
 
 class Paired(NamedTuple):
-    """Two runs on the same questions.
+    """Two runs on the same questions, by the share of a question's answers that are right.
 
-    only_first, only_second: questions that one of them alone has right. difference: of the shares,
-    second minus first. p: of McNemar's test, two-sided and exact.
+    first, second: the means of the shares. both, neither: questions of which both runs have all
+    answers right, or none. only_first, only_second: questions of which one run has more right.
+    The rest is equal in part. difference: second minus first. p: two-sided, of no difference.
+    is_mcnemar: p is of McNemar's exact test, since no share differs by anything but 1.
     """
 
     questions: int
+    first: float
+    second: float
     both: int
     only_first: int
     only_second: int
@@ -69,24 +96,62 @@ class Paired(NamedTuple):
     difference: float
     interval: Interval
     p: float
+    is_mcnemar: bool
 
 
-def paired(outcomes: Sequence[tuple[bool, bool]]) -> Paired:
-    """Whether the second of two runs is better. outcomes: right or not, of each; at least one.
+def paired(outcomes: Sequence[tuple[Fraction | bool, Fraction | bool]]) -> Paired:
+    """Whether the second of two runs is better. outcomes: of each question the shares of right
+    answers, 0 to 1; at least one question.
 
-    The test is exact (binomial; McNemar 1947), the interval of the difference Wald's for pairs
-    (Agresti, Categorical Data Analysis, 11.1).
+    The test flips the sign of each question's difference (Fisher 1935): if the runs do not differ,
+    both signs are as likely. It is exact, and McNemar's (1947) where each question has one answer;
+    for very many questions it is the normal approximation. The interval is Agresti and Min's (2005)
+    for pairs: two questions more, a half of one won by either run, and one equal, so that a few
+    questions without a difference prove nothing.
     """
-    counts = Counter(outcomes)
-    both, neither = counts[True, True], counts[False, False]
-    first, second = counts[True, False], counts[False, True]
-    total = len(outcomes)
-    difference = (second - first) / total
-    variance = (first + second - (second - first) ** 2 / total) / total**2
-    half = _Z * math.sqrt(max(0.0, variance))
-    interval = Interval(max(-1.0, difference - half), min(1.0, difference + half))
-    p = _binomial_p(min(first, second), first + second)
-    return Paired(total, both, first, second, neither, difference, interval, p)
+    shares = [(Fraction(first), Fraction(second)) for first, second in outcomes]
+    total = len(shares)
+    differences = [second - first for first, second in shares]
+    gained, lost = (sum(sign * d > 0 for d in differences) for sign in (1, -1))
+    middle = sum(differences) / (total + 2)
+    variance = float((sum(d * d for d in differences) + 1) / (total + 2) - middle**2) / (total + 2)
+    half = _Z * math.sqrt(variance)
+    first, second = (sum(column) / total for column in zip(*shares, strict=True))
+    difference = float(second - first)
+    interval = Interval(
+        max(-1.0, min(difference, float(middle) - half)),
+        min(1.0, max(difference, float(middle) + half)),
+    )
+    is_mcnemar = all(d in (-1, 0, 1) for d in differences)
+    return Paired(
+        questions=total,
+        first=float(first),
+        second=float(second),
+        both=shares.count((Fraction(1), Fraction(1))),
+        only_first=lost,
+        only_second=gained,
+        neither=shares.count((Fraction(0), Fraction(0))),
+        difference=difference,
+        interval=interval,
+        p=_binomial_p(min(lost, gained), lost + gained) if is_mcnemar else _flip_p(differences),
+        is_mcnemar=is_mcnemar,
+    )
+
+
+def _flip_p(differences: Sequence[Fraction]) -> float:
+    """Two-sided p of a sum whose terms each have either sign with probability 1/2."""
+    scale = math.lcm(*(d.denominator for d in differences))
+    terms = [int(d * scale) for d in differences if d]
+    observed, reach = abs(sum(terms)), sum(map(abs, terms))
+    if len(terms) * reach > _MOST_EXACT:
+        return math.erfc(observed / math.sqrt(2 * sum(term * term for term in terms)))
+    # chances[s]: that those terms which are positive add up to s.
+    chances = [1.0]
+    for term in map(abs, terms):
+        halves = [chance / 2 for chance in chances]
+        pad = [0.0] * term
+        chances = [kept + added for kept, added in zip(halves + pad, pad + halves, strict=True)]
+    return min(1.0, math.fsum(c for s, c in enumerate(chances) if abs(2 * s - reach) >= observed))
 
 
 def _binomial_p(fewer: int, trials: int) -> float:

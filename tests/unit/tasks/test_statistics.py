@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
+from collections.abc import Sequence
 from fractions import Fraction
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from mutants import assert_caught, mutant
 from redline.tasks import statistics
-from redline.tasks.statistics import majority, paired, pass_at, wilson
+from redline.tasks.statistics import majority, paired, pass_at, share_interval, wilson
 
 
 def test_an_interval_is_wilsons() -> None:
@@ -80,8 +82,6 @@ def test_two_runs_are_compared_pair_by_pair() -> None:
 @pytest.mark.parametrize(
     ("line", "replacement"),
     [
-        ("p = _binomial_p(min(first, second), first + second)", "p = _binomial_p(first, total)"),
-        ("difference = (second - first) / total", "difference = (first - second) / total"),
         (
             "return min(1.0, 2 * math.fsum(map(math.exp, logs)))",
             "return math.fsum(map(math.exp, logs))",
@@ -90,6 +90,68 @@ def test_two_runs_are_compared_pair_by_pair() -> None:
 )
 def test_a_wrong_comparison_is_noticed(line: str, replacement: str) -> None:
     assert_caught(check_pairs, statistics, mutant(statistics, line, replacement))
+
+
+@given(questions=st.lists(st.booleans(), min_size=1, max_size=60), samples=st.integers(1, 9))
+def test_equal_answers_to_a_question_count_as_one(questions: list[bool], samples: int) -> None:
+    groups = [(samples * right, samples) for right in questions]
+    assert share_interval(groups) == pytest.approx(wilson(sum(questions), len(questions)))
+
+
+@given(data=st.data(), count=st.integers(2, 40), samples=st.integers(2, 8))
+def test_an_interval_is_no_narrower_than_that_of_independent_answers(
+    data: st.DataObject, count: int, samples: int
+) -> None:
+    rights = data.draw(st.lists(st.integers(0, samples), min_size=count, max_size=count))
+    low, high = share_interval([(right, samples) for right in rights])
+    share = sum(rights) / (count * samples)
+    narrow = wilson(sum(rights), count * samples)
+    assert low <= min(share, narrow.low + 1e-12)
+    assert max(share, narrow.high - 1e-12) <= high
+    assert low < high
+
+
+def test_intervals_cover_when_answers_go_together() -> None:
+    """Of 400 draws, 60 questions of 8 answers, each question hard or easy; 95 % within 4 sigma."""
+    random_ = random.Random(7)
+    held = 0
+    for _ in range(400):
+        rates = [random_.choice((0.1, 0.9)) for _ in range(60)]
+        drawn = [(sum(random_.random() < rate for _ in range(8)), 8) for rate in rates]
+        low, high = share_interval(drawn)
+        held += low <= 0.5 <= high
+    assert 362 <= held <= 396
+
+
+def by_all_signs(differences: Sequence[Fraction]) -> float:
+    sums = [
+        sum(sign * d for sign, d in zip(signs, differences, strict=True))
+        for signs in itertools.product((1, -1), repeat=len(differences))
+    ]
+    return sum(abs(one) >= abs(sum(differences)) for one in sums) / len(sums)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=9))
+def test_samples_are_compared_by_flipping_signs(counts: list[tuple[int, int]]) -> None:
+    outcomes = [(Fraction(one, 3), Fraction(other, 4)) for one, other in counts]
+    found = paired(outcomes)
+    assert found.p == pytest.approx(by_all_signs([second - first for first, second in outcomes]))
+    assert found.interval.low <= found.difference <= found.interval.high
+    assert found.interval.low < found.interval.high
+
+
+def test_a_few_questions_without_a_difference_prove_nothing() -> None:
+    for outcomes in ([(True, True)] * 3, [(False, True)] * 3):
+        low, high = paired(outcomes).interval
+        assert high - low > 0.3
+
+
+def test_a_very_long_comparison_takes_the_normal_approximation() -> None:
+    terms = [Fraction(1, 8), Fraction(-1, 2)] * 4_000
+    p = paired([(Fraction(1, 2), Fraction(1, 2) + term) for term in terms]).p
+    assert p < 1e-100
+    even = paired([(Fraction(1, 2), Fraction(1, 2) + term) for term in terms + [-t for t in terms]])
+    assert even.p == 1
 
 
 def test_many_pairs_do_not_overflow() -> None:
