@@ -274,7 +274,7 @@ def test_a_batch_that_is_made_twice_is_noticed(
 def test_results_that_are_saved_twice_are_noticed(
     plain: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = "if key in self.moved.get(part.number, ()) or self.has_line(key):"
+    line = "if not self._is_open(part, picked):"
 
     def check(module: Any) -> None:
         monkeypatch.setattr(batch_module, "Collector", module.Collector)

@@ -38,7 +38,7 @@ from redline.run.batch_plan import (
     told,
 )
 from redline.run.batch_send import Sender
-from redline.run.batch_spool import PartReader, keys_of
+from redline.run.batch_spool import PartReader, marked_keys_of
 from redline.run.identity import KeySet
 from redline.run.results_file import telling
 from redline.run.tally import BatchUse
@@ -84,6 +84,18 @@ class BatchRunner:
         self._world.runner.offered += await asyncio.to_thread(self._survey)
         self._count()
 
+    def holds(self, key: int, mark: int) -> bool:
+        """The row is in a part from an earlier run.
+
+        One that has changed since is not: what the batch answers for it is passed over.
+        """
+        if self.held.matches(key, mark):
+            return True
+        if key in self.held:
+            self._collector.changed.add(key)
+            self._world.journal.outdate(key)
+        return False
+
     async def run(self) -> None:
         """Works until every row has its outcome, or the run is ended."""
         runner = self._world.runner
@@ -108,11 +120,12 @@ class BatchRunner:
             path = self._ledger.part_path(number)
             moved = self._collector.moved[number] = set[int]()
             with telling(path):
-                for key in keys_of(path):
+                for key, mark in marked_keys_of(path):
                     if not self.held.add(key):
                         moved.add(key)
-                    elif not self._collector.has_line(key):
-                        unfinished += 1
+                        continue
+                    self.held.mark((key,), (mark,))
+                    unfinished += not self._collector.has_line(key, mark)
         return unfinished
 
     async def _probe(self) -> None:

@@ -24,7 +24,7 @@ from redline.errors import CallError, NoEndpoint, Rejected
 from redline.run.batch_ledger import Ledger, Note, Part
 from redline.run.batch_plan import is_sent_again, outcome_of, read_line, unfinished
 from redline.run.batch_spool import Kept, PartReader, PartWriter, chunks_of, drop
-from redline.run.feed import Feed
+from redline.run.feed import Feed, Picked
 from redline.run.journal import Journal
 from redline.run.results_file import telling
 from redline.run.runner import Runner
@@ -71,12 +71,14 @@ class Rest:
 class Collector:
     """Turns the results of batches into lines of the journal.
 
-    moved: by part, the rows that a later part holds. use: counts. is_leaving: rows without an
-    outcome are not sent again.
+    moved: by part from an earlier run, the rows that a later part holds. changed: rows of these
+    parts whose content is another one now. use: counts. is_leaving: rows without an outcome are not
+    sent again.
     """
 
     def __init__(self, world: World, ledger: Ledger, api: BatchApi, use: BatchUse) -> None:
         self.moved: dict[int, set[int]] = {}
+        self.changed: set[int] = set()
         self.is_leaving = False
         self._world = world
         self._ledger = ledger
@@ -96,12 +98,12 @@ class Collector:
             await asyncio.wait([writing])
             raise
 
-    def has_line(self, key: int) -> bool:
-        """The row has its result or its failure in the journal from an earlier run."""
+    def has_line(self, key: int, mark: int) -> bool:
+        """The row of this content has its result or failure in the journal from an earlier run."""
         journal = self._world.journal
-        if journal.has_succeeded(key):
+        if journal.has_succeeded(key, mark):
             return True
-        return not self._world.job.retry_failed and key in journal.failed
+        return not self._world.job.retry_failed and journal.failed.matches(key, mark)
 
     async def collect(self, part: Part, batch: Batch, reader: PartReader) -> Rest:
         """Saves what the batch has answered."""
@@ -132,11 +134,9 @@ class Collector:
     async def leave(self, part: Part, reader: PartReader) -> Rest:
         """All of its rows that have no outcome, as they are."""
         rest = Rest()
-        moved = self.moved.get(part.number, set())
         for offset in await asyncio.to_thread(reader.rest):
             kept = reader.read(offset)
-            key = int(kept.key, 16)
-            if key not in moved and not self.has_line(key):
+            if self._is_open(part, kept.picked):
                 rest.add(offset, kept)
         return rest
 
@@ -209,8 +209,8 @@ class Collector:
         if world.metered is not None and outcome.reply is not None:
             cost = world.metered.cost_batched(kept.asked(self._output_path), outcome.reply)
             rest.spent = rest.spent.plus(cost)
-        key = int(kept.key, 16)
-        if key in self.moved.get(part.number, ()) or self.has_line(key):
+        picked = kept.picked
+        if not self._is_open(part, picked):
             return
         outcome.attempts = kept.attempts + 1
         outcome.endpoint = self._label
@@ -222,7 +222,20 @@ class Collector:
             rest.add(offset, kept)
             return
         self._count(outcome)
-        await world.runner.take(kept.picked, outcome)
+        await world.runner.take(picked, outcome)
+
+    def _is_open(self, part: Part, picked: Picked) -> bool:
+        """The row of this part is to have its outcome from it."""
+        moved = self.moved.get(part.number)
+        if moved is not None and picked.key in moved:
+            return False
+        if self.has_line(picked.key, picked.mark):
+            return False
+        if moved is not None and picked.key in self.changed:
+            # The input has offered it anew.
+            self._world.runner.offered -= 1
+            return False
+        return True
 
     def _count(self, outcome: Outcome) -> None:
         self._use.answered += 1

@@ -19,23 +19,28 @@ import msgspec
 from redline.calls import Request
 from redline.calls.spending import NOTHING, Amount
 from redline.run.feed import Picked
+from redline.run.identity import mark_of
 from redline.run.results_file import telling
 from redline.run.source_row import Row
 
 _BUFFER_BYTES = 1 << 20
 _LINES_AT_ONCE = 256
-# A line begins with its key, so that keys can be read without parsing the rest.
+# A line begins with its key and its mark, so that these can be read without parsing the rest.
 _KEY_FROM = len(b'{"key":"')
 _KEY_TO = _KEY_FROM + 16
+_MARKED = b'","mark":"'
+_MARK_FROM = _KEY_TO + len(_MARKED)
 
 
 class Kept(msgspec.Struct, kw_only=True):
     """One row. key: in hex, also its custom_id towards the provider. attempts: batches it was in.
 
-    worst: picodollars and tokens that are reserved for it. request: its line of the uploaded file.
+    mark: of its content, in hex, see `identity`; lines of older versions have none. worst:
+    picodollars and tokens that are reserved for it. request: its line of the uploaded file.
     """
 
     key: str
+    mark: str = ""
     row: int
     line: int
     attempts: int = 0
@@ -50,6 +55,7 @@ class Kept(msgspec.Struct, kw_only=True):
         asked = {"custom_id": key, "method": "POST", "url": request.url, "body": request.body}
         return cls(
             key=key,
+            mark=f"{picked.mark:08x}",
             row=picked.row.number,
             line=picked.row.line,
             worst=worst,
@@ -61,7 +67,9 @@ class Kept(msgspec.Struct, kw_only=True):
     def picked(self) -> Picked:
         """The row, as its source gave it."""
         data: dict[str, Any] = msgspec.json.decode(self.data)
-        return Picked(Row(self.row, self.line, data, b""), int(self.key, 16), False)
+        row = Row(self.row, self.line, data, b"")
+        mark = int(self.mark, 16) if self.mark else mark_of(row)
+        return Picked(row, int(self.key, 16), False, mark)
 
     def asked(self, output_path: tuple[str | int, ...] = ()) -> Request:
         """What the provider was asked."""
@@ -153,6 +161,15 @@ def keys_of(path: Path) -> Iterator[int]:
     with path.open("rb") as file:
         for line in file:
             yield int(line[_KEY_FROM:_KEY_TO], 16)
+
+
+def marked_keys_of(path: Path) -> Iterator[tuple[int, int]]:
+    """The keys of a part's rows with their marks, 0 where those are unknown. Blocks."""
+    with path.open("rb") as file:
+        for line in file:
+            has_mark = line[_KEY_TO:_MARK_FROM] == _MARKED
+            mark = int(line[_MARK_FROM : _MARK_FROM + 8], 16) if has_mark else 0
+            yield int(line[_KEY_FROM:_KEY_TO], 16), mark
 
 
 def rows_at(path: Path, offsets: Iterable[int]) -> list[Kept]:

@@ -11,14 +11,17 @@ import os
 import sys
 from array import array
 from binascii import unhexlify
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from itertools import accumulate
+from typing import Any
 from zlib import crc32
 
 import msgspec
 
+from redline.run.identity import mark_of
 from redline.run.record import VERSION
+from redline.run.source_row import Row
 
 # So that the lines of a block stay in the processor's cache while they are looked at.
 _BLOCK_BYTES = 1 << 18
@@ -31,6 +34,10 @@ _KEY_FROM, _KEY_TO = len(_KEYED[0]), len(_KEYED[0]) + 16
 _TAIL, _TAIL_END = b',"crc":"', b'"}\n'
 _TAIL_BYTES = len(_TAIL) + 8 + len(_TAIL_END)
 _MOST_KEY = 2**64 - 1
+# Before the checksum of a named row's line.
+_MARK, _MARK_END = b',"row_hash":"', b'"'
+_MARK_BYTES = len(_MARK) + 8 + len(_MARK_END)
+_INPUT, _NAMELESS = b',"input":{', b'"custom_id":null'
 
 
 class _Told(msgspec.Struct):
@@ -38,7 +45,11 @@ class _Told(msgspec.Struct):
     row: int = 0
 
 
-_TOLD = msgspec.json.Decoder(_Told)
+class _Asked(msgspec.Struct):
+    input: dict[str, Any]
+
+
+_TOLD, _ASKED = msgspec.json.Decoder(_Told), msgspec.json.Decoder(_Asked)
 
 
 class Stretch(msgspec.Struct):
@@ -62,6 +73,24 @@ class Stretch(msgspec.Struct):
     def row(self, place: int) -> int:
         """The row's number that the line at this place names."""
         return _TOLD.decode(self.lines[place]).row
+
+    def marks(self) -> Sequence[int]:
+        """For each key the mark of the row's content, as in `identity`; 0 where it is unknown.
+
+        Lines without one are of unnamed rows, or older than marks.
+        """
+        if not self.keys:
+            return []
+        ends = [line[-_TAIL_BYTES - _MARK_BYTES : -_TAIL_BYTES] for line in self.lines]
+        if (digits := _between(_MARK, ends, _MARK_END)) is not None:
+            try:
+                marks = array("I", unhexlify(digits))
+            except ValueError:
+                return list(map(_mark_of, self.lines, ends))
+            if sys.byteorder == "little":
+                marks.byteswap()
+            return marks
+        return list(map(_mark_of, self.lines, ends))
 
 
 def read_stretches(fd: int, start: int = 0) -> Iterator[Stretch]:
@@ -124,6 +153,21 @@ def _key_of(line: bytes) -> int | None:
     except (msgspec.DecodeError, ValueError):
         return None
     return key if 0 <= key <= _MOST_KEY else None
+
+
+def _mark_of(line: bytes, end: bytes) -> int:
+    """The mark that the line has, or that follows from the row if the line repeats it; else 0."""
+    if end.startswith(_MARK) and end.endswith(_MARK_END):
+        try:
+            return int(end[len(_MARK) : -len(_MARK_END)], 16)
+        except ValueError:
+            return 0
+    if _INPUT not in line or _NAMELESS in line:
+        return 0
+    try:
+        return mark_of(Row(0, 0, _ASKED.decode(line).input, b""))
+    except msgspec.DecodeError:
+        return 0
 
 
 def _keys_of(lines: list[bytes]) -> array[int] | None:

@@ -21,7 +21,7 @@ from redline.run.account import AccountFile
 from redline.run.bill import Bill
 from redline.run.descriptors import raise_limit
 from redline.run.feed import Feed
-from redline.run.identity import Identifier, MessageKeys
+from redline.run.identity import Identifier, KeySet, MessageKeys
 from redline.run.journal import Journal
 from redline.run.load import Load, paced
 from redline.run.lock import OutputLock
@@ -30,7 +30,7 @@ from redline.run.record import Result
 from redline.run.report import Report
 from redline.run.results_file import telling
 from redline.run.resume import open_journal
-from redline.run.rewrite import put_in_order
+from redline.run.rewrite import put_in_order, set_aside
 from redline.run.row_count import InputCounts, RowCount
 from redline.run.runner import OnResult, Runner
 from redline.run.settings import BATCHING, Job, Output
@@ -92,6 +92,9 @@ class _Run:
         self._untried = 0
         # The same of the whole input, by what the output holds; None while that is unknown.
         self._before: InputCounts | None = None
+        # Of the rows read: how many have a line in the results, and which had failed before.
+        self._with_line = 0
+        self._with_failure = KeySet()
         load = Load()
         self.feed = Feed(paced(source, load), self._wanted, job.limit)
         if job.output is not None and job.output.ordered:
@@ -132,26 +135,50 @@ class _Run:
         if journal is None:
             return undone
         self._skipped += len(keys) - len(undone)
-        wanted = [place for place in undone if self._is_to_do(journal, keys[place])]
+        self._with_line += len(keys) - len(undone)
+        marks = self.feed.marks
+        wanted = [place for place in undone if self._is_to_do(journal, keys[place], marks[place])]
         if self.stream is not None:
             for place in sorted(set(range(len(keys))).difference(wanted)):
                 self.stream.skip(keys[place])
         return wanted
 
-    def _is_to_do(self, journal: Journal, key: int) -> bool:
-        """A row of this key, which has not succeeded, is to be done by this run."""
-        has_failed = key in journal.failed
-        is_again = has_failed and self.job.retries_failures
+    def _is_to_do(self, journal: Journal, key: int, mark: int) -> bool:
+        """A row of this key and content, which has not succeeded, is to be done by this run."""
+        if key in journal.failed:
+            self._with_failure.add(key)
+        self._with_line += key in journal.succeeded
+        has_failed = journal.failed.matches(key, mark)
+        # A failed row that was corrected since is a row to try again, and a new one.
+        is_again = key in journal.failed and (self.job.retries_failures or not has_failed)
         if has_failed != self.job.retry_failed and not is_again:
             self._untried += not has_failed
             self._skipped += has_failed
             self._failed_before += has_failed
+            if has_failed and key in journal.succeeded:
+                journal.outdate(key)
             return False
-        if self.batches is not None and key in self.batches.held:
+        if self.batches is not None and self.batches.holds(key, mark):
             # It is with a batch: not done, and not to be asked again.
             self.feed.rows_skipped -= 1
             return False
         return True
+
+    def is_gone(self, journal: Journal) -> Callable[[int], bool] | None:
+        """Whether the failure of a key is of no row any more; None if that is unknown.
+
+        A broken line that was mended is another row than it was. But an input that is another one
+        than the output was made from does not have its rows.
+        """
+        job, manifest = self.job, self.manifest
+        if job.limit is not None or job.follow or self.stream is not None or manifest is None:
+            return None
+        is_same = bool(manifest.input) and not manifest.others
+        has_all = 0 < len(journal.succeeded) == self._with_line
+        if not (is_same or has_all):
+            return None
+        failed = journal.failed_before
+        return lambda key: key in failed and key not in self._with_failure
 
     async def go(self) -> None:
         """Does the rows, live or in batches; then looks at the input again."""
@@ -400,7 +427,8 @@ async def _finish(run: _Run, output: Output) -> None:
 
     Raises JournalError, also if the output's folder of state was removed meanwhile.
     """
-    if run.manifest is None:
+    journal = run.journal
+    if journal is None or run.manifest is None:
         return
     if output.path.exists() and not manifests.path_of(output).exists():
         with telling(output.state_path):
@@ -413,6 +441,10 @@ async def _finish(run: _Run, output: Output) -> None:
         )
     if not run.report(0.0).is_complete:
         return
+    is_gone = run.is_gone(journal)
+    if is_gone is not None and output.failed_path.exists():
+        aside = output.state_path / output.failed_path.name
+        await asyncio.to_thread(set_aside, output.failed_path, is_gone, aside)
     if output.ordered:
         await asyncio.to_thread(put_in_order, output.path, run.feed.keys or array("Q"))
     run.manifest.rows = run.feed.rows_read

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from redline.run.identity import Identifier, MessageKeys
+from redline.run.identity import Identifier, MessageKeys, mark_of
 from redline.run.source import AsyncRows, Row, Source
 
 # A thread reading past rows that are done comes back this often, so that progress is seen.
@@ -20,11 +20,12 @@ _LOW_ROWS = 128
 
 
 class Picked(msgspec.Struct):
-    """A row to do. `is_duplicate`: its custom_id is an earlier row's."""
+    """A row to do. is_duplicate: its custom_id is an earlier row's. key, mark: see `identity`."""
 
     row: Row
     key: int
     is_duplicate: bool
+    mark: int = 0
 
 
 class Supply(Protocol):
@@ -60,7 +61,8 @@ class Feed:
     """Hands out each row that is to be done, once.
 
     wanted: which of the rows are to be done, told the keys of some of them and the places of those
-    that are undone; their places. limit: rows after the first N are not read.
+    that are undone; their places. `marks` then holds the marks of the undone ones, by place.
+    limit: rows after the first N are not read.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Feed:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="redline-source")
         # The keys of all rows read, in input order, where a caller puts an array here.
         self.keys: array[int] | None = None
+        self.marks: dict[int, int] = {}
         self.rows_read = 0
         self.rows_skipped = 0
         # The input's end or the limit was reached: `rows_read` is the number of its rows.
@@ -236,5 +239,9 @@ class Feed:
         batch.read += len(rows)
         if self.keys is not None:
             self.keys.extend(keys)
+        self.marks = {place: mark_of(rows[place]) for place in undone}
+        # Duplicates are known by their content, like rows without a name.
+        self.marks.update(dict.fromkeys(duplicates, 0))
         for place in self._wanted(keys, undone):
-            batch.picked.append(Picked(rows[place], keys[place], place in duplicates))
+            is_duplicate, mark = place in duplicates, self.marks.get(place, 0)
+            batch.picked.append(Picked(rows[place], keys[place], is_duplicate, mark))

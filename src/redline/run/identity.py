@@ -3,6 +3,9 @@
 A row is its `custom_id` where it has one. Otherwise it is its content and the count of equal rows
 before it, so that rows may be added anywhere without making the others new. Two of 10 million
 64-bit keys are equal with a probability of 3 in a million (n^2 / 2^65).
+
+The content of a named row has a mark of 32 bits, which its line repeats: a row that has changed
+since it was answered is to be asked again. One change in 4 billion goes unnoticed.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from hashlib import blake2b
 from itertools import islice
 from typing import NamedTuple
 
+import msgspec
+
 from redline.run.source import Row
 
 _FIRST_SLOTS = 1024
@@ -21,16 +26,21 @@ _KEY_BYTES = 8
 # What is hashed begins so. Copying a hash that has begun takes half as long as making one.
 _NAMED = blake2b(b"custom_id:", digest_size=_KEY_BYTES)
 _UNNAMED = blake2b(b"content:", digest_size=_KEY_BYTES)
+_MARK_BYTES = 4
+# Neither spaces nor the order of columns change what a row holds.
+_CANONICAL = msgspec.json.Encoder(order="sorted")
 
 
 class KeySet:
     """A set of 64-bit keys: open addressing over one flat array.
 
-    One thread adds, any thread may look keys up at the same time.
+    A key may have a mark of 32 bits, 0 for none, which costs 8 to 16 bytes more for each key.
+    One thread adds, any thread may look keys up at the same time; marks are read once all are set.
     """
 
     def __init__(self) -> None:
         self._slots = array("Q", [0]) * _FIRST_SLOTS
+        self._marks: array[int] | None = None
         self._count = 0
         self._expected = 0
 
@@ -81,6 +91,57 @@ class KeySet:
             place += 1
         return places
 
+    def add_marked(self, keys: Sequence[int], marks: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Puts all the keys in with their marks; the places of those that were there already.
+
+        First of those with the same mark or an unknown one; then of those with another mark, which
+        is replaced.
+        """
+        repeated: list[int] = []
+        changed: list[int] = []
+        start = 0
+        while (place := self.add_all(keys, start)) < len(keys):
+            self.mark(keys[start:place], marks[start:place])
+            if is_other(marks[place], self.mark_of(keys[place])):
+                changed.append(place)
+                self.mark(keys[place : place + 1], marks[place : place + 1])
+            else:
+                repeated.append(place)
+            start = place + 1
+        self.mark(keys[start:], marks[start:])
+        return repeated, changed
+
+    def mark(self, keys: Sequence[int], marks: Sequence[int]) -> None:
+        """Gives these keys, all of them in the set, the marks at the same places."""
+        if self._marks is None:
+            if not any(marks):
+                return
+            self._marks = array("I", [0]) * len(self._slots)
+        slots, own = self._slots, self._marks
+        mask = len(slots) - 1
+        for key, mark in zip(keys, marks, strict=True):
+            key = key or 1
+            at = key & mask
+            while slots[at] != key:
+                at = (at + 1) & mask
+            own[at] = mark
+
+    def mark_of(self, key: int) -> int:
+        """The key's mark; 0 if it has none or is not in the set."""
+        if self._marks is None:
+            return 0
+        key = key or 1
+        slots = self._slots
+        mask = len(slots) - 1
+        at = key & mask
+        while (found := slots[at]) and found != key:
+            at = (at + 1) & mask
+        return self._marks[at]
+
+    def matches(self, key: int, mark: int) -> bool:
+        """The key is in the set, and its mark is not another one. An unknown mark, 0, is any."""
+        return key in self and not is_other(mark, self.mark_of(key))
+
     def foresee(self, share: float) -> None:
         """The keys so far are about this share, above 0 to 1, of those that there will be.
 
@@ -105,8 +166,43 @@ class KeySet:
             while larger[at]:
                 at = (at + 1) & mask
             larger[at] = key
+        if self._marks is not None:
+            self._marks = self._moved_marks(larger)
         # In one step: a row looked up in a half-filled array would be taken for one to do.
         self._slots = larger
+
+    def _moved_marks(self, larger: array[int]) -> array[int]:
+        """The marks, each at its key's place in the larger array of slots."""
+        assert self._marks is not None
+        moved = array("I", [0]) * len(larger)
+        mask = len(larger) - 1
+        for key, mark in zip(self._slots, self._marks, strict=True):
+            if mark:
+                at = key & mask
+                while larger[at] != key:
+                    at = (at + 1) & mask
+                moved[at] = mark
+        return moved
+
+
+def is_other(mark: int, than: int) -> bool:
+    """Both marks are known, and they are of different contents."""
+    return bool(mark and than) and mark != than
+
+
+def mark_of(row: Row) -> int:
+    """32 bits of a named row's content, never 0; 0 for a row without a name, known by its content.
+
+    Two rows that hold the same have the same, however they are written.
+    """
+    if row.data is None or custom_id(row) is None:
+        return 0
+    try:
+        content = _CANONICAL.encode(row.data)
+    except (TypeError, ValueError, RecursionError):
+        # Nested deeper than this thread's stack allows: its content is not compared.
+        return 0
+    return int.from_bytes(blake2b(content, digest_size=_MARK_BYTES).digest(), "big") or 1
 
 
 def _slots_for(count: int, least: int) -> int:
@@ -121,10 +217,13 @@ class _Taken:
 
     def __init__(self, done: KeySet) -> None:
         self._done = done._slots
+        self._marks = done._marks
         self._has_done = len(done) > 0
         # By slot of `done`: its key is taken.
         self._claimed = bytearray(len(self._done) if self._has_done else 0)
         self.others = KeySet()
+        # Of rows that were just taken and are done: their places, and the marks of their lines.
+        self.marked: list[tuple[int, int]] = []
 
     def take(self, keys: Sequence[int], start: int, undone: list[int]) -> int:
         """Takes the keys from the place `start` on, up to the first that was taken before.
@@ -136,7 +235,7 @@ class _Taken:
             end = self.others.add_all(keys, start)
             undone += range(start, end)
             return end
-        slots, claimed = self._done, self._claimed
+        slots, claimed, marks = self._done, self._claimed, self._marks
         mask = len(slots) - 1
         for place in range(start, len(keys)):
             key = keys[place] or 1
@@ -151,6 +250,8 @@ class _Taken:
                 return place
             else:
                 claimed[at] = 1
+                if marks is not None and marks[at]:
+                    self.marked.append((place, marks[at]))
         return len(keys)
 
 
@@ -206,7 +307,17 @@ class Identifier:
             if custom_id(rows[place]) is not None:
                 duplicates.append(place)
             place += 1
+        self._undo_changed(rows, undone)
         return Identified(keys, duplicates, undone)
+
+    def _undo_changed(self, rows: Sequence[Row], undone: list[int]) -> None:
+        """Adds the rows to `undone` whose lines are of another content than they have now."""
+        marked = self._taken.marked
+        changed = [place for place, mark in marked if is_other(mark_of(rows[place]), mark)]
+        marked.clear()
+        if changed:
+            undone += changed
+            undone.sort()
 
     def _key_of_copy(self, row: Row, place: int, undone: list[int]) -> int:
         """The key of a row that is not the first of its kind: of its content, or of the n-th copy.

@@ -14,8 +14,13 @@ Files, for an output `labels.jsonl`:
   labels.jsonl          one line a success
   labels.failed.jsonl   one line a failure, made on the first
   labels.redline/       manifest.json (what makes results comparable), lock, spent (account.py)
-A row that stands in both is a success: it was retried, and the run ended before the failure was
+A row that is in both is a success: it was retried, and the run ended before the failure was
 taken out.
+
+A named row that has changed since it was answered is asked again. Its old line answers another
+question: at the end of the run it is moved to labels.redline/labels.outdated-1.jsonl, whether the
+row has then succeeded or failed. Of two lines of a row with different contents, the later one
+counts.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from msgspec import MsgspecError
 from redline.calls import Outcome
 from redline.errors import JournalError, Rejected
 from redline.run.entries import Stretch
-from redline.run.identity import KeySet
+from redline.run.identity import KeySet, is_other
 from redline.run.record import Result, failure_line, result_line
 from redline.run.results_file import ResultsFile, ResultsLost
 from redline.run.rewrite import drop_mended
@@ -72,6 +77,8 @@ class Journal:
         self.succeeded = KeySet()
         self._made_good = KeySet()
         self.failed = KeySet()
+        # Rows with a success of other content than they have now.
+        self._outdated: set[int] = set()
         self._acknowledge = acknowledge
         self._group = _Group()
         self._wake = asyncio.Event()
@@ -91,6 +98,8 @@ class Journal:
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="redline-journal")
         self._results = ResultsFile(output.path, self._on_successes)
         try:
+            # A run died before it had taken them out.
+            self._drop_outdated(lambda _: True)
             if output.failed_path.exists():
                 self._open_failures()
                 if self._has_mended():
@@ -98,6 +107,8 @@ class Journal:
         except BaseException:
             self.let_go()
             raise
+        # Rows with a failure from an earlier run.
+        self.failed_before = self.failed
 
     def start(self) -> None:
         """Begins to sync; needs a running event loop."""
@@ -108,9 +119,15 @@ class Journal:
         """Too much is not durable yet: no more rows are to be begun. May be asked in any thread."""
         return self._group.size_bytes >= _MOST_UNSYNCED_BYTES
 
-    def has_succeeded(self, key: int) -> bool:
-        """The row of this key succeeded before this run, or has since it failed."""
-        return key in self.succeeded or key in self._made_good
+    def has_succeeded(self, key: int, mark: int = 0) -> bool:
+        """The row of this key and content succeeded before this run, or has since it failed."""
+        if key in self._made_good:
+            return True
+        return key not in self._outdated and self.succeeded.matches(key, mark)
+
+    def outdate(self, key: int) -> None:
+        """The success of this key is of other content than its row has now."""
+        self._outdated.add(key)
 
     @property
     def failure(self) -> JournalError | None:
@@ -169,8 +186,10 @@ class Journal:
         finally:
             self._disk.shutdown()
             try:
-                if self.failure is None and self._has_mended():
-                    self._drop_mended()
+                if self.failure is None:
+                    if self._has_mended():
+                        self._drop_mended()
+                    self._drop_outdated(self._made_good.__contains__)
             finally:
                 self.let_go()
         if self.failure is not None:
@@ -189,11 +208,14 @@ class Journal:
     def _take(self, result: Result) -> None:
         line = self._line(result)
         outcome, failures = result.outcome, self._failures
-        if failures is not None and result.key in self.failed:
-            self._mended += 1
-            if outcome.is_success:
-                # No other success need be remembered: its row is not read again by this run.
-                self._made_good.add(result.key)
+        has_failed = failures is not None and result.key in self.failed
+        if is_other(result.mark, self.succeeded.mark_of(result.key)):
+            self._outdated.add(result.key)
+        is_changed = result.key in self._outdated
+        self._mended += has_failed
+        if outcome.is_success and (has_failed or is_changed):
+            # No other success need be remembered: its row is not read again by this run.
+            self._made_good.add(result.key)
         if outcome.is_success:
             self._results.add(line)
         else:
@@ -296,14 +318,25 @@ class Journal:
             self._failures.close()
             self._failures = None
         self._mended = 0
-        self.failed = KeySet()
-        if drop_mended(self.output.failed_path, self.has_succeeded):
+        failed, self.failed = self.failed, KeySet()
+
+        def has_succeeded(key: int) -> bool:
+            return self.has_succeeded(key, failed.mark_of(key))
+
+        if drop_mended(self.output.failed_path, has_succeeded):
             self._open_failures()
 
+    def _drop_outdated(self, keeps_last: Callable[[int], bool]) -> None:
+        if self._outdated:
+            aside = self.output.state_path / self.output.path.name
+            self._results.drop(self._outdated, keeps_last, aside)
+            self._outdated.clear()
+
     def _on_successes(self, found: Stretch) -> None:
-        place = self.succeeded.add_all(found.keys)
+        repeated, changed = self.succeeded.add_marked(found.keys, found.marks())
         self.succeeded.foresee(found.share)
-        if place < len(found.keys):
+        self._outdated.update(found.keys[place] for place in changed)
+        for place in repeated:
             offset = next(islice(found.offsets(), place, None))
             raise JournalError(
                 f"row {found.row(place)} stands twice in {self.output.path}",
@@ -313,8 +346,10 @@ class Journal:
             )
 
     def _on_failures(self, found: Stretch) -> None:
+        marks = found.marks()
         self._mended += len(self.failed.add_each(found.keys))
-        self._mended += sum(map(self.succeeded.__contains__, found.keys))
+        self.failed.mark(found.keys, marks)
+        self._mended += sum(map(self.has_succeeded, found.keys, marks))
 
 
 def _named(result: Result) -> Result:

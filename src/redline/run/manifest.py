@@ -21,13 +21,15 @@ _LONGEST_SHOWN = 60
 class Manifest(msgspec.Struct, kw_only=True):
     """manifest.json. `settings`: whatever decides an answer; never a key.
 
-    rows: rows of the input once a run has read it to its end; input: its path or URL, for `verify`.
+    rows: rows of the input once a run has read it to its end. input: its path or URL, for `verify`;
+    empty if it has none. others: those of earlier runs that were of another input.
     """
 
     v: int = 1
     redline: str = __version__
     begun: str = msgspec.field(default_factory=lambda: datetime.now(UTC).isoformat("T", "seconds"))
     input: str = ""
+    others: list[str] = []
     rows: int | None = None
     settings: dict[str, Any]
 
@@ -90,6 +92,24 @@ def save(output: Output, manifest: Manifest) -> None:
 def _write_all(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data) :]
+
+
+def other_inputs(old: Manifest, now: str) -> list[str]:
+    """What earlier runs have read that is not `now`, empty for what has no path.
+
+    A file that is gone was renamed, or its folder was moved.
+    """
+    earlier = dict.fromkeys((*old.others, old.input))
+    return [place for place in earlier if place != now and _is_there(place, now)]
+
+
+def _is_there(place: str, now: str) -> bool:
+    if not place or "://" in place:
+        return True
+    try:
+        return not (now and os.path.samefile(place, now))
+    except OSError:
+        return os.path.exists(place)
 
 
 def check(old: Manifest, new: Manifest, output: Output) -> None:

@@ -17,7 +17,7 @@ from redline.limits.cost import KINDS
 from redline.limits.jitter import FIRST_GUARD_S
 from redline.run import manifest as manifests
 from redline.run.entries import read_stretches
-from redline.run.identity import Identifier, KeySet
+from redline.run.identity import Identifier, KeySet, mark_of
 from redline.run.settings import Job, Output
 from redline.run.source import AsyncRows, Row, Source, open_source
 from redline.run.source_repeated import sampled
@@ -81,9 +81,12 @@ def _survey(job: Job, source: Source, made: Plan) -> None:
     for row, key, is_duplicate in _rows(source, identifier, job.limit):
         made.rows += 1
         # The same rule by which a run picks its rows.
-        is_left_out = not job.retries_failures and (key in failed) != job.retry_failed
-        if key in succeeded or is_left_out:
-            is_untried = key not in succeeded and key not in failed
+        mark = 0 if is_duplicate else mark_of(row)
+        has_succeeded, has_failed = succeeded.matches(key, mark), failed.matches(key, mark)
+        is_again = key in failed and (job.retries_failures or not has_failed)
+        is_left_out = has_failed != job.retry_failed and not is_again
+        if has_succeeded or is_left_out:
+            is_untried = not has_succeeded and not has_failed
             made.untried_rows += is_untried
             made.done_rows += not is_untried
             continue
@@ -152,6 +155,8 @@ def _keys(path: Path) -> KeySet:
     try:
         for stretch in read_stretches(fd):
             keys.add_each(stretch.keys)
+            # The last line of a row counts.
+            keys.mark(stretch.keys, stretch.marks())
     finally:
         os.close(fd)
     return keys

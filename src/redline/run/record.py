@@ -1,7 +1,8 @@
 """The lines of a results file: written with a checksum, so that `entries` can tell which are sound.
 
 A line is one JSON object whose last field is `crc`: the CRC-32 (ISO 3309, as in zlib) of the
-line up to its comma, in eight hex digits. So a torn, cut or edited line is known from itself.
+line up to its comma, in eight hex digits. So a torn, cut or edited line is known from itself. The
+field before it is `row_hash`, the mark of a named row's content, see `identity`.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """One finished row, ready to be written. `key`: which row it is, see `identity`."""
+    """One finished row, ready to be written. key, mark: which row it is, see `identity`."""
 
     row: Row
     key: int
+    mark: int = 0
     custom_id: str | None
     outcome: Outcome
 
@@ -33,7 +35,7 @@ class Result(msgspec.Struct, kw_only=True):
 def result_line(result: Result, output: Output) -> bytes:
     """The line of a success, newline included."""
     if output.format == "batch":
-        return _sealed(_batch_fields(result, output))
+        return _sealed(_batch_fields(result, output), result.mark)
     outcome = result.outcome
     reply = outcome.reply or _NO_REPLY
     fields: dict[str, Any] = {
@@ -60,7 +62,7 @@ def result_line(result: Result, output: Output) -> bytes:
         fields["input"] = result.row.data
     if output.raw:
         fields["response"] = _whole_reply(outcome)
-    return _sealed(fields)
+    return _sealed(fields, result.mark)
 
 
 def failure_line(result: Result) -> bytes:
@@ -81,7 +83,8 @@ def failure_line(result: Result) -> bytes:
             "latency_s": round(outcome.latency_s, 4),
             **(outcome.fields or {}),
             "input": row.data if row.data is not None else _beginning(row.content),
-        }
+        },
+        result.mark,
     )
 
 
@@ -149,9 +152,11 @@ def _beginning(content: bytes) -> str:
     return content[:1000].decode("utf-8", "replace")
 
 
-def _sealed(fields: dict[str, Any]) -> bytes:
+def _sealed(fields: dict[str, Any], mark: int) -> bytes:
     body = _encode(fields)[:-1]
     # A reply passed through untouched may hold line breaks between its JSON tokens.
     if b"\n" in body or b"\r" in body:
         body = _encode(msgspec.json.decode(body + b"}"))[:-1]
+    if mark:
+        body = b'%s,"row_hash":"%08x"' % (body, mark)
     return b'%s,"crc":"%08x"}\n' % (body, zlib.crc32(body))

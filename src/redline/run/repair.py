@@ -108,7 +108,8 @@ def _to_take_out(fd: int, done: Repair, is_unique: bool) -> array[int]:
     known = KeySet()
     out = array("Q")
     for stretch in read_stretches(fd):
-        repeated = known.add_each(stretch.keys) if is_unique else []
+        # A line of other content is of a row that has changed: a run keeps the newer one.
+        repeated = known.add_marked(stretch.keys, stretch.marks())[0] if is_unique else []
         done.kept += len(stretch.keys) - len(repeated)
         done.repeated += len(repeated)
         done.damaged += not stretch.keys

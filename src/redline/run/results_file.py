@@ -9,9 +9,9 @@ import shlex
 import stat
 import weakref
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,6 +59,7 @@ class ResultsFile:
         self._is_synced = False
         self._size = 0
         self._tail = b""
+        self._group = _Group(0, 0, b"", b"")
         self._own(open_alone(path, os.O_RDWR | os.O_CREAT))
         try:
             lost = self._load(on_found)
@@ -66,11 +67,7 @@ class ResultsFile:
                 # The working folder may be another one later.
                 self._place = os.path.abspath(path)
                 self._mend(lost)
-                os.lseek(self._fd, self._size, os.SEEK_SET)
-                seam = os.pread(self._fd, _TAIL_BYTES, max(0, self._size - _TAIL_BYTES))
-                # Of the group to be checked: where it begins and ends, the bytes that it follows,
-                # and its own last ones.
-                self._group = _Group(self._size, self._size, seam, seam)
+                self._go_to_end()
         except BaseException:
             self.close()
             raise
@@ -160,7 +157,7 @@ class ResultsFile:
             back = f"move it back: {shlex.join(['mv', str(moved), str(place)])}; then {again}"
             error.hint = back if has_folder else _GONE
         elif has_folder and os.path.exists(place):
-            where = self._copy_to(_free_name(place, "rescued"))
+            where = self._copy_to(free_name(place, "rescued"))
             back = shlex.join(["mv", str(where), str(place)])
             error.hint = f"to continue with these lines: {back}; then {again}"
         else:
@@ -208,8 +205,45 @@ class ResultsFile:
         except OSError as error:
             raise self._failed(error) from error
 
+    def drop(self, keys: Container[int], keeps_last: Callable[[int], bool], aside: Path) -> None:
+        """Takes the lines of these rows out, but the last one of a row if it is to be kept.
+
+        They go to labels.outdated-1.jsonl beside `aside`, or the first such name that is free.
+        Blocks. Raises JournalError.
+        """
+        self.flush()
+        lines: dict[int, list[tuple[int, int]]] = {}
+        for stretch in read_stretches(self._fd):
+            places = [place for place, key in enumerate(stretch.keys) if key in keys]
+            bounds = list(stretch.offsets()) if places else []
+            for place in places:
+                lines.setdefault(stretch.keys[place], []).append((bounds[place], bounds[place + 1]))
+        for key, found in lines.items():
+            if keeps_last(key):
+                found.pop()
+        out = array("Q", chain.from_iterable(sorted(chain.from_iterable(lines.values()))))
+        if out:
+            take_out(self.path, self._fd, out, free_name(aside, "outdated"))
+            with telling(self.path):
+                self._reopen()
+                self._go_to_end()
+
     def close(self) -> None:
         self._close()
+
+    def _reopen(self) -> None:
+        """Goes on with the file that has taken this one's place."""
+        self._close()
+        self._own(open_alone(self.path, os.O_RDWR))
+        self._size = os.fstat(self._fd).st_size
+
+    def _go_to_end(self) -> None:
+        """Lines are written behind the last one, and the first group of them follows it."""
+        os.lseek(self._fd, self._size, os.SEEK_SET)
+        seam = os.pread(self._fd, _TAIL_BYTES, max(0, self._size - _TAIL_BYTES))
+        # Of the group to be checked: where it begins and ends, the bytes that it follows, and its
+        # own last ones.
+        self._group = _Group(self._size, self._size, seam, seam)
 
     def _own(self, fd: int) -> None:
         self._fd = fd
@@ -261,9 +295,7 @@ class ResultsFile:
         has_torn_tail = self._size < os.fstat(self._fd).st_size
         if lost:
             take_out(self.path, self._fd, lost)
-            self._close()
-            self._own(open_alone(self.path, os.O_RDWR))
-            self._size = os.fstat(self._fd).st_size
+            self._reopen()
         elif has_torn_tail:
             os.ftruncate(self._fd, self._size)
         # A process may have died when it had written lines, or made, renamed or removed files, and
@@ -367,14 +399,20 @@ def drop_unfinished(path: Path) -> None:
         _beside(path).unlink(missing_ok=True)
 
 
-def take_out(path: Path, fd: int, bounds: array[int]) -> Path:
-    """The file beside `path` that now holds these bytes of it: labels.damaged-1.jsonl.
+def free_name(path: Path, word: str) -> Path:
+    """The first free name beside `path`, such as labels.damaged-1.jsonl."""
+    names = (path.with_name(f"{path.stem}.{word}-{n}{path.suffix}") for n in count(1))
+    return next(name for name in names if not os.path.lexists(name))
 
-    What an earlier one holds stays: the name is the first that is free. Death leaves the old file
-    or the new one, and no byte in neither. fd: of `path`; it goes on reading the old file. bounds:
-    begins and ends, in turn. Raises JournalError, with nothing changed.
+
+def take_out(path: Path, fd: int, bounds: array[int], aside: Path | None = None) -> Path:
+    """The new file that now holds these bytes of `path`: `aside`, or labels.damaged-1.jsonl.
+
+    Death leaves the old file or the new one, and no byte in neither. fd: of `path`; it goes on
+    reading the old file. bounds: begins and ends, in turn. Raises JournalError, with nothing
+    changed.
     """
-    aside = _free_name(path, "damaged")
+    aside = aside or free_name(path, "damaged")
     kept = array("Q", [0, *bounds, os.fstat(fd).st_size])
     replace_file(aside, _copier(fd, bounds))
     try:
@@ -384,12 +422,6 @@ def take_out(path: Path, fd: int, bounds: array[int]) -> Path:
         aside.unlink(missing_ok=True)
         raise
     return aside
-
-
-def _free_name(path: Path, what: str) -> Path:
-    """The first name beside `path` that nothing has: labels.damaged-1.jsonl."""
-    names = (path.with_name(f"{path.stem}.{what}-{n}{path.suffix}") for n in count(1))
-    return next(name for name in names if not os.path.lexists(name))
 
 
 def _count_of(fd: int) -> str:

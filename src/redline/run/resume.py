@@ -39,7 +39,7 @@ def open_journal(
             with telling(output.failed_path):
                 output.failed_path.unlink(missing_ok=True)
                 sync_name(output.failed_path)
-        new.begun = old.begun
+        new.begun, new.others = old.begun, manifests.other_inputs(old, new.input)
     for path in (output.path, output.failed_path):
         drop_unfinished(path)
     manifests.save(output, new)

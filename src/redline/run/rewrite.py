@@ -1,6 +1,6 @@
-"""Rewriting finished files as a whole: failures that were mended taken out, results put in order.
+"""Rewriting finished files as a whole: failures that are over taken out, results put in order.
 
-Both make a new file beside the old one and rename it, so that death at any moment leaves one of
+All make a new file beside the old one and rename it, so that death at any moment leaves one of
 the two.
 """
 
@@ -16,10 +16,12 @@ from redline.errors import JournalError
 from redline.run.entries import read_stretches
 from redline.run.results_file import (
     copy_mode,
+    free_name,
     let_go,
     open_alone,
     replace_file,
     sync_name,
+    take_out,
     telling,
     write_all,
 )
@@ -52,6 +54,31 @@ def drop_mended(path: Path, has_succeeded: Callable[[int], bool]) -> int:
     finally:
         let_go(fd)
     return len(last)
+
+
+def set_aside(path: Path, is_gone: Callable[[int], bool], aside: Path) -> None:
+    """Moves the lines of rows that are gone to the first free `labels.outdated-1.jsonl`.
+
+    is_gone: asked with a row's key. aside: what that name is made of. Removes `path` when no line
+    is left. The caller holds the output's lock. Raises JournalError.
+    """
+    bounds, kept = array("Q"), 0
+    fd = open_alone(path, os.O_RDONLY)
+    try:
+        for stretch in read_stretches(fd):
+            ends = list(stretch.offsets())
+            gone = [place for place, key in enumerate(stretch.keys) if is_gone(key)]
+            kept += len(stretch.lines) - len(gone)
+            for place in gone:
+                bounds.extend(ends[place : place + 2])
+        if bounds:
+            take_out(path, fd, bounds, free_name(aside, "outdated"))
+        if bounds and not kept:
+            with telling(path):
+                path.unlink()
+                sync_name(path)
+    finally:
+        let_go(fd)
 
 
 def put_in_order(path: Path, keys: array[int]) -> None:

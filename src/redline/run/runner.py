@@ -347,7 +347,7 @@ class Runner:
         row = picked.row
         name = custom_id(row)
         outcome.custom_id, outcome.row, outcome.input = name, row.number, row.data
-        result = Result(row=row, key=picked.key, custom_id=name, outcome=outcome)
+        result = Result(row=row, key=picked.key, mark=picked.mark, custom_id=name, outcome=outcome)
         if self.journal is None:
             saved = RowsSaved(self._clock.now_s(), int(error is None), int(error is not None))
             self._listener.on_event(saved)

@@ -10,7 +10,7 @@ import msgspec
 from redline.errors import ConfigError
 from redline.run import manifest as manifests
 from redline.run.entries import read_stretches
-from redline.run.identity import Identifier, KeySet
+from redline.run.identity import Identifier, KeySet, mark_of
 from redline.run.settings import Output
 from redline.run.source import AsyncRows, Source, open_source
 from redline.run.source_repeated import sampled
@@ -19,8 +19,9 @@ from redline.run.source_repeated import sampled
 class Verdict(msgspec.Struct, kw_only=True):
     """rows: of the input. succeeded + failed + missing = rows.
 
-    repeated: lines for a row that has one already. strange: lines whose row is not in the input.
-    damaged: lines whose checksum does not hold.
+    repeated: lines for a row that has one already. changed: lines that answer what a row held
+    before it was changed. strange: lines whose row is not in the input. damaged: lines whose
+    checksum does not hold.
     """
 
     rows: int = 0
@@ -29,13 +30,14 @@ class Verdict(msgspec.Struct, kw_only=True):
     missing: int = 0
     first_missing: int | None = None
     repeated: int = 0
+    changed: int = 0
     strange: int = 0
     damaged: int = 0
 
     @property
     def is_whole(self) -> bool:
-        """Each row of the input has exactly one sound line."""
-        return not (self.missing or self.repeated or self.damaged)
+        """Each row of the input has exactly one sound line, of what it holds now."""
+        return not (self.missing or self.repeated or self.changed or self.damaged)
 
     def __str__(self) -> str:
         """One line: `verify: 20 of 20, each once`, or what is wrong."""
@@ -50,6 +52,9 @@ class Verdict(msgspec.Struct, kw_only=True):
                 parts.append(f"{self.missing:,} missing, the first is row {self.first_missing:,}")
             if self.repeated:
                 parts.append(f"{self.repeated:,} lines repeat a row")
+            if self.changed:
+                answer = "line answers" if self.changed == 1 else "lines answer"
+                parts.append(f"{self.changed:,} {answer} what a row held before it was changed")
             if self.damaged:
                 parts.append(f"{self.damaged:,} lines are damaged")
         if self.strange:
@@ -86,7 +91,7 @@ def verify(output: Output, rows: object = None, limit: int | None = None) -> Ver
 
 
 def _scan(path: Path, verdict: Verdict) -> KeySet:
-    """The keys in a file; counts damaged and repeated lines."""
+    """The keys in a file, with the marks of their last lines; counts the lines that are no use."""
     keys = KeySet()
     if not path.exists():
         return keys
@@ -94,7 +99,9 @@ def _scan(path: Path, verdict: Verdict) -> KeySet:
     try:
         for stretch in read_stretches(fd):
             verdict.damaged += not stretch.keys
-            verdict.repeated += len(keys.add_each(stretch.keys))
+            repeated, changed = keys.add_marked(stretch.keys, stretch.marks())
+            verdict.repeated += len(repeated)
+            verdict.changed += len(changed)
     finally:
         os.close(fd)
     return keys
@@ -111,12 +118,17 @@ def _compare(
     identifier = Identifier()
     try:
         for batch in source.batches():
-            for row, key in zip(batch, identifier.keys(batch)[0], strict=True):
-                has_succeeded, has_failed = key in succeeded, key in failed
+            identified = identifier.keys(batch)
+            for place, (row, key) in enumerate(zip(batch, identified.keys, strict=True)):
+                mark = 0 if place in identified.duplicates else mark_of(row)
+                has_succeeded, has_failed = succeeded.matches(key, mark), failed.matches(key, mark)
                 of_rows += has_succeeded + has_failed
+                changed = (key in succeeded) + (key in failed) - has_succeeded - has_failed
+                of_rows += changed
                 if limit is not None and row.number > limit:
                     continue
                 verdict.rows += 1
+                verdict.changed += changed
                 verdict.succeeded += has_succeeded
                 verdict.failed += has_failed and not has_succeeded
                 # A retried row may stand in both until its failure is taken out.
