@@ -13,7 +13,7 @@ RedlineError
       Rejected           400, 403, 404, 413, 422, or the row itself is bad
       OverBudget         larger than a limit could ever grant
       Refused            401: the key is not accepted; stops the run
-      Unpaid             402 or insufficient_quota; stops the run
+      Unpaid             no credit, or a spend limit is reached; stops the run
       BudgetSpent        the run's own budget is spent; stops the run
       Unpriced           no price is known, so no budget can be kept; stops the run
   NoEndpoint             every endpoint is down
@@ -108,7 +108,7 @@ class Retryable(CallError):
 
 
 class RateLimited(Retryable):
-    """HTTP 429: the endpoint's limit was passed."""
+    """The endpoint's limit was passed: HTTP 429, or a 402 that asks to wait."""
 
 
 class ServerFailed(Retryable):
@@ -172,7 +172,7 @@ class Refused(Final):
 
 
 class Unpaid(Final):
-    """The account has no credit left. No row can succeed until that is mended."""
+    """The account cannot pay: no credit, or a spend limit. No row can succeed until it can."""
 
     stops_run = True
 

@@ -34,7 +34,7 @@ from redline.limits import Cost, Slots
 from redline.limits.opening import AnyGrant
 
 # Statuses whose Retry-After speaks for the whole endpoint and not for one row.
-_PARKING = frozenset({429, 503, 529})
+_PARKING = frozenset({402, 429, 503, 529})
 # A shorter key is a placeholder such as `EMPTY`, and may be part of any word.
 _SECRET_LEAST = 8
 _NOTHING = Cost()

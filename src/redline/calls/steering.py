@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -23,16 +24,23 @@ from redline.limits.recent import RecentSends
 from redline.limits.search import RateSearch
 from redline.limits.settings import AUTO
 
-_OVERLOAD = frozenset({429, 503, 529})
-# OpenAI counts the larger of max_tokens and the estimated tokens of a request, Azure its prompt and
-# max_tokens, both when it comes (their guides on rate limits and on quota). Groq and Cerebras
-# refuse by prompt and max_tokens, too.
-_RESERVING_HOSTS = (
+_OVERLOAD = frozenset({503, 529})
+# Hosts that take prompt + max_tokens off their limits when a call comes, each with its source.
+_RESERVING_HOSTS = {
+    # The larger of max_tokens and the estimated tokens: help.openai.com, article 6891753.
     "openai.com",
+    # Prompt and max_tokens: Microsoft Learn, "Manage Azure OpenAI quota".
     "openai.azure.com",
     "cognitiveservices.azure.com",
+    # Its errors name prompt and max_tokens as requested: maplibre-agent-skills, pull request 63.
     "groq.com",
+    # Estimated prompt and max_completion_tokens: inference-docs.cerebras.ai, "Rate limits".
     "cerebras.ai",
+}
+# Prompt and max_tokens against the quota of input tokens: AWS, "Quotas for the bedrock-mantle
+# endpoint". The second form is that of an endpoint in one's own network.
+_MANTLE = re.compile(
+    r"bedrock-mantle\.[a-z0-9-]+\.api\.aws|[a-z0-9-]+\.bedrock-mantle\.[a-z0-9-]+\.vpce\.amazonaws\.com"
 )
 
 
@@ -178,11 +186,12 @@ class Steering:
     def found(self) -> list[str]:
         """The limits that were found, in words, where they were to be found."""
         words = []
-        if self._is_auto and self._own is not None and (self.search is None or self.search.found):
+        if self._is_auto and self._own is not None:
+            is_searching = self.search is not None and not self.search.found
             words += [
                 f"{line.stated} {line.kind.replace('_', ' ')}"
                 for line in self._own.budget.lines
-                if line.user is None
+                if line.user is None and not (is_searching and line.kind == "requests")
             ]
         if self._adaptive is not None:
             words.append(f"{self._adaptive.limit} in flight")
@@ -209,7 +218,8 @@ class Steering:
         error, reply = outcome.error, outcome.reply
         # A row's own deadline may be short, which says nothing of the server.
         is_slow = isinstance(error, TimedOut) and error.phase != "row"
-        is_overload = is_slow or getattr(error, "status", 0) in _OVERLOAD
+        is_limited = isinstance(error, RateLimited)
+        is_overload = is_slow or is_limited or getattr(error, "status", 0) in _OVERLOAD
         if error is not None and not is_overload:
             # A malformed row or a broken connection says nothing of the server's load.
             return
@@ -245,4 +255,6 @@ def _charges_reserved(endpoint: Endpoint) -> bool:
     if charge != AUTO:
         return charge == "reserved"
     host = urlsplit(endpoint.base_url).hostname or ""
+    if _MANTLE.fullmatch(host):
+        return True
     return any(host == known or host.endswith(f".{known}") for known in _RESERVING_HOSTS)

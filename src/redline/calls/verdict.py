@@ -6,6 +6,7 @@
   400                  Rejected      no            the request is malformed and stays so
   401                  Refused       no            the key is wrong for every row: ends the run
   402                  Unpaid        no            no credit for any row: ends the run
+  402 with Retry-After RateLimited   yes           the credit is bound by calls in flight
   403                  Rejected      no            the key may not do this
   404                  Rejected      no            no such path or model
   408                  ServerFailed  yes           the server gave up waiting, often under load
@@ -14,13 +15,14 @@
   422                  Rejected      no            the request is well-formed but invalid
   425                  ServerFailed  yes           too early: asked to repeat
   429                  RateLimited   yes           over a limit; Retry-After parks the endpoint
-  429 with code
-   insufficient_quota  Unpaid        no            a 429 in name only: the account is out of credit
   5xx with code
    engine_failed       NoEndpoint    no            a local engine is lost for any row: ends the run
   5xx, 529             ServerFailed  yes           overload and restarts pass
   other 3xx, 4xx       Rejected      no            not understood by the endpoint, so not repeated
   200, unreadable      BadReply      twice         a cut or garbled body; more often a wrong URL
+
+What a provider's code or text says goes before its status: `provider_errors` has that table. An
+account out of credit answers with 400, 402, 403 or 429, depending on the provider.
 
 `x-should-retry: true|false` decides instead, where a provider sends it, except for a refused key
 and an unpaid account.
@@ -29,23 +31,13 @@ and an unpaid account.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-import msgspec
-
-from redline.errors import (
-    CallError,
-    NoEndpoint,
-    RateLimited,
-    Refused,
-    Rejected,
-    ServerFailed,
-    Unpaid,
-)
+from redline.calls.provider_errors import WAIT, meaning_of, read_error
+from redline.errors import CallError, NoEndpoint, RateLimited, Rejected, ServerFailed
 from redline.limits.headers import retry_after_s
 
 ENGINE_FAILED = "engine_failed"
-_RETRIED = frozenset({408, 409, 425, 429})
+_RETRIED = frozenset({408, 409, 425})
 _LONGEST_QUOTE = 300
 
 _REDIRECT_HINT = "give the address it leads to as --base-url; a key is not sent on by itself"
@@ -65,28 +57,23 @@ def judge(
 
     headers: looked up in lower case. wall_s: the time now, for dates in Retry-After.
     """
-    message, codes = _read_error(body)
+    said = read_error(body)
+    message = _quote(said.message)
     what = f"HTTP {status}" + (f": {message}" if message else "")
-    if status == 401:
-        return Refused(
-            f"the endpoint refused the key: {what}",
-            hint="set OPENAI_API_KEY or --api-key-env, then run the same command again",
-            status=status,
-        )
-    if status == 402 or (status == 429 and "insufficient_quota" in codes):
-        return Unpaid(
-            f"the account has no credit left: {what}",
-            hint="add credit or use another key, then run the same command again",
-            status=status,
-        )
-    if status >= 500 and ENGINE_FAILED in codes:
+    if status >= 500 and ENGINE_FAILED in said.codes:
         return lost(message)
-    if not _may_pass(status, headers):
+    meaning = meaning_of(status, said)
+    is_limited = meaning is not None and meaning.error is RateLimited
+    wait_s = retry_after_s(headers, wall_s, body if is_limited else b"")
+    if status == 402 and wait_s is not None:
+        meaning, is_limited = WAIT, True
+    if meaning is not None and not is_limited:
+        return meaning.error(f"{meaning.what}: {what}", hint=meaning.hint, status=status)
+    if not _may_pass(status, headers, is_limited=is_limited):
         hint = _REDIRECT_HINT if 300 <= status < 400 else _HINTS.get(status, "")
         return Rejected(f"the endpoint rejected the request: {what}", hint=hint, status=status)
-    wait_s = retry_after_s(headers, wall_s, body if status == 429 else b"")
-    if status == 429:
-        return RateLimited(f"over the rate limit: {what}", status=status, retry_after_s=wait_s)
+    if meaning is not None:
+        return RateLimited(f"{meaning.what}: {what}", status=status, retry_after_s=wait_s)
     return ServerFailed(f"the server failed: {what}", status=status, retry_after_s=wait_s)
 
 
@@ -96,32 +83,11 @@ def lost(message: str) -> NoEndpoint:
     return NoEndpoint(f"the model cannot be asked any more: {_quote(message)}", hint=hint)
 
 
-def _may_pass(status: int, headers: Mapping[str, str]) -> bool:
+def _may_pass(status: int, headers: Mapping[str, str], *, is_limited: bool) -> bool:
     wish = headers.get("x-should-retry", "").lower()
     if wish in ("true", "false"):
         return wish == "true"
-    return status in _RETRIED or status >= 500
-
-
-class _ErrorBody(msgspec.Struct):
-    error: Any = None
-    message: Any = None
-    detail: Any = None
-    code: Any = None
-    type: Any = None
-
-
-def _read_error(body: bytes) -> tuple[str, tuple[Any, Any]]:
-    """The message, and the code and type, of an error body in any of the usual shapes."""
-    try:
-        parsed = msgspec.json.decode(body, type=_ErrorBody)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _quote(body.decode("utf-8", "replace")), (None, None)
-    error = parsed.error if parsed.error is not None else parsed.message or parsed.detail
-    if isinstance(error, dict):
-        codes = (error.get("code"), error.get("type"))
-        return _quote(str(error.get("message", error))), codes
-    return _quote(str(error or "")), (parsed.code, parsed.type)
+    return is_limited or status in _RETRIED or status >= 500
 
 
 def _quote(text: str) -> str:

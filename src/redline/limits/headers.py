@@ -4,6 +4,8 @@
 |----------------------------------------------|-----------------------------------------------|
 | `x-ratelimit-{limit,remaining,reset}-KIND`   | OpenAI, Azure, Groq, Mistral, Cerebras, Kong  |
 | `anthropic-ratelimit-KIND-{limit,...}`       | Anthropic                                     |
+| `x-ratelimitbysize-{limit,remaining}-WINDOW` | Mistral, and Kong's limits by size: tokens    |
+| `x-tokenlimit-{limit,remaining}`             | Together: tokens a second                     |
 | `X-RateLimit-*`, `RateLimit-*`, `RateLimit`  | gateways and frameworks: see policies.py      |
 | any of these after `llm_provider-`           | LiteLLM's proxy, passing on what it was told  |
 """
@@ -58,6 +60,13 @@ _ANTHROPIC = re.compile(
 )
 # Anthropic documents every one of its limits as one per minute.
 _ANTHROPIC_WINDOW_S = 60.0
+# "x-tokenlimit-limit: the maximum number of tokens per second" (docs.together.ai, "Rate limits").
+# A gateway that has taken the name over for another window tells its reset. A limit by size for a
+# month is a budget: spread evenly over the month it would leave nothing to send with.
+_TOKENS = re.compile(
+    rf"x-(tokenlimit|ratelimitbysize)-(limit|remaining|reset)(?:-({'|'.join(_WINDOWS)}))?"
+)
+_TOGETHER_WINDOW_S = 1.0
 _UNSORTED = re.compile(r"(x-rate-?limit-|ratelimit-)(limit|remaining|reset|policy)|(ratelimit)")
 
 
@@ -205,6 +214,12 @@ class HeaderReader:
         elif found := _ANTHROPIC.fullmatch(plain):
             subject, field = found.groups()
             kind, window_s, key = _KINDS[subject], _ANTHROPIC_WINDOW_S, (is_passed_on, subject)
+        elif found := _TOKENS.fullmatch(plain):
+            subject, field, window = found.groups()
+            kind, key = "tokens", (is_passed_on, f"{subject} {window}")
+            window_s = _WINDOWS[window] if window else None
+            if subject == "tokenlimit" and not window and not self._tells_reset(key, field):
+                window_s = _TOGETHER_WINDOW_S
         elif found := _UNSORTED.fullmatch(plain):
             what = plain.replace("rate-limit", "ratelimit")
             if not is_passed_on or what not in self._names:
@@ -212,7 +227,12 @@ class HeaderReader:
             return
         else:
             return
-        self._found.setdefault(key, _Found(kind, window_s, {})).names[field] = name
+        names = self._found[key].names if key in self._found else {}
+        self._found[key] = _Found(kind, window_s, {**names, field: name})
+
+    def _tells_reset(self, key: tuple[bool, str], field: str) -> bool:
+        """The limit of `key` has a header that tells its reset."""
+        return field == "reset" or (key in self._found and "reset" in self._found[key].names)
 
 
 def processing_s(headers: Mapping[str, str]) -> float | None:

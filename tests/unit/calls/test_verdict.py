@@ -118,7 +118,7 @@ def test_insufficient_quota_counts_only_with_429() -> None:
         (b'{"detail": "Not Found"}', ": Not Found"),
         (b'{"detail": [{"loc": ["body"], "msg": "m"}]}', ": [{'loc': ['body'], 'msg': 'm'}]"),
         (b'{"object": "error", "message": "overloaded", "code": 500}', ": overloaded"),
-        (b'[{"error": {"message": "overloaded"}}]', ': [{"error": {"message": "overloaded"}}]'),
+        (b'[{"error": {"message": "overloaded"}}]', ": overloaded"),
         (b"upstream connect error", ": upstream connect error"),
         (b"<html>\n<body>502 Bad\n Gateway", ": <html> <body>502 Bad Gateway"),
         (b'{"error": "cut', ': {"error": "cut'),

@@ -1,0 +1,226 @@
+"""What providers answer in their own way, through the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripted import Answer, Asked, completion, scripted
+
+Cli = Callable[..., Any]
+Rows = Callable[..., str]
+
+
+def error(message: str, **fields: Any) -> dict[str, Any]:
+    return {"error": {"message": message, **fields}}
+
+
+TOO_LOW = (
+    "Your credit balance is too low to access the Anthropic API. Please go to Plans & Billing to "
+    "upgrade or purchase credits."
+)
+LIMITS = "You have reached your specified API usage limits. You will regain access on 2026-12-01."
+WORKSPACE = "You have reached your specified workspace API usage limits."
+ANTHROPIC = {"type": "invalid_request_error"}
+CAP = {"type": "rate_limit_error", "details": {"error_code": "enforced_spend_limit_reached"}}
+QUOTED = 'litellm.BadRequestError: AnthropicException - {"type":"error","error":' + json.dumps(
+    {"message": TOO_LOW, **ANTHROPIC}
+)
+TEAM = (
+    "Your team 16f2151a-40f4-4a80 has either used all available credits or reached its monthly "
+    "spending limit."
+)
+
+UNPAID = {
+    "anthropic, no credit": (400, {"type": "error", **error(TOO_LOW, **ANTHROPIC)}),
+    "anthropic, own limit": (400, {"type": "error", **error(LIMITS, **ANTHROPIC)}),
+    "anthropic, workspace": (400, {"type": "error", **error(WORKSPACE, **ANTHROPIC)}),
+    "anthropic, tier": (429, {"type": "error", **error("You have reached your limits", **CAP)}),
+    "anthropic, by litellm": (400, error(QUOTED + "}", type=None, code="400")),
+    "openai, no credit": (429, error("m", type="server_error", code="credit_balance_exhausted")),
+    "openai, project": (429, error("m", type=None, code="project_spend_limit_exceeded")),
+    "openai, organization": (
+        429,
+        error("m", type="requests", code="organization_spend_limit_exceeded"),
+    ),
+    "openai, usage": (429, error("m", code="organization_usage_limit_exceeded")),
+    "openrouter": (402, error("m", code=402, metadata={"limit_source": "openrouter_credits"})),
+    "openrouter, workspace": (
+        403,
+        error("m", code=403, metadata={"limit_source": "openrouter_workspace_budget"}),
+    ),
+    "moonshot": (429, error("m", type="exceeded_current_quota_error")),
+    "xai": (403, {"code": "permission-denied", "error": TEAM}),
+    "dashscope": (400, error("Access denied", type="Arrearage", code="Arrearage")),
+}
+
+
+@pytest.mark.parametrize("name", UNPAID)
+def test_an_account_that_cannot_pay_leaves_its_rows_unfinished(
+    cli: Cli, rows: Rows, name: str
+) -> None:
+    status, body = UNPAID[name]
+    given = rows(*({"prompt": str(number)} for number in range(200)))
+    with scripted(lambda _: Answer(status, body, {"x-should-retry": "true"})) as server:
+        where = ("--base-url", f"{server.url}/v1", "--max-retries", "0", "-c", "2")
+        told = cli("run", given, *where, "--log", "json", "-o", "out.jsonl")
+    summary = json.loads(told.err.splitlines()[-1])
+    assert told.status == 2
+    assert summary["stopped"]["kind"] == "unpaid"
+    assert summary["stopped"]["hint"].endswith("then run the same command again")
+    assert (summary["succeeded"], summary["failed"]) == (0, 0)
+    assert not Path("out.failed.jsonl").exists()
+    assert len(server.asked) < 20
+
+
+WAITS = {
+    "dashscope, limit of tokens": (
+        429,
+        error(
+            "You exceeded your current quota, please check your plan and billing details. For "
+            "details, see: https://help.aliyun.com/zh/model-studio/error-code#token-limit",
+            type="insufficient_quota",
+            code="insufficient_quota",
+        ),
+        {"retry-after-ms": "1"},
+    ),
+    "dashscope, allocated": (
+        429,
+        error("Allocated quota exceeded, try again later.", code="insufficient_quota"),
+        {"retry-after-ms": "1"},
+    ),
+    "openrouter, in flight": (
+        402,
+        error("m", code=402, metadata={"limit_source": "openrouter_in_flight_budget"}),
+        {"Retry-After": "0.01"},
+    ),
+    "openrouter, header alone": (402, error("m", code=402), {"Retry-After": "0.01"}),
+    "gemini": (
+        429,
+        [error("Resource has been exhausted", code=429, status="RESOURCE_EXHAUSTED")],
+        {"retry-after-ms": "1"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_a_provider_that_asks_to_wait_is_asked_again(cli: Cli, rows: Rows, name: str) -> None:
+    status, body, headers = WAITS[name]
+
+    def answer(asked: Asked) -> Answer:
+        return Answer(status, body, headers) if asked.number == 1 else Answer(200, completion())
+
+    given = rows({"prompt": "a"}, {"prompt": "b"})
+    with scripted(answer) as server:
+        told = cli("run", given, "--base-url", f"{server.url}/v1", "-c", "1", "-o", "out.jsonl")
+    assert told.status == 0, told.err
+    assert "failed attempts: 1 rate_limited" in told.err
+    assert len(server.asked) == 3
+
+
+def test_a_402_parks_the_whole_endpoint(cli: Cli, rows: Rows) -> None:
+    """A retry of 20 s means that nothing else is sent until then."""
+
+    def answer(asked: Asked) -> Answer:
+        late = {"Retry-After": "20"}
+        return Answer(402, error("m"), late) if asked.number == 1 else Answer(200, completion())
+
+    given = rows(*({"prompt": str(number)} for number in range(5)))
+    with scripted(answer) as server:
+        base = ("--base-url", f"{server.url}/v1", "-c", "1", "--max-retries", "0")
+        told = cli("run", given, *base, "--deadline", "300ms", "-o", "out.jsonl")
+    assert told.status == 2
+    assert len(server.asked) == 1
+
+
+QUOTES = {
+    "in a sentence": error(f"Invalid value: {TOO_LOW}", **ANTHROPIC),
+    "in json": error(f'Invalid body: {{"error": {{"message": "{TOO_LOW}"}}}}', **ANTHROPIC),
+    "without a type": error(TOO_LOW),
+    "in detail": {"detail": [{"loc": ["body"], "input": TOO_LOW, "type": "string_type"}]},
+}
+
+
+@pytest.mark.parametrize("name", QUOTES)
+def test_a_row_about_money_that_is_rejected_ends_no_run(cli: Cli, rows: Rows, name: str) -> None:
+    given = rows({"prompt": TOO_LOW}, {"prompt": "b"})
+
+    def answer(asked: Asked) -> Answer:
+        is_quoted = asked.body["messages"][0]["content"] == TOO_LOW
+        return Answer(400, QUOTES[name]) if is_quoted else Answer(200, completion())
+
+    with scripted(answer) as server:
+        told = cli("run", given, "--base-url", f"{server.url}/v1", "-c", "1", "-o", "out.jsonl")
+    assert told.status == 1
+    assert "1 succeeded" in told.err
+    assert "failed attempts: 1 rejected" in told.err
+
+
+def test_a_list_of_one_error_is_read_as_the_error(cli: Cli, rows: Rows) -> None:
+    body = [error("* Unknown name", code=400, status="INVALID_ARGUMENT")]
+    with scripted(lambda _: Answer(400, body)) as server:
+        told = cli("run", rows({"prompt": "a"}), "--base-url", f"{server.url}/v1")
+    assert "rejected the request: HTTP 400: * Unknown name (" in told.err
+
+
+def test_a_key_that_gemini_refuses_ends_the_run(cli: Cli, rows: Rows) -> None:
+    reason = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "API_KEY_INVALID"}
+    body = [error("API key not valid.", status="INVALID_ARGUMENT", details=[reason])]
+    with scripted(lambda _: Answer(400, body)) as server:
+        told = cli("run", rows({"prompt": "a"}), "--base-url", f"{server.url}/v1")
+    assert told.status == 2
+    assert "error: the endpoint refused the key: HTTP 400: API key not valid." in told.err
+
+
+@pytest.mark.parametrize(
+    ("headers", "found"),
+    [
+        (
+            {
+                "x-ratelimitbysize-limit-minute": "500000",
+                "x-ratelimitbysize-remaining-minute": "499000",
+                "x-ratelimitbysize-limit-month": "1000000000",
+                "x-ratelimitbysize-remaining-month": "999999000",
+            },
+            "500000/60s tokens",
+        ),
+        ({"x-tokenlimit-limit": "3000", "x-tokenlimit-remaining": "2990"}, "3000/1s tokens"),
+        (
+            {
+                "x-tokenlimit-limit": "3000",
+                "x-tokenlimit-remaining": "2990",
+                "x-tokenlimit-reset": "58",
+            },
+            "3000/60s tokens",
+        ),
+        ({"x-tokenlimit-limit-minute": "3000"}, "3000/60s tokens"),
+    ],
+)
+def test_limits_of_tokens_by_other_names_are_read(
+    cli: Cli, rows: Rows, headers: dict[str, str], found: str
+) -> None:
+    with scripted(lambda _: Answer(200, completion(), headers)) as server:
+        told = cli("run", rows({"prompt": "a"}), "--base-url", f"{server.url}/v1", "--rate", "auto")
+    assert told.status == 0, told.err
+    assert f"limits found: {found}" in told.err
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["bedrock-mantle.eu-west-1.api.aws", "vpce-1a.bedrock-mantle.us-east-1.vpce.amazonaws.com"],
+)
+def test_bedrock_mantle_reserves_max_tokens(cli: Cli, rows: Rows, host: str) -> None:
+    """Two calls of 1,000 fill the minute, however short their answers are."""
+    given = rows(*({"prompt": str(number)} for number in range(8)))
+    # As a proxy it is asked for any host.
+    with scripted(lambda _: Answer(200, completion())) as server:
+        limited = ("--tokens", "2200/60s", "--profile", "fixed", "--max-tokens", "1000", "-c", "1")
+        where = ("--base-url", f"http://{host}/v1", "--proxy", server.url)
+        told = cli("run", given, *limited, *where, "--deadline", "500ms", "-o", "out.jsonl")
+    assert told.status == 2
+    assert 1 <= len(server.asked) <= 2
+    assert server.asked[0].path == f"http://{host}/v1/chat/completions"
