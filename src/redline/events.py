@@ -18,10 +18,14 @@ class Event(msgspec.Struct, frozen=True, tag=True, tag_field="event"):
 
 
 class AttemptStarted(Event, frozen=True):
-    """A request was written to the wire. `wait_s`: how long the limits held it."""
+    """A request was written to the wire.
+
+    wait_s: how long the limits held it. is_retry: the same request was written before and failed.
+    """
 
     endpoint: str
     wait_s: float
+    is_retry: bool = False
 
 
 class AttemptEnded(Event, frozen=True):
@@ -53,6 +57,22 @@ class EndpointParked(Event, frozen=True):
 
     endpoint: str
     for_s: float
+
+
+class EndpointLost(Event, frozen=True):
+    """The endpoint takes no connections; `reason` is the error of the first that it did not take.
+
+    Its rows wait and are asked when it is back.
+    """
+
+    endpoint: str
+    reason: str
+
+
+class EndpointBack(Event, frozen=True):
+    """The endpoint that was lost has answered."""
+
+    endpoint: str
 
 
 class CacheAsked(Event, frozen=True):

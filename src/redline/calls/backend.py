@@ -35,7 +35,8 @@ class Call(msgspec.Struct, kw_only=True):
     deadline_s: monotonic time after which no attempt starts or goes on.
     priority: lower goes first. tenant: whose budget pays. avoid: endpoints not to use.
     committed: the first chunk of the answer has been handed on, so nothing may be tried again.
-    attempts: attempts started. sent_s: when the one in flight was written, None between attempts.
+    attempts: attempts started. requests: written for what is asked now. sent_s: when the one in
+    flight was written, None between attempts.
     held: what a long answer takes of the room for answers, until whoever asked lets go of it.
     on_write: called just before a request is written; a CallError that it raises ends the attempt,
     and nothing is written.
@@ -47,6 +48,7 @@ class Call(msgspec.Struct, kw_only=True):
     avoid: frozenset[str] = frozenset()
     committed: bool = False
     attempts: int = 0
+    requests: int = 0
     sent_s: float | None = None
     held: Held | None = None
     on_write: Callable[[], None] | None = None

@@ -107,7 +107,9 @@ class FunctionBackend:
     async def _granted(self, request: Request, call: Call, grant: AnyGrant) -> Outcome:
         sent_s = call.sent_s = self._clock.now_s()
         grant.sent(sent_s)
-        self._listener.on_event(AttemptStarted(sent_s, self.label, grant.waited_s))
+        is_retry = call.requests > 0
+        call.requests += 1
+        self._listener.on_event(AttemptStarted(sent_s, self.label, grant.waited_s, is_retry))
         outcome: Outcome | None = None
         try:
             outcome = await self._call(request, call)

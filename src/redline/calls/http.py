@@ -29,7 +29,15 @@ from redline.errors import (
     Retryable,
     TimedOut,
 )
-from redline.events import SILENCE, AttemptEnded, AttemptStarted, EndpointParked, Listener
+from redline.events import (
+    SILENCE,
+    AttemptEnded,
+    AttemptStarted,
+    EndpointBack,
+    EndpointLost,
+    EndpointParked,
+    Listener,
+)
 from redline.limits import Cost, Slots
 from redline.limits.opening import AnyGrant
 
@@ -205,7 +213,9 @@ class HttpBackend:
         if self._steering.search is not None:
             self._steering.sent(sent_s)
         call.sent_s = sent_s
-        self._listener.on_event(AttemptStarted(sent_s, self.label, waited_s))
+        is_retry = call.requests > 0
+        call.requests += 1
+        self._listener.on_event(AttemptStarted(sent_s, self.label, waited_s, is_retry))
         if call.on_write is not None:
             call.on_write()
 
@@ -301,7 +311,8 @@ class HttpBackend:
         self._conceal(error)
         if not is_unreachable(error):
             return error
-        self._outage.refused(now_s)
+        if self._outage.refused(now_s):
+            self._listener.on_event(EndpointLost(now_s, self.label, error.what))
         if self._outage.is_over(now_s):
             return NoEndpoint(
                 f"the endpoint has not been reachable for {self._outage.lasted_s(now_s):.0f} s: "
@@ -332,8 +343,8 @@ class HttpBackend:
             self._listener.on_event(AttemptEnded(now_s, self.label, "cancelled", latency_s, 0, 0))
             return
         outcome.latency_s = latency_s
-        if not self._outage.is_up:
-            self._outage.answered()
+        if not self._outage.is_up and self._outage.answered():
+            self._listener.on_event(EndpointBack(now_s, self.label))
         self._steering.ended(outcome, exchange.sent_s, exchange.in_flight, now_s)
         used = (0, 0)
         if outcome.reply is not None:

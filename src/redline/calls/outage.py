@@ -30,21 +30,31 @@ class Outage:
         self._has_answered = False
         self.is_up = False  # it has answered, and nothing has been refused since
 
-    def answered(self) -> None:
-        """Anything came back: a success, an error, a reset after the connection stood."""
+    def answered(self) -> bool:
+        """Anything came back: a success, an error, a reset after the connection stood.
+
+        True if that ends an outage.
+        """
+        was_down = self._since_s is not None
         self._has_answered = self.is_up = True
         self._since_s = None
         self._pause_s = _FIRST_PAUSE_S
         self._again_s = -math.inf
+        return was_down
 
-    def refused(self, now_s: float) -> None:
-        """No connection came about. Failures within one pause count as one."""
+    def refused(self, now_s: float) -> bool:
+        """No connection came about. Failures within one pause count as one.
+
+        True if that begins an outage.
+        """
         self.is_up = False
-        if self._since_s is None:
+        is_first = self._since_s is None
+        if is_first:
             self._since_s = now_s
         if now_s >= self._again_s:
             self._again_s = now_s + self._pause_s
             self._pause_s = min(_LONGEST_PAUSE_S, self._pause_s * 2)
+        return is_first
 
     def wait_s(self, now_s: float) -> float:
         """Seconds until the next connection is worth trying; 0 while it is up."""

@@ -157,6 +157,7 @@ class Retry:
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         self._budget.first_attempt()
+        call.requests = 0
         since = (self._succeeded, self._failed)
         history: _History | None = None
         while True:

@@ -12,9 +12,10 @@ from redline.calls.prices import DOLLAR
 from redline.calls.spending import dollars_text
 from redline.cli.output import Notes
 from redline.errors import ConfigError, RedlineError
+from redline.run import notices as troubles
+from redline.run.notices import duration
 from redline.run.object_url import url_of
 from redline.run.plan import Plan
-from redline.run.progress import duration
 from redline.run.record import error_fields
 from redline.run.report import Report
 from redline.run.results_file import ResultsLost
@@ -57,6 +58,8 @@ def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
     lines += _batch_lines(report)
     if report.found_limits:
         lines.append(f"limits found: {', '.join(report.found_limits)}")
+    if (outages := troubles.outages_ended(report.outages)) is not None:
+        lines.append(outages)
     if report.errors_by_kind:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in report.errors_by_kind.items())
         lines.append(f"failed attempts: {kinds}")
@@ -101,6 +104,8 @@ def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
     }
     if report.cache is not None or report.cache_notes:
         fields["cache"] = {**msgspec.to_builtins(report.cache or {}), "notes": report.cache_notes}
+    if report.outages is not None:
+        fields["outages"] = msgspec.to_builtins(report.outages)
     if report.batches is not None:
         fields["batches"] = msgspec.to_builtins(report.batches)
     if report.output is not None and report.output.url is not None:

@@ -52,6 +52,7 @@ _LAST_COUNT_S = 0.5
 class View(Protocol):
     """What a display may look at while a run goes on."""
 
+    job: Job
     tally: Tally
     feed: Feed
     runner: Runner
@@ -262,6 +263,7 @@ class _Run:
             errors_by_kind=kinds,
             spent=self.bill.read(),
             found_limits=self.inner.found() if isinstance(self.inner, HttpBackend) else [],
+            outages=tally.outages(SYSTEM.now_s()),
             cache=tally.cache,
             batches=tally.batches,
             cache_notes=self.answers.notes if self.answers is not None else [],

@@ -17,6 +17,7 @@ from redline.calls.prices import DOLLAR
 from redline.calls.spending import dollars_text
 from redline.clock import SYSTEM, Clock
 from redline.run.execute import View
+from redline.run.notices import STANDSTILL, duration, notices
 from redline.run.row_count import InputCounts
 from redline.run.tally import BatchUse, CacheUse
 
@@ -31,6 +32,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
 
     done, failed: rows by this run. skipped: rows that were done before, as far as it has read.
     input: the whole input. fraction: of it, None while the number of its rows is unknown.
+    notices: what goes wrong, by kind, each in one sentence.
     spent: in words, empty while nothing is known. spent_usd, expected_usd: so far, and at the end.
     spent_tokens: against a budget in tokens.
     """
@@ -50,6 +52,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     eta_s: float | None
     fraction: float | None
     is_draining: bool
+    notices: dict[str, str] = {}
     spent: str = ""
     spent_usd: float | None = None
     expected_usd: float | None = None
@@ -80,9 +83,13 @@ class Meter:
         if left is not None and counts.rows:
             # Rows that are added while it is read must not send the bar back.
             self._fraction = max(self._fraction or 0.0, (counts.rows - left) / counts.rows)
+        found = notices(view, now_s)
         spent = view.bill.read()
         expected = spent.expected(tally.saved, left)
         eta_s = left / self._rows_per_s if left is not None and self._rows_per_s > 0 else None
+        if found.keys() & STANDSTILL:
+            # The rate so far says nothing of how the run will go on.
+            eta_s = None
         return Snapshot(
             elapsed_s=now_s - self._begun_s,
             done=tally.succeeded,
@@ -99,6 +106,7 @@ class Meter:
             eta_s=eta_s,
             fraction=self._fraction,
             is_draining=runner.is_draining,
+            notices=found,
             spent=spent.text,
             spent_usd=spent.usd,
             expected_usd=None if expected is None else expected / DOLLAR,
@@ -119,7 +127,7 @@ class Meter:
 
 
 def line_of(snapshot: Snapshot) -> str:
-    """The snapshot as one plain line."""
+    """The counts of a snapshot as one plain line, without its notices."""
     parts = [
         snapshot.input.text(here=snapshot.done),
         f"{snapshot.retrying:,} retrying",
@@ -139,27 +147,9 @@ def line_of(snapshot: Snapshot) -> str:
         parts.append(f"{use.rows:,} with {use.running:,} batch{'' if use.running == 1 else 'es'}")
     if snapshot.parked_s > 0:
         parts.append(f"told to wait {duration(snapshot.parked_s)}")
-    if snapshot.is_draining:
-        parts.append("finishing what is in flight")
-    elif snapshot.eta_s is not None:
+    if snapshot.eta_s is not None:
         parts.append(f"ETA {duration(snapshot.eta_s)}")
     return ", ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """`under 0.1 s`, `4.2 s`, `42 s`, `3 m 05 s`, `2 h 07 m` or `3 d 04 h`."""
-    if seconds < 0.1:
-        return "under 0.1 s"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} m {whole % 60:02} s"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02} m"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600:02} h"
 
 
 def _rate(value: float) -> str:
@@ -197,12 +187,14 @@ class TerminalProgress:
                 grid = Table.grid(expand=True)
                 grid.add_row(bar)
                 grid.add_row(Text(line_of(snapshot), overflow="ellipsis", no_wrap=False))
+                for notice in snapshot.notices.values():
+                    grid.add_row(Text(notice, style="bold"))
                 live.update(grid)
                 await asyncio.sleep(_REFRESH_S)
 
 
 class _LineProgress:
-    """A line every so often, and one at once when the run begins to drain."""
+    """A line every so often, and one at once when something begins to go wrong, or the end."""
 
     def __init__(self, stream: TextIO, every_s: float = PLAIN_EVERY_S) -> None:
         self._stream = stream
@@ -212,15 +204,18 @@ class _LineProgress:
         meter = Meter(view)
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self._every_s
-        has_told = False
+        # Kinds of notices since the last regular line: one that comes and goes is told once.
+        told: set[str] = set()
         while True:
             await asyncio.sleep(min(_REFRESH_S, self._every_s))
-            is_draining = view.runner.is_draining
-            if loop.time() < due_s and (has_told or not is_draining):
+            snapshot = meter.read()
+            new = snapshot.notices.keys() - told
+            is_due = loop.time() >= due_s
+            if not (is_due or new):
                 continue
-            has_told = is_draining
+            told = set(snapshot.notices) if is_due else told | new
             due_s = loop.time() + self._every_s
-            self._stream.write(self._line(meter.read()) + "\n")
+            self._stream.write(self._line(snapshot) + "\n")
             self._stream.flush()
 
     def _line(self, snapshot: Snapshot) -> str:
@@ -231,7 +226,7 @@ class PlainProgress(_LineProgress):
     """One line every 10 s, for logs and pipes."""
 
     def _line(self, snapshot: Snapshot) -> str:
-        return line_of(snapshot)
+        return "\n".join([line_of(snapshot), *snapshot.notices.values()])
 
 
 class JsonProgress(_LineProgress):

@@ -11,7 +11,7 @@ from redline.errors import RedlineError
 from redline.run.bill import Spent
 from redline.run.row_count import InputCounts
 from redline.run.settings import Output
-from redline.run.tally import BatchUse, CacheUse
+from redline.run.tally import BatchUse, CacheUse, Outages
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -22,11 +22,13 @@ class Report(msgspec.Struct, kw_only=True):
     input: the whole input and what all runs have done of it. is_input_done: the input was read to
     its end, or to its limit. stopped: why the run ended early, None where it did not; interrupted:
     by the user. errors_by_kind: failed attempts by kind of error, those tried again included.
-    spent: what the run's budget has paid for, or what its replies have cost, where the prices are
-    known. found_limits: where limits were to be found, what was, as `20/1s requests` or `45 in
-    flight`. cache: how often it was asked, None where it never was; cache_notes: what befell it.
-    batches: what went by them, None for a run without. not_uploaded: why the object of an output in
-    a store is not what the file on this machine is; None where it is, and for other outputs.
+    attempts: requests written; retries: those of them that were written again after a failure.
+    outages: when the endpoint took no connections. spent: what the run's budget has paid for, or
+    what its replies have cost, where the prices are known. found_limits: where limits were to be
+    found, what was, as `20/1s requests` or `45 in flight`. cache: how often it was asked, None
+    where it never was; cache_notes: what befell it. batches: what went by them, None for a run
+    without. not_uploaded: why the object of an output in a store is not what the file on this
+    machine is; None where it is, and for other outputs.
     outcomes: in input order; empty for a run with an output, whose results are in its file.
     """
 
@@ -49,6 +51,7 @@ class Report(msgspec.Struct, kw_only=True):
     errors_by_kind: dict[str, int] = {}
     spent: Spent = Spent(allowance=Allowance())
     found_limits: list[str] = []
+    outages: Outages | None = None
     cache: CacheUse | None = None
     batches: BatchUse | None = None
     cache_notes: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 
@@ -11,6 +12,8 @@ from redline.events import (
     AttemptEnded,
     AttemptStarted,
     CacheAsked,
+    EndpointBack,
+    EndpointLost,
     EndpointParked,
     Event,
     RetryScheduled,
@@ -62,6 +65,23 @@ class BatchUse(msgspec.Struct):
     again: int = 0
 
 
+class Outages(msgspec.Struct, frozen=True):
+    """Times in which an endpoint took no connections.
+
+    lasted_s: of all of them together. down_s: of the present one, 0 if there is none. reason: why
+    no connection came about, the last time.
+    """
+
+    endpoint: str
+    reason: str
+    lasted_s: float
+    down_s: float
+
+
+# Errors of an endpoint that does not work; after any other one, it does.
+_OUT_OF_ORDER = frozenset({"server_failed", "disconnected", "timed_out", "bad_reply"})
+
+
 class Tally:
     """What progress and summary show. A Listener; all counts are of this process's run.
 
@@ -79,6 +99,13 @@ class Tally:
         self.input_tokens = 0
         self.output_tokens = 0
         self.parked_until_s = 0.0
+        # The last outage, with the time of those before it, and since when it lasts.
+        self._lost: EndpointLost | None = None
+        self._lost_s = 0.0
+        self._down_since_s: float | None = None
+        # Failures of the endpoint since it last answered as it should, and when the first came.
+        self.failures_in_a_row = 0
+        self.failing_since_s = math.inf
         self.cache: CacheUse | None = None  # from the first row on that asks it
         self.batches: BatchUse | None = None  # of a run that has some
         self.errors: Counter[str] = Counter()
@@ -98,10 +125,18 @@ class Tally:
         """Answers of HTTP 429."""
         return self.errors["rate_limited"]
 
+    def outages(self, now_s: float) -> Outages | None:
+        """Those so far; None if there was none."""
+        if self._lost is None:
+            return None
+        down_s = 0.0 if self._down_since_s is None else now_s - self._down_since_s
+        return Outages(self._lost.endpoint, self._lost.reason, self._lost_s + down_s, down_s)
+
     def on_event(self, event: Event) -> None:
         # The most frequent first.
         if isinstance(event, AttemptStarted):
             self.attempts += 1
+            self.retries += event.is_retry
             self.in_flight = in_flight = self.in_flight + 1
             if in_flight > self.most_in_flight:
                 self.most_in_flight = in_flight
@@ -113,11 +148,13 @@ class Tally:
             self.output_tokens += event.output_tokens
             if event.error is not None:
                 self.errors[event.error] += 1
+                self._judge_endpoint(event.error, event.at_s)
+            elif self.failures_in_a_row:
+                self.failures_in_a_row, self.failing_since_s = 0, math.inf
         elif isinstance(event, RowsSaved):
             self.succeeded += event.succeeded
             self.failed += event.failed
         elif isinstance(event, RetryScheduled):
-            self.retries += 1
             self.retrying += 1
             if self.on_wait is not None:
                 self.on_wait()
@@ -125,6 +162,19 @@ class Tally:
             self.retrying -= 1
         elif isinstance(event, EndpointParked):
             self.parked_until_s = event.at_s + event.for_s
+        elif isinstance(event, EndpointLost):
+            self._lost, self._down_since_s = event, event.at_s
+        elif isinstance(event, EndpointBack):
+            if self._down_since_s is not None:
+                self._lost_s += event.at_s - self._down_since_s
+            self._down_since_s = None
         elif isinstance(event, CacheAsked):
             self.cache = use = self.cache or CacheUse()
             use.count(event.found)
+
+    def _judge_endpoint(self, error: str, at_s: float) -> None:
+        if error in _OUT_OF_ORDER:
+            self.failures_in_a_row += 1
+            self.failing_since_s = min(self.failing_since_s, at_s)
+        elif error != "cancelled":
+            self.failures_in_a_row, self.failing_since_s = 0, math.inf

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,19 +13,21 @@ import pytest
 
 from redline.calls.prices import DOLLAR
 from redline.calls.spending import Allowance
-from redline.events import CacheAsked
+from redline.clock import SYSTEM
+from redline.events import AttemptEnded, CacheAsked, EndpointBack, EndpointLost
 from redline.run.bill import Spent
+from redline.run.notices import duration, failing, finishing, outage_now, outages_ended
 from redline.run.progress import (
     JsonProgress,
     Meter,
     PlainProgress,
     Snapshot,
     TerminalProgress,
-    duration,
     line_of,
 )
 from redline.run.row_count import InputCounts
-from redline.run.tally import CacheUse, Tally
+from redline.run.settings import Job
+from redline.run.tally import CacheUse, Outages, Tally
 from redline.testing import ManualClock, virtual_run
 
 
@@ -40,9 +43,10 @@ class Books:
 
 def view(rows: int | None = None) -> Any:
     """What a display sees of a run over so many rows; None where nobody knows how many."""
-    runner, feed = SimpleNamespace(is_draining=False), SimpleNamespace(rows_skipped=0)
+    runner = SimpleNamespace(is_draining=False, stopped=None, finishing=lambda: (3, 90.0))
+    feed = SimpleNamespace(rows_skipped=0)
     parts = {"tally": Tally(), "feed": feed, "runner": runner, "bill": Books()}
-    seen = SimpleNamespace(**parts, source_name="in.jsonl", rows=rows)
+    seen = SimpleNamespace(**parts, job=Job(rows=[], call=print), source_name="in.jsonl", rows=rows)
 
     def counts() -> InputCounts:
         tally = seen.tally
@@ -153,7 +157,6 @@ def test_a_line_says_it_all() -> None:
     use = CacheUse(hits=1000, shared=204, misses=1000, passed=1050)
     assert ", 1 x 429, 1,204 cached (37 %), ETA " in line_of(snapshot(cache=use))
     assert line_of(snapshot(parked_s=12.0)).endswith(", told to wait 12 s, ETA 1 h 22 m")
-    assert line_of(snapshot(is_draining=True)).endswith(", finishing what is in flight")
 
 
 def shown(display: Any, seen: Any, for_s: float, drains_at_s: float | None = None) -> None:
@@ -196,8 +199,64 @@ def test_plain_lines_come_every_10_s() -> None:
 def test_a_line_comes_at_once_when_the_run_begins_to_drain() -> None:
     stream = io.StringIO()
     shown(PlainProgress(stream), view(), 4.0, drains_at_s=1.2)
-    (line,) = stream.getvalue().splitlines()
-    assert line.endswith(", finishing what is in flight")
+    counts, notice = stream.getvalue().splitlines()
+    assert counts.startswith("0 done, 0 failed, ")
+    assert notice == (
+        "interrupted: finishing 3 calls, for at most 1 m 30 s; Ctrl-C again gives them up"
+    )
+
+
+def test_an_outage_is_told_at_once_and_then_with_each_line() -> None:
+    stream, seen = io.StringIO(), view()
+    what = "no connection: 127.0.0.1:8000: Connection refused"
+    seen.tally.on_event(EndpointLost(SYSTEM.now_s() - 60.0, "lab", what))
+    shown(PlainProgress(stream), seen, 12.0)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 4
+    assert lines[1].startswith("endpoint lab refuses connections, for 1 m 0")
+    assert lines[1].endswith(" s now; retrying, nothing is lost")
+    seen.tally.on_event(EndpointBack(SYSTEM.now_s(), "lab"))
+    assert Meter(seen).read().notices == {}
+    outages = seen.tally.outages(SYSTEM.now_s() + 100.0)
+    assert (outages.down_s, round(outages.lasted_s)) == (0.0, 60)
+
+
+def test_one_failure_or_a_moment_is_no_trouble() -> None:
+    assert outage_now(Outages("lab", "refused", 0.5, 0.5)) is None
+    assert outages_ended(Outages("lab", "refused", 0.5, 0.0)) is None
+    assert failing(1, 60.0) is None
+    assert failing(9, 0.5) is None
+    assert outage_now(Outages("lab", "no name", 70.0, 3.0), tries_again=False) == (
+        "endpoint lab is unreachable (no name), for 3.0 s now"
+    )
+    assert outage_now(Outages("lab", "no name", 70.0, 3.0)) == (
+        "endpoint lab is unreachable (no name), for 3.0 s now; retrying, nothing is lost"
+    )
+    assert outages_ended(Outages("lab", "no name", 70.0, 3.0)) == (
+        "endpoint lab has been unreachable (no name) for the last 3.0 s, for 1 m 10 s in all"
+    )
+    assert outages_ended(Outages("lab", "no name", 70.0, 0.0)) == (
+        "endpoint lab was unreachable (no name) for 1 m 10 s"
+    )
+
+
+def test_what_is_finished_while_a_run_ends() -> None:
+    assert (
+        finishing(1, 5.0, is_interrupted=False) == "stopping: finishing 1 call, for at most 5.0 s"
+    )
+    assert finishing(0, 0.0, is_interrupted=True) == "interrupted: saving what is done"
+
+
+def test_failures_in_a_row_end_with_any_answer() -> None:
+    tally = Tally()
+    for error in ("server_failed", "disconnected", "cancelled"):
+        tally.on_event(AttemptEnded(5.0, "lab", error, 1.0, 0, 0))
+    assert (tally.failures_in_a_row, tally.failing_since_s) == (2, 5.0)
+    tally.on_event(AttemptEnded(6.0, "lab", "rate_limited", 1.0, 0, 0))
+    assert tally.failures_in_a_row == 0
+    tally.on_event(AttemptEnded(7.0, "lab", "timed_out", 1.0, 0, 0))
+    tally.on_event(AttemptEnded(8.0, "lab", None, 1.0, 0, 0))
+    assert (tally.failures_in_a_row, tally.failing_since_s) == (0, math.inf)
 
 
 def test_json_lines_hold_the_snapshot() -> None:
