@@ -29,6 +29,7 @@ import msgspec
 from redline.clock import SYSTEM, Clock
 from redline.errors import ConfigError, NoEndpoint
 from redline.limits.schedule import STALE_S, Lease, LeaseRequest, State, transact
+from redline.locked import LockedFile
 
 _MAGIC = b"redline-limits-1\n"
 _HEADER = struct.Struct("<QII")  # turn, length, checksum
@@ -71,7 +72,7 @@ class FileLedger:
         self._name = name
         self._clock = clock
         self._boot_id = _boot_id()
-        self._fd = -1
+        self._file: LockedFile | None = None
         self._check(limits)
 
     def local_s(self, ledger_s: float) -> tuple[float, float]:
@@ -100,7 +101,7 @@ class FileLedger:
             try:
                 return self._turn(request)
             finally:
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
+                self._unlock()
         except OSError as error:
             raise NoEndpoint(
                 f"the shared limits in {self._path} cannot be used: {error.strerror or error}"
@@ -118,7 +119,7 @@ class FileLedger:
             # Whoever holds the lock is a ledger's process, and the first turn waits for it.
             if self._lock():
                 state = self._read()[0].states.get(self._name)
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
+                self._unlock()
         except OSError as error:
             self._close()
             raise ConfigError(
@@ -137,17 +138,23 @@ class FileLedger:
             )
 
     def _close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self._file is not None:
+            self._file.close()
+
+    @property
+    def _fd(self) -> int:
+        """The open file; -1 if there is none, as in a process that was forked since."""
+        return -1 if self._file is None else self._file.fd
+
+    def _unlock(self) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def _lock(self) -> bool:
         """Whether the lock is ours now; never waits. The file is then the one at the path."""
-        if self._fd < 0:
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if self._file is None or self._file.fd < 0:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._file = LockedFile(os.open(self._path, flags, 0o600))
+        if not self._file.try_lock():
             return False
         if _is_same(self._fd, self._path):
             return True

@@ -19,7 +19,6 @@ from redline.run.entries import read_stretches
 from redline.run.identity import KeySet
 from redline.run.lock import OutputLock
 from redline.run.results_file import (
-    let_go,
     open_alone,
     sync_name,
     take_out,
@@ -89,17 +88,17 @@ def _has_sound_line(path: Path) -> bool:
 
 def _repaired(path: Path, *, is_unique: bool) -> Repair:
     done = Repair(path=path)
-    fd = open_alone(path, os.O_RDONLY)
+    file = open_alone(path, os.O_RDONLY)
     try:
-        out = _to_take_out(fd, done, is_unique)
+        out = _to_take_out(file.fd, done, is_unique)
         if out:
-            done.aside = take_out(path, fd, out)
+            done.aside = take_out(path, file.fd, out)
         else:
             # A repair may have died before the name of the file it made was durable.
             with telling(path):
                 sync_name(path)
     finally:
-        let_go(fd)
+        file.close()
     return done
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shlex
 import stat
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from redline.errors import JournalError
+from redline.locked import LockedFile
 from redline.run.entries import Stretch, is_torn, read_stretches
 
 _BLOCK_BYTES = 1 << 20
@@ -245,10 +245,10 @@ class ResultsFile:
         # own last ones.
         self._group = _Group(self._size, self._size, seam, seam)
 
-    def _own(self, fd: int) -> None:
-        self._fd = fd
+    def _own(self, file: LockedFile) -> None:
+        self._fd = file.fd
         # Where an error keeps the owner from closing it, its lock must not last longer than it.
-        self._close = weakref.finalize(self, let_go, fd)
+        self._close = weakref.finalize(self, file.close)
 
     def _failed(self, error: OSError) -> JournalError:
         return unwritable(self.path, error)
@@ -309,48 +309,33 @@ def _is_lost(line: bytes) -> bool:
     return _ZERO in line
 
 
-def open_alone(path: Path, flags: int) -> int:
-    """A descriptor of `path` that no other redline has, whatever name it knows the file by.
+def open_alone(path: Path, flags: int) -> LockedFile:
+    """The file at `path`, which no other redline has open so, whatever name it knows it by.
 
     The output's lock does not see that two names, such as a link and its target, are one file, nor
     that a folder was moved and another one made in its place. Raises JournalError.
     """
     try:
-        fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
+        file = LockedFile(os.open(path, flags | os.O_CLOEXEC, 0o666))
     except OSError as error:
         raise JournalError(
             f"cannot open {path}: {error.strerror}",
             hint=_HINTS.get(error.errno or 0, "choose a place that can be written with -o"),
         ) from error
     try:
-        _hold(fd, path)
+        _hold(file, path)
     except BaseException:
-        os.close(fd)
+        file.close()
         raise
-    return fd
+    return file
 
 
-def let_go(fd: int) -> None:
-    """Closes what `open_alone` has opened.
-
-    A process that was forked meanwhile, as a pool's workers are, may have it open for longer: so
-    the lock is not left to the closing.
-    """
+def _hold(file: LockedFile, path: Path) -> None:
     try:
-        fcntl.flock(fd, fcntl.LOCK_UN)
-    except OSError:
-        # A file system without locks: none was had.
-        pass
-    os.close(fd)
-
-
-def _hold(fd: int, path: Path) -> None:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_alone = file.try_lock()
         # Another one may have put its own file in place since this one was opened.
-        is_alone = os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(fd))
-    except BlockingIOError:
-        is_alone = False
+        is_alone = is_alone and os.path.exists(path)
+        is_alone = is_alone and os.path.samestat(os.stat(path), os.fstat(file.fd))
     except OSError:
         # A file system without locks; the lock in the output's folder has been had.
         return

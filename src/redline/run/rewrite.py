@@ -17,7 +17,6 @@ from redline.run.entries import read_stretches
 from redline.run.results_file import (
     copy_mode,
     free_name,
-    let_go,
     open_alone,
     replace_file,
     sync_name,
@@ -37,22 +36,22 @@ def drop_mended(path: Path, has_succeeded: Callable[[int], bool]) -> int:
     """
     last: dict[int, int] = {}
     total = 0
-    fd = open_alone(path, os.O_RDONLY)
+    file = open_alone(path, os.O_RDONLY)
     try:
-        for stretch in read_stretches(fd):
+        for stretch in read_stretches(file.fd):
             total += len(stretch.lines)
             found = zip(stretch.keys, stretch.offsets(), strict=False)
             last.update((key, offset) for key, offset in found if not has_succeeded(key))
         if len(last) < total:
             keep = sorted(last.values())
             if keep:
-                _copy_lines(fd, path, array("Q", keep))
+                _copy_lines(file.fd, path, array("Q", keep))
             else:
                 with telling(path):
                     path.unlink()
                     sync_name(path)
     finally:
-        let_go(fd)
+        file.close()
     return len(last)
 
 
@@ -63,22 +62,22 @@ def set_aside(path: Path, is_gone: Callable[[int], bool], aside: Path) -> None:
     is left. The caller holds the output's lock. Raises JournalError.
     """
     bounds, kept = array("Q"), 0
-    fd = open_alone(path, os.O_RDONLY)
+    file = open_alone(path, os.O_RDONLY)
     try:
-        for stretch in read_stretches(fd):
+        for stretch in read_stretches(file.fd):
             ends = list(stretch.offsets())
             gone = [place for place, key in enumerate(stretch.keys) if is_gone(key)]
             kept += len(stretch.lines) - len(gone)
             for place in gone:
                 bounds.extend(ends[place : place + 2])
         if bounds:
-            take_out(path, fd, bounds, free_name(aside, "outdated"))
+            take_out(path, file.fd, bounds, free_name(aside, "outdated"))
         if bounds and not kept:
             with telling(path):
                 path.unlink()
                 sync_name(path)
     finally:
-        let_go(fd)
+        file.close()
 
 
 def put_in_order(path: Path, keys: array[int]) -> None:
@@ -89,18 +88,18 @@ def put_in_order(path: Path, keys: array[int]) -> None:
     """
     places = {key: place for place, key in enumerate(keys)}
     rows, offsets = array("Q"), array("Q")
-    fd = open_alone(path, os.O_RDONLY)
+    file = open_alone(path, os.O_RDONLY)
     try:
-        for stretch in read_stretches(fd):
+        for stretch in read_stretches(file.fd):
             if not stretch.keys:
                 raise JournalError(f"a line of {path} is damaged", where=f"byte {stretch.begin:,}")
             rows.extend(places.get(key, len(keys)) for key in stretch.keys)
             offsets.extend(islice(stretch.offsets(), len(stretch.lines)))
         order = sorted(range(len(rows)), key=rows.__getitem__)
         if any(order[at] != at for at in range(len(order))):
-            _copy_lines(fd, path, array("Q", (offsets[at] for at in order)))
+            _copy_lines(file.fd, path, array("Q", (offsets[at] for at in order)))
     finally:
-        let_go(fd)
+        file.close()
 
 
 def _copy_lines(fd: int, path: Path, offsets: array[int]) -> None:
