@@ -191,3 +191,16 @@ def test_failures_stay_while_their_rows_may_still_be_somewhere(
     name = "in.jsonl" if flags else rows({"prompt": "else"}, name="other.jsonl")
     assert cli("run", name, *RUN, *flags, "--force").status == 1
     assert Path("out.failed.jsonl").read_bytes() == failed
+
+
+@pytest.mark.parametrize("flags", [(), ("--limit", "3")])
+def test_a_run_with_nothing_to_do_says_what_is_done_and_what_has_failed(
+    cli: Cli, rows: Rows, flags: tuple[str, ...]
+) -> None:
+    name = rows(*named(a="one", b="two"), {"custom_id": "c", "prompt": "x", "max_tokens": 0})
+    cli("run", name, *RUN, *flags)
+    told = cli("run", name, *RUN, *flags)
+    assert (told.status, told.err.splitlines()[0]) == (1, "Nothing to do: 2 done, 1 failed")
+    told = cli("run", rows(*named(a="one", b="two", d="new")), *RUN, "--retry-failed")
+    first = told.err.splitlines()[0]
+    assert first == "Nothing to do: 2 done, 1 untried, which --retry-failed leaves out"

@@ -50,10 +50,7 @@ def test_the_summary_of_a_run_that_had_nothing_left_to_do(cli: Cli, rows: Rows) 
     command = ("run", rows({"text": "a"}, {"text": "b"}), *SIM, "-o", "out.jsonl")
     cli(*command)
     told = cli(*command)
-    assert (told.status, told.err) == (
-        0,
-        "0 rows = 0 succeeded + 0 failed + 0 unfinished; 2 were done before\nresults: out.jsonl\n",
-    )
+    assert (told.status, told.err) == (0, "Nothing to do: 2 done\nresults: out.jsonl\n")
 
 
 def test_old_failures_keep_the_status_at_1_until_they_are_mended(cli: Cli, rows: Rows) -> None:
@@ -63,7 +60,7 @@ def test_old_failures_keep_the_status_at_1_until_they_are_mended(cli: Cli, rows:
     told = cli(*command, "--max-tokens", "1")
     assert told.status == 1
     assert told.err == (
-        "0 rows = 0 succeeded + 0 failed + 0 unfinished; 2 were done before\n"
+        "Nothing to do: 0 done, 2 failed\n"
         "results: out.jsonl\n"
         "failures: out.failed.jsonl (--retry-failed tries them again)\n"
     )

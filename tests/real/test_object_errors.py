@@ -215,7 +215,7 @@ def test_a_network_that_goes_down_in_the_middle(
     told = cli("run", *flags)
     assert told.status == 0
     assert told.err == (
-        "0 rows = 0 succeeded + 0 failed + 0 unfinished; 3 were done before\n"
+        "Nothing to do: 3 done\n"
         "results: s3://data/down.jsonl, uploaded; also in s3.redline/data/down.jsonl\n"
     )
 

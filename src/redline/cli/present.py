@@ -185,6 +185,11 @@ def _has_not_begun(report: Report) -> bool:
 
 
 def _sum(report: Report) -> str:
+    counts = report.input
+    if counts is not None and not report.offered and report.is_input_done and not counts.left:
+        failed = f", {counts.failed:,} failed" if counts.failed else ""
+        untried = f", {_untried(report)}" if report.untried else ""
+        return f"Nothing to do: {counts.done:,} done{failed}{untried}"
     line = (
         f"{_count(report.offered, 'row')} = {report.succeeded:,} succeeded + {report.failed:,} "
         f"failed + {report.unfinished:,} unfinished"
@@ -192,10 +197,14 @@ def _sum(report: Report) -> str:
     if report.skipped:
         line += f"; {report.skipped:,} {'was' if report.skipped == 1 else 'were'} done before"
     if report.untried:
-        line += f"; {report.untried:,} untried, which --retry-failed leaves out"
+        line += f"; {_untried(report)}"
     if not report.is_input_done:
         line += "; the input is not read to its end"
     return line
+
+
+def _untried(report: Report) -> str:
+    return f"{report.untried:,} untried, which --retry-failed leaves out"
 
 
 def _spent(report: Report) -> str:
