@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from redline.calls.accuracy import Comparison, TokenAccuracy
 from redline.calls.backend import Request
+from redline.calls.counts import drafts, number
 from redline.calls.moments import OutputMoments
 from redline.calls.outcome import Reply
 from redline.calls.prompt import Prompt
@@ -53,10 +54,8 @@ _MOST_CHARS = 4096
 _LEAST_LETTER, _LEAST_DIGIT, _LEAST_ACCENTED, _LEAST_WIDE = 0.12, 0.25, 0.1, 0.3
 
 _FIRST_OUTPUT_TOKENS = 256
-# Above what any model answers at once, and above what any endpoint answers to one request: a
-# usage or a wish beyond these is a false one.
+# Above what any model answers at once: a usage or a wish beyond it is a false one.
 _MOST_OUTPUT_TOKENS = 1_000_000
-_MOST_CHOICES = 100_000
 OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 _MODELS_KEPT = 32
@@ -142,7 +141,7 @@ class TokenEstimator:
         most = _most_output(body) if isinstance(body, dict) else None
         if most is None or not cost.output_tokens:
             return cost
-        return Cost(cost.input_tokens, most * choices(body))
+        return Cost(cost.input_tokens, most * drafts(body))
 
     def least(self, request: Request) -> int:
         """Input tokens that the call surely costs, about half of the true number.
@@ -214,7 +213,7 @@ class TokenEstimator:
         used = _count(reply.output_tokens)
         if used is None:
             return None
-        copies, most = choices(body), _most_output(body)
+        copies, most = drafts(body), _most_output(body)
         each = min(-(-used // copies), _MOST_OUTPUT_TOKENS if most is None else most)
         if is_compared:
             self._outputs.add(_output(model, body)[0], each * copies)
@@ -252,7 +251,7 @@ def _least(prompt: Prompt) -> int:
 
 def _output(model: _Model, body: dict[str, Any]) -> tuple[int, Spread]:
     """Tokens of the whole output, and how far the true number may lie from that."""
-    copies, most = choices(body), _most_output(body)
+    copies, most = drafts(body), _most_output(body)
     outputs = model.outputs
     if not outputs.is_known:
         first = max(_FIRST_OUTPUT_TOKENS, outputs.largest) if most is None else most
@@ -270,19 +269,10 @@ def _output(model: _Model, body: dict[str, Any]) -> tuple[int, Spread]:
 def _most_output(body: dict[str, Any]) -> int | None:
     """Of one choice, as the request states it. Some servers take -1 for no maximum."""
     for name in OUTPUT_LIMITS:
-        most = body.get(name)
-        if type(most) is int and most >= 0:
+        stated = body.get(name)
+        if stated is not None and (most := number(stated)) is not None and most >= 0:
             return max(1, min(most, _MOST_OUTPUT_TOKENS))
     return None
-
-
-def choices(body: dict[str, Any]) -> int:
-    """Answers to one request: `n` to each of its prompts."""
-    n, prompts = body.get("n"), body.get("prompt")
-    copies = n if type(n) is int and n > 0 else 1
-    if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
-        copies *= len(prompts)
-    return min(copies, _MOST_CHOICES)
 
 
 def has_no_output(url: str) -> bool:

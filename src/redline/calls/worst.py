@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from redline.calls.backend import Request
+from redline.calls.counts import drafts, number
 from redline.calls.prompt import MEDIA_TYPES
-from redline.calls.tokens import OUTPUT_LIMITS, choices, has_no_output
+from redline.calls.tokens import OUTPUT_LIMITS, has_no_output
 
 # What a chat template puts around all messages: 3 tokens in OpenAI's, 20 to 50 where a model's own
 # has a default system prompt or a date. Around each message it puts 3 to 10, and the JSON of an
@@ -58,15 +59,12 @@ def worst_of(request: Request) -> Worst:
 def _most_output(url: str, body: dict[str, Any]) -> int | None:
     if has_no_output(url):
         return 0
-    stated: list[int] = [body[name] for name in OUTPUT_LIMITS if body.get(name) is not None]
+    limits = [number(body[name]) for name in OUTPUT_LIMITS if body.get(name) is not None]
+    stated = [most for most in limits if most is not None and most >= 0]
     # Some servers take -1 for no maximum.
-    if not stated or any(type(most) is not int or most < 0 for most in stated):
+    if not stated or len(stated) < len(limits):
         return None
-    n, best_of = body.get("n"), body.get("best_of")
-    if type(best_of) is int and best_of > (n if type(n) is int else 1):
-        # Drafts are billed, whether they are answered or not.
-        body = {**body, "n": best_of}
-    return max(1, *stated) * choices(body)
+    return max(1, *stated) * drafts(body)
 
 
 def _without_media(value: Any, found: list[Any]) -> Any:

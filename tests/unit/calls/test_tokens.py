@@ -56,9 +56,17 @@ def test_the_first_output_is_the_requests_own_maximum(name: str) -> None:
     assert TokenEstimator().estimate(asking("a", n=3, **{name: 77})).output_tokens == 231
 
 
-@pytest.mark.parametrize("most", [None, -1, "9", 9.5, True, [9]])
+@pytest.mark.parametrize("most", [None, -1, "-1", "nine", True, [9]])
 def test_without_a_maximum_the_first_output_is_256(most: Any) -> None:
     assert TokenEstimator().estimate(asking("a", max_tokens=most)).output_tokens == 256
+
+
+@pytest.mark.parametrize("most", [9, "9", 9.0, 8.5])
+@pytest.mark.parametrize("copies", [{"n": 4}, {"n": "4"}, {"n": 4.0}, {"n": 2, "best_of": "4"}])
+def test_numbers_count_as_lenient_servers_read_them(most: Any, copies: dict[str, Any]) -> None:
+    request = asking("a", max_tokens=most, **copies)
+    assert TokenEstimator().estimate(request).output_tokens == 36
+    assert TokenEstimator().most(request).output_tokens == 36
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/embeddings/", "/e/embeddings?version=1"])
