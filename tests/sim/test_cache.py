@@ -171,6 +171,10 @@ def two_choices(reason: str) -> Reply:
     return apis.read("/v1/chat/completions", json.dumps({"choices": choices}).encode())
 
 
+def plain(value: object) -> Reply:
+    return apis.read("/ask", json.dumps(value).encode())
+
+
 def other_than(text: str) -> Reply:
     """A reply whose output was changed after it had been read."""
     reply = answer()
@@ -187,10 +191,10 @@ def answer_of_status(status: int) -> Reply:
 UNKEPT: dict[str, Step] = {
     "cut": answer(reason="length"),
     "filtered": answer(reason="content_filter"),
-    "broken off by the server": answer(reason="error"),
+    "ended in a way of its own": answer(reason="sensitive"),
     "no reason": answer(reason=None),
     "empty": answer(""),
-    "an error inside": answer(error={"message": "overloaded"}),
+    "an error inside": plain({"result": 1, "error": {"message": "overloaded"}}),
     "the second of two is cut": two_choices("length"),
     "another status": answer_of_status(206),
     "nothing to read again": Reply(output="yes"),
@@ -205,24 +209,33 @@ UNKEPT: dict[str, Step] = {
 }
 
 
-def unkept(folder: Path, step: Step, kind: Any) -> None:
+REQUESTS = {
+    "an error inside": Request(url="/ask", body={"temperature": 0}),
+    "the second of two is cut": ask(n=2),
+}
+
+
+def unkept(folder: Path, name: str, kind: Any) -> None:
+    step, request = UNKEPT[name], REQUESTS.get(name, ask())
+
     async def story(world: World) -> None:
-        outcomes = [await world.send() for _ in range(2)]
+        outcomes = [await world.send(request) for _ in range(2)]
         assert world.sends == 2
         assert not any(outcome.is_cached for outcome in outcomes)
 
     play(folder, [step], story, kind=kind)
 
 
-@pytest.mark.parametrize("step", UNKEPT.values(), ids=UNKEPT.keys())
-def test_only_whole_successes_are_kept(tmp_path: Path, step: Step) -> None:
-    unkept(tmp_path, step, Cached)
+@pytest.mark.parametrize("name", UNKEPT)
+def test_only_whole_successes_are_kept(tmp_path: Path, name: str) -> None:
+    unkept(tmp_path, name, Cached)
 
 
 KEEPING = "if not outcome.is_success or reply is None or reply.status != 200 or not reply.body:"
 
 
-ENDING = "return not endings.error and all(choice.finish_reason in _WHOLE for choice in choices)"
+REASONS = "if any(reason is not None and reason not in _WHOLE for reason in reasons):"
+ENDING = "return not endings.error and all(choice.finish_reason is not None for choice in choices)"
 
 
 @pytest.mark.parametrize(
@@ -230,18 +243,23 @@ ENDING = "return not endings.error and all(choice.finish_reason in _WHOLE for ch
     [
         (
             "cut",
-            "if reply.finish_reason is not None and reply.finish_reason not in _WHOLE:",
+            REASONS,
             "if False:",
         ),
         (
             "the second of two is cut",
+            REASONS,
+            "if reasons[0] is not None and reasons[0] not in _WHOLE:",
+        ),
+        (
+            "no reason",
             ENDING,
             "return not endings.error",
         ),
         (
             "an error inside",
             ENDING,
-            "return all(choice.finish_reason in _WHOLE for choice in choices)",
+            "return all(choice.finish_reason is not None for choice in choices)",
         ),
         ("another status", KEEPING, "if reply is None or not reply.body:"),
         ("a failure with an answer", KEEPING, "if reply is None or reply.status != 200:"),
@@ -267,7 +285,7 @@ def test_keeping_more_is_noticed(tmp_path: Path, name: str, line: str, replaceme
         )
         request = Request(url="/v1/responses", body={"temperature": 0})
     else:
-        step, request = UNKEPT[name], ask()  # type: ignore[assignment]
+        step, request = UNKEPT[name], REQUESTS.get(name, ask())  # type: ignore[assignment]
     places = iter((tmp_path / "a", tmp_path / "b"))
 
     def check(kind: Any) -> None:

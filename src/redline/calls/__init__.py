@@ -9,6 +9,7 @@ from redline.calls.http import HttpBackend
 from redline.calls.outcome import Outcome, Reply, failed
 from redline.calls.retry import Retry, RetryPolicy
 from redline.calls.steering import Stores
+from redline.calls.stream import refuse_partial
 from redline.calls.tokens import TokenEstimator
 from redline.limits import Cost
 
@@ -32,4 +33,5 @@ __all__ = [
     "Timeouts",
     "TokenEstimator",
     "failed",
+    "refuse_partial",
 ]

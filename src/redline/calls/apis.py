@@ -1,22 +1,40 @@
 """Reading replies: chat completions, completions, embeddings, responses, and plain JSON.
 
 The API is known by the last part of the request's path. `read` raises BadReply for a body that is
-not what the API promises, so that it is tried again like any other fault.
+not what the API promises, so that it is tried again like any other fault, and the error itself for
+a body that holds one.
+
+  an answer                                    is
+  with an `error` and no choices               judged by the status inside
+  a choice with an `error`, or broken off      that error, or ServerFailed
+  with fewer or more choices than asked for    BadReply
+  a response that is queued or in progress     BadReply
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import msgspec
 
+from redline.calls import loose_json
+from redline.calls.counts import choices, inputs, number
+from redline.calls.error_inside import is_error, judge_choice, judge_error, judge_part
 from redline.calls.outcome import Reply
 from redline.errors import BadReply
 
 _LONGEST_QUOTE = 120
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+# Indices in a message.
+_MOST_NAMED = 5
 # The calls that the caller must answer; the others, such as web_search_call, are done already.
 _CALLERS_TOOLS = frozenset({"function_call", "custom_tool_call"})
+_APIS = frozenset({"completions", "embeddings", "responses"})
+# Of a response; it may also be `failed`, `queued`, `in_progress` or `cancelled`.
+_ENDED = frozenset({None, "completed", "incomplete"})
 
 
 class _Lenient(msgspec.Struct):
@@ -33,7 +51,9 @@ class _Message(_Lenient):
 class _Choice(_Lenient):
     message: _Message | None = None
     text: Any = None
-    finish_reason: str | None = None
+    finish_reason: str | int | None = None
+    index: Any = None
+    error: Any = None
 
 
 class _Completion(_Lenient):
@@ -41,17 +61,19 @@ class _Completion(_Lenient):
     usage: dict[str, Any] | None = None
     model: str | None = None
     id: Any = None
+    error: Any = None
 
 
 class _Vector(_Lenient):
     embedding: Any
-    index: int = 0
+    index: Any = None
 
 
 class _Embeddings(_Lenient):
     data: list[_Vector]
     usage: dict[str, Any] | None = None
     model: str | None = None
+    error: Any = None
 
 
 class _Part(_Lenient):
@@ -81,23 +103,39 @@ _RESPONSE = msgspec.json.Decoder(_Response)
 _ITEM = msgspec.json.Decoder(_Item)
 
 
-def read(url: str, body: bytes, output_path: tuple[str | int, ...] = ()) -> Reply:
+class _ErrorInside(Exception):
+    """The JSON of the body is an error."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def read(
+    url: str,
+    body: bytes,
+    output_path: tuple[str | int, ...] = (),
+    asked: Any = None,
+    headers: Mapping[str, str] = _NO_HEADERS,
+    wall_s: float = 0.0,
+) -> Reply:
     """The reply that `body` holds for a call to `url`.
 
-    output_path: picks the answer from the JSON, for any API. Raises BadReply.
+    output_path: picks the answer from the JSON, for any API. asked: the request's body, by which
+    answers are counted; None if it is not known. headers, wall_s: for the Retry-After of an error
+    inside, see `judge`. Raises CallError, and NoEndpoint if a local engine is lost.
     """
     path, api = _api_of(url)
     try:
-        if output_path:
-            reply = _read_plain(body, output_path)
-        elif api == "completions":
-            reply = _read_completion(_COMPLETION.decode(body))
-        elif api == "embeddings":
-            reply = _read_embeddings(_EMBEDDINGS.decode(body))
-        elif api == "responses":
-            reply = _read_response(_RESPONSE.decode(body))
-        else:
-            reply = _read_plain(body, ())
+        try:
+            reply = _read(api, body, output_path, asked)
+        except msgspec.DecodeError as error:
+            # Either no JSON as it should be, or JSON of another shape.
+            body, value = _loose(body, error)
+            if is_error(value, of_any_api=api not in _APIS):
+                raise _ErrorInside(value) from error
+            reply = _read(api, body, output_path, asked)
+    except _ErrorInside as found:
+        raise judge_error(found.value, headers, wall_s) from found
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadReply(
             f"the answer is not what {path} promises: {error}; it begins {quote(body)}",
@@ -108,6 +146,32 @@ def read(url: str, body: bytes, output_path: tuple[str | int, ...] = ()) -> Repl
     return reply
 
 
+def _read(api: str, body: bytes, output_path: tuple[str | int, ...], asked: Any) -> Reply:
+    asked = asked if isinstance(asked, dict) else None
+    if output_path:
+        return _read_plain(body, output_path)
+    if api == "completions":
+        return _read_completion(_COMPLETION.decode(body), asked)
+    if api == "embeddings":
+        return _read_embeddings(_EMBEDDINGS.decode(body), asked)
+    if api == "responses":
+        return _read_response(_RESPONSE.decode(body))
+    return _read_plain(body, ())
+
+
+def _loose(body: bytes, error: msgspec.DecodeError) -> tuple[bytes, Any]:
+    """The body as proper JSON, and its value. Raises `error` for what is no JSON at all."""
+    try:
+        return body, msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    try:
+        body = loose_json.mended(body)
+        return body, msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        raise error from None
+
+
 @lru_cache(maxsize=1024)
 def _api_of(url: str) -> tuple[str, str]:
     """The path of a call without its query, and the last part of it."""
@@ -115,25 +179,58 @@ def _api_of(url: str) -> tuple[str, str]:
     return path, path.rpartition("/")[2]
 
 
-def _read_completion(reply: _Completion) -> Reply:
-    choices = reply.choices
-    if not choices:
+def _read_completion(reply: _Completion, asked: dict[str, Any] | None) -> Reply:
+    found = reply.choices
+    if not found:
         raise msgspec.ValidationError("`choices` is empty")
-    first = choices[0]
-    output = text = _choice_text(first)
-    if len(choices) > 1:
-        output = [text, *(_choice_text(choice) for choice in choices[1:])]
-    tool_calls = None
-    if first.message is not None:
-        tool_calls = first.message.tool_calls or first.message.function_call
+    if reply.error:
+        raise judge_part("the answer broke off", reply.error)
+    for index, choice in enumerate(found):
+        if error := judge_choice(index, choice.error, choice.finish_reason):
+            raise error
+    found = _in_order(found, None if asked is None else choices(asked), "choice")
+    texts = [_choice_text(choice) for choice in found]
+    reasons = [_finish(choice, text) for choice, text in zip(found, texts, strict=True)]
+    tools = [_tool_calls(choice) for choice in found]
+    is_one = len(found) == 1
     return Reply(
-        output=output,
-        tool_calls=tool_calls,
-        finish_reason=_finish(first, text),
+        output=texts[0] if is_one else texts,
+        tool_calls=tools[0] if is_one else tools if any(tools) else None,
+        finish_reason=reasons[0] if is_one else reasons,
         usage=reply.usage,
         model=reply.model,
         request_id=reply.id if isinstance(reply.id, str) else None,
     )
+
+
+N = TypeVar("N", _Choice, _Vector)
+
+
+def _in_order(found: list[N], asked: int | None, name: str) -> list[N]:
+    """The parts of an answer by their index. Raises BadReply if they are not those asked for."""
+    if asked == len(found) == 1 and found[0].index in (None, 0):
+        return found
+    indices = [number(part.index) for part in found]
+    if all(part.index is None for part in found):
+        indices = list(range(len(found)))
+    if asked is None:
+        return [part for _, part in sorted(zip(indices, found, strict=True), key=_by_index)]
+    by_index = dict(zip(indices, found, strict=True))
+    if len(found) == asked and by_index.keys() == set(range(asked)):
+        return [by_index[index] for index in range(asked)]
+    missing = [str(index) for index in range(asked) if index not in by_index]
+    named = ", ".join(missing[:_MOST_NAMED]) + (", ..." if len(missing) > _MOST_NAMED else "")
+    raise BadReply(
+        f"asked for {asked} {name}{'' if asked == 1 else 's'}, got {len(found)}: "
+        + (
+            f"index {named} is missing" if missing else "an index comes twice, or was not asked for"
+        ),
+        hint=f"ask for one {name} in each row if the endpoint gives no more",
+    )
+
+
+def _by_index(numbered: tuple[int | None, _Choice | _Vector]) -> int:
+    return numbered[0] or 0
 
 
 def _choice_text(choice: _Choice) -> Any:
@@ -159,28 +256,46 @@ def text_of(content: Any) -> Any:
     return "".join(text for text in texts if isinstance(text, str))
 
 
-def _finish(choice: _Choice, output: Any) -> str | None:
+def _tool_calls(choice: _Choice) -> Any:
     message = choice.message
-    if message is not None and message.refusal:
+    return None if message is None else message.tool_calls or message.function_call
+
+
+def _finish(choice: _Choice, output: Any) -> str | None:
+    if choice.message is not None and choice.message.refusal:
         return "refusal"
-    has_tools = message is not None and (message.tool_calls or message.function_call)
-    if output in (None, "") and not has_tools and choice.finish_reason in (None, "stop"):
+    reason = choice.finish_reason
+    if output in (None, "") and not _tool_calls(choice) and reason in (None, "stop"):
         return "empty"
-    return choice.finish_reason
+    # Some servers send the number that their own API gives the reason.
+    return str(reason) if isinstance(reason, int) else reason
 
 
-def _read_embeddings(reply: _Embeddings) -> Reply:
+def _read_embeddings(reply: _Embeddings, asked: dict[str, Any] | None) -> Reply:
     if not reply.data:
         raise msgspec.ValidationError("`data` is empty")
-    vectors = [item.embedding for item in sorted(reply.data, key=lambda item: item.index)]
+    if reply.error:
+        raise judge_part("the answer broke off", reply.error)
+    found = _in_order(reply.data, None if asked is None else inputs(asked), "embedding")
+    vectors = [item.embedding for item in found]
+    if not all(vectors):
+        raise msgspec.ValidationError(
+            f"the embedding of index {list(map(bool, vectors)).index(False)} is empty"
+        )
     return Reply(
         output=vectors[0] if len(vectors) == 1 else vectors, usage=reply.usage, model=reply.model
     )
 
 
 def _read_response(reply: _Response) -> Reply:
-    if reply.status == "failed" or reply.error:
-        raise msgspec.ValidationError(f"the response failed: {reply.error}")
+    if reply.error:
+        raise judge_part("the response failed", reply.error)
+    if reply.status == "failed":
+        raise BadReply("the response failed, and does not say why")
+    if reply.status not in _ENDED:
+        waits = reply.status in ("queued", "in_progress")
+        hint = "leave `background` out: redline does not wait for stored responses" if waits else ""
+        raise BadReply(f"the response is not whole: its status is `{reply.status}`", hint=hint)
     texts, refusals, tool_calls = [], [], []
     for raw in reply.output:
         item = _ITEM.decode(raw)
@@ -213,6 +328,7 @@ def _read_response(reply: _Response) -> Reply:
 
 def _read_plain(body: bytes, output_path: tuple[str | int, ...]) -> Reply:
     whole = msgspec.json.decode(body)
+    _check_plain(whole)
     value = whole
     for step in output_path:
         try:
@@ -227,6 +343,18 @@ def _read_plain(body: bytes, output_path: tuple[str | int, ...]) -> Reply:
         usage=usage if isinstance(usage, dict) else None,
         model=model if isinstance(model, str) else None,
     )
+
+
+def _check_plain(whole: Any) -> None:
+    """Raises for an error, and for a choice that broke off, wherever choices are."""
+    if is_error(whole, of_any_api=True):
+        raise _ErrorInside(whole)
+    found = whole.get("choices") if isinstance(whole, dict) else None
+    for index, choice in enumerate(found if isinstance(found, list) else ()):
+        if isinstance(choice, dict):
+            error = judge_choice(index, choice.get("error"), choice.get("finish_reason"))
+            if error is not None:
+                raise error
 
 
 def _count_tokens(reply: Reply) -> None:

@@ -24,7 +24,7 @@ from redline.calls.backend import Backend, Call, Chunk, Request, Sink
 from redline.calls.cache_key import is_determined, key_of, only_asks
 from redline.calls.outcome import Outcome, Reply, failed
 from redline.clock import SYSTEM, Clock
-from redline.errors import CallError, TimedOut
+from redline.errors import CallError, NoEndpoint, TimedOut
 from redline.events import SILENCE, CacheAsked, Listener
 from redline.limits import Cost
 
@@ -215,10 +215,10 @@ def _kept(request: Request, outcome: Outcome) -> bytes | None:
     if not outcome.is_success or reply is None or reply.status != 200 or not reply.body:
         return None
     try:
-        read = apis.read(request.url, reply.body, request.output_path)
+        read = _read(request, reply.body)
         # An output path passes over how the answer ended.
         ending = apis.read(request.url, reply.body) if request.output_path else read
-    except CallError:
+    except (CallError, NoEndpoint):
         return None
     # What a hit would give is what this call gave, or it is not kept.
     if read.output != reply.output or not _is_whole(ending):
@@ -231,8 +231,8 @@ def _again(request: Request, value: bytes) -> Outcome | None:
     try:
         kept = _DECODE(value)
         # Read anew for each: nobody can change another's answer.
-        reply: Reply = apis.read(request.url, kept.body, request.output_path)
-    except (CallError, msgspec.DecodeError):
+        reply = _read(request, kept.body)
+    except (CallError, NoEndpoint, msgspec.DecodeError):
         return None
     reply.status, reply.request_id = kept.status, kept.request_id or reply.request_id
     return Outcome(
@@ -240,9 +240,14 @@ def _again(request: Request, value: bytes) -> Outcome | None:
     )
 
 
+def _read(request: Request, body: bytes) -> Reply:
+    return apis.read(request.url, body, request.output_path, request.body)
+
+
 def _is_whole(reply: Reply) -> bool:
     """Nothing was cut off, filtered or refused, in none of its choices."""
-    if reply.finish_reason is not None and reply.finish_reason not in _WHOLE:
+    reasons = reply.finish_reasons
+    if any(reason is not None and reason not in _WHOLE for reason in reasons):
         return False
     try:
         endings = _ENDINGS.decode(reply.body)
@@ -250,4 +255,4 @@ def _is_whole(reply: Reply) -> bool:
         # Some plain JSON that has neither.
         return True
     choices = endings.choices or ()
-    return not endings.error and all(choice.finish_reason in _WHOLE for choice in choices)
+    return not endings.error and all(choice.finish_reason is not None for choice in choices)

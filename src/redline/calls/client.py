@@ -12,7 +12,9 @@ from redline.calls.endpoint import Endpoint
 from redline.calls.http import HttpBackend
 from redline.calls.outcome import Outcome
 from redline.calls.retry import Retry, RetryPolicy
+from redline.calls.stream import refuse_partial
 from redline.clock import SYSTEM
+from redline.errors import Rejected
 
 # Chunks read ahead of a slow reader; past that the connection is not read.
 _CHUNKS_AHEAD = 64
@@ -38,8 +40,12 @@ class Client:
         request: a Request, or the body of a chat completion. deadline_s: seconds from now for the
         call with its retries.
         """
-        call = _call(deadline_s)
-        outcome = await self._backend.send(_request(request), call)
+        call, request = _call(deadline_s), _request(request)
+        try:
+            refuse_partial(request)
+        except Rejected as error:
+            return Outcome(status="rejected", error=error, attempts=0)
+        outcome = await self._backend.send(request, call)
         call.let_go()
         return outcome
 

@@ -254,7 +254,7 @@ class HttpBackend:
         self, request: Request, call: Call, exchange: _Attempt, sink: Sink
     ) -> Reply:
         """The reply, whose chunks go to `sink` as they come."""
-        reader = StreamReader(sink, call)
+        reader = StreamReader(sink, call, request.body)
         wire = self._wire(streaming(request), call)
         answer = await self._transport.stream(wire, exchange, reader.take)
         self._heed(answer, exchange)
@@ -298,7 +298,9 @@ class HttpBackend:
         if reader is not None and reader.has_begun:
             reply = reader.finish()
         else:
-            reply = apis.read(request.url, answer.body, request.output_path)
+            wall_s = self.clock.wall_s()
+            path, asked = request.output_path, request.body
+            reply = apis.read(request.url, answer.body, path, asked, answer.headers, wall_s)
         reply.status = answer.status
         reply.request_id = answer.headers.get("x-request-id") or reply.request_id
         return reply

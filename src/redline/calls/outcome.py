@@ -21,14 +21,15 @@ class Reply(msgspec.Struct, kw_only=True):
     output: text; a list for n > 1; a vector, or a list of them, for embeddings; the JSON itself
     from a plain endpoint.
     finish_reason: as the endpoint says (`stop`, `length`, `content_filter`, `tool_calls`, ...),
-    but `refusal` where the model refused and `empty` where it stopped without any content.
+    but `refusal` if the model refused and `empty` if it stopped without any content. For n > 1, it
+    and tool_calls are lists with an item for each choice; tool_calls is None if no choice has any.
     usage: as the endpoint sent it. input_tokens, output_tokens: read from it, None where unknown.
     body: the reply's bytes; status: its HTTP status.
     """
 
     output: Any = None
     tool_calls: Any = None
-    finish_reason: str | None = None
+    finish_reason: str | list[str | None] | None = None
     usage: dict[str, Any] | None = None
     model: str | None = None
     input_tokens: int | None = None
@@ -44,6 +45,12 @@ class Reply(msgspec.Struct, kw_only=True):
         return (
             f"Reply({', '.join(f'{name}={_SHORT.repr(value)}' for name, value in shown if value)})"
         )
+
+    @property
+    def finish_reasons(self) -> list[str | None]:
+        """That of each choice, one or more."""
+        reason = self.finish_reason
+        return reason if isinstance(reason, list) else [reason]
 
 
 class Outcome(msgspec.Struct, kw_only=True):

@@ -1,22 +1,27 @@
 """Streamed answers: server-sent events in, chunks out, one reply at the end.
 
 The format is text/event-stream (WHATWG HTML, 9.2): fields by line, events by blank line; the API
-ends a stream with `data: [DONE]`.
+ends a stream with `data: [DONE]`, and what follows that is not a part of the answer.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import msgspec
 
-from redline.calls import apis
+from redline.calls import apis, loose_json
 from redline.calls.backend import Call, Chunk, Request, Sink
+from redline.calls.error_inside import judge_choice, judge_part
 from redline.calls.outcome import Reply
-from redline.calls.verdict import ENGINE_FAILED, lost
-from redline.errors import BadReply, Disconnected
+from redline.errors import BadReply, CallError, Disconnected, NoEndpoint, Rejected
 
 _LONGEST_EVENT_BYTES = 8 * 1024 * 1024
+# What servers that are lenient about types take for true.
+_TRUE = frozenset({"true", "1", "yes", "on", "t", "y"})
+_API = re.compile(r"/(completions|embeddings|responses)/?(\?|$)").search
 
 
 def streaming(request: Request) -> Request:
@@ -29,25 +34,74 @@ def streaming(request: Request) -> Request:
     return msgspec.structs.replace(request, body=body)
 
 
+def refuse_partial(request: Request) -> None:
+    """Raises Rejected for a request whose answer would not come whole, before it is sent."""
+    body = request.body
+    if not isinstance(body, dict):
+        return
+    if "stream" in body and _is_true(body["stream"], request.url):
+        raise Rejected(
+            "the row asks for a stream, and answers are written when they are whole",
+            hint="leave `stream` out of it; redline.Client.stream reads answers as they come",
+        )
+    if "background" in body and _is_true(body["background"], request.url):
+        raise Rejected(
+            "the row asks for an answer in the background, which is not whole when it comes",
+            hint="leave `background` out of it",
+        )
+
+
+def _is_true(value: Any, url: str) -> bool:
+    """A plain endpoint may have a field of the same name for something else."""
+    return value is True or (str(value).lower() in _TRUE and _API(url) is not None)
+
+
+class ErrorData(bytes):
+    """The data of an event that is named `error`."""
+
+
 class EventParser:
     """Bytes in, the data of whole events out, wherever the bytes were cut."""
 
     def __init__(self) -> None:
         self._rest = b""
+        self._is_first = True
+        self._ends_with_cr = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of each event that `data` completes. Raises BadReply for an endless one."""
-        lines = (self._rest + data).replace(b"\r\n", b"\n")
-        *events, self._rest = lines.split(b"\n\n")
+        """The data of each event that `data` completes, as ErrorData for errors.
+
+        Raises BadReply for an endless event.
+        """
+        if self._is_first:
+            data, self._rest = self._rest + data, b""
+            if loose_json.BOM.startswith(data):
+                self._rest = data
+                return []
+            data = data.removeprefix(loose_json.BOM)
+            self._is_first = False
+        if data:
+            # A line ends with CR, LF or both, which may come apart.
+            is_second_half = self._ends_with_cr and data.startswith(b"\n")
+            self._ends_with_cr = data.endswith(b"\r")
+            data = data[1:] if is_second_half else data
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *events, self._rest = (self._rest + data).split(b"\n\n")
         if len(self._rest) > _LONGEST_EVENT_BYTES:
             raise BadReply(f"a streamed event is longer than {_LONGEST_EVENT_BYTES:,} bytes")
         return [found for event in events if (found := _data_of(event)) is not None]
 
+    def rest(self) -> bytes | None:
+        """The data of an event that the stream's end has cut short; None for none."""
+        return _data_of(self._rest)
+
 
 def _data_of(event: bytes) -> bytes | None:
-    parts = [
-        line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")
-    ]
+    lines = event.split(b"\n")
+    parts = [line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")]
+    names = [line[6:].strip() for line in lines if line.startswith(b"event:")]
+    if names[-1:] == [b"error"]:
+        return ErrorData(b"\n".join(parts))
     return b"\n".join(parts) if parts else None
 
 
@@ -58,31 +112,46 @@ class _Spoken:
         self.texts: list[str] = []
         self.refusals: list[str] = []
         self.tools: dict[int, dict[str, Any]] = {}
-        self.finish_reason: str | None = None
+        self.finish_reason: str | int | None = None
+        # The first half of a surrogate pair, whose other half may come with the next event.
+        self._half = ""
 
     def add(self, choice: dict[str, Any]) -> str:
         """The text that `choice` adds. Raises AttributeError or TypeError where misshapen."""
         delta = choice.get("delta") or {}
         content = choice.get("text") if delta.get("content") is None else delta["content"]
-        text = _checked(apis.text_of(content))
+        text = self._paired(_checked(apis.text_of(content)))
         if text:
             self.texts.append(text)
         if refusal := _checked(delta.get("refusal")):
             self.refusals.append(refusal)
         for call in delta.get("tool_calls") or []:
             _merge(self.tools.setdefault(_index(call), {}), call)
-        self.finish_reason = _checked(choice.get("finish_reason")) or self.finish_reason
+        reason = choice.get("finish_reason")
+        self.finish_reason = (
+            reason if type(reason) is int else _checked(reason) or self.finish_reason
+        )
         return text
 
-    def as_choice(self) -> dict[str, Any]:
+    def _paired(self, text: str) -> str:
+        """The text without half a surrogate pair at its end, which is kept for the next one."""
+        if self._half:
+            text, self._half = self._half + text, ""
+        if text and "\ud800" <= text[-1] <= "\udbff":
+            text, self._half = text[:-1], text[-1]
+        return text if text.isascii() else loose_json.paired(text)
+
+    def as_choice(self, index: int) -> dict[str, Any]:
         """The choice as an unstreamed answer would hold it."""
+        if self._half:
+            self.texts.append("\ufffd")
         message = {
             "role": "assistant",
             "content": "".join(self.texts) if self.texts or not self.is_other else None,
             "refusal": "".join(self.refusals) or None,
             "tool_calls": [_unnumbered(self.tools[index]) for index in sorted(self.tools)] or None,
         }
-        return {"message": message, "finish_reason": self.finish_reason}
+        return {"index": index, "message": message, "finish_reason": self.finish_reason}
 
     @property
     def is_other(self) -> bool:
@@ -91,10 +160,10 @@ class _Spoken:
 
 
 def _index(part: dict[str, Any]) -> int:
-    index = part.get("index", 0)
-    if not isinstance(index, int):
+    index = part.get("index")
+    if index is not None and type(index) is not int:
         raise TypeError
-    return index
+    return index or 0
 
 
 def _checked(text: Any) -> str:
@@ -119,11 +188,15 @@ def _unnumbered(tool_call: dict[str, Any]) -> dict[str, Any]:
 
 
 class StreamReader:
-    """Hands the chunks of one stream to a sink and puts the whole reply together."""
+    """Hands the chunks of one stream to a sink and puts the whole reply together.
 
-    def __init__(self, sink: Sink, call: Call) -> None:
+    asked: the request's body, by which the choices are counted.
+    """
+
+    def __init__(self, sink: Sink, call: Call, asked: Any = None) -> None:
         self._sink = sink
         self._call = call
+        self._asked = asked
         self._parser = EventParser()
         self._choices: dict[int, _Spoken] = {}
         self._is_done = False
@@ -134,45 +207,58 @@ class StreamReader:
     async def take(self, data: bytes) -> None:
         """Parses `data` and hands on what it completes; waits for the sink.
 
-        Raises BadReply, and NoEndpoint where a local engine has failed in the middle.
+        Raises CallError, and NoEndpoint if a local engine has failed in the middle.
         """
         for event in self._parser.feed(data):
             self.has_begun = True
+            if self._is_done:
+                return
             if event == b"[DONE]":
                 self._is_done = True
-                continue
-            try:
-                parsed = msgspec.json.decode(event)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
-                raise BadReply(f"a streamed event is not JSON: {apis.quote(event)}") from cause
-            if not isinstance(parsed, dict):
-                raise BadReply(f"a streamed event is not an object: {apis.quote(event)}")
-            if error := parsed.get("error"):
-                if isinstance(error, dict) and error.get("code") == ENGINE_FAILED:
-                    raise lost(str(error.get("message")))
-                raise BadReply(f"the stream broke off with an error: {apis.quote(event)}")
+                return
+            if isinstance(event, ErrorData):
+                raise self._judged(event)
+            parsed, is_loose = _parsed(event)
             try:
                 text = self._note(parsed)
             except (AttributeError, TypeError) as cause:
                 raise BadReply(f"a streamed event is misshapen: {apis.quote(event)}") from cause
             # From here on the caller has seen a part of the answer: no retry.
             self._call.committed = True
-            await self._sink.put(Chunk(text, parsed))
+            await self._sink.put(Chunk(text, loose_json.clean(parsed) if is_loose else parsed))
 
     def finish(self) -> Reply:
-        """The reply that the stream made. Raises Disconnected if its end never came."""
+        """The reply that the stream made. Raises CallError if it is not whole."""
+        rest = self._parser.rest()
+        if isinstance(rest, ErrorData) and not self._is_done:
+            raise self._judged(rest)
         if self._whole is not None:
             return apis.read("/v1/responses", self._whole)
         choices = [self._choices[index] for index in sorted(self._choices)]
-        has_ended = bool(choices) and all(choice.finish_reason for choice in choices)
-        if not self._is_done and not has_ended:
+        reasons = [choice.finish_reason is not None for choice in choices]
+        # Some servers give no reason at all; one that gives it gives it for each choice.
+        has_ended = bool(reasons) and all(reasons)
+        if not has_ended and (any(reasons) or not self._is_done):
             raise Disconnected("the stream ended before its answer was whole")
-        whole = {**self._known, "choices": [choice.as_choice() for choice in choices]}
-        return apis.read("/v1/chat/completions", msgspec.json.encode(whole))
+        parts = [choice.as_choice(index) for index, choice in sorted(self._choices.items())]
+        whole = msgspec.json.encode({**self._known, "choices": parts})
+        return apis.read("/v1/chat/completions", whole, asked=self._asked)
+
+    def _judged(self, event: bytes) -> CallError | NoEndpoint:
+        """The error that an event tells of."""
+        try:
+            found = msgspec.json.decode(event)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            found = event.decode("utf-8", "replace")
+        error = found.get("error") if isinstance(found, dict) else None
+        is_begun = self._call.committed
+        return judge_part("the stream broke off with an error", error or found, is_begun=is_begun)
 
     def _note(self, event: dict[str, Any]) -> str:
-        """The event's new text; keeps what the reply will need."""
+        """The event's new text; keeps what the reply will need. Raises its error, if it has one."""
         kind = event.get("type")
+        if event.get("error") or kind == "error" or event.get("object") == "error":
+            raise self._judged(json.dumps(event).encode())
         if isinstance(kind, str) and kind.startswith("response."):
             if kind in ("response.completed", "response.incomplete", "response.failed"):
                 self._whole = msgspec.json.encode(event.get("response"))
@@ -185,6 +271,24 @@ class StreamReader:
         first = ""
         for choice in event.get("choices") or []:
             index = _index(choice)
+            if error := judge_choice(index, choice.get("error"), choice.get("finish_reason")):
+                raise error
             text = self._choices.setdefault(index, _Spoken()).add(choice)
             first = text if index == 0 else first
         return first
+
+
+def _parsed(event: bytes) -> tuple[dict[str, Any], bool]:
+    """The JSON object of an event, and whether only `loose_json` reads it. Raises BadReply."""
+    is_loose = False
+    try:
+        found = msgspec.json.decode(event)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
+        is_loose = True
+        try:
+            found = loose_json.parsed(event)
+        except (ValueError, RecursionError):
+            raise BadReply(f"a streamed event is not JSON: {apis.quote(event)}") from cause
+    if not isinstance(found, dict):
+        raise BadReply(f"a streamed event is not an object: {apis.quote(event)}")
+    return found, is_loose

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -319,10 +319,9 @@ class Runner:
 
     async def _finish(self, outcome: Outcome, reply: Reply) -> None:
         """What the job asks of a success: the user's function, and reasons to fail."""
-        if reply.finish_reason in self._job.fail_on:
-            reason = FAIL_ON.get(reply.finish_reason, reply.finish_reason)
+        if reasons := _unwanted(reply.finish_reasons, self._job.fail_on):
             outcome.status = "rejected"
-            outcome.error = Rejected(f"{reason} ({reply.finish_reason})")
+            outcome.error = Rejected(reasons)
         elif self._job.hooks.after is not None:
             try:
                 reply.output = await self._in_executor(self._job.hooks.after, reply.output, "after")
@@ -403,6 +402,14 @@ class Runner:
             of = f" of {most}" if outcome.attempts <= most else ""
             parts.append(f"attempt {outcome.attempts}{of}")
         return ", ".join(parts)
+
+
+def _unwanted(reasons: list[str | None], fail_on: Container[str]) -> str:
+    """What is wrong with each choice that ended for a reason to fail on; empty for none."""
+    found = [(i, reason) for i, reason in enumerate(reasons) if reason and reason in fail_on]
+    if len(reasons) == 1:
+        return "".join(f"{FAIL_ON.get(reason, reason)} ({reason})" for _, reason in found)
+    return "; ".join(f"choice {i}: {FAIL_ON.get(reason, reason)} ({reason})" for i, reason in found)
 
 
 def _article(value: object) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from redline.calls import Request
+from redline.calls import Request, refuse_partial
 from redline.errors import ConfigError, Rejected
 from redline.run.settings import BODILESS, Prompting
 
@@ -62,6 +62,13 @@ class Renderer:
 
     def request(self, row: dict[str, Any]) -> Request:
         """The request of one row. Raises Rejected where the row does not fit."""
+        request = self._made(row)
+        refuse_partial(request)
+        if self._prompt is None and self._body is None and row.get("stream") is True:
+            refuse_partial(msgspec.structs.replace(request, body={"stream": True}))
+        return request
+
+    def _made(self, row: dict[str, Any]) -> Request:
         if self._prompt is None and self._body is None and _is_batch_row(row):
             return self._batch_request(row)
         url = self._fixed_url if self._url is None else self._render(self._url, row, "url")

@@ -62,9 +62,12 @@ def _as_chunk(whole: dict[str, Any]) -> dict[str, Any]:
 
 def _completion(asked: Asked, reply: Reply) -> dict[str, Any]:
     is_chat = asked.request.url.endswith("/chat/completions")
-    reason = "stop" if reply.finish_reason in _STOPS else reply.finish_reason
+    reasons = reply.finish_reasons
     choices = []
     for index, text in enumerate(_texts(reply.output)):
+        # One for all, if a backend of the user's own states one for several texts.
+        reason = reasons[index] if index < len(reasons) else reasons[0]
+        reason = "stop" if reason in _STOPS else reason
         said: dict[str, Any] = {"text": text or ""}
         if is_chat:
             said = {"message": {"role": "assistant", "content": text}}

@@ -93,7 +93,7 @@ class Grading:
         # Several choices in one reply: the first is the answer, as everywhere else.
         answer = answer[0] if isinstance(answer, list) and answer else answer
         text = answer if isinstance(answer, str) else ""
-        reason = outcome.reply.finish_reason
+        reason = outcome.reply.finish_reasons[0]
         if self._metric is not None:
             grade = await _measured(self._metric, text, gold, is_cut=reason == "length")
         elif self._judge is None or not text.strip():

@@ -169,7 +169,7 @@ class Synthesis:
 
     def _filtered(self, reply: Reply) -> _Judgement:
         text = reply.output if isinstance(reply.output, str) else ""
-        if ending := _ENDINGS.get(reply.finish_reason or ""):
+        if ending := _ENDINGS.get(reply.finish_reasons[0] or ""):
             return _Judgement(text, *ending)
         least, most = self._filters.least_chars, self._filters.most_chars
         size = len(text.strip())

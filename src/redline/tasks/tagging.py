@@ -71,14 +71,14 @@ class Tagging:
             reply = outcome.reply
             if reply is None:
                 break
-            answer = _first(reply.output)
-            value, problem = await self._read(answer, reply.finish_reason)
+            answer, reason = _first(reply.output), reply.finish_reasons[0]
+            value, problem = await self._read(answer, reason)
             if not problem:
                 reply.output = value
                 break
-            if reasks == self._reasks or reply.finish_reason in _ENDINGS:
+            if reasks == self._reasks or reason in _ENDINGS:
                 outcome.status = "rejected"
-                outcome.error = _no_answer(problem, reasks + 1, reply.finish_reason)
+                outcome.error = _no_answer(problem, reasks + 1, reason)
                 break
             reasks += 1
             request = _again(plain, answer, problem)

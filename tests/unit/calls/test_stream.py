@@ -225,7 +225,7 @@ def test_a_failed_response_is_a_bad_reply() -> None:
         (b'{"choices": [{"delta": {"refusal": 3}}]}', "misshapen"),
         (b'{"choices": [{"index": "0", "delta": {}}]}', "misshapen"),
         (b'{"choices": [{"index": [], "delta": {}}]}', "misshapen"),
-        (b'{"choices": [{"finish_reason": 3}]}', "misshapen"),
+        (b'{"choices": [{"finish_reason": [3]}]}', "misshapen"),
         (b'{"choices": [{"delta": {"tool_calls": ["a"]}}]}', "misshapen"),
         (b'{"choices": [{"delta": {"tool_calls": [{"index": "a"}]}}]}', "misshapen"),
     ],

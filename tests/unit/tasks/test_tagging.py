@@ -111,7 +111,7 @@ def test_an_answer_is_asked_for_again_at_most_so_often() -> None:
     check_bound(tagging)
 
 
-BOUND = "if reasks == self._reasks or reply.finish_reason in _ENDINGS:"
+BOUND = "if reasks == self._reasks or reason in _ENDINGS:"
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ BOUND = "if reasks == self._reasks or reply.finish_reason in _ENDINGS:"
     [
         (check_wrong_answers, "if not problem:", "if value is not None:"),
         (check_wrong_answers, 'return value, "; ".join(problems)', 'return value, ""'),
-        (check_bound, BOUND, "if reasks > self._reasks or reply.finish_reason in _ENDINGS:"),
-        (check_bound, BOUND, "if reasks + 1 >= self._reasks or reply.finish_reason in _ENDINGS:"),
+        (check_bound, BOUND, "if reasks > self._reasks or reason in _ENDINGS:"),
+        (check_bound, BOUND, "if reasks + 1 >= self._reasks or reason in _ENDINGS:"),
         (check_bound, "reasks += 1", "reasks += 2"),
     ],
 )

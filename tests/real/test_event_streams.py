@@ -1,0 +1,124 @@
+"""`Client.stream` against event streams that end oddly: half an answer never passes for a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+import redline
+from raw_server import RawServer, Seen
+
+pytestmark = [pytest.mark.real]
+
+DONE = b"[DONE]"
+BOM = b"\xef\xbb\xbf"
+
+
+def part(text: str | None = None, finish: Any = None, **fields: Any) -> bytes:
+    delta = {} if text is None else {"content": text}
+    choice = {"index": 0, "delta": delta, "finish_reason": finish, **fields}
+    return json.dumps({"model": "m", "choices": [choice]}).encode()
+
+
+def events(*data: bytes) -> bytes:
+    return b"".join(b"data: " + each + b"\n\n" for each in data)
+
+
+END = part(finish="stop")
+WHOLE = events(part("Hel"), part("lo"), END, DONE)
+HALF = events(part("Hel"))
+
+
+async def streamed(data: bytes, size: int, **body: Any) -> tuple[str, Exception | None]:
+    """The text that `data` gives when it comes in pieces of this size, and how it failed."""
+
+    async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked"
+        writer.write(head + b"\r\n\r\n")
+        for start in range(0, len(data), size):
+            piece = data[start : start + size]
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+
+    texts: list[str] = []
+    async with RawServer(handle) as server:
+        endpoint = redline.Endpoint(base_url=server.base_url, api_key="k")
+        client = redline.Client(endpoint, retry=redline.RetryPolicy(max_retries=0))
+        async with client:
+            try:
+                stream = client.stream({"model": "m", "messages": [], **body})
+                async for chunk in stream:
+                    texts += [chunk.text]
+            except redline.RedlineError as error:
+                return "".join(texts), error
+    return "".join(texts), None
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+@pytest.mark.parametrize(
+    "data",
+    [
+        BOM + WHOLE,
+        WHOLE.replace(b"\n", b"\r"),
+        WHOLE.replace(b"\n", b"\r\n"),
+        WHOLE + events(part("EXTRA")),
+        WHOLE + events(b'{"error": {"message": "too late"}}'),
+        WHOLE.replace(b'"stop"', b"1"),
+        WHOLE.replace(b'{"model"', b'{"x": NaN, "model"'),
+    ],
+    ids=["bom", "cr", "crlf", "more after the end", "an error after it", "integer", "nan"],
+)
+async def test_a_whole_stream_is_read(data: bytes, size: int) -> None:
+    assert await streamed(data, size) == ("Hello", None)
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b'event: error\ndata: {"message": "died"}\n\n', "died"),
+        (b"event: error\ndata: died\n\n", "died"),
+        (b"event:error\ndata:\n\n", "broke off with an error"),
+        (events(b'{"type": "error", "message": "died", "code": null}'), "died"),
+        (events(b'{"error": {"message": "died", "code": 502}}'), "HTTP 502: died"),
+        (events(part("", "error")), "choice 0 broke off with finish_reason `error`"),
+        (events(part("lo", "network_error")), "network_error"),
+        (events(part("lo", "insufficient_system_resource")), "insufficient_system_resource"),
+        (events(part("", error={"code": 502, "message": "died"})), "HTTP 502: died"),
+    ],
+)
+@pytest.mark.parametrize("end", [events(DONE), events(END, DONE), b""])
+async def test_half_a_stream_is_an_error(data: bytes, what: str, end: bytes) -> None:
+    text, error = await streamed(HALF + data + end, 11)
+    assert text == "Hel"
+    assert isinstance(error, redline.CallError)
+    assert what in error.what
+
+
+async def test_an_error_before_the_first_text_keeps_its_status() -> None:
+    _, error = await streamed(events(b'{"error": {"message": "busy", "code": 503}}', DONE), 9)
+    assert (type(error), getattr(error, "status", None)) == (redline.ServerFailed, 503)
+
+
+async def test_choices_that_did_not_all_come_or_end_are_an_error() -> None:
+    _, error = await streamed(WHOLE, 10_000, n=2)
+    assert isinstance(error, redline.BadReply)
+    assert "asked for 2 choices, got 1" in error.what
+    _, error = await streamed(events(part("B", index=1)) + WHOLE, 10_000, n=2)
+    assert isinstance(error, redline.Disconnected)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text"),
+    [
+        ((rb"a\ud83d", rb"\ude00b"), "a😀b"),
+        ((rb"a\ud83d", b"b"), "a�b"),
+        ((rb"\ude00a", rb"b"), "�ab"),
+    ],
+)
+async def test_a_character_may_come_in_halves(pieces: tuple[bytes, bytes], text: str) -> None:
+    first, second = (part("x").replace(b'"x"', b'"' + piece + b'"') for piece in pieces)
+    assert await streamed(events(first, second, END, DONE), 10_000) == (text, None)
