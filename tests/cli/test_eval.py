@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cli.conftest import Cli, Told
+from model_server import USAGE, model_server
 
 Rows = Callable[..., str]
 # The simulated model repeats its prompt, so a task is right where its column holds the gold answer.
@@ -102,3 +105,87 @@ def test_three_equal_questions_do_not_prove_that_two_models_are_equal(cli: Cli, 
     found = re.search(r"difference \+0\.0 points \(95 %: (\S+) to (\S+)\)", told.out)
     assert found, told.out
     assert float(found[1]) < -20 < 20 < float(found[2])
+
+
+def lines(path: str) -> list[dict[str, Any]]:
+    return sorted(
+        map(json.loads, Path(path).read_text().splitlines()), key=lambda line: line["row"]
+    )
+
+
+def task(tmp_path: Path, **settings: object) -> str:
+    text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
+    (tmp_path / "task.toml").write_text('prompt = "Say {{ q }}"\n' + text)
+    return "task.toml"
+
+
+def test_a_judges_words_and_tokens_are_in_the_line(cli: Cli, rows: Rows, tmp_path: Path) -> None:
+    task(tmp_path, metric="judge", gold="gold")
+    with (tmp_path / "task.toml").open("a") as file:
+        file.write('[judge]\nmodel = "large"\n')
+
+    def say(body: dict[str, Any]) -> str:
+        return "Fine.\nVERDICT: CORRECT" if body["model"] == "large" else "a"
+
+    with model_server(say) as server:
+        given = ("--task", "task.toml", "--data", rows({"q": "a", "gold": "a"}))
+        told = cli("eval", *given, "--base-url", server.url, "--model", "m", "-o", "out.jsonl")
+    assert told.out.splitlines()[-1] == "accuracy: 1/1", told.err
+    (line,) = lines("out.jsonl")
+    assert line["judgement"] == "Fine.\nVERDICT: CORRECT"
+    assert line["usage"] == {name: 2 * count for name, count in USAGE.items()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "gold", "correct"),
+    [
+        ({"metric": "exact"}, ["NYC", "New York"], [True, True, False]),
+        ({"metric": "regex", "pattern": "(.+)"}, ["NYC", "New York"], [True, True, False]),
+        ({"metric": "number"}, [3, "#### 4"], [True, True, False]),
+        ({"metric": "choice"}, 1, [False, True, False]),
+        ({"metric": "choice"}, "2", [False, False, True]),
+        ({"metric": "choice"}, [0, 1], [True, True, False]),
+    ],
+)
+def test_gold_may_be_a_list_or_a_letters_place(
+    cli: Cli, rows: Rows, tmp_path: Path, settings: dict[str, Any], gold: Any, correct: list[bool]
+) -> None:
+    answers = {
+        "exact": ("nyc", "New York.", "Boston"),
+        "regex": ("NYC", "New York", "Boston"),
+        "number": ("3", "It is 4.", "5"),
+        "choice": ("A", "(B)", "C"),
+    }[settings["metric"]]
+    task(tmp_path, gold="gold", **settings)
+    data = rows(*({"q": at, "gold": gold} for at in range(3)))
+    with model_server(lambda body: answers[int(body["messages"][-1]["content"][-1])]) as server:
+        given = ("--task", "task.toml", "--data", data, "--base-url", server.url)
+        told = cli("eval", *given, "--model", "m", "-o", "out.jsonl")
+    assert told.status == 0, told.err
+    assert [line["correct"] for line in lines("out.jsonl")] == correct
+
+
+def test_a_place_beyond_the_letters_is_named(cli: Cli, rows: Rows, tmp_path: Path) -> None:
+    task(tmp_path, gold="gold", metric="choice")
+    given = ("--task", "task.toml", "--data", rows({"q": 1, "gold": 4}), "--endpoint", "sim")
+    told = cli("eval", *given, "-o", "out.jsonl")
+    assert told.status == 1
+    failure = lines("out.failed.jsonl")[0]["error"]
+    assert "none of ABCD: 4" in failure["message"]
+    assert "its place from 0 for A" in json.dumps(failure)
+
+
+def test_where_no_question_was_answered_there_is_no_accuracy(cli: Cli, rows: Rows) -> None:
+    """Such as a file whose rows have no right answer."""
+    data = rows({"question": "1 + 1?"}, {"question": "2 + 2?"})
+    told = cli("eval", "gsm8k", "--data", data, "--endpoint", "sim", "-o", "out.jsonl")
+    assert told.status == 1
+    assert "no question was answered, so there is no score: 2 failed" in told.out
+    assert "accuracy" not in told.out
+
+
+def test_a_file_without_the_question_has_no_accuracy(cli: Cli, rows: Rows) -> None:
+    data = rows({"q": "1 + 1?", "answer": "2"}, {"q": "2 + 2?", "answer": "4"})
+    told = cli("eval", "gsm8k", "--data", data, "--endpoint", "sim", "-o", "out.jsonl")
+    assert told.status != 0
+    assert "accuracy" not in told.out

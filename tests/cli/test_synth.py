@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from model_server import Said, model_server
+
 Cli = Callable[..., Any]
 Rows = Callable[..., str]
 
@@ -206,3 +208,44 @@ def test_a_synthesis_that_starts_over_knows_nothing_of_the_old_texts(cli: Cli) -
     assert (told.status, told.out.splitlines()[-1]) == (0, "delivered: 2/2")
     assert [line["output"] for line in lines()] == old
     assert all("dropped" not in line for line in lines())
+
+
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+
+
+@pytest.mark.parametrize("taken", ["strict", "plain", "none"])
+def test_a_schema_is_in_the_prompt_and_in_the_best_format_that_is_taken(
+    cli: Cli, taken: str
+) -> None:
+    Path("schema.json").write_text(json.dumps(SCHEMA))
+
+    def say(body: dict[str, Any]) -> Said:
+        form = body.get("response_format", {}).get("json_schema")
+        is_taken = {"strict": True, "plain": not (form or {}).get("strict"), "none": form is None}
+        if not is_taken[taken]:
+            return 400, {"error": {"message": "response_format is not supported in this form"}}
+        return json.dumps({"name": f"Ada {body['seed']}"})
+
+    with model_server(say) as server:
+        flags = ("--schema", "schema.json", "--count", "4", "--similarity", "off", "-c", "1")
+        asked = ("--prompt", "A person.", "--base-url", server.url, "--model", "m")
+        told = cli("synth", *asked, *flags, *OUT)
+    assert told.out.splitlines()[-1] == "delivered: 4/4", told.err
+    assert all(
+        json.dumps(SCHEMA, separators=(",", ":")) in body["messages"][0]["content"]
+        for body in server.asked
+    )
+    forms = [body.get("response_format", {}).get("json_schema") for body in server.asked]
+    strict = {"name": "tag", "strict": True, "schema": {**SCHEMA, "additionalProperties": False}}
+    plain = {"name": "tag", "schema": SCHEMA}
+    tried: list[Any] = [strict, plain, None][: ["strict", "plain", "none"].index(taken) + 1]
+    assert forms == [*tried, *[tried[-1]] * 3]
+
+
+def test_texts_too_short_to_be_told_apart_are_warned_of(cli: Cli) -> None:
+    short = cli(*NUMBERED, *OUT, "--count", "3")
+    assert "half of the texts have at most 9 words; below 29 words" in short.out
+    told = cli(*NUMBERED, "-o", "off.jsonl", "--count", "3", "--similarity", "off")
+    assert "words" not in told.out
+    lower = cli(*NUMBERED, "-o", "low.jsonl", "--count", "1", "--similarity", "0.3")
+    assert "words" not in lower.out

@@ -140,7 +140,7 @@ def _carry_out(session: Session) -> int:
     if session.is_dry:
         return status
     if job.output is not None and job.output.path.exists():
-        say(delivered(job.output, wanted).text())
+        say(delivered(job.output, wanted, task.similarity).text())
     return status
 
 

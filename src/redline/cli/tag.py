@@ -20,8 +20,9 @@ from redline.errors import ConfigError
 from redline.run.settings import Job, Output, Prompting
 from redline.tasks.columns import Gold, first_row, gold_of, prompt_of
 from redline.tasks.schema import Schema, load
+from redline.tasks.structured import FORMATS, Structured
 from redline.tasks.table import SUFFIXES, check_path, write_table
-from redline.tasks.tagging import FORMATS, Tagging, instructions
+from redline.tasks.tagging import Tagging
 from redline.tasks.tags import review
 
 _PANEL = "What a tag is"
@@ -152,7 +153,7 @@ def _task(schema: Schema, given: values.Flags) -> Tagging:
 def _job(job: Job, schema: Schema, task: Tagging, prompt: str | None) -> Job:
     """The job that tags, and says in its system message what is wanted."""
     # A template, so braces of the schema must stand in a text of their own.
-    wanted = f"{{{{ {msgspec.json.encode(instructions(schema)).decode()} }}}}"
+    wanted = f"{{{{ {msgspec.json.encode(Structured(schema).instructions).decode()} }}}}"
     system = job.prompting.system
     prompting: Prompting = msgspec.structs.replace(
         job.prompting,

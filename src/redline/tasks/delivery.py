@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import msgspec
 
 from redline.run.read_back import read_results
 from redline.run.settings import Output
-from redline.tasks.synthesis import KINDS
+from redline.tasks.near_duplicates import fewest_words, word_count
+from redline.tasks.synthesis import KINDS, text_of
+
+# Texts whose words are counted.
+_MOST_COUNTED = 1_000
 
 
 class _Error(msgspec.Struct):
@@ -21,6 +28,7 @@ class _Line(msgspec.Struct):
     """Of a text, or of one that could not be made."""
 
     row: int
+    output: Any = None
     dropped: list[str] = []
     error: _Error | None = None
 
@@ -32,13 +40,14 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """wanted = delivered + failed + unfinished. dropped: texts that were not kept, by reason.
 
     failed: texts that could not be made, by reason. What was dropped for a text that no line tells
-    of, because its run was cut short, is not counted.
+    of, because its run was cut short, is not counted. note: what to know about these texts.
     """
 
     wanted: int
     delivered: int
     dropped: Counter[str]
     failed: Counter[str]
+    note: str = ""
 
     @property
     def unfinished(self) -> int:
@@ -54,6 +63,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
             lines.append(
                 f"{'missing':10} {missing.total():,}: {_listed(missing)}; the same command goes on"
             )
+        if self.note:
+            lines.append(f"{'note':10} {self.note}")
         lines.append("")
         lines += [f"{kind}: {self.dropped[kind]}" for kind in KINDS]
         lines.append(f"failed: {self.failed.total()}")
@@ -62,15 +73,16 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(lines) + "\n"
 
 
-def delivered(output: Output, wanted: int) -> Delivery:
-    """What stands in the results for the first `wanted` rows. Blocks; a byte of memory a row.
+def delivered(output: Output, wanted: int, similarity: float | None = None) -> Delivery:
+    """What is in the results for the first `wanted` rows. Blocks; a byte of memory a row.
 
-    Raises JournalError for a damaged file.
+    similarity: from which texts count as near-duplicates. Raises JournalError for a damaged file.
     """
     is_told = bytearray(wanted + 1)
     dropped: Counter[str] = Counter()
     failed: Counter[str] = Counter()
     count = 0
+    words: list[int] = []
     # Successes first: a row that stands in both was made after it had failed.
     for path in (output.path, output.failed_path):
         for line in _lines(path):
@@ -80,9 +92,25 @@ def delivered(output: Output, wanted: int) -> Delivery:
             dropped.update(line.dropped)
             if line.error is None:
                 count += 1
+                if len(words) < _MOST_COUNTED:
+                    words.append(word_count(text_of(line.output)))
             else:
                 failed[_reason(line, line.error)] += 1
-    return Delivery(wanted=wanted, delivered=count, dropped=dropped, failed=failed)
+    note = _note(words, similarity)
+    return Delivery(wanted=wanted, delivered=count, dropped=dropped, failed=failed, note=note)
+
+
+def _note(words: list[int], similarity: float | None) -> str:
+    """A warning if most texts are too short for near-duplicates to be found."""
+    if similarity is None or not words or median(words) >= (least := fewest_words(similarity)):
+        return ""
+    if math.isinf(least):
+        return ""
+    return (
+        f"half of the texts have at most {median(words):.0f} words; below {least:.0f} words, texts "
+        f"that differ by one word are less similar than {similarity:g} and are all kept: lower "
+        "--similarity"
+    )
 
 
 def _lines(path: Path) -> Iterator[_Line]:

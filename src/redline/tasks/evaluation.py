@@ -24,6 +24,7 @@ from redline.errors import ConfigError, Rejected
 from redline.run.task import Ask
 from redline.tasks.judge import Judge, JudgeSettings
 from redline.tasks.metrics import Grade, Metric, metric_of
+from redline.tasks.usage_sum import UsageSum
 
 VERDICTS = ("correct", "wrong", "invalid", "truncated", "filtered")
 _FILTERED = ("content_filter", "refusal")
@@ -86,7 +87,14 @@ class Grading:
     async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:
         # Before it is paid for.
         gold = self._right_answer(row)
-        outcome = await ask(request)
+        used = UsageSum()
+
+        async def counted(request: Request) -> Outcome:
+            outcome = await ask(request)
+            used.add(outcome)
+            return outcome
+
+        outcome = await counted(request)
         if outcome.reply is None:
             return outcome
         answer = outcome.reply.output
@@ -94,21 +102,25 @@ class Grading:
         answer = answer[0] if isinstance(answer, list) and answer else answer
         text = answer if isinstance(answer, str) else ""
         reason = outcome.reply.finish_reasons[0]
+        fields: dict[str, Any] = {}
         if self._metric is not None:
             grade = await _measured(self._metric, text, gold, is_cut=reason == "length")
         elif self._judge is None or not text.strip():
             grade = Grade(None, correct=False, strict=False)
         else:
             seen = {**row, "asked": _asked(request), "gold": gold, "reply": text}
-            judgement = await self._judge.judge(seen, request, ask)
-            if not isinstance(judgement, Grade):
+            judgement = await self._judge.judge(seen, request, counted)
+            if isinstance(judgement, Outcome):
+                used.put_into(judgement)
                 return judgement
-            grade = judgement
+            used.put_into(outcome)
+            grade, fields["judgement"] = judgement
         outcome.fields = {
             "correct": grade.correct,
             "strict": grade.strict,
             "extracted": grade.extracted,
             "verdict": verdict(grade, reason),
+            **fields,
         }
         return outcome
 

@@ -7,15 +7,14 @@ gives none is asked once more; then the question fails, and is neither right nor
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
 from redline.calls import Outcome, Request
 from redline.errors import Rejected
 from redline.run.settings import Prompting
-from redline.run.task import Ask
 from redline.run.template import Renderer
 from redline.tasks.metrics import Grade
 
@@ -55,6 +54,13 @@ class JudgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     params: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
+class Judgement(NamedTuple):
+    """A grade, and the judge's words."""
+
+    grade: Grade
+    words: str
+
+
 class Judge:
     """Raises ConfigError for a prompt that is no template."""
 
@@ -63,11 +69,16 @@ class Judge:
         self._params = {"temperature": 0, **settings.params, "model": settings.model}
         self._renderer = Renderer(Prompting(prompt=settings.prompt))
 
-    async def judge(self, seen: Mapping[str, Any], request: Request, ask: Ask) -> Grade | Outcome:
-        """The grade; where there is none, the outcome that the question has for that reason.
+    async def judge(
+        self,
+        seen: Mapping[str, Any],
+        request: Request,
+        ask: Callable[[Request], Awaitable[Outcome]],
+    ) -> Judgement | Outcome:
+        """The judgement; if there is none, the outcome that the question has for that reason.
 
         seen: the question's columns, asked, gold and reply. request: that was answered. Raises
-        Rejected where the prompt does not fit the question.
+        Rejected if the prompt does not fit the question.
         """
         text = self._renderer.prompt(dict(seen))
         body = {"messages": [{"role": "user", "content": text}], **self._params}
@@ -80,7 +91,8 @@ class Judge:
                 return outcome
             is_right = verdict_in(outcome.reply.output)
             if is_right is not None:
-                return Grade(str(seen["reply"]).strip(), correct=is_right, strict=is_right)
+                grade = Grade(str(seen["reply"]).strip(), correct=is_right, strict=is_right)
+                return Judgement(grade, str(outcome.reply.output).strip())
         outcome.status = "rejected"
         outcome.error = Rejected(
             f"the judge {self._model} gave no verdict in {_TRIES} tries",

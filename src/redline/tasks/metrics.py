@@ -8,7 +8,8 @@ exact    the answer, its ends trimmed    equal but for case, quotes,  equal, cha
 regex    the last match of `pattern`     equal to gold, as for exact  the answer is the match alone
 json     the JSON value in it            all `fields` are gold's      the answer is the JSON alone
 
-A judge, which is another model, stands in judge.py.
+A list as gold holds several right answers, except for json. A judge, which is another model, is in
+judge.py.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def metric_of(
     if name == "regex":
         if pattern is None:
             raise ConfigError("the metric regex needs a pattern", hint=r"pattern = 'Label: (\w+)'")
-        return _Regex(pattern)
+        return _AnyOf(_Regex(pattern))
     if pattern is not None:
         raise ConfigError(f"the metric {name} takes no pattern", hint='metric = "regex" does')
     if name == "json":
@@ -65,12 +66,33 @@ def metric_of(
     if fields:
         raise ConfigError(f"the metric {name} takes no fields", hint='metric = "json" does')
     if name == "choice":
-        return _Choice(letters)
+        return _AnyOf(_Choice(letters))
     if name in ("number", "exact"):
-        return _Number() if name == "number" else _Exact()
+        return _AnyOf(_Number() if name == "number" else _Exact())
     raise ConfigError(
         f"unknown metric: {name}", hint=nearest(name, METRICS) or f"one of {', '.join(METRICS)}"
     )
+
+
+class _AnyOf:
+    """A list of gold answers: an answer is right if it is any of them."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def check(self, gold: Any) -> None:
+        if gold == []:
+            raise Rejected("the list of gold answers is empty")
+        for right in _listed(gold):
+            self._metric.check(right)
+
+    def grade(self, answer: str, gold: Any, *, is_cut: bool = False) -> Grade:
+        grades = [self._metric.grade(answer, right, is_cut=is_cut) for right in _listed(gold)]
+        return max(grades, key=lambda grade: (grade.correct, grade.strict))
+
+
+def _listed(gold: Any) -> list[Any]:
+    return gold if isinstance(gold, list) else [gold]
 
 
 class _Number:
@@ -93,14 +115,26 @@ class _Choice:
         self._letters = letters.upper()
 
     def check(self, gold: Any) -> None:
-        text = _text(gold).strip().upper()
-        if len(text) != 1 or text not in self._letters:
-            raise Rejected(f"the gold answer is none of {self._letters}: {_shown(gold)}")
+        letter = self._letter(gold)
+        if len(letter) != 1 or letter not in self._letters:
+            raise Rejected(
+                f"the gold answer is none of {self._letters}: {_shown(gold)}",
+                hint=f"a letter, or its place from 0 for {self._letters[0]}; letters = in the "
+                "task's file names others",
+            )
 
     def grade(self, answer: str, gold: Any, *, is_cut: bool = False) -> Grade:
         letter = final_choice(answer, self._letters)
-        right = _text(gold).strip().upper()
+        right = self._letter(gold)
         return Grade(letter, letter == right, answer.strip().upper() == right)
+
+    def _letter(self, gold: Any) -> str:
+        """The gold letter; data sets such as MMLU give its place, from 0."""
+        text = _text(gold).strip().upper()
+        is_place = text.isdecimal() and text not in self._letters
+        if is_place and int(text) < len(self._letters):
+            return self._letters[int(text)]
+        return text
 
 
 class _Exact:

@@ -12,6 +12,7 @@ most, one that is more similar far less often.
 
 from __future__ import annotations
 
+import math
 import re
 from array import array
 from hashlib import blake2b
@@ -93,6 +94,23 @@ def runs_of(text: str) -> set[str]:
     words = _WORDS.findall(text.casefold())
     last = max(1, len(words) - _RUN_WORDS + 1)
     return {" ".join(words[at : at + _RUN_WORDS]) for at in range(last)}
+
+
+def word_count(text: str) -> int:
+    """The words in a text, as they are counted for its runs."""
+    return len(_WORDS.findall(text))
+
+
+def fewest_words(similarity: float) -> float:
+    """The words that a text needs for a copy with one other word to be as similar as this.
+
+    One word in the middle changes 3 of n - 2 runs, which leaves n - 5 of n + 1 in common.
+    Infinite for a similarity of 1.
+    """
+    if similarity >= 1:
+        return math.inf
+    # Rounded, since 5.8 / 0.2 is a little above 29.
+    return math.ceil(round((5 + similarity) / (1 - similarity), 9))
 
 
 def longest_band(similarity: float) -> int:

@@ -45,8 +45,7 @@ class Schema:
     """json_schema: as it is sent and shown. name: of the response format.
 
     fields: the names of a tag's fields. labels: those of them that take one of a list of texts,
-    and these. is_strict: it is of the form that OpenAI's strict mode asks for, where every object
-    names all that it holds, and all of that is required.
+    and these.
     """
 
     def __init__(
@@ -55,7 +54,6 @@ class Schema:
         self.json_schema = json_schema
         # Of the names of response formats, OpenAI takes these characters, and 64 of them.
         self.name = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "tag"
-        self.is_strict = _is_strict(json_schema)
         self._model = model
         self._validator = _validator(json_schema) if model is None else None
         root = self._followed(json_schema)
@@ -273,21 +271,6 @@ def _kind(root: Mapping[str, Any]) -> Literal["object", "array"] | None:
     if root.get("type") == "object" or "properties" in root:
         return "object"
     return "array" if root.get("type") == "array" else None
-
-
-def _is_strict(part: Any) -> bool:
-    if isinstance(part, list):
-        return all(map(_is_strict, part))
-    if not isinstance(part, dict):
-        return True
-    if part.get("type") == "object" or "properties" in part:
-        names = part.get("properties")
-        required = part.get("required")
-        if part.get("additionalProperties") is not False or not isinstance(names, dict):
-            return False
-        if not isinstance(required, list) or set(map(str, required)) != set(names):
-            return False
-    return all(map(_is_strict, part.values()))
 
 
 def _nearest(said: str, labels: list[str]) -> str:

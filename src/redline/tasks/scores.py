@@ -62,6 +62,10 @@ class Scores:
         lines = []
         if not self.is_over:
             lines += ["the run is not over: this is the score of what is answered", ""]
+        if self.failed and not self.answers:
+            # What was never answered is neither right nor wrong: a share of it would mislead.
+            lines += [f"no question was answered, so there is no score: {self.failed:,} failed", ""]
+            return "\n".join([*lines, f"failed: {self.failed}"]) + "\n"
         if self.total:
             lines += [
                 self._share("accuracy", self.correct, lambda answer: answer.correct),

@@ -30,6 +30,7 @@ from redline.run.task import Ask
 from redline.tasks.json_in_text import find_json
 from redline.tasks.near_duplicates import NearDuplicates
 from redline.tasks.schema import Schema
+from redline.tasks.structured import Structured
 from redline.tasks.variations import Variations
 
 KINDS = ("near_duplicate", "too_short", "too_long", "invalid", "cut", "filtered")
@@ -98,7 +99,8 @@ class Synthesis:
         self._variations = variations
         self._filters = filters
         self._tries = tries
-        self._similarity = similarity
+        self.similarity = similarity
+        self._structured = None if filters.schema is None else Structured(filters.schema)
         self._index = None if similarity is None else NearDuplicates(similarity)
         # By row: what was dropped by runs that could not keep a text for it.
         self._dropped: dict[int, list[str]] = {}
@@ -112,25 +114,31 @@ class Synthesis:
             "least_chars": self._filters.least_chars,
             "most_chars": self._filters.most_chars,
             "schema": None if schema is None else schema.json_schema,
-            "similarity": self._similarity,
+            "similarity": self.similarity,
         }
 
     def recall(self, results: Path, failures: Path) -> None:
         """Takes in the texts that are there, and which rows go on with later seeds."""
         if self._index is not None:
             for line in map(_RESULT.decode, read_results(results)):
-                self._index.keep(_text(line.output), line.row)
+                self._index.keep(text_of(line.output), line.row)
         if failures.exists():
             for failed in map(_FAILURE.decode, read_results(failures)):
                 self._dropped[failed.row] = failed.dropped
 
     async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:
         n: int = row["n"]
+        if self._structured is not None:
+            request = self._structured.instructed(request)
         before = self._dropped.get(n, [])
         dropped = list(before)
         while True:
             seed = _seed(row, len(dropped))
-            outcome = await ask(self._sampled(request, row, seed))
+            sampled = self._sampled(request, row, seed)
+            if self._structured is None:
+                outcome = await ask(sampled)
+            else:
+                outcome = await self._structured.asked(sampled, ask)
             if outcome.reply is None:
                 return _with_fields(outcome, dropped)
             judgement = await asyncio.get_running_loop().run_in_executor(
@@ -161,7 +169,7 @@ class Synthesis:
         judgement = self._filtered(reply)
         if judgement.kind or self._index is None:
             return judgement
-        other = self._index.add(_text(judgement.value), n)
+        other = self._index.add(text_of(judgement.value), n)
         if other is None:
             return judgement
         reason = f"it is nearly the text of row {other}"
@@ -201,10 +209,10 @@ def _with_fields(outcome: Outcome, dropped: list[str], seed: int | None = None) 
     return outcome
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
     """What two texts are compared by: the text itself, or all values of its JSON."""
     if isinstance(value, Mapping):
-        return "\n".join(map(_text, value.values()))
+        return "\n".join(map(text_of, value.values()))
     if isinstance(value, list):
-        return "\n".join(map(_text, value))
+        return "\n".join(map(text_of, value))
     return str(value)

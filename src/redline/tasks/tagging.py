@@ -7,8 +7,7 @@
   is a refusal, or cut by a filter      its row fails: the same question ends the same way
   is the last one, and not valid        its row fails, with what was wrong with it
 
-The prompt says what is wanted in any case. The endpoint is told as well, by `response_format`; one
-that refuses it is asked without it from then on.
+The prompt says what is wanted, and `response_format` does if the endpoint takes it (structured.py).
 """
 
 from __future__ import annotations
@@ -25,13 +24,9 @@ from redline.errors import Rejected
 from redline.run.task import Ask
 from redline.tasks.json_in_text import find_json
 from redline.tasks.schema import Schema
+from redline.tasks.structured import Structured
 from redline.tasks.usage_sum import UsageSum
 
-FORMATS = ("auto", "always", "never")
-# What servers say to a parameter that they do not know, or not in this form. OpenRouter says 404
-# where no provider of a model takes it.
-_REFUSALS = frozenset({400, 404, 415, 422})
-_FORMAT_WORDS = ("response_format", "json_schema", "structured output", "guided")
 _ENDINGS = {
     "refusal": "the model refused to answer",
     "content_filter": "the answer was cut by a content filter",
@@ -43,30 +38,28 @@ _LONG_ANSWER = 50_000
 
 
 class Tagging:
-    """A Task of `run`. response_format: sent `auto`, where the endpoint takes it, or as named.
-
-    is_format_refused: the endpoint did not take it, so it is not sent any more.
-    """
+    """A Task of `run`. response_format: whether it is sent, one of FORMATS of structured.py."""
 
     def __init__(self, schema: Schema, *, reasks: int, response_format: str = "auto") -> None:
         self._schema = schema
-        self._instructions = instructions(schema)
-        self._format = _response_format(schema)
+        self._structured = Structured(schema, response_format)
         self._reasks = reasks
-        self._mode = response_format
-        self._is_format_taken = False
-        self.is_format_refused = False
+
+    @property
+    def is_format_refused(self) -> bool:
+        """The endpoint takes no response format: it was told by the prompt alone."""
+        return self._structured.is_format_refused
 
     def settings(self) -> Mapping[str, Any]:
         # The number of tries decides which rows fail, and not what a tag is.
         return {"schema": self._schema.json_schema}
 
     async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:
-        plain = request = self._instructed(request)
+        plain = request = self._structured.instructed(request)
         used = UsageSum()
         reasks = 0
         while True:
-            outcome = await self._asked(request, ask)
+            outcome = await self._structured.asked(request, ask)
             used.add(outcome)
             reply = outcome.reply
             if reply is None:
@@ -85,52 +78,6 @@ class Tagging:
         used.put_into(outcome)
         outcome.fields = {"reasks": reasks}
         return outcome
-
-    async def _asked(self, request: Request, ask: Ask) -> Outcome:
-        """The answer to one request, with the response format where the endpoint may take it."""
-        has_own = "response_format" in request.body
-        if self._mode == "never" or self.is_format_refused or has_own:
-            return await ask(request)
-        body = {**request.body, "response_format": self._format}
-        outcome = await ask(msgspec.structs.replace(request, body=body))
-        error = outcome.error
-        if error is None:
-            self._is_format_taken = True
-        if self._mode == "always" or not isinstance(error, Rejected):
-            return outcome
-        is_named = any(word in error.what.lower() for word in _FORMAT_WORDS)
-        if error.status not in _REFUSALS or (self._is_format_taken and not is_named):
-            return outcome
-        outcome = await ask(request)
-        # Proven by an answer: else the row itself may be what is wrong.
-        if outcome.reply is not None and not self._is_format_taken:
-            self.is_format_refused = True
-        return outcome
-
-    def _instructed(self, request: Request) -> Request:
-        """The request with what is wanted said in its system message.
-
-        The prompt's own has it at its end already. Raises Rejected for a request without messages.
-        """
-        body = request.body
-        messages = body.get("messages") if isinstance(body, dict) else None
-        if not isinstance(messages, list) or not messages:
-            raise Rejected(
-                f"only chat completions can be tagged: the request to {request.url} has no messages"
-            )
-        first, *others = messages
-        is_system = isinstance(first, dict) and first.get("role") in ("system", "developer")
-        content = first.get("content") if is_system else None
-        if isinstance(content, str):
-            if content.endswith(self._instructions):
-                return request
-            first = {**first, "content": f"{content}\n\n{self._instructions}"}
-        elif isinstance(content, list):
-            part = {"type": "text", "text": self._instructions}
-            first = {**first, "content": [*content, part]}
-        else:
-            first, others = {"role": "system", "content": self._instructions}, messages
-        return msgspec.structs.replace(request, body={**body, "messages": [first, *others]})
 
     async def _read(self, answer: Any, finish_reason: str | None) -> tuple[Any, str]:
         """The tag in an answer, and what is wrong with it; nothing is where it is valid."""
@@ -158,22 +105,6 @@ class Tagging:
         except (OverflowError, ValueError) as error:
             problems = [*problems, f"a value in it cannot be kept: {error}"]
         return value, "; ".join(problems)
-
-
-def instructions(schema: Schema) -> str:
-    """What the prompt says of the answer that is wanted."""
-    shown = msgspec.json.encode(schema.json_schema).decode()
-    return (
-        "Answer with JSON and nothing else: no explanation, no code fence. The answer must be "
-        f"valid by this JSON Schema:\n{shown}"
-    )
-
-
-def _response_format(schema: Schema) -> dict[str, Any]:
-    named: dict[str, Any] = {"name": schema.name, "schema": schema.json_schema}
-    if schema.is_strict:
-        named["strict"] = True
-    return {"type": "json_schema", "json_schema": named}
 
 
 def _first(output: Any) -> Any:

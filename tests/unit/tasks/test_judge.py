@@ -85,6 +85,7 @@ def test_the_judge_sees_what_was_asked_and_answered() -> None:
         "strict": True,
         "extracted": "By Mrs Shelley.",
         "verdict": "correct",
+        "judgement": "Yes.\nVERDICT: CORRECT",
     }
     assert sends[0].request is ASKED
     body = sends[1].request.body

@@ -30,7 +30,8 @@ from redline.testing.backends import Send, Step
 
 STORY = "the old lighthouse keeper found a brass key under the stairs one rainy morning"
 OTHER = "nobody at the market could say why the painted kettle had begun to sing again"
-REQUEST = Request(body={"messages": [], "temperature": 0.2})
+ASKED = [{"role": "user", "content": "Tell a story."}]
+REQUEST = Request(body={"messages": ASKED, "temperature": 0.2})
 Made = tuple[Outcome, list[dict[str, Any]]]
 
 
@@ -58,7 +59,7 @@ def replies(*outputs: Any, finish_reason: str = "stop") -> list[Reply]:
 async def test_a_text_is_asked_for_with_its_own_seed_and_sampling() -> None:
     task = synthesis(variations=Variations(9, vary={"temperature": [0.9]}))
     outcome, sent = await made(task, replies(STORY), {"n": 3, "seed": 43, "temperature": 0.9})
-    assert sent == [{"messages": [], "temperature": 0.9, "seed": 43}]
+    assert sent == [{"messages": ASKED, "temperature": 0.9, "seed": 43}]
     assert (outcome.status, outcome.output) == ("succeeded", STORY)
     assert outcome.fields == {"seed": 43}
     without = synthesis(variations=Variations(9, first_seed=None))
@@ -195,7 +196,7 @@ async def test_a_later_run_knows_the_texts_and_goes_on_with_other_seeds(tmp_path
 @pytest.mark.parametrize(
     ("line", "replacement"),
     [
-        ("self._index.keep(_text(line.output), line.row)", "pass"),
+        ("self._index.keep(text_of(line.output), line.row)", "pass"),
         ("self._dropped[failed.row] = failed.dropped", "pass"),
     ],
 )

@@ -16,6 +16,7 @@ from redline.errors import CallError, Rejected, ServerFailed, TimedOut
 from redline.run.task import Ask
 from redline.tasks import tagging, usage_sum
 from redline.tasks.schema import Schema, as_json_schema
+from redline.tasks.structured import Structured
 from redline.testing import ScriptedBackend, Send
 
 LABELS = Schema(as_json_schema(["card_arrival", "top_up"]))
@@ -278,7 +279,7 @@ def systems(content: Any, role: str = "system") -> list[Any]:
 
 
 def test_a_system_message_of_the_rows_own_is_kept() -> None:
-    wanted = tagging.instructions(LABELS)
+    wanted = Structured(LABELS).instructions
     assert systems("Be brief.") == [2, "system", f"Be brief.\n\n{wanted}"]
     assert systems("Be brief.", "developer") == [2, "developer", f"Be brief.\n\n{wanted}"]
     assert systems(f"Be brief.\n\n{wanted}") == [2, "system", f"Be brief.\n\n{wanted}"]
@@ -289,7 +290,7 @@ def test_a_system_message_of_the_rows_own_is_kept() -> None:
 
 @pytest.mark.parametrize("body", [None, "text", {"input": "x"}, {"messages": []}])
 def test_only_chat_can_be_tagged(body: Any) -> None:
-    with pytest.raises(Rejected, match="only chat completions can be tagged"):
+    with pytest.raises(Rejected, match="only chat completions can answer by a schema"):
         tagged([said(GOOD)], request=Request(body=body, url="/v1/embeddings"))
 
 
