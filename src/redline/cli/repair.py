@@ -37,7 +37,7 @@ def repair(
             hint=f"run the same command again, which puts its copy into {copy} and names what is "
             f"wrong; then redline repair {shlex.quote(str(copy))}, and run it once more",
         )
-    repairs = take_out(Output(path=results_path(results)))
+    repairs = take_out(Output.at(results_path(results)))
     changed = [done for done in repairs if done.aside is not None]
     for done in changed:
         say(f"repair: {_told(done)}\n")

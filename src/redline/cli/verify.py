@@ -41,7 +41,7 @@ def verify(
     first_rows = values.whole(stated(ctx), "limit", 1)
     url = url_of(results)
     if url is None:
-        verdict = check(Output(path=results_path(results)), rows, first_rows)
+        verdict = check(Output.at(results_path(results)), rows, first_rows)
     else:
         verdict = _verify_object(url, rows, first_rows)
     say(f"{verdict}\n")

@@ -26,6 +26,7 @@ from redline.run.journal import Journal
 from redline.run.load import Load, paced
 from redline.run.lock import OutputLock
 from redline.run.manifest import Manifest
+from redline.run.place import check_place
 from redline.run.record import Result
 from redline.run.report import Report
 from redline.run.results_file import telling
@@ -320,6 +321,7 @@ async def _opened(run: _Run) -> AsyncIterator[None]:
         stack.push_async_callback(_end_count, run)
         if job.output is not None:
             output = job.output
+            check_place(output)
             stack.enter_context(OutputLock(output))
             if run.stream is not None:
                 # Closed after the journal, whose last results it acknowledges.

@@ -33,6 +33,8 @@ from redline.run import manifest as manifests
 from redline.run.lock import OutputLock
 from redline.run.object_store import Found, ObjectStore, store_of
 from redline.run.object_url import ObjectUrl
+from redline.run.output_names import names_of
+from redline.run.place import check_place
 from redline.run.results_file import replace_file
 from redline.run.settings import Output
 from redline.run.source_object import ObjectReader
@@ -80,11 +82,13 @@ class Mirror:
 
         Raises ConfigError where the store refuses, or holds what must not be replaced.
         """
-        output = self.output
         try:
             self._store.check_writable(self.url)
+            if not self.output.state_path.exists() and _has_old_names(self.url, self._store):
+                self.output = msgspec.structs.replace(self.output, has_old_names=True)
+            check_place(self.output)
             self._make_folder()
-            with OutputLock(output):
+            with OutputLock(self.output):
                 self._load()
                 if restart:
                     self._put_aside()
@@ -149,6 +153,7 @@ class Mirror:
     def _reconcile_all(self, *, is_forced: bool) -> None:
         manifest = manifests.path_of(self.output)
         has_manifest = self._store.find(self._url(manifest)) is not None
+        self._check_owner(has_manifest=has_manifest)
         is_fetched = False
         for path in _files(self.output):
             found = self._store.find(self._url(path))
@@ -160,6 +165,19 @@ class Mirror:
             is_fetched |= self._reconcile(path, found)
         if has_manifest and (is_fetched or not manifest.exists()):
             _fetch(self._store, self._url(manifest), manifest, self._stopped)
+
+    def _check_owner(self, *, has_manifest: bool) -> None:
+        """Raises ConfigError if the manifest is that of `labels`, and this is `labels.jsonl`."""
+        older = self.url.beside(self.url.file.name.removesuffix(".jsonl"))
+        is_begun = not has_manifest or older == self.url or self._store.find(self.url) is not None
+        if is_begun or self.output.path.exists() or not _has_old_names(older, self._store):
+            return
+        if self._store.find(older) is not None:
+            raise ConfigError(
+                f"{self._url(self.output.state_path).name} belongs to {older.name}, which an older "
+                "redline has begun",
+                hint="choose another -o",
+            )
 
     def _reconcile(self, path: Path, found: Found | None) -> bool:
         """Whether the file was fetched. Raises ConfigError where it and the object are apart."""
@@ -287,24 +305,36 @@ def fetched(url: ObjectUrl) -> Generator[Output]:
     with TemporaryDirectory(prefix="redline-") as folder:
         output = Output(path=Path(folder, url.file.name))
         try:
-            _fetch_all(url, output)
-            yield output
+            yield _fetch_all(url, output)
         except RedlineError as error:
             base, here = url.beside("").name, f"{folder}/"
             error.what, error.hint = error.what.replace(here, base), error.hint.replace(here, base)
             raise
 
 
-def _fetch_all(url: ObjectUrl, output: Output) -> None:
-    output.state_path.mkdir()
+def _fetch_all(url: ObjectUrl, output: Output) -> Output:
+    """The output, with the names that its objects have."""
     store = store_of(url, "reading")
     try:
+        output = msgspec.structs.replace(output, has_old_names=_has_old_names(url, store))
+        output.state_path.mkdir()
         for path in (manifests.path_of(output), *_files(output)):
             there = url.beside(path.relative_to(output.path.parent).as_posix())
             if store.find(there) is not None:
                 _fetch(store, there, path, threading.Event())
     except StoreError as error:
         raise ConfigError(f"cannot read {url.name}: {error.reason}", hint=error.hint) from error
+    return output
+
+
+def _has_old_names(url: ObjectUrl, store: ObjectStore) -> bool:
+    """As `output_names.has_old_names`, of the objects in the store."""
+    name = url.file.name
+    old, new = names_of(name, are_old=True), names_of(name)
+    if old == new or store.find(url.beside(f"{new.state}/manifest.json")) is not None:
+        return False
+    is_there = store.find(url.beside(f"{old.state}/manifest.json")) is not None
+    return is_there and store.find(url.beside(f"{name}.jsonl")) is None
 
 
 def _files(output: Output) -> tuple[Path, Path]:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from redline.errors import RedlineError
 from redline.run.execute import Display, execute
 from redline.run.mirror import Mirror
@@ -32,6 +34,7 @@ async def execute_mirrored(
     # In a thread: a driver is imported.
     mirror = await asyncio.to_thread(Mirror, job.output)
     await _in_thread(mirror, partial(mirror.prepare, restart=job.restart, force=job.force))
+    job = msgspec.structs.replace(job, output=mirror.output)
     report = await execute(job, display=display, on_start=on_start, on_result=on_result)
     if isinstance(report.stopped, ResultsLost):
         # The files at these names are not what the run has written.

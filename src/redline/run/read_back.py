@@ -31,3 +31,15 @@ def read_results(path: Path) -> Iterator[bytes]:
                 )
     finally:
         os.close(fd)
+
+
+def has_sound_line(path: Path) -> bool:
+    """Any line of the file is one of redline's. Raises JournalError if it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise JournalError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        return any(stretch.keys for stretch in read_stretches(fd))
+    finally:
+        os.close(fd)

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from redline.errors import ConfigError, JournalError
+from redline.errors import ConfigError
 from redline.run import manifest as manifests
 from redline.run.entries import read_stretches
 from redline.run.identity import KeySet
 from redline.run.lock import OutputLock
+from redline.run.place import owner_of_failures
+from redline.run.read_back import has_sound_line
 from redline.run.results_file import (
     open_alone,
     sync_name,
@@ -50,8 +52,13 @@ def repair(output: Output) -> list[Repair]:
     Raises ConfigError where there is no results file of redline, where it is another output's
     failures, or while a run writes to it, JournalError where a file cannot be read or written.
     """
-    _check_is_no_failures_file(output.path)
-    if not manifests.path_of(output).exists() and not _has_sound_line(output.path):
+    owner = owner_of_failures(output.path)
+    if owner is not None and owner.path.exists():
+        raise ConfigError(
+            f"{output.path} holds the failures of {owner.path}",
+            hint=f"redline repair {owner.path} repairs both",
+        )
+    if not manifests.path_of(output).exists() and not has_sound_line(output.path):
         raise ConfigError(
             f"{output.path} is not a results file of redline",
             hint=f"no line of it is, and there is no {manifests.path_of(output)}",
@@ -61,29 +68,6 @@ def repair(output: Output) -> list[Repair]:
         if output.failed_path.exists():
             repairs.append(_repaired(output.failed_path, is_unique=False))
     return repairs
-
-
-def _check_is_no_failures_file(path: Path) -> None:
-    """Another output's failures are under that output's lock, and may hold a row twice."""
-    base = path.name.removesuffix(".failed.jsonl")
-    for name in (f"{base}.jsonl", base):
-        owner = Output(path=path.with_name(name))
-        if owner.failed_path == path and owner.path.exists():
-            raise ConfigError(
-                f"{path} holds the failures of {owner.path}",
-                hint=f"redline repair {owner.path} repairs both",
-            )
-
-
-def _has_sound_line(path: Path) -> bool:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise JournalError(f"cannot read {path}: {error.strerror}") from error
-    try:
-        return any(stretch.keys for stretch in read_stretches(fd))
-    finally:
-        os.close(fd)
 
 
 def _repaired(path: Path, *, is_unique: bool) -> Repair:

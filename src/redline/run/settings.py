@@ -17,6 +17,7 @@ from redline.errors import ConfigError, nearest
 from redline.limits import Limits
 from redline.run.embedded import Embedded
 from redline.run.object_url import ObjectUrl, local_path, url_of
+from redline.run.output_names import Names, has_old_names, names_of
 from redline.run.stream_url import stream_of
 from redline.run.task import Task
 
@@ -87,13 +88,15 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     """Where results go and what a line holds.
 
     path: the results file; failures and the run's state go beside it. url: the object that the
-    results file becomes when the run ends; `path` is then its copy on this machine. ordered: the
+    results file becomes when the run ends; `path` is then its copy on this machine. has_old_names:
+    what is beside it is named as an earlier redline did, see `output_names`. ordered: the
     finished file is in input order. keep_input: each line repeats its row. raw: each line holds the
     whole reply.
     """
 
     path: Path
     url: ObjectUrl | None = None
+    has_old_names: bool = False
     format: str = "redline"
     ordered: bool = False
     keep_input: bool = False
@@ -113,7 +116,8 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
         Raises ConfigError for a URL that nothing can be written to.
         """
         url = url_of(place)
-        return cls(path=local_path(place) if url is None else url.copy_path(), url=url, **fields)
+        path = local_path(place) if url is None else url.copy_path()
+        return cls(path=path, url=url, has_old_names=has_old_names(path), **fields)
 
     @property
     def name(self) -> str:
@@ -128,16 +132,15 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failed_path(self) -> Path:
-        return self.path.with_name(f"{self._stem}.failed.jsonl")
+        return self.path.with_name(self._names.failed)
 
     @property
     def state_path(self) -> Path:
-        return self.path.with_name(f"{self._stem}.redline")
+        return self.path.with_name(self._names.state)
 
     @property
-    def _stem(self) -> str:
-        """What the names beside it begin with: two outputs in one folder never share them."""
-        return self.path.stem if self.path.suffix == ".jsonl" else self.path.name
+    def _names(self) -> Names:
+        return names_of(self.path.name, are_old=self.has_old_names)
 
 
 class Hooks(msgspec.Struct, frozen=True, kw_only=True):
