@@ -6,6 +6,7 @@ the event loop and must return at once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Protocol
 
 import msgspec
@@ -86,10 +87,14 @@ class CacheAsked(Event, frozen=True):
 
 
 class RowsSaved(Event, frozen=True):
-    """Rows are on disk. Counts since the last such event."""
+    """Rows are on disk. Counts since the last such event.
+
+    flawed: successes whose answer is cut, empty or refused, by the finish reason.
+    """
 
     succeeded: int
     failed: int
+    flawed: Mapping[str, int] = {}
 
 
 class Listener(Protocol):

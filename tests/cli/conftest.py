@@ -96,8 +96,8 @@ _ERRORS = {
 class Odd(ThreadingHTTPServer):
     """Answers by the first part of the path; keeps what it was asked.
 
-    /html, and the names of _ERRORS. GET /chat answers a JSON string, POST /ask an object that
-    repeats the body, anything else a chat completion.
+    /html, /empty, /cut, /filtered, and the names of _ERRORS. GET /chat answers a JSON string, POST
+    /ask an object that repeats the body, anything else a chat completion.
     """
 
     daemon_threads = True
@@ -142,8 +142,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif kind == "ask":
             self._send(200, json.dumps({"result": {"items": [{"text": body}]}}).encode())
         else:
-            message = {"role": "assistant", "content": "yes"}
-            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            message = {"role": "assistant", "content": "" if kind == "empty" else "yes"}
+            reason = {"cut": "length", "filtered": "content_filter"}.get(kind, "stop")
+            choice = {"index": 0, "message": message, "finish_reason": reason}
             self._send(200, json.dumps({"choices": [choice]}).encode())
 
     def _send(self, status: int, body: bytes, kind: str = "application/json") -> None:

@@ -13,6 +13,7 @@ from redline.calls.spending import dollars_text
 from redline.cli.output import Notes
 from redline.errors import ConfigError, RedlineError
 from redline.run import notices as troubles
+from redline.run.flaws import flaws_text
 from redline.run.notices import duration
 from redline.run.object_url import url_of
 from redline.run.plan import Plan
@@ -43,6 +44,7 @@ def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
     lines = [_sum(report)]
     if report.input is not None and report.input.left and not report.is_complete:
         lines.append(report.input.text())
+    lines += _flaw_lines(report, argv)
     if report.attempts:
         per_s = report.attempts / report.elapsed_s if report.elapsed_s > 0 else 0.0
         lines.append(
@@ -104,6 +106,8 @@ def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
     }
     if report.cache is not None or report.cache_notes:
         fields["cache"] = {**msgspec.to_builtins(report.cache or {}), "notes": report.cache_notes}
+    if report.flawed:
+        fields["results"], fields["flawed"] = report.results, report.flawed
     if report.outages is not None:
         fields["outages"] = msgspec.to_builtins(report.outages)
     if report.batches is not None:
@@ -117,6 +121,18 @@ def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
 def _input_fields(report: Report) -> dict[str, object] | None:
     counts = report.input
     return None if counts is None else {**msgspec.to_builtins(counts), "left": counts.left}
+
+
+def _flaw_lines(report: Report, argv: Sequence[str]) -> list[str]:
+    """How many of the successes are cut, empty or refused, and what to do about it."""
+    if not report.flawed:
+        return []
+    line = f"{report.results:,} succeeded, of them {flaws_text(report.flawed)}"
+    if argv[:1] == ["run"] and not any(word.startswith("--fail-on") for word in argv):
+        line += f": --fail-on {','.join(report.flawed)}"
+    elif "length" in report.flawed:
+        line += ": raise --max-tokens"
+    return [line]
 
 
 def _cache_lines(report: Report) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from redline.run.account import AccountFile
 from redline.run.bill import Bill
 from redline.run.descriptors import raise_limit
 from redline.run.feed import Feed
+from redline.run.flaws import flaw_of
 from redline.run.identity import Identifier, KeySet, MessageKeys
 from redline.run.journal import Journal
 from redline.run.load import Load, paced
@@ -61,6 +63,8 @@ class View(Protocol):
     source_name: str
 
     def counts(self) -> InputCounts: ...
+
+    def flawed(self) -> dict[str, int]: ...
 
 
 class Display(Protocol):
@@ -209,7 +213,9 @@ class _Run:
         if self.stream is not None:
             self.stream.acknowledge(results)
         succeeded = sum([result.outcome.status == "succeeded" for result in results])
-        self.tally.on_event(RowsSaved(SYSTEM.now_s(), succeeded, len(results) - succeeded))
+        flaws = Counter(filter(None, [flaw_of(result.outcome) for result in results]))
+        failed = len(results) - succeeded
+        self.tally.on_event(RowsSaved(SYSTEM.now_s(), succeeded, failed, flaws))
 
     def recall(self, journal: Journal) -> None:
         """What the output holds are rows of this input, done by earlier runs."""
@@ -241,6 +247,11 @@ class _Run:
         is_possible = known.left >= feed.rows_read - feed.rows_skipped - tally.saved
         return known if is_possible else seen
 
+    def flawed(self) -> dict[str, int]:
+        """Successes by all runs of the output whose answer is cut, empty or refused."""
+        before = Counter[str]() if self.journal is None else self.journal.answers.flaws
+        return dict((before + self.tally.flawed).most_common())
+
     def report(self, elapsed_s: float) -> Report:
         tally, runner = self.tally, self.runner
         kinds = {kind: count for kind, count in tally.errors.most_common() if kind != "cancelled"}
@@ -248,6 +259,8 @@ class _Run:
             offered=runner.offered,
             succeeded=tally.succeeded,
             failed=tally.failed,
+            results=tally.succeeded + (self.journal.answers.total if self.journal else 0),
+            flawed=self.flawed(),
             skipped=self._skipped,
             untried=self._untried,
             retries=tally.retries,

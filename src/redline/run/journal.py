@@ -32,9 +32,10 @@ from itertools import islice
 
 from msgspec import MsgspecError
 
-from redline.calls import Outcome
+from redline.calls import Outcome, Reply
 from redline.errors import JournalError, Rejected
 from redline.run.entries import Stretch
+from redline.run.flaws import Answers
 from redline.run.identity import KeySet, is_other
 from redline.run.record import Result, failure_line, result_line
 from redline.run.results_file import ResultsFile, ResultsLost
@@ -76,6 +77,8 @@ class Journal:
         # Rows that had succeeded before this run, and those that it has made good.
         self.succeeded = KeySet()
         self._made_good = KeySet()
+        # The successes that were here before this run, and still are.
+        self.answers = Answers()
         self.failed = KeySet()
         # Rows with a success of other content than they have now.
         self._outdated: set[int] = set()
@@ -329,12 +332,15 @@ class Journal:
     def _drop_outdated(self, keeps_last: Callable[[int], bool]) -> None:
         if self._outdated:
             aside = self.output.state_path / self.output.path.name
-            self._results.drop(self._outdated, keeps_last, aside)
+            moved = self._results.drop(self._outdated, keeps_last, aside)
+            if moved is not None:
+                self.answers.take_out(moved)
             self._outdated.clear()
 
     def _on_successes(self, found: Stretch) -> None:
         repeated, changed = self.succeeded.add_marked(found.keys, found.marks())
         self.succeeded.foresee(found.share)
+        self.answers.add(found.lines)
         self._outdated.update(found.keys[place] for place in changed)
         for place in repeated:
             offset = next(islice(found.offsets(), place, None))
@@ -355,9 +361,10 @@ class Journal:
 def _named(result: Result) -> Result:
     """Which row it is and how it ended, without what was asked and answered."""
     row, outcome = result.row, result.outcome
+    reply = None if outcome.reply is None else Reply(finish_reason=outcome.reply.finish_reason)
     return Result(
         row=Row(row.number, row.line, None, b""),
         key=result.key,
         custom_id=result.custom_id,
-        outcome=Outcome(status=outcome.status, attempts=outcome.attempts),
+        outcome=Outcome(status=outcome.status, reply=reply, attempts=outcome.attempts),
     )

@@ -6,6 +6,7 @@ import errno
 import os
 
 from redline.run.execute import View
+from redline.run.flaws import all_flawed
 from redline.run.tally import Outages
 
 # One connection that fails among many is no outage.
@@ -40,6 +41,7 @@ def notices(view: View, now_s: float) -> dict[str, str]:
         return {"ending": finishing(calls, most_s, is_interrupted=is_interrupted)}
     found = {
         "outage": outage_now(tally.outages(now_s), tries_again=view.job.retry.max_retries > 0),
+        "answers": all_flawed(tally.succeeded, tally.flawed),
         "failing": failing(tally.failures_in_a_row, now_s - tally.failing_since_s),
     }
     if found["outage"] is not None:

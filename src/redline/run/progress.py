@@ -17,6 +17,7 @@ from redline.calls.prices import DOLLAR
 from redline.calls.spending import dollars_text
 from redline.clock import SYSTEM, Clock
 from redline.run.execute import View
+from redline.run.flaws import flaws_text
 from redline.run.notices import STANDSTILL, duration, notices
 from redline.run.row_count import InputCounts
 from redline.run.tally import BatchUse, CacheUse
@@ -32,6 +33,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
 
     done, failed: rows by this run. skipped: rows that were done before, as far as it has read.
     input: the whole input. fraction: of it, None while the number of its rows is unknown.
+    flawed: of the rows done, those with an answer that is cut, empty or refused, by finish reason.
     notices: what goes wrong, by kind, each in one sentence.
     spent: in words, empty while nothing is known. spent_usd, expected_usd: so far, and at the end.
     spent_tokens: against a budget in tokens.
@@ -52,6 +54,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     eta_s: float | None
     fraction: float | None
     is_draining: bool
+    flawed: dict[str, int] = {}
     notices: dict[str, str] = {}
     spent: str = ""
     spent_usd: float | None = None
@@ -106,6 +109,7 @@ class Meter:
             eta_s=eta_s,
             fraction=self._fraction,
             is_draining=runner.is_draining,
+            flawed=view.flawed(),
             notices=found,
             spent=spent.text,
             spent_usd=spent.usd,
@@ -136,6 +140,8 @@ def line_of(snapshot: Snapshot) -> str:
         f"{_rate(snapshot.tokens_per_s)} tokens/s",
         f"{snapshot.rate_limited:,} x 429",
     ]
+    if snapshot.flawed:
+        parts.insert(1, f"of those done {flaws_text(snapshot.flawed)}")
     if snapshot.spent:
         parts.append(f"spent {snapshot.spent}")
         if snapshot.expected_usd is not None:

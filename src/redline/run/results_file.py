@@ -205,11 +205,13 @@ class ResultsFile:
         except OSError as error:
             raise self._failed(error) from error
 
-    def drop(self, keys: Container[int], keeps_last: Callable[[int], bool], aside: Path) -> None:
+    def drop(
+        self, keys: Container[int], keeps_last: Callable[[int], bool], aside: Path
+    ) -> Path | None:
         """Takes the lines of these rows out, but the last one of a row if it is to be kept.
 
         They go to labels.outdated-1.jsonl beside `aside`, or the first such name that is free.
-        Blocks. Raises JournalError.
+        Returns that file; None if there are no such lines. Blocks. Raises JournalError.
         """
         self.flush()
         lines: dict[int, list[tuple[int, int]]] = {}
@@ -222,11 +224,13 @@ class ResultsFile:
             if keeps_last(key):
                 found.pop()
         out = array("Q", chain.from_iterable(sorted(chain.from_iterable(lines.values()))))
-        if out:
-            take_out(self.path, self._fd, out, free_name(aside, "outdated"))
-            with telling(self.path):
-                self._reopen()
-                self._go_to_end()
+        if not out:
+            return None
+        moved = take_out(self.path, self._fd, out, free_name(aside, "outdated"))
+        with telling(self.path):
+            self._reopen()
+            self._go_to_end()
+        return moved
 
     def close(self) -> None:
         self._close()

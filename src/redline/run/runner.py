@@ -34,6 +34,7 @@ from redline.errors import (
 from redline.events import Listener, RowsSaved
 from redline.run.bill import Bill
 from redline.run.feed import Picked, Supply
+from redline.run.flaws import flaw_of
 from redline.run.hope import Hope
 from redline.run.identity import custom_id
 from redline.run.journal import Journal
@@ -358,7 +359,10 @@ class Runner:
         outcome.custom_id, outcome.row, outcome.input = name, row.number, row.data
         result = Result(row=row, key=picked.key, mark=picked.mark, custom_id=name, outcome=outcome)
         if self.journal is None:
-            saved = RowsSaved(self._clock.now_s(), int(error is None), int(error is not None))
+            flaw = flaw_of(outcome)
+            flaws = {} if flaw is None else {flaw: 1}
+            now_s = self._clock.now_s()
+            saved = RowsSaved(now_s, int(error is None), int(error is not None), flaws)
             self._listener.on_event(saved)
         else:
             try:

@@ -96,6 +96,7 @@ class Tally:
         self.retrying = 0
         self.succeeded = 0
         self.failed = 0
+        self.flawed: Counter[str] = Counter()  # of those that succeeded
         self.input_tokens = 0
         self.output_tokens = 0
         self.parked_until_s = 0.0
@@ -154,6 +155,8 @@ class Tally:
         elif isinstance(event, RowsSaved):
             self.succeeded += event.succeeded
             self.failed += event.failed
+            if event.flawed:
+                self.flawed.update(event.flawed)
         elif isinstance(event, RetryScheduled):
             self.retrying += 1
             if self.on_wait is not None:

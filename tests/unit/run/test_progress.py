@@ -14,8 +14,9 @@ import pytest
 from redline.calls.prices import DOLLAR
 from redline.calls.spending import Allowance
 from redline.clock import SYSTEM
-from redline.events import AttemptEnded, CacheAsked, EndpointBack, EndpointLost
+from redline.events import AttemptEnded, CacheAsked, EndpointBack, EndpointLost, RowsSaved
 from redline.run.bill import Spent
+from redline.run.flaws import all_flawed
 from redline.run.notices import duration, failing, finishing, outage_now, outages_ended
 from redline.run.progress import (
     JsonProgress,
@@ -58,6 +59,7 @@ def view(rows: int | None = None) -> Any:
         )
 
     seen.counts = counts
+    seen.flawed = lambda: dict(seen.tally.flawed)
     return seen
 
 
@@ -245,6 +247,26 @@ def test_what_is_finished_while_a_run_ends() -> None:
         finishing(1, 5.0, is_interrupted=False) == "stopping: finishing 1 call, for at most 5.0 s"
     )
     assert finishing(0, 0.0, is_interrupted=True) == "interrupted: saving what is done"
+
+
+def test_flawed_answers_are_counted_beside_those_done() -> None:
+    seen = view(100)
+    seen.tally.on_event(RowsSaved(0.0, 9, 1, {"length": 8}))
+    found = Meter(seen, ManualClock()).read()
+    assert line_of(found).startswith(
+        "100 rows: 9 done, 1 failed, 90 left, of those done 8 cut by max_tokens, 0 retrying, "
+    )
+    assert found.notices == {}
+    seen.tally.on_event(RowsSaved(0.0, 1, 0))
+    assert Meter(seen, ManualClock()).read().notices == {}
+
+
+def test_a_run_of_flawed_answers_alone_is_warned_of() -> None:
+    assert all_flawed(9, {"length": 9}) is None
+    assert all_flawed(10, {"length": 9}) is None
+    assert all_flawed(1234, {"empty": 1000, "length": 234}) == (
+        "warning: all 1,234 answers so far are empty or cut by max_tokens: raise --max-tokens"
+    )
 
 
 def test_failures_in_a_row_end_with_any_answer() -> None:
