@@ -42,6 +42,15 @@ class AttemptEnded(Event, frozen=True):
     output_tokens: int
 
 
+class RequestRepeated(Event, frozen=True):
+    """A request is written once more, on a new connection, since a kept one has failed it.
+
+    The server may have processed both. It is no retry: the row has done nothing wrong.
+    """
+
+    endpoint: str
+
+
 class RetryScheduled(Event, frozen=True):
     """A row waits `wait_s` and is then tried again."""
 

@@ -561,15 +561,44 @@ def test_a_repeated_get_whose_connection_goes_stale_leaks_no_grant(run: Run) -> 
     run(main())
 
 
-def test_a_post_is_never_repeated_by_itself(run: Run) -> None:
+def test_a_post_whose_kept_connection_fails_is_repeated_once_on_a_new_one(run: Run) -> None:
     async def main() -> None:
-        async with RawServer(replying(answer(chat("a")), None, answer(chat("b")))) as server:
-            backend = backend_of(server)
-            assert (await backend.send(ASK, Call())).is_success
+        heard = Heard()
+        replies = (answer(chat("a")), None, answer(chat("b")), None, None)
+        async with RawServer(replying(*replies)) as server:
+            backend = backend_of(
+                server, limits=Limits(requests="10/60s", profile="fixed"), listener=heard
+            )
+            assert (await backend.send(ASK, Call())).output == "a"
+            assert (await backend.send(ASK, Call())).output == "b"
+            assert [seen.connection for seen in server.seen] == [1, 1, 2]
             outcome = await backend.send(ASK, Call())
             assert isinstance(outcome.error, Disconnected)
             assert outcome.error.was_sent
-            assert len(server.seen) == 2
+            assert [seen.connection for seen in server.seen] == [1, 1, 2, 2, 3]
+            # Each write is one against the limits.
+            assert backend.limiter.budget.lines[0].window._sent_amount == 5
+            assert heard.ends == [None, "disconnected", None, "disconnected", "disconnected"]
+            assert_nothing_held(backend)
+            await backend.aclose()
+
+    run(main())
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_post_is_not_repeated_on_a_new_connection_or_when_it_must_go_out_once(
+    run: Run, is_kept: bool
+) -> None:
+    async def main() -> None:
+        replies = (answer(chat("a")), None) if is_kept else (None,)
+        async with RawServer(replying(*replies, answer(chat("b")))) as server:
+            backend = backend_of(server)
+            if is_kept:
+                assert (await backend.send(ASK, Call())).is_success
+            outcome = await backend.send(ASK, Call(once=is_kept))
+            assert isinstance(outcome.error, Disconnected)
+            assert outcome.error.was_sent
+            assert len(server.seen) == len(replies)
             await backend.aclose()
 
     run(main())

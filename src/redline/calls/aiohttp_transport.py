@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import ssl
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -20,57 +21,92 @@ from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
-from aiohttp.client_reqrep import ClientRequest, ClientResponse
+from aiohttp.client_reqrep import ClientRequest, ClientResponse, ConnectionKey
 from aiohttp.connector import Connection
 from yarl import URL
 
 from redline._version import __version__
 from redline.calls.answer_headers import answer_headers
+from redline.calls.connection import unread
 from redline.calls.direct import check_head
 from redline.calls.endpoint import Endpoint
-from redline.calls.exchange import EVENTS, Answer, Exchange, StaleConnection, TaskAlarm, Wire
+from redline.calls.exchange import (
+    EVENTS,
+    Answer,
+    Exchange,
+    Repeat,
+    StaleConnection,
+    TaskAlarm,
+    Wire,
+)
 from redline.calls.inflate import cut_short, inflate_for
 from redline.calls.intake import LONG_BYTES, Intake
 from redline.calls.pool import HINTS, KEEP_ALIVE_S, trusting
+from redline.calls.reuse import Reuse, Trace, trace_of
 from redline.clock import Clock
 from redline.errors import BadReply, CallError, Disconnected, Rejected
 
 _MOST_STALE = 8
 
-_EXCHANGE: ContextVar[tuple[Exchange, TaskAlarm]] = ContextVar("redline_exchange")
 
+class _Handler(ResponseHandler):
+    """aiohttp's connection, but a body without a length is not whole where the connection broke.
 
-class _Held:
-    """aiohttp's connection, as the gate sees it."""
+    is_used: a request has been written on it. asked, last: see Kept.
+    """
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    is_used = False
+    asked: Trace = b""
+    last: tuple[Trace, Trace] | None = None
+    _unread: select.poll | None = None
 
     @property
     def is_open(self) -> bool:
-        transport, protocol = self._connection.transport, self._connection.protocol
-        if transport is None or protocol is None or transport.is_closing():
-            return False
+        """A request may be written: it is up, and nothing has come that no request asked for."""
         # It keeps what a server sends while nothing is asked, and would take it for the answer.
-        return not protocol.should_close
+        if self.transport is None or self.transport.is_closing() or self.should_close:
+            return False
+        # Over TLS, the first bytes may be a session's ticket.
+        return not self.is_used or self._unread is None or not self._unread.poll(0)
 
-
-class _GatedRequest(ClientRequest):
-    async def send(self, conn: Connection) -> ClientResponse:
-        exchange, alarm = _EXCHANGE.get()
-        await exchange.pass_gate(_Held(conn))
-        exchange.written(alarm)
-        return await super().send(conn)
-
-
-class _Handler(ResponseHandler):
-    """aiohttp's connection, but a body without a length is not whole where the connection broke."""
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._unread = unread(transport)
 
     def connection_lost(self, error: BaseException | None) -> None:
+        self._unread = None
         payload = self._payload
         if error is not None and payload is not None and not payload.is_eof():
             payload.set_exception(aiohttp.ClientPayloadError(str(error)))
         super().connection_lost(error)
+
+
+class _Open:
+    """An exchange that aiohttp is to write, and the connection that it has got for it."""
+
+    def __init__(self, wire: Wire, exchange: Exchange, alarm: TaskAlarm) -> None:
+        self.asked = trace_of(wire.body or b"")
+        self.exchange = exchange
+        self.alarm = alarm
+        self.handler: _Handler | None = None
+
+
+_OPEN: ContextVar[_Open] = ContextVar("redline_exchange")
+
+
+class _GatedRequest(ClientRequest):
+    async def send(self, conn: Connection) -> ClientResponse:
+        opened = _OPEN.get()
+        exchange, handler = opened.exchange, conn.protocol
+        if not isinstance(handler, _Handler):
+            # It was lost meanwhile.
+            raise StaleConnection
+        await exchange.pass_gate(handler)
+        opened.handler = handler
+        exchange.is_kept, handler.is_used = handler.is_used, True
+        handler.asked = opened.asked
+        exchange.written(opened.alarm)
+        return await super().send(conn)
 
 
 class _TimingConnector(aiohttp.TCPConnector):
@@ -79,15 +115,29 @@ class _TimingConnector(aiohttp.TCPConnector):
     Several at once wait for each other's turn on the event loop, which says nothing of the network.
     """
 
-    def __init__(self, on_handshake: Callable[[float], None], *, is_tls: bool) -> None:
+    def __init__(
+        self, on_handshake: Callable[[float], None], reuse: Reuse, *, is_tls: bool
+    ) -> None:
         # aiohttp's own context is made at its import, before settings may have named the roots.
         context = trusting() if is_tls else True
         super().__init__(limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=60, ssl=context)
         handler: type[ResponseHandler] = _Handler
         self._factory = partial(handler, loop=self._loop)
         self._on_handshake = on_handshake
+        self._reuse = reuse
         self._making = 0
         self._begun = 0
+
+    async def _get(self, key: ConnectionKey, traces: list[Any]) -> Connection | None:
+        if _OPEN.get().exchange.needs_new:
+            return None
+        return await super()._get(key, traces)
+
+    def _release(
+        self, key: ConnectionKey, protocol: ResponseHandler, *, should_close: bool = False
+    ) -> None:
+        should_close = should_close or not self._reuse.is_allowed
+        super()._release(key, protocol, should_close=should_close)
 
     async def _create_connection(
         self, req: ClientRequest, traces: list[Any], within: aiohttp.ClientTimeout
@@ -137,10 +187,12 @@ class AiohttpTransport:
         clock: Clock,
         on_handshake: Callable[[float], None],
         intake: Intake,
+        reuse: Reuse,
         proxy: str | None,
     ) -> None:
         self._endpoint = endpoint
         self._intake = intake
+        self._reuse = reuse
         self._clock = clock
         self._on_handshake = on_handshake
         self._proxy = proxy
@@ -149,7 +201,7 @@ class AiohttpTransport:
         self._session: aiohttp.ClientSession | None = None
 
     async def exchange(self, wire: Wire, exchange: Exchange) -> Answer:
-        """The whole answer to `wire`. Raises CallError."""
+        """The whole answer to `wire`. Raises CallError, and Repeat if the exchange may."""
         return await self._answered(wire, exchange, self._read)
 
     async def stream(
@@ -193,25 +245,40 @@ class AiohttpTransport:
             async with asyncio.timeout(None) as timer:
                 alarm = TaskAlarm(timer, self._clock)
                 exchange.start(wire.deadline_s, alarm)
-                response = await self._open(wire, exchange, alarm)
+                opened = _Open(wire, exchange, alarm)
+                response = await self._open(wire, opened)
                 exchange.headers_came()
                 body = await consume(response, exchange)
-                return Answer(response.status, answer_headers(response.raw_headers), body)
+                answer = Answer(response.status, answer_headers(response.raw_headers), body)
+                self._check(answer, opened)
+                return answer
         except TimeoutError:
             raise exchange.timed_out() from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise _translate(error, was_sent=exchange.sent_s is not None) from error
+            found = _translate(error, was_sent=exchange.sent_s is not None)
+            self._reuse.check(found, exchange, has_head=response is not None)
+            raise found from error
         finally:
             if response is not None:
                 # A connection whose answer was not read to its end is closed, not reused.
                 response.release()
 
-    async def _open(self, wire: Wire, exchange: Exchange, alarm: TaskAlarm) -> ClientResponse:
+    def _check(self, answer: Answer, opened: _Open) -> None:
+        """Raises Repeat if the answer may be another request's."""
+        assert opened.handler is not None
+        try:
+            self._reuse.own(answer, opened.exchange, opened.handler)
+        except Repeat:
+            opened.handler.close()
+            raise
+
+    async def _open(self, wire: Wire, opened: _Open) -> ClientResponse:
+        exchange = opened.exchange
         session = self._connected()
         if self._intake.is_full:
             exchange.waiting()
             await self._intake.room()
-        _EXCHANGE.set((exchange, alarm))
+        _OPEN.set(opened)
         for _ in range(_MOST_STALE):
             exchange.connecting()
             try:
@@ -231,7 +298,7 @@ class AiohttpTransport:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=_TimingConnector(
-                    self._on_handshake, is_tls=self._root.startswith("https:")
+                    self._on_handshake, self._reuse, is_tls=self._root.startswith("https:")
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 request_class=_GatedRequest,

@@ -38,6 +38,7 @@ class Call(msgspec.Struct, kw_only=True):
     attempts: attempts started. requests: written for what is asked now. sent_s: when the one in
     flight was written, None between attempts.
     held: what a long answer takes of the room for answers, until whoever asked lets go of it.
+    once: it is never written twice, even if the connection that it was written on fails.
     on_write: called just before a request is written; a CallError that it raises ends the attempt,
     and nothing is written.
     """
@@ -51,6 +52,7 @@ class Call(msgspec.Struct, kw_only=True):
     requests: int = 0
     sent_s: float | None = None
     held: Held | None = None
+    once: bool = False
     on_write: Callable[[], None] | None = None
 
     def let_go(self) -> None:

@@ -112,7 +112,8 @@ class BatchApi:
             "completion_window": WINDOW,
             "metadata": dict(metadata),
         }
-        return await _asked(self._small, Request(url=_BATCHES, body=body), Batch)
+        call = Call(once=True)
+        return await _asked(self._small, Request(url=_BATCHES, body=body), Batch, call)
 
     async def look(self, batch_id: str) -> Batch:
         """The batch as it stands."""
@@ -167,9 +168,9 @@ class _Anything(msgspec.Struct):
     """Whatever object it is."""
 
 
-async def _asked(backend: Backend, request: Request, kind: type[T]) -> T:
+async def _asked(backend: Backend, request: Request, kind: type[T], call: Call | None = None) -> T:
     """The answer, read as what it is to be."""
-    call = Call()
+    call = call or Call()
     outcome = await backend.send(request, call)
     call.let_go()
     if outcome.error is not None:

@@ -9,12 +9,14 @@
   closed    it is of no use any more
 
 What a server sends while nothing was asked, or behind its answer, ends the connection: the next
-answer on it could be that of another request.
+answer on it could be that of another request. It is looked for once more before a request is
+written, in what the socket holds unread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import select
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import cast
@@ -26,6 +28,7 @@ from redline.calls.deadlines import Deadline
 from redline.calls.exchange import Exchange
 from redline.calls.inflate import Inflate, cut_short, inflate_for
 from redline.calls.intake import LONG_BYTES, Intake
+from redline.calls.reuse import Trace, trace_of
 from redline.errors import BadReply, CallError, Disconnected
 
 # A server that sends more than this before a body, or between its chunks, is not one of ours
@@ -42,7 +45,11 @@ _LARGE_BODY_BYTES = 64 * 1024
 
 
 class Connection(asyncio.Protocol):
-    """One connection; one exchange at a time. on_lost: told once, when it is of no use any more."""
+    """One connection; one exchange at a time. on_lost: told once, when it is of no use any more.
+
+    is_used: a request has been written on it. asked, last: see Kept. unasked: what the server sent
+    while no request was open.
+    """
 
     def __init__(self, on_lost: Callable[[Connection], None], intake: Intake) -> None:
         self._on_lost = on_lost
@@ -55,8 +62,14 @@ class Connection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._error: CallError | None = None
+        self._refusal: CallError | None = None  # what a callback of the parser raised
+        self._unread: select.poll | None = None  # tells whether the socket has bytes for us
         self._is_reusable = True
         self._is_lost = False
+        self.is_used = False
+        self.asked: Trace = b""
+        self.last: tuple[Trace, Trace] | None = None
+        self.unasked = b""
         self.headers: Mapping[str, str] = {}
         self._forget()
         self._is_done = True
@@ -78,8 +91,16 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """A request may be written."""
-        return not self._is_lost and self._transport is not None
+        """A request may be written: it is up, and nothing has come that no request asked for."""
+        if self._is_lost or self._transport is None:
+            return False
+        # Over TLS, the first bytes may be a session's ticket.
+        return not self.is_used or self._unread is None or not self._unread.poll(0)
+
+    @property
+    def has_head(self) -> bool:
+        """The headers of the exchange's answer are here."""
+        return self._has_head
 
     @property
     def is_reusable(self) -> bool:
@@ -91,6 +112,9 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         self._forget()
         self._exchange = exchange
+        exchange.is_kept = self.is_used
+        self.is_used = True
+        self.asked = trace_of(body or b"")
         self._most_bytes = most_bytes
         if body is None:
             self._transport.write(head)
@@ -132,6 +156,20 @@ class Connection(asyncio.Protocol):
             self._resume()
         return chunk
 
+    async def is_followed(self, wait_s: float) -> bool:
+        """More than the whole answer comes, or is there unread. Waits for so long at most."""
+        loop = self._loop
+        waiter = self._waiter = loop.create_future()
+        # What is there is read before a timer rings that is due in the next turn but one.
+        timer = loop.call_later(max(wait_s, 0.001), self._wake)
+        try:
+            if not self._is_lost:
+                await waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+        return bool(self.unasked)
+
     def rest(self) -> None:
         """The whole of the body is wanted after all."""
         self._is_streamed = False
@@ -140,7 +178,7 @@ class Connection(asyncio.Protocol):
     def release(self) -> bool:
         """The exchange is over. True where another one may follow."""
         self._exchange = None
-        self._error = None
+        self._error = self._refusal = None
         self._parts.clear()
         if self._size > LONG_BYTES:
             if self._is_done and not self._is_streamed:
@@ -216,6 +254,7 @@ class Connection(asyncio.Protocol):
     def _lose(self) -> None:
         if not self._is_lost:
             self._is_lost = True
+            self._wake()
             if self.alarm is not None:
                 self.alarm.leave()
             self._on_lost(self)
@@ -225,12 +264,14 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are none of asyncio's, though they do the same.
         self._transport = cast(asyncio.Transport, transport)
+        self._unread = unread(transport)
 
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
         if exchange is None or self._is_done:
-            # Nobody asked for this.
+            self.unasked = data
             self.close()
+            self._wake()
             return
         if exchange.first_byte_s is None:
             exchange.headers_came()
@@ -242,9 +283,7 @@ class Connection(asyncio.Protocol):
                 # It sent more than its answer.
                 self._is_reusable = False
                 return
-            # What the callbacks below raise.
-            cause = error.__context__
-            self.fail(cause if isinstance(cause, CallError) else _not_http(error))
+            self.fail(self._refusal or _not_http(error))
         else:
             if self._is_done:
                 if len(data) >= _FULL_READ_BYTES:
@@ -279,7 +318,8 @@ class Connection(asyncio.Protocol):
         names = {name.lower() for name, _ in self._pairs}
         return b"content-length" not in names and b"transfer-encoding" not in names
 
-    # What the parser calls.
+    # What the parser calls. It replaces what they raise by an error of its own, and its __context__
+    # is another one when the loop runs inside an `except` block: so they keep what they raise.
 
     def on_message_begin(self) -> None:
         if self._is_done:
@@ -293,24 +333,28 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         if self._has_head:
             return
-        if self._bare_bytes > MOST_HEADER_BYTES:
-            # Some of the bytes may be the body's.
-            size = sum(len(name) + len(value) for name, value in self._pairs)
-            if size > MOST_HEADER_BYTES:
-                raise _too_long_headers()
-        status = self._parser.get_status_code()
-        if status < 200:
-            self._interim += 1
-            if status == 101:
-                raise BadReply("the server answers with another protocol (HTTP 101)")
-            if status < 100:
-                raise BadReply(f"the answer is not HTTP: its status is {status}")
-            if self._interim > _MOST_INTERIM:
-                raise BadReply(f"the server sends HTTP {status} again and again, and no answer")
-            return
-        self.status = status
-        headers = self.headers = answer_headers(self._pairs)
-        self._inflate = inflate_for(headers)
+        try:
+            if self._bare_bytes > MOST_HEADER_BYTES:
+                # Some of the bytes may be the body's.
+                size = sum(len(name) + len(value) for name, value in self._pairs)
+                if size > MOST_HEADER_BYTES:
+                    raise _too_long_headers()
+            status = self._parser.get_status_code()
+            if status < 200:
+                self._interim += 1
+                if status == 101:
+                    raise BadReply("the server answers with another protocol (HTTP 101)")
+                if status < 100:
+                    raise BadReply(f"the answer is not HTTP: its status is {status}")
+                if self._interim > _MOST_INTERIM:
+                    raise BadReply(f"the server sends HTTP {status} again and again, and no answer")
+                return
+            self.status = status
+            headers = self.headers = answer_headers(self._pairs)
+            self._inflate = inflate_for(headers)
+        except CallError as error:
+            self._refusal = error
+            raise
         self._has_head = True
         self._bare_bytes = 0
         if self._is_streamed:
@@ -320,13 +364,17 @@ class Connection(asyncio.Protocol):
         if self._is_done:
             return
         self._bare_bytes = 0
-        if self._inflate is not None:
-            data = self._inflate.take(data, self._most_bytes - self._size + 1)
-            if not data:
-                return
-        size = self._size = self._size + len(data)
-        if size > self._most_bytes:
-            raise BadReply(f"the answer is longer than {self._most_bytes:,} bytes")
+        try:
+            if self._inflate is not None:
+                data = self._inflate.take(data, self._most_bytes - self._size + 1)
+                if not data:
+                    return
+            size = self._size = self._size + len(data)
+            if size > self._most_bytes:
+                raise BadReply(f"the answer is longer than {self._most_bytes:,} bytes")
+        except CallError as error:
+            self._refusal = error
+            raise
         self._parts.append(data)
         if self._is_streamed:
             self._waiting += len(data)
@@ -345,10 +393,24 @@ class Connection(asyncio.Protocol):
             self._pairs = []
             return
         if self._inflate is not None and not self._inflate.is_whole:
-            raise cut_short()
+            self._refusal = cut_short()
+            raise self._refusal
         self._is_reusable = self._is_reusable and self._parser.should_keep_alive()
         self._is_done = True
         self._wake()
+
+
+def unread(transport: asyncio.BaseTransport) -> select.poll | None:
+    """Tells by `poll(0)` whether the transport's socket holds unread bytes, or has been closed.
+
+    None if that cannot be told.
+    """
+    connected = transport.get_extra_info("socket")
+    if connected is None or not hasattr(select, "poll"):
+        return None
+    poll = select.poll()
+    poll.register(connected.fileno(), select.POLLIN)
+    return poll
 
 
 def _not_http(error: Exception) -> BadReply:

@@ -17,11 +17,20 @@ from redline._version import __version__
 from redline.calls.connection import Connection
 from redline.calls.deadlines import Deadline, Deadlines
 from redline.calls.endpoint import Endpoint
-from redline.calls.exchange import EVENTS, Answer, Exchange, StaleConnection, TaskAlarm, Wire
+from redline.calls.exchange import (
+    EVENTS,
+    Answer,
+    Exchange,
+    Repeat,
+    StaleConnection,
+    TaskAlarm,
+    Wire,
+)
 from redline.calls.intake import Intake
 from redline.calls.pool import Pool
+from redline.calls.reuse import Reuse
 from redline.clock import Clock
-from redline.errors import Disconnected, Rejected
+from redline.errors import CallError, Disconnected, Rejected
 
 _MOST_STALE = 8
 # Headers that say how a message is framed: who sets them wants what this transport does not do.
@@ -44,12 +53,15 @@ class DirectTransport:
         clock: Clock,
         on_handshake: Callable[[float], None],
         intake: Intake,
+        reuse: Reuse,
     ) -> None:
         self._clock = clock
         self._intake = intake
         self._host = urlsplit(endpoint.base_url).netloc
         self._most_bytes = endpoint.max_reply_bytes
-        self._pool = Pool(endpoint.base_url, endpoint.timeouts.connect_s, on_handshake, intake)
+        self._reuse = reuse
+        connect_s = endpoint.timeouts.connect_s
+        self._pool = Pool(endpoint.base_url, connect_s, on_handshake, intake, reuse)
         self._deadlines = Deadlines(clock)
         # The head of the last request without its length: most rows of a run have the same.
         self._headed: Wire | None = None
@@ -63,14 +75,21 @@ class DirectTransport:
         return not any(name.lower() in FRAMING for name in wire.headers)
 
     async def exchange(self, wire: Wire, exchange: Exchange) -> Answer:
-        """The whole answer to `wire`. Raises CallError."""
+        """The whole answer to `wire`. Raises CallError, and Repeat if the exchange may."""
         connection = self._written_now(wire, exchange) or await self._written(wire, exchange)
         # Its body must not wait here for the answer.
         del wire
         alarm = self._begun(connection, exchange)
         try:
             body = await connection.whole()
-            return Answer(connection.status, connection.headers, body)
+            answer = Answer(connection.status, connection.headers, body)
+            watch_s = self._reuse.own(answer, exchange, connection)
+            if watch_s is not None and await connection.is_followed(watch_s):
+                raise self._reuse.followed()
+            return answer
+        except (CallError, Repeat) as error:
+            self._end(connection, exchange, error)
+            raise
         finally:
             alarm.stop()
             self._pool.give_back(connection)
@@ -96,10 +115,16 @@ class DirectTransport:
             found = headers.get("content-type") or ""
             if connection.status != 200 or not found.startswith(kind):
                 connection.rest()
-                return Answer(connection.status, headers, await connection.whole())
+                answer = Answer(connection.status, headers, await connection.whole())
+                self._reuse.own(answer, exchange, connection)
+                return answer
             while chunk := await connection.chunk():
                 await take(chunk)
+            self._reuse.answered()
             return Answer(connection.status, headers, b"")
+        except (CallError, Repeat) as error:
+            self._end(connection, exchange, error)
+            raise
         finally:
             alarm.stop()
             self._pool.give_back(connection)
@@ -108,6 +133,13 @@ class DirectTransport:
         """Closes every connection."""
         self._pool.close()
         self._deadlines.close()
+
+    def _end(self, connection: Connection, exchange: Exchange, error: Exception) -> None:
+        """Ends a connection whose exchange has failed. Raises Repeat if that is to follow."""
+        has_head = connection.has_head
+        connection.close()
+        if isinstance(error, CallError):
+            self._reuse.check(error, exchange, has_head=has_head)
 
     def _begun(self, connection: Connection, exchange: Exchange) -> Deadline:
         """The clock of an exchange whose request is written."""
@@ -119,7 +151,7 @@ class DirectTransport:
 
     def _written_now(self, wire: Wire, exchange: Exchange) -> Connection | None:
         """As `_written`, where nothing is to be waited for, as most often; None elsewhere."""
-        if wire.deadline_s != math.inf or self._intake.is_full:
+        if wire.deadline_s != math.inf or self._intake.is_full or exchange.needs_new:
             return None
         head = self._head_of(wire)
         connection = self._pool.take()
@@ -160,7 +192,7 @@ class DirectTransport:
             exchange.waiting()
             await self._intake.room()
         for _ in range(_MOST_STALE):
-            connection = self._pool.take()
+            connection = None if exchange.needs_new else self._pool.take()
             if connection is None:
                 exchange.connecting()
                 try:

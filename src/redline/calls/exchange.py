@@ -18,7 +18,7 @@ import msgspec
 
 from redline.calls.endpoint import Timeouts
 from redline.clock import Clock
-from redline.errors import TimedOut
+from redline.errors import CallError, TimedOut
 from redline.limits.opening import AnyGrant
 
 # The type of a stream of events; what an exchange is to be streamed for.
@@ -67,8 +67,25 @@ class StaleConnection(Exception):
     """The server closed the connection before anything was written on it."""
 
 
+class Repeat(Exception):
+    """The request is to be sent once more, on a new connection; see reuse.py.
+
+    error: what became of it on the kept one. body: the answer that was doubted, b"" for none.
+    """
+
+    def __init__(self, error: CallError, body: bytes = b"") -> None:
+        super().__init__(error.what)
+        self.error = error
+        self.body = body
+
+
 class Exchange(ABC):
-    """One exchange's clocks and grant. The grant is the caller's to release or to settle."""
+    """One exchange's clocks and grant. The grant is the caller's to release or to settle.
+
+    may_repeat: a transport may raise Repeat. is_kept: the request was written on a connection that
+    had carried others. needs_new: it is to be written on a new one, since the kept one failed as
+    `failed` says. doubted: the body of the answer that it is repeated for.
+    """
 
     # What an exchange begins with; one is made for each attempt, and most of it is never changed.
     _alarm: Alarm | None = None
@@ -80,6 +97,11 @@ class Exchange(ABC):
     grant: AnyGrant | None = None
     sent_s: float | None = None
     first_byte_s: float | None = None
+    may_repeat = False
+    is_kept = False
+    needs_new = False
+    failed: CallError | None = None
+    doubted = b""
 
     def __init__(self, timeouts: Timeouts, clock: Clock) -> None:
         self._timeouts = timeouts
@@ -106,6 +128,14 @@ class Exchange(ABC):
         """The exchange begins now, and ends when `alarm` rings."""
         self._deadline_s = deadline_s
         self._alarm = alarm
+
+    def again(self, repeat: Repeat) -> None:
+        """The request is sent once more; a second write needs a second grant."""
+        self.may_repeat = self.is_kept = False
+        self.needs_new = True
+        self.failed, self.doubted = repeat.error, repeat.body
+        self.first_byte_s = self._alarm = self._paused = None
+        self._held_up_s = 0.0
 
     def connecting(self) -> None:
         """A connection is to be made."""

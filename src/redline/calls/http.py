@@ -11,7 +11,7 @@ import msgspec
 from redline.calls import apis
 from redline.calls.backend import Call, Chunk, Request, Sink
 from redline.calls.endpoint import Endpoint
-from redline.calls.exchange import Answer, Exchange, Wire
+from redline.calls.exchange import EVENTS, Answer, Exchange, Repeat, Wire
 from redline.calls.intake import LONG_BYTES
 from redline.calls.outage import Outage, is_unreachable
 from redline.calls.outcome import Outcome, Reply, failed
@@ -22,6 +22,7 @@ from redline.calls.transport import Transport
 from redline.calls.verdict import judge
 from redline.clock import SYSTEM, Clock
 from redline.errors import (
+    BudgetSpent,
     CallError,
     ConfigError,
     NoEndpoint,
@@ -37,6 +38,7 @@ from redline.events import (
     EndpointLost,
     EndpointParked,
     Listener,
+    RequestRepeated,
 )
 from redline.limits import Cost, Slots
 from redline.limits.opening import AnyGrant
@@ -66,6 +68,7 @@ class _Attempt(Exchange):
         self.request = request
         self.cost = cost
         self.call = call
+        self.may_repeat = not call.once
 
     async def get_ready(self) -> None:
         await self._backend.go_ahead(self)
@@ -128,7 +131,10 @@ class HttpBackend:
                 await self._wait_for(self.slots, call)
             try:
                 if sink is None:
-                    answer = await self._transport.exchange(self._wire(request, call), exchange)
+                    try:
+                        answer = await self._transport.exchange(self._wire(request, call), exchange)
+                    except Repeat as repeat:
+                        answer = await self._again(repeat, request, exchange)
                     self._heed(answer, exchange)
                     reply = self._read(request, answer, None)
                     if len(answer.body) > LONG_BYTES:
@@ -164,8 +170,11 @@ class HttpBackend:
         """
         exchange = _Attempt(self, request, _NOTHING, call)
         try:
-            wire = self._wire(request, call)
-            answer = await self._transport.stream(wire, exchange, take, kind="")
+            try:
+                wire = self._wire(request, call)
+                answer = await self._transport.stream(wire, exchange, take, kind="")
+            except Repeat as repeat:
+                answer = await self._again(repeat, request, exchange, take, kind="")
             if answer.status != 200:
                 self._read(request, answer, None)
         except CallError as error:
@@ -201,19 +210,21 @@ class HttpBackend:
     def wrote(self, exchange: _Attempt, sent_s: float, waited_s: float) -> None:
         """The attempt's request was written at sent_s."""
         call = exchange.call
+        is_retry = call.requests > 0
         if call.sent_s is not None:
+            is_retry = False
             # The first write of a repeated request ends here, so that starts and ends match.
             lasted_s = sent_s - call.sent_s
-            self._listener.on_event(
-                AttemptEnded(sent_s, self.label, "disconnected", lasted_s, 0, 0)
-            )
+            # aiohttp repeats a GET by itself, and does not say so.
+            kind = "disconnected" if exchange.failed is None else exchange.failed.kind
+            self._listener.on_event(AttemptEnded(sent_s, self.label, kind, lasted_s, 0, 0))
+            self._listener.on_event(RequestRepeated(sent_s, self.label))
         elif exchange.cost is not _NOTHING:
             exchange.sending = self.estimator.begin(exchange.request)
         exchange.in_flight = self.slots.in_use
         if self._steering.search is not None:
             self._steering.sent(sent_s)
         call.sent_s = sent_s
-        is_retry = call.requests > 0
         call.requests += 1
         self._listener.on_event(AttemptStarted(sent_s, self.label, waited_s, is_retry))
         if call.on_write is not None:
@@ -255,14 +266,40 @@ class HttpBackend:
     ) -> Reply:
         """The reply, whose chunks go to `sink` as they come."""
         reader = StreamReader(sink, call, request.body)
-        wire = self._wire(streaming(request), call)
-        answer = await self._transport.stream(wire, exchange, reader.take)
+        streamed = streaming(request)
+        try:
+            wire = self._wire(streamed, call)
+            answer = await self._transport.stream(wire, exchange, reader.take)
+        except Repeat as repeat:
+            answer = await self._again(repeat, streamed, exchange, reader.take)
         self._heed(answer, exchange)
         reply = self._read(request, answer, reader)
         if not reader.has_begun and isinstance(reply.output, str):
             # The server does not stream: its whole answer is the one chunk.
             await sink.put(Chunk(reply.output, msgspec.json.decode(answer.body)))
         return reply
+
+    async def _again(
+        self,
+        repeat: Repeat,
+        request: Request,
+        exchange: _Attempt,
+        take: Callable[[bytes], Awaitable[None]] | None = None,
+        kind: str = EVENTS,
+    ) -> Answer:
+        """The answer to a request that is sent once more, on a new connection.
+
+        It waits for the limits as any other, and is no retry: the row has done nothing wrong.
+        """
+        exchange.again(repeat)
+        wire = self._wire(request, exchange.call)
+        try:
+            if take is None:
+                return await self._transport.exchange(wire, exchange)
+            return await self._transport.stream(wire, exchange, take, kind)
+        except BudgetSpent:
+            # Calls in flight hold what is left. As a retry it waits for them, or ends the run.
+            raise repeat.error from None
 
     def _heed(self, answer: Answer, exchange: _Attempt) -> None:
         """Tells the limiter what the answer shows of the way to the server."""

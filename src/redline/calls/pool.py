@@ -13,12 +13,15 @@ from urllib.parse import urlsplit
 
 from redline.calls.connection import Connection
 from redline.calls.intake import Intake
+from redline.calls.reuse import Reuse
 from redline.errors import CallError, Disconnected
 
 # Servers close idle connections after 5 s (uvicorn) to 75 s (nginx). One that was closed meanwhile
 # costs a reconnect and no attempt, so this only bounds idle sockets.
 KEEP_ALIVE_S = 60.0
 _RESOLVED_FOR_S = 60.0
+# By then the event loop has read what a socket held.
+_READ_S = 0.1
 # An address that does not answer must leave time for the next one.
 _LEAST_CONNECT_S = 1.0
 
@@ -35,7 +38,8 @@ class Pool:
 
     connect_s: how long a connection may take to be made, TLS included. on_handshake: told the
     seconds of each that was the only one in the making: several at once wait for each other's turn
-    on the event loop, which says nothing of the network. intake: what bounds their answers.
+    on the event loop, which says nothing of the network. intake: what bounds their answers. reuse:
+    whether a connection may carry more than one request.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class Pool:
         connect_s: float,
         on_handshake: Callable[[float], None],
         intake: Intake,
+        reuse: Reuse,
     ) -> None:
         parts = urlsplit(base_url)
         self._host = parts.hostname or ""
@@ -55,6 +60,7 @@ class Pool:
         self._idle: dict[Connection, float] = {}  # since when; the last one in goes out first
         self._all: set[Connection] = set()
         self._intake = intake
+        self._reuse = reuse
         intake.readers = self._all
         self._addresses: list[_Address] = []
         self._resolved_s = -float("inf")
@@ -66,13 +72,19 @@ class Pool:
         """A connection that stands and is not in use; None where there is none."""
         while self._idle:
             connection, _ = self._idle.popitem()
-            if connection.is_open:
+            if not connection.is_open:
+                # What has come on it is read first, for it tells something of the server.
+                asyncio.get_running_loop().call_later(_READ_S, connection.close)
+            elif self._reuse.is_allowed or not connection.is_used:
                 return connection
+            else:
+                connection.close()
         return None
 
     def give_back(self, connection: Connection) -> None:
         """The connection's exchange is over."""
-        if not connection.release():
+        is_reusable = connection.release()
+        if not is_reusable or (connection.is_used and not self._reuse.is_allowed):
             connection.close()
             return
         self._idle[connection] = time.monotonic()
@@ -180,6 +192,8 @@ class Pool:
     def _lost(self, connection: Connection) -> None:
         self._all.discard(connection)
         self._idle.pop(connection, None)
+        if connection.unasked:
+            self._reuse.unasked(connection.unasked)
 
     def _sweep_later(self) -> None:
         loop = asyncio.get_running_loop()

@@ -14,6 +14,7 @@ from redline.calls.direct import DirectTransport
 from redline.calls.endpoint import Endpoint
 from redline.calls.exchange import EVENTS, Answer, Exchange, Wire
 from redline.calls.intake import Intake
+from redline.calls.reuse import Reuse
 from redline.clock import Clock
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class Transport:
         is_stated = endpoint.proxy is not None
         self.proxy = (endpoint.proxy or None) if is_stated else _env_proxy(endpoint.base_url)
         self.intake = Intake(endpoint.max_reply_bytes)
-        self._direct = DirectTransport(endpoint, clock, on_handshake, self.intake)
+        self._reuse = Reuse()
+        self._direct = DirectTransport(endpoint, clock, on_handshake, self.intake, self._reuse)
         self._other: AiohttpTransport | None = None
         # The last method and headers that went over `direct`: most rows of a run have the same.
         self._taken: tuple[str, Mapping[str, str]] | None = None
@@ -44,7 +46,7 @@ class Transport:
     # Functions that hand a coroutine on: awaiting it here would cost each call one more of them.
 
     def exchange(self, wire: Wire, exchange: Exchange) -> Awaitable[Answer]:
-        """The whole answer to `wire`. Raises CallError."""
+        """The whole answer to `wire`. Raises CallError, and Repeat if the exchange may."""
         taken = self._taken
         if taken is not None and taken[1] is wire.headers and taken[0] == wire.method:
             return self._direct.exchange(wire, exchange)
@@ -78,7 +80,12 @@ class Transport:
             from redline.calls.aiohttp_transport import AiohttpTransport
 
             self._other = AiohttpTransport(
-                self._endpoint, self._clock, self._on_handshake, self.intake, self.proxy
+                self._endpoint,
+                self._clock,
+                self._on_handshake,
+                self.intake,
+                self._reuse,
+                self.proxy,
             )
         return self._other
 

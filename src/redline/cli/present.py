@@ -52,6 +52,11 @@ def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
             f"{_count(report.retries, 'retry', 'retries')}, {report.rate_limited:,} x 429, "
             f"at most {report.most_in_flight:,} in flight"
         )
+    if report.repeated:
+        lines.append(
+            f"{_count(report.repeated, 'request')} sent twice, because a kept connection failed "
+            "before the answer; the server may have processed both"
+        )
     if report.input_tokens or report.output_tokens:
         lines.append(f"{_count(report.input_tokens, 'token')} in, {report.output_tokens:,} out")
     if report.spent.text:
@@ -104,6 +109,8 @@ def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
         "output": report.output.name if report.output is not None else None,
         "continue_with": _command(report, argv) if is_open else None,
     }
+    if report.repeated:
+        fields["repeated"] = report.repeated
     if report.cache is not None or report.cache_notes:
         fields["cache"] = {**msgspec.to_builtins(report.cache or {}), "notes": report.cache_notes}
     if report.flawed:

@@ -284,9 +284,7 @@ def _refuse_to_block() -> None:
 
 def _in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: _Interrupts) -> T:
     """The result of `work` in a fresh event loop; in a thread where this one has a loop already."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _is_in_loop():
         return _run_loop(work)
     with ThreadPoolExecutor(1, thread_name_prefix="redline") as thread:
         try:
@@ -301,6 +299,15 @@ def _in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: _Interr
             # Between the lines above. The thread's end is waited for here: it is to end now.
             interrupts.interrupt_from_outside()
             raise
+
+
+def _is_in_loop() -> bool:
+    """This thread runs an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _run_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -264,6 +264,7 @@ class _Run:
             skipped=self._skipped,
             untried=self._untried,
             retries=tally.retries,
+            repeated=tally.repeated,
             rate_limited=tally.rate_limited,
             attempts=tally.attempts,
             most_in_flight=tally.most_in_flight,

@@ -32,6 +32,8 @@ class Report(msgspec.Struct, kw_only=True):
     without. not_uploaded: why the object of an output in a store is not what the file on this
     machine is; None where it is, and for other outputs.
     outcomes: in input order; empty for a run with an output, whose results are in its file.
+    repeated: requests sent once more, on a new connection, because a kept one failed them; the
+    server may have processed both. They count as requests and not as retries.
     """
 
     offered: int = 0
@@ -43,6 +45,7 @@ class Report(msgspec.Struct, kw_only=True):
     untried: int = 0
     input: InputCounts | None = None
     retries: int = 0
+    repeated: int = 0
     rate_limited: int = 0
     attempts: int = 0
     most_in_flight: int = 0

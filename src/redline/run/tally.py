@@ -16,6 +16,7 @@ from redline.events import (
     EndpointLost,
     EndpointParked,
     Event,
+    RequestRepeated,
     RetryScheduled,
     RetryStarted,
     RowsSaved,
@@ -94,6 +95,7 @@ class Tally:
         self.most_in_flight = 0
         self.retries = 0
         self.retrying = 0
+        self.repeated = 0
         self.succeeded = 0
         self.failed = 0
         self.flawed: Counter[str] = Counter()  # of those that succeeded
@@ -163,6 +165,8 @@ class Tally:
                 self.on_wait()
         elif isinstance(event, RetryStarted):
             self.retrying -= 1
+        elif isinstance(event, RequestRepeated):
+            self.repeated += 1
         elif isinstance(event, EndpointParked):
             self.parked_until_s = event.at_s + event.for_s
         elif isinstance(event, EndpointLost):

@@ -1,0 +1,179 @@
+"""Whether kept connections may carry another request, and which of their answers are doubted.
+
+HTTP/1.1 ties an answer to its request by their order alone. The first answer on a connection
+belongs to the first request; a later one may be left over from what was asked before. So what comes
+on a kept connection may say nothing about the request that was written on it, which is then sent
+once more, on a new connection:
+
+  what comes                                   because
+  its end, before any byte of an answer        the server closed it as idle, or is restarting
+  bytes that are not HTTP                      they belong to no request
+  a final 4xx that ends the connection,        servers send 400 or 408 to connections that are idle
+  or is the first one from this server
+  the previous answer again, byte for byte     it was sent twice
+  an answer, and then more                     one of the two is another request's
+
+An answer that comes in half the time of the quickest one on a new connection is watched for the
+rest of that time: if it is another request's, its own follows.
+
+Each of these takes credit from the kept connections, and answers earn it back; without credit, each
+request gets a new connection. So in the long run about one request in 32 is sent twice at most. A
+server that sends an answer to no request at all gets a new connection for each from then on.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Protocol
+
+from redline.calls.exchange import Answer, Exchange, Repeat
+from redline.errors import BadReply, CallError, Disconnected
+
+_MOST_CREDIT = 8.0
+# All connections may fail at once before the first of them is known to have.
+_MOST_DEBT = 64.0
+_EARNED = 1 / 32
+# Of longer requests and answers, only their length and both ends are kept and compared.
+_WHOLE_BYTES = 4096
+_END_BYTES = 512
+_GOODBYE = re.compile(rb"\s*HTTP/1\.[01] [45]\d\d ")
+
+
+# What is left of a request or an answer to be compared with another one.
+Trace = bytes | tuple[int, bytes, bytes]
+
+
+def trace_of(body: bytes) -> Trace:
+    """What equals the trace of another body if the bodies are equal, and hardly ever otherwise."""
+    size = len(body)
+    if size <= _WHOLE_BYTES:
+        return body
+    return size, body[:_END_BYTES], body[-_END_BYTES:]
+
+
+class Kept(Protocol):
+    """A connection that may carry another request.
+
+    asked: the request that its answer belongs to, b"" for one without a body. last: the request and
+    answer before, None for none.
+    """
+
+    asked: Trace
+    last: tuple[Trace, Trace] | None
+
+    @property
+    def is_open(self) -> bool:
+        """A request may be written: it is up, and nothing has come that waits to be read."""
+        ...
+
+
+class Reuse:
+    """What the connections to one endpoint have taught about using them again."""
+
+    def __init__(self) -> None:
+        self._credit = _MOST_CREDIT
+        # The endpoint's last answer, its request and connection, until answers prove to be alike.
+        self._last: tuple[Kept | None, Trace, Trace] = (None, b"", b"")
+        self._varies = self._repeats_itself = False
+        self._refuses = False
+        self._quickest_s = 0.0
+
+    @property
+    def is_allowed(self) -> bool:
+        """A connection that has carried a request may carry another one."""
+        return self._credit >= 1
+
+    def own(self, answer: Answer, exchange: Exchange, connection: Kept) -> float | None:
+        """Raises Repeat if the whole answer may be another request's.
+
+        To be asked once for each answer. Returns for how long to wait whether another answer
+        follows: then it is another request's, too. None for not at all.
+        """
+        status, body = answer.status, answer.body
+        is_kept = exchange.is_kept and exchange.may_repeat
+        is_refusal = 400 <= status < 500 and status != 429
+        if is_kept and is_refusal and (not self._refuses or _is_last(answer, connection)):
+            raise self._doubted(f"HTTP {status} on a kept connection", b"")
+        self._refuses = self._refuses or is_refusal
+        is_copy = False
+        if status == 200 and body and not self._repeats_itself:
+            is_copy = self._is_copy(body, connection)
+            if is_copy and is_kept and self._varies:
+                raise self._doubted("the previous answer came again", body)
+        if is_copy or (exchange.doubted and exchange.doubted == body):
+            # So answers to different requests are alike here.
+            self._repeats_itself = True
+            self._last = (None, b"", b"")
+        self.answered()
+        assert exchange.first_byte_s is not None
+        assert exchange.sent_s is not None
+        took_s, quickest_s = exchange.first_byte_s - exchange.sent_s, self._quickest_s
+        if not is_kept:
+            self._quickest_s = min(took_s, quickest_s or took_s)
+        elif is_copy:
+            return 2 * quickest_s
+        elif took_s < quickest_s / 2:
+            self._quickest_s = took_s
+            return quickest_s - took_s
+        elif not connection.is_open:
+            return 0.0
+        return None
+
+    def followed(self) -> Repeat:
+        """Another answer has come behind one on a kept connection."""
+        self._credit = -math.inf
+        return Repeat(BadReply("a second answer came on a kept connection"))
+
+    def answered(self) -> None:
+        """An exchange has its own answer."""
+        credit = self._credit + _EARNED
+        self._credit = credit if credit < _MOST_CREDIT else _MOST_CREDIT
+
+    def check(self, error: CallError, exchange: Exchange, *, has_head: bool) -> None:
+        """Raises Repeat if what ended the exchange may have nothing to do with its request.
+
+        has_head: the headers of an answer have come.
+        """
+        if not (exchange.may_repeat and exchange.is_kept) or has_head:
+            return
+        is_unanswered = isinstance(error, Disconnected) and exchange.first_byte_s is None
+        if is_unanswered or isinstance(error, BadReply):
+            self._take_credit()
+            raise Repeat(error) from error
+
+    def unasked(self, data: bytes) -> None:
+        """A connection on which no request was open has sent this."""
+        if not _GOODBYE.match(data):
+            self._credit = -math.inf
+
+    def _take_credit(self) -> None:
+        self._credit = max(self._credit - 1, min(self._credit, -_MOST_DEBT))
+
+    def _doubted(self, what: str, body: bytes) -> Repeat:
+        self._take_credit()
+        return Repeat(BadReply(what), body)
+
+    def _is_copy(self, body: bytes, connection: Kept) -> bool:
+        """The answer is the one before on the connection, and the request is another one.
+
+        Where answers have no id of their own, different requests often get equal ones. Such a
+        server is known once two connections bring the same, or a request that was repeated has the
+        same answer again; a server that varies is known by two answers that differ.
+        """
+        asked, found = connection.asked, trace_of(body)
+        last, connection.last = connection.last, (asked, found)
+        elsewhere, asked_there, found_there = self._last
+        self._last = (connection, asked, found)
+        if last is not None and found == last[1]:
+            return asked != last[0]
+        if elsewhere is not None and found != found_there:
+            self._varies = True
+        elif elsewhere is not None and elsewhere is not connection and asked != asked_there:
+            self._repeats_itself = True
+        return False
+
+
+def _is_last(answer: Answer, connection: Kept) -> bool:
+    """The server ends the connection with the answer."""
+    return "close" in answer.headers.get("connection", "").lower() or not connection.is_open
