@@ -12,7 +12,7 @@ Cli = Callable[..., Any]
 Rows = Callable[..., str]
 
 KEY = "sk-planted-0123456789"
-SIM = ("--endpoint", "sim", "--prompt", "x")
+SIM = ("--endpoint", "sim", "--prompt", "{{ text }}")
 
 
 def toml(text: str) -> None:
@@ -93,11 +93,11 @@ def test_flags_under_run_hold_unless_the_command_line_says_otherwise(
     )
     name = rows({"text": "a"})
     assert cli("run", name).status == 0
-    assert cli("run", name, "--model", "other", "--body", '{"q": 1}').status == 0
+    assert cli("run", name, "--model", "other", "--body", '{"q": {{ text | json }}}').status == 0
     message = {"role": "user", "content": "P a"}
     assert [body for _, _, body in odd.asked] == [
         {"model": "m", "seed": 7, "temperature": 0.5, "messages": [message]},
-        {"model": "other", "seed": 7, "temperature": 0.5, "q": 1},
+        {"model": "other", "seed": 7, "temperature": 0.5, "q": "a"},
     ]
     # The endpoint on the command line takes the place of the base URL in the file.
     assert cli("run", name, "--endpoint", "sim").outputs == ["You said: P a"]
@@ -107,7 +107,7 @@ def test_a_named_endpoint_brings_its_settings(
     cli: Cli, rows: Rows, odd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toml(
-        f"[run]\nmodel = 'general'\nprompt = 'x'\n"
+        f"[run]\nmodel = 'general'\nprompt = '{{{{ text }}}}'\n"
         f"[endpoints.gpu-2]\nbase_url = '{odd.url}/v1'\nmodel = 'own'\napi_key_env = 'GPU_KEY'\n"
         "requests = ['100/1s', '5000/1m']\nrpm = 6000\nheaders = { X-Team = 'search' }\n"
     )
@@ -126,12 +126,12 @@ def test_a_named_endpoint_brings_its_settings(
 
 def test_an_error_in_an_endpoints_table_says_so(cli: Cli, rows: Rows) -> None:
     toml("[endpoints.a]\nbase_url = 'http://127.0.0.1:9/v1'\ntimeout = 'x'\n")
-    told = cli("run", rows({"text": "a"}), "--endpoint", "a", "--prompt", "x")
+    told = cli("run", rows({"text": "a"}), "--endpoint", "a", "--prompt", "{{ text }}")
     assert told.err.startswith(
         "error: --timeout is not a time: x\nwhere: redline.toml, [endpoints.a]\n"
     )
     toml("[endpoints.a]\nbase_url = 'gpu:8000'\n")
-    told = cli("run", rows({"text": "a"}), "--endpoint", "a", "--prompt", "x")
+    told = cli("run", rows({"text": "a"}), "--endpoint", "a", "--prompt", "{{ text }}")
     assert told.err.startswith(
         "error: not a base URL: gpu:8000\nwhere: redline.toml, [endpoints.a]\n"
     )

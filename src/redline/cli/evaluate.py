@@ -159,6 +159,7 @@ def _job(job: Job, evaluation: Evaluation, samples: int) -> Job:
         system=evaluation.system,
         model=job.prompting.model,
         params={**evaluation.params, **job.prompting.params},
+        constant_prompt=job.prompting.constant_prompt,
     )
     if evaluation.shots:
         shots = shots_of(evaluation, Renderer(prompting).prompt)

@@ -174,6 +174,7 @@ def _prompting(flags: Flags, model: str | None) -> Prompting:
         model=flags.get("model", model),
         params=params,
         output_path=flags.get("output_path"),
+        constant_prompt="constant_prompt" in flags,
     )
 
 

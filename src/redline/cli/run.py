@@ -136,6 +136,13 @@ def run(
             section=_PROMPT,
         ),
     ] = None,
+    constant_prompt: Annotated[
+        bool,
+        Option(
+            help="The prompt or body uses no column on purpose: every row asks the same.",
+            section=_PROMPT,
+        ),
+    ] = False,
     endpoint: Annotated[
         Text,
         Option(

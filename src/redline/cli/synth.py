@@ -28,7 +28,7 @@ _PANEL = "What is made"
 # What a synthesis decides by itself, or has no use for.
 _NOT_FLAGS = (
     *("rows", "body", "url", "method", "output_path", "fail_on", "format", "ordered"),
-    *("keep_input", "limit", "via", "follow", "until_empty"),
+    *("keep_input", "limit", "via", "follow", "until_empty", "constant_prompt"),
 )
 _OWN = (
     *("count", "vary", "rows_from", "first_seed", "min_chars", "max_chars", "schema"),
@@ -136,6 +136,10 @@ def _carry_out(session: Session) -> int:
         rows, _filters(given), tries=_tries(given), similarity=_similarity(given.get("similarity"))
     )
     job = _job(resolved.job, task, is_dry=session.is_dry)
+    if not rows.has_columns:
+        # The same request again and again is what gives many texts.
+        prompting = msgspec.structs.replace(job.prompting, constant_prompt=True)
+        job = msgspec.structs.replace(job, prompting=prompting)
     status = session.carry_out(msgspec.structs.replace(resolved, job=job))
     if session.is_dry:
         return status

@@ -54,6 +54,8 @@ def make(job: Job) -> Manifest:
     settings = {
         "call": call,
         **msgspec.to_builtins(job.prompting),
+        # It is asked for, and changes no request.
+        "constant_prompt": None,
         "format": job.output.format,
         "raw": job.output.raw,
         "keep_input": job.output.keep_input,

@@ -37,6 +37,7 @@ class Options(TypedDict, total=False):
     model: str
     params: Mapping[str, Any]
     output_path: str
+    constant_prompt: bool
     call: Callable[[Any], Awaitable[Any]]
     endpoint: Endpoint | Embedded | str
     api_key: str
@@ -86,6 +87,7 @@ ABOUT = {
     "model": "The model to ask, for rows that name none.",
     "params": "Other fields of the body, such as temperature and max_tokens.",
     "output_path": "Where a plain JSON answer holds the output, such as result.items.0.text.",
+    "constant_prompt": "The prompt uses no column on purpose: every row asks the same.",
     "call": "A coroutine function of one row that answers instead of an endpoint.",
     "endpoint": 'A URL, an Endpoint, "sim" (a simulated server inside), or a LocalEngine.',
     "api_key": "Default: OPENAI_API_KEY from the environment.",
@@ -132,7 +134,9 @@ _LISTED = "\n".join(
     ]
 )
 _NAMED = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ABOUT]
-_PROMPTING = ("prompt", "system", "body", "url", "method", "model", "output_path")
+_PROMPTING = (
+    *("prompt", "system", "body", "url", "method", "model", "output_path", "constant_prompt"),
+)
 _OUTPUT = ("format", "ordered", "keep_input", "raw")
 _JOB = (
     *("row_deadline_s", "deadline_s", "limit", "strict", "via"),
@@ -152,6 +156,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "rate": (str,),
     **dict.fromkeys(("timeout_s", "row_deadline_s", "deadline_s"), (int, float)),
     **dict.fromkeys(("ordered", "keep_input", "raw", "strict", "progress"), (bool,)),
+    "constant_prompt": (bool,),
     **dict.fromkeys(("retry_failed", "restart", "force", "follow", "until_empty"), (bool,)),
     "endpoint": (Endpoint, str, Embedded),
     "limits": (Limits,),

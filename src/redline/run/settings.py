@@ -44,7 +44,8 @@ class Prompting(msgspec.Struct, frozen=True, kw_only=True):
     prompt, system, body, url: Jinja templates over the row's columns; `body` renders a whole JSON
     body. params: merged into every body, below the row's own. output_path: dotted keys and
     indices that pick the answer, such as `result.items.0.text`. shots: what was asked and answered
-    before a row's prompt, as examples to the model.
+    before a row's prompt, as examples to the model. constant_prompt: the prompt or body may be the
+    same for every row, which is otherwise refused.
     """
 
     prompt: str | None = None
@@ -56,6 +57,7 @@ class Prompting(msgspec.Struct, frozen=True, kw_only=True):
     params: dict[str, Any] = msgspec.field(default_factory=dict)
     output_path: str | None = None
     shots: list[tuple[str, str]] = msgspec.field(default_factory=list)
+    constant_prompt: bool = False
 
     def __post_init__(self) -> None:
         if self.body is not None and (self.prompt is not None or self.system is not None):

@@ -12,7 +12,7 @@ from redline.errors import ConfigError, Rejected
 from redline.run.settings import BODILESS, Prompting
 
 if TYPE_CHECKING:
-    import jinja2
+    from redline.run.jinja_template import Template
 
 CHAT = "/v1/chat/completions"
 # Endings of a path, the longer one first; any other path is plain JSON.
@@ -59,6 +59,8 @@ class Renderer:
             for shot in prompting.shots
             for role, content in zip(("user", "assistant"), shot, strict=True)
         ]
+        if not prompting.constant_prompt:
+            self._check_columns()
 
     def request(self, row: dict[str, Any]) -> Request:
         """The request of one row. Raises Rejected where the row does not fit."""
@@ -171,21 +173,43 @@ class Renderer:
             ) from error
         return {**self._defaults, **body} if isinstance(body, dict) else body
 
-    def _compile(self, text: str | None, name: str) -> jinja2.Template | None:
+    def _check_columns(self) -> None:
+        """Raises ConfigError for a prompt that would be the same for every row."""
+        main = self._prompt or self._body
+        if main is None or main.columns:
+            return
+        others = [made for made in (self._system, self._url) if made is not None]
+        if main.braced is None and any(made.columns for made in others):
+            return
+        name = "prompt" if main is self._prompt else "body template"
+        meant = "write columns as {{ column }}."
+        if main.braced is not None:
+            meant = f"did you mean {{{{ {main.braced} }}}}?"
+        raise ConfigError(
+            f"the {name} uses no column, so every row would ask the same",
+            hint=f"{meant} If the same request is meant for every row, say so with "
+            "--constant-prompt (constant_prompt=True in Python)",
+        )
+
+    def _compile(self, text: str | None, name: str) -> Template | None:
         if text is None:
             return None
         # Here and not above: rows that bring their own messages need none of it.
         import jinja2
 
+        from redline.run.jinja_template import Template
+
         try:
-            return _environment().from_string(text)
+            return Template(text)
         except jinja2.TemplateError as error:
+            hint = "columns are written as {{ column }}"
+            if "expected token 'end of print statement', got" in str(error):
+                hint += ', and those with spaces as {{ row["Customer Name"] }}'
             raise ConfigError(
-                f"the {name} template is not valid: {error}",
-                hint="columns are written as {{ column }}",
+                f"the {name} template is not valid: {error.message}", hint=hint
             ) from error
 
-    def _render(self, template: jinja2.Template, row: dict[str, Any], name: str) -> str:
+    def _render(self, template: Template, row: dict[str, Any], name: str) -> str:
         import jinja2
 
         try:
@@ -197,17 +221,6 @@ class Renderer:
             ) from error
         except (jinja2.TemplateError, ArithmeticError, TypeError, ValueError) as error:
             raise Rejected(f"the {name} template fails on the row: {error}") from error
-
-
-@lru_cache(maxsize=1)
-def _environment() -> jinja2.Environment:
-    import jinja2
-
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, autoescape=False, keep_trailing_newline=True
-    )
-    environment.filters["json"] = _to_json
-    return environment
 
 
 def parse_output_path(text: str | None) -> tuple[str | int, ...]:
@@ -246,7 +259,3 @@ def _api_of(url: str) -> str | None:
 
 def _takes_system(url: str) -> bool:
     return _api_of(url) in (_CHAT, _RESPONSES)
-
-
-def _to_json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()

@@ -39,6 +39,8 @@ class Variations:
         self._vary = dict(vary or {})
         self._base = base
         self._check()
+        # Columns of the user's, for the prompt to use.
+        self.has_columns = bool(self._base or self._vary.keys() - set(SAMPLING))
         self.sampling = tuple(name for name in SAMPLING if name in self._vary)
 
     def __len__(self) -> int:

@@ -240,7 +240,7 @@ async def check_billed(changed: Any) -> None:
     job = Job(
         rows=rows,
         endpoint=Endpoint(base_url="http://127.0.0.1:9/v1"),
-        prompting=Prompting(prompt="Write."),
+        prompting=Prompting(prompt="Write {{ n }}."),
         prices={"m": price},
         task=synthesis(),
     )
