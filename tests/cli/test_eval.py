@@ -189,3 +189,23 @@ def test_a_file_without_the_question_has_no_accuracy(cli: Cli, rows: Rows) -> No
     told = cli("eval", "gsm8k", "--data", data, "--endpoint", "sim", "-o", "out.jsonl")
     assert told.status != 0
     assert "accuracy" not in told.out
+
+
+ANSWERS = {
+    "There is not enough information. There are 30 students and 2 teachers.": None,
+    "The answer is 20. Edit: 22.": "22",
+    "My first answer was 45. That is wrong; the right one is 54.": "54",
+    "She ate 5 of her 5 apples. There are no apples left.": "0",
+    "The answer is 20. A common mistake is to say 22.": "20",
+}
+
+
+def test_refusals_corrections_and_none_are_read_as_they_are_meant(cli: Cli, rows: Rows) -> None:
+    said = list(ANSWERS)
+    data = rows(*({"question": str(at), "answer": "22"} for at in range(len(said))))
+    with model_server(lambda body: said[int(body["messages"][-1]["content"].split()[0])]) as server:
+        given = ("--data", data, "--base-url", server.url, "--model", "m", "-o", "out.jsonl")
+        told = cli("eval", "gsm8k", *given)
+    assert told.out.splitlines()[-1] == "accuracy: 1/5", told.err
+    assert [line["extracted"] for line in lines("out.jsonl")] == list(ANSWERS.values())
+    assert lines("out.jsonl")[0]["verdict"] == "invalid"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from redline.tasks.conclusion import conclusion, is_refusal, worded_answer
+from redline.tasks.conclusion import conclusion, is_refusal, refused, worded_answer
 from redline.tasks.marks import Mark, marks
 from redline.tasks.numerals import Numeral, Reading, chinese_numeral, numerals
 from redline.tasks.page import Given, Page
@@ -73,7 +73,7 @@ def _given(page: Page, mark: Mark, follows: int) -> Given | None:
     if mark.shape == "tag":
         return _spaced_numeral(page, mark, mark.limit) or _concluded(page, mark, mark.limit)
     region = _region(page, mark, follows)
-    if region is None:
+    if region is None or refused(page.text, mark.start):
         return None
     first = _first(page, region)
     if first is not None and first.number is None:

@@ -9,7 +9,9 @@ A refusal ends the search, and so does a range or a time: that is the answer, an
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
+from redline.tasks.numbers import Number
 from redline.tasks.numerals import Numeral, word_numerals
 from redline.tasks.page import Given, Page
 from redline.tasks.passages import Span
@@ -29,14 +31,21 @@ _GUESS = re.compile(
     r"(?!how|what|which|who|when|where|why|is |are |do |does |did )[^?]{1,24}\?$", re.I
 )
 _REFUSAL = re.compile(
-    r"(?:not enough|insufficient|no sufficient) (?:information|data|details)|"
-    r"can(?:not|'t) (?:be )?(?:determined?|answer(?:ed)?|solved?|say|tell|calculated?|help|provide|"
-    r"assist)|(?:don't|do not) (?:know|have enough)|\bi(?:'m| am) not sure|(?:unable|not able) to "
-    r"(?:determine|answer|solve|say|tell|calculate|find|help|provide|assist)|"
-    r"\bi can only (?:help|discuss|answer)\b|\bas an ai\b|"
-    r"(?:im|not )possible to (?:determine|say|know|tell|answer)",
+    r"(?:\bnot|n't|\bno|without)\b[^.\n]{0,24}\b(?:enough|sufficient) (?:information|data|details)"
+    r"|\binsufficient (?:information|data|details)|\bmissing (?:some |the )?(?:information|details)"
+    r"|\b(?:more|additional|further) (?:information|details) (?:is|are|would be) "
+    r"(?:needed|required)"
+    r"|\b(?:need|require)s? (?:more|additional|further) (?:information|details)"
+    r"|can(?:not|'t) (?:be )?(?:determined?|answer(?:ed)?|solved?|say|tell|calculated?|help|"
+    r"provide|assist)|(?:don't|do not) (?:know|have enough(?: information| data)?)"
+    r"|\bi(?:'m| am) not sure|(?:unable|not able) to "
+    r"(?:determine|answer|solve|say|tell|calculate|find|help|provide|assist)"
+    r"|\bi can only (?:help|discuss|answer)\b|\bas an ai\b"
+    r"|(?:im|not )possible to (?:determine|say|know|tell|answer)",
     re.IGNORECASE,
 )
+_TO_MARK = re.compile(r"[ ](?:to[ ]|the[ ])?")
+_NEAR = 80
 _AFTERWARDS = re.compile(
     r"^[^\w\n]{0,8}(?:(?:explanation|verification|(?:double[- ])?check|proof|justification|notes?|"
     rf"nb|disclaimer|p\.s\.)[ {BOLD}]*(?::|$)|(?:note that|to verify|we can (?:verify|check)|"
@@ -60,17 +69,35 @@ _MOST_TRIED = 32  # sentences with numbers, of which none answers
 
 _CORRECTION = re.compile(
     r"[^\w]{0,4}(?:wait|actually|correction|oops|sorry|hold on|no(?=[,.:])|no,? wait|hmm|apologies|"
-    r"scratch that|my mistake|on second thought|i apologi[sz]e|i made an?|let me (?:correct|fix|"
-    r"redo|re-?calculate|re-?examine|reconsider|re-?check)|edit(?=:)|however)(?!\w)",
+    r"scratch that|my mistake|on (?:second thought|reflection)|i apologi[sz]e|i made an?|let me "
+    r"(?:correct|fix|redo|re-?calculate|re-?examine|reconsider|re-?check)|(?:edit|update)(?=:)|oh|"
+    r"i (?:mean|meant|miscounted|miscalculated)|make (?:that|it)|however|(?:that|this|it|which)"
+    r"(?:'s| is| was) (?:wrong|incorrect|not (?:right|correct)|a mistake|an error)(?=[.,;:!]|$))"
+    r"(?!\w)",
     re.IGNORECASE,
 )
+# A correction that is little more than the number itself, as in `Edit: 22.` or `Sorry, 22 eggs.`
+_BARE = re.compile(
+    r"[\s,:;—-]*(?:(?:so|then|the|right|correct|answer|total|it|that|this|is|it's|that's|should|be|"
+    r"must|would|to)[\s:]+){0,8}$",
+    re.IGNORECASE,
+)
+_MOST_BARE_WORDS = 2
 _CORRECTS = re.compile(
     r"\b(?:wrong|mistakes?|errors?|incorrect|should be|not right|not correct|forgot|missed|"
-    r"overlooked|misread|recalculat\w+|correction|corrected|instead|i mean|i meant)\b",
+    r"overlooked|misread|miscounted|miscalculated|recalculat\w+|correction|corrected|instead|"
+    r"i mean|i meant|make (?:that|it))\b",
     re.IGNORECASE,
 )
 _RECONSIDERS = re.compile(r"\b(?:actually|wait|oops)\b", re.IGNORECASE)
 _DENIES = re.compile(r"[^.\n]{0,24}\bno\b", re.IGNORECASE)
+_NONE_LEFT = re.compile(
+    r"\b(?:no [a-z]+(?: [a-z]+)?|none|nothing|nobody|no one)(?: of (?:them|the [a-z]+))?"
+    r"(?: (?:is|are|was|were|will be|would be|has|have|had))?(?: been)? "
+    r"(?:left|remain(?:s|ing|ed)?)\b",
+    re.IGNORECASE,
+)
+_THEREFORE = re.compile(r"\b(?:so|therefore|thus|hence|finally)\b", re.IGNORECASE)
 _CONFIRMED = re.compile(
     r"\b(?:(?:that|this|it|which|answer) (?:is|was)|that's|it's|yes,?|looks|checks|seems) ?"
     r"(?:indeed |still |all |also )?(?:correct|right|out|good|fine)\b|\bconfirm(?:s|ed)\b",
@@ -81,7 +108,8 @@ _CONFIRMED = re.compile(
 def conclusion(page: Page, start: int, end: int) -> Given | None:
     """The answer of the last sentence of a part of the text that gives one.
 
-    Notes and checks that stand after an answer are left out, unless they find a mistake.
+    Notes and checks that stand after an answer are left out, unless they find a mistake. What
+    follows a refusal is no answer unless it is worked out or concluded.
     """
     afterwards = _AFTERWARDS.search(page.text, start, end)
     if afterwards is not None:
@@ -101,30 +129,67 @@ def correction(page: Page, start: int) -> Given | None:
     """
     end = len(page.text)
     for span in page.within(start, end):
-        if _CORRECTION.match(page.text, span.start, span.end):
+        opening = _CORRECTION.match(page.text, span.start, span.end)
+        if opening is not None:
             if _CONFIRMED.search(page.text, span.start):
                 return None
             given = _last_given(page, span.start, end)
-            denied = _DENIES.match(page.text, span.start)
-            is_meant = denied or _CORRECTS.search(page.text, span.start)
-            return given if given and (is_meant or given.shape == "equation") else None
+            if given is None:
+                return None
+            is_meant = (
+                given.shape == "equation"
+                or _DENIES.match(page.text, span.start)
+                or _CORRECTS.search(page.text, span.start)
+                or _is_bare(page, opening.end(), given)
+            )
+            return given if is_meant else None
     return None
 
 
+def _is_bare(page: Page, start: int, given: Given) -> bool:
+    """Whether from `start` on there is the number, and next to nothing else in its sentence."""
+    head = page.text[start : given.numeral.start]
+    line = page.text[given.numeral.end :].split("\n", 1)[0]
+    return bool(_BARE.match(head)) and len(line.split(". ", 1)[0].split()) <= _MOST_BARE_WORDS
+
+
 def worded_answer(page: Page, span: Span) -> Given | None:
-    """The number that a sentence gives in words; `one` only where it can be no pronoun."""
+    """The number that a sentence gives in words; `one` only where it can be no pronoun.
+
+    That none are left is 0.
+    """
     found = [
         numeral
         for numeral in word_numerals(page.text, span.start, span.end)
         if not _is_pronoun(page.text, span, numeral)
     ]
     pick = choose(page.text, span, found)
-    return Given(pick.numeral, "words") if pick.numeral else None
+    if pick.numeral is not None:
+        return Given(pick.numeral, "words")
+    none = None if found else _NONE_LEFT.search(page.text, span.start, span.end)
+    return Given(Numeral(*none.span(), Number(Fraction(0))), "words") if none else None
 
 
 def is_refusal(text: str, span: Span) -> bool:
     """Whether a sentence says that there is no answer."""
     return _REFUSAL.search(text, span.start, span.end) is not None
+
+
+def refused(text: str, start: int) -> bool:
+    """Whether a refusal ends where `start` is, as in `I cannot determine` before `the answer`."""
+    begin = max(0, start - _NEAR)
+    ends = [found.end() for found in _REFUSAL.finditer(text, begin) if found.start() < start]
+    return any(end >= start or _TO_MARK.fullmatch(text, end, start) for end in ends)
+
+
+def _is_refused(page: Page, spans: list[Span]) -> bool:
+    """Whether one of these sentences is a refusal, and nothing is worked out after it."""
+    for span in reversed(spans):
+        if is_refusal(page.text, span):
+            return True
+        if "=" in page.text[span.start : span.end]:
+            return False
+    return False
 
 
 def looks_cut(page: Page) -> bool:
@@ -165,10 +230,16 @@ def _last_given(page: Page, start: int, end: int) -> Given | None:
         tried += bool(found)
         pick = choose(page.text, span, found)
         if pick.numeral is not None:
+            is_concluded = pick.shape == "equation" or _CONCLUDES.search(text)
+            if not is_concluded and _is_refused(page, spans[:at]):
+                return None
             return Given(pick.numeral, pick.shape)
         is_open_end = span.end == len(page.text) and text[-1] not in _ENDINGS
         if pick.outcome == "valueless" or (pick.outcome == "unsolved" and is_open_end):
             return None
+        is_stated = is_wordy or _THEREFORE.search(text) or "=" not in page.text[start : span.start]
+        if _NONE_LEFT.search(text) and not is_stated:
+            continue  # a remark behind what was worked out
         if pick.outcome == "nothing" and (is_wordy or _CONCLUDES.search(text)):
             given = worded_answer(page, span)
             if given is not None:
