@@ -39,6 +39,8 @@ class Scripted(ThreadingHTTPServer):
     """Keeps what it was asked in `asked`. `url` is its address without a path."""
 
     daemon_threads = True
+    # A full queue drops connections, which come again after a second.
+    request_queue_size = 128
 
     def __init__(self, answer: Callable[[Asked], Answer]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

@@ -87,6 +87,7 @@ class BatchApi:
         )
         self._retry = retry
         self._small = HttpBackend(own)
+        self.mask = self._small.mask
         self._large = HttpBackend(msgspec.structs.replace(own, timeouts=slow))
         self._patient: Backend = Retry(self._small, retry)
         self._patient_large: Backend = Retry(self._large, retry)
@@ -102,7 +103,7 @@ class BatchApi:
         form = _form(boundary, name, data)
         headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
         request = Request(url=_FILES, body=form, headers=headers)
-        return (await _asked(self._patient_large, request, _File)).id
+        return (await self._asked(self._patient_large, request, _File)).id
 
     async def make(self, file_id: str, url: str, metadata: Mapping[str, str]) -> Batch:
         """The new batch. One attempt: where it raises Retryable, the batch may be there or not."""
@@ -113,23 +114,23 @@ class BatchApi:
             "metadata": dict(metadata),
         }
         call = Call(once=True)
-        return await _asked(self._small, Request(url=_BATCHES, body=body), Batch, call)
+        return await self._asked(self._small, Request(url=_BATCHES, body=body), Batch, call)
 
     async def look(self, batch_id: str) -> Batch:
         """The batch as it stands."""
         request = Request(method="GET", url=f"{_BATCHES}/{batch_id}")
-        return await _asked(self._patient, request, Batch)
+        return await self._asked(self._patient, request, Batch)
 
     async def cancel(self, batch_id: str) -> Batch:
         """The batch, which then comes to its end. Rejected where it is over already."""
         request = Request(url=f"{_BATCHES}/{batch_id}/cancel")
-        return await _asked(self._patient, request, Batch)
+        return await self._asked(self._patient, request, Batch)
 
     async def page(self, after: str | None = None) -> tuple[list[Batch], bool]:
         """Batches of the account, the newest first, and whether older ones follow."""
         behind = "" if after is None else f"&after={after}"
         request = Request(method="GET", url=f"{_BATCHES}?limit={_PAGE}{behind}")
-        page = await _asked(self._patient, request, _Page)
+        page = await self._asked(self._patient, request, _Page)
         return page.data, page.has_more
 
     async def download(self, file_id: str, path: Path) -> None:
@@ -157,33 +158,36 @@ class BatchApi:
 
     async def delete(self, file_id: str) -> None:
         """The provider does not keep the file any longer. One attempt."""
-        await _asked(self._small, Request(method="DELETE", url=f"{_FILES}/{file_id}"), _Anything)
+        await self._asked(
+            self._small, Request(method="DELETE", url=f"{_FILES}/{file_id}"), _Anything
+        )
 
     def pause_s(self, attempt: int, error: Retryable) -> float:
         """Seconds to wait after the failure of this attempt, from 0."""
         return max(error.retry_after_s or 0.0, self._retry.pause_s(attempt))
 
+    async def _asked(
+        self, backend: Backend, request: Request, kind: type[T], call: Call | None = None
+    ) -> T:
+        """The answer, read as what it is to be, without secrets: its words are for messages."""
+        call = call or Call()
+        outcome = await backend.send(request, call)
+        call.let_go()
+        if outcome.error is not None:
+            raise outcome.error
+        reply: Any = outcome.reply
+        try:
+            return msgspec.json.decode(self.mask.body(reply.body), type=kind)
+        except msgspec.DecodeError as error:
+            raise BadReply(
+                f"the answer is not what {request.url.partition('?')[0]} promises: {error}",
+                where=f"endpoint {outcome.endpoint}",
+                hint="--via batch needs an endpoint with OpenAI's Batch API",
+            ) from error
+
 
 class _Anything(msgspec.Struct):
     """Whatever object it is."""
-
-
-async def _asked(backend: Backend, request: Request, kind: type[T], call: Call | None = None) -> T:
-    """The answer, read as what it is to be."""
-    call = call or Call()
-    outcome = await backend.send(request, call)
-    call.let_go()
-    if outcome.error is not None:
-        raise outcome.error
-    reply: Any = outcome.reply
-    try:
-        return msgspec.json.decode(reply.body, type=kind)
-    except msgspec.DecodeError as error:
-        raise BadReply(
-            f"the answer is not what {request.url.partition('?')[0]} promises: {error}",
-            where=f"endpoint {outcome.endpoint}",
-            hint="--via batch needs an endpoint with OpenAI's Batch API",
-        ) from error
 
 
 def _form(boundary: str, name: str, data: bytes) -> bytes:

@@ -13,6 +13,7 @@ from redline.calls.backend import Call, Chunk, Request, Sink
 from redline.calls.endpoint import Endpoint
 from redline.calls.exchange import EVENTS, Answer, Exchange, Repeat, Wire
 from redline.calls.intake import LONG_BYTES
+from redline.calls.masking import Mask, mask_of
 from redline.calls.outage import Outage, is_unreachable
 from redline.calls.outcome import Outcome, Reply, failed
 from redline.calls.steering import Steering, Stores
@@ -45,8 +46,6 @@ from redline.limits.opening import AnyGrant
 
 # Statuses whose Retry-After speaks for the whole endpoint and not for one row.
 _PARKING = frozenset({402, 429, 503, 529})
-# A shorter key is a placeholder such as `EMPTY`, and may be part of any word.
-_SECRET_LEAST = 8
 _NOTHING = Cost()
 _ENCODE = msgspec.json.Encoder().encode
 
@@ -110,7 +109,7 @@ class HttpBackend:
         if endpoint.api_key:
             self._headers["Authorization"] = f"Bearer {endpoint.api_key}"
         self._headers.update(endpoint.headers)
-        self._secrets = _secrets(endpoint, self._transport.proxy)
+        self.mask = mask_of(endpoint, self._transport.proxy)
 
     def room(self, cost: Cost, now_s: float) -> float:
         wait_s = max(self._outage.wait_s(now_s), self.limiter.room_s(cost, now_s))
@@ -150,10 +149,10 @@ class HttpBackend:
                 self.slots.release()
         except NoEndpoint as error:
             # Limits that are shared have been out of reach for too long, or a model is lost.
-            self._conceal(error)
+            self._mask_of(request).hide(error)
             outcome = failed(error, endpoint=self.label)
         except CallError as error:
-            outcome = failed(self._located(error), endpoint=self.label)
+            outcome = failed(self._located(error, request), endpoint=self.label)
         finally:
             if exchange.grant is not None:
                 exchange.grant.release()
@@ -178,7 +177,7 @@ class HttpBackend:
             if answer.status != 200:
                 self._read(request, answer, None)
         except CallError as error:
-            located = self._located(error)
+            located = self._located(error, request)
             if located is error:
                 raise
             raise located from error
@@ -265,7 +264,7 @@ class HttpBackend:
         self, request: Request, call: Call, exchange: _Attempt, sink: Sink
     ) -> Reply:
         """The reply, whose chunks go to `sink` as they come."""
-        reader = StreamReader(sink, call, request.body)
+        reader = StreamReader(sink, call, request.body, self._mask_of(request))
         streamed = streaming(request)
         try:
             wire = self._wire(streamed, call)
@@ -327,27 +326,32 @@ class HttpBackend:
 
     def _read(self, request: Request, answer: Answer, reader: StreamReader | None) -> Reply:
         if not 200 <= answer.status < 300:
-            body = answer.body
-            for secret in self._secrets:
-                # Before a long message is cut, which could leave half a key in it.
-                body = body.replace(secret.encode(), b"<key>")
+            # Before a long message is cut, which could leave a part of a key in it.
+            body = self._mask_of(request).body(answer.body)
             raise judge(answer.status, answer.headers, body, self.clock.wall_s())
         if reader is not None and reader.has_begun:
             reply = reader.finish()
         else:
-            wall_s = self.clock.wall_s()
-            path, asked = request.output_path, request.body
-            reply = apis.read(request.url, answer.body, path, asked, answer.headers, wall_s)
+            reply = self._read_whole(request, answer)
         reply.status = answer.status
         reply.request_id = answer.headers.get("x-request-id") or reply.request_id
         return reply
 
-    def _located(self, error: CallError) -> CallError | NoEndpoint:
+    def _read_whole(self, request: Request, answer: Answer) -> Reply:
+        wall_s = self.clock.wall_s()
+        path, asked = request.output_path, request.body
+
+        def read(body: bytes) -> Reply:
+            return apis.read(request.url, body, path, asked, answer.headers, wall_s)
+
+        return self._mask_of(request).read(answer.body, read)
+
+    def _located(self, error: CallError, request: Request) -> CallError | NoEndpoint:
         """The error with its endpoint named; NoEndpoint when there has been none for too long."""
         now_s = self.clock.now_s()
         _forget_frames(error)
         error.where = error.where or f"endpoint {self.label}"
-        self._conceal(error)
+        self._mask_of(request).hide(error)
         if not is_unreachable(error):
             return error
         if self._outage.refused(now_s):
@@ -361,10 +365,11 @@ class HttpBackend:
             )
         return error
 
-    def _conceal(self, error: CallError | NoEndpoint) -> None:
-        """Some servers quote the key they refuse, and messages go to files."""
-        for secret in self._secrets:
-            error.what = error.what.replace(secret, "<key>")
+    def _mask_of(self, request: Request) -> Mask:
+        """What hides the secrets of a call: some servers quote the key that they refuse."""
+        if not request.headers:
+            return self.mask
+        return mask_of(self.endpoint, self._transport.proxy, request.headers)
 
     def _conclude(self, request: Request, exchange: _Attempt, outcome: Outcome | None) -> None:
         """Settles the tokens, parks the endpoint where it asked for that, tells the listener.
@@ -408,17 +413,3 @@ def _forget_frames(error: BaseException) -> None:
     while of is not None:
         of.__traceback__ = None
         of = of.__cause__ or of.__context__
-
-
-def _secrets(endpoint: Endpoint, proxy: str | None) -> list[str]:
-    """What must not show in a message: the key, a proxy's password, and what headers may hold.
-
-    Longest first, so that a part is not cut out of a whole. A header such as `Bearer abc` is
-    quoted with its scheme or without.
-    """
-    found = {endpoint.api_key or ""}
-    if proxy is not None and "@" in proxy:
-        found.add(proxy.partition("://")[2].rpartition("@")[0])
-    for value in endpoint.headers.values():
-        found |= {value, value.rpartition(" ")[2]}
-    return sorted((text for text in found if len(text) >= _SECRET_LEAST), key=len, reverse=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from redline.calls import apis, loose_json
 from redline.calls.backend import Call, Chunk, Request, Sink
 from redline.calls.error_inside import judge_choice, judge_part
+from redline.calls.masking import NO_SECRETS, Mask
 from redline.calls.outcome import Reply
 from redline.errors import BadReply, CallError, Disconnected, NoEndpoint, Rejected
 
@@ -190,13 +192,14 @@ def _unnumbered(tool_call: dict[str, Any]) -> dict[str, Any]:
 class StreamReader:
     """Hands the chunks of one stream to a sink and puts the whole reply together.
 
-    asked: the request's body, by which the choices are counted.
+    asked: the request's body, by which the choices are counted. mask: hides secrets in errors.
     """
 
-    def __init__(self, sink: Sink, call: Call, asked: Any = None) -> None:
+    def __init__(self, sink: Sink, call: Call, asked: Any = None, mask: Mask = NO_SECRETS) -> None:
         self._sink = sink
         self._call = call
         self._asked = asked
+        self._mask = mask
         self._parser = EventParser()
         self._choices: dict[int, _Spoken] = {}
         self._is_done = False
@@ -218,14 +221,10 @@ class StreamReader:
                 return
             if isinstance(event, ErrorData):
                 raise self._judged(event)
-            parsed, is_loose = _parsed(event)
-            try:
-                text = self._note(parsed)
-            except (AttributeError, TypeError) as cause:
-                raise BadReply(f"a streamed event is misshapen: {apis.quote(event)}") from cause
+            text, parsed = self._mask.read(event, self._understood)
             # From here on the caller has seen a part of the answer: no retry.
             self._call.committed = True
-            await self._sink.put(Chunk(text, loose_json.clean(parsed) if is_loose else parsed))
+            await self._sink.put(Chunk(text, parsed))
 
     def finish(self) -> Reply:
         """The reply that the stream made. Raises CallError if it is not whole."""
@@ -233,7 +232,7 @@ class StreamReader:
         if isinstance(rest, ErrorData) and not self._is_done:
             raise self._judged(rest)
         if self._whole is not None:
-            return apis.read("/v1/responses", self._whole)
+            return self._mask.read(self._whole, partial(apis.read, "/v1/responses"))
         choices = [self._choices[index] for index in sorted(self._choices)]
         reasons = [choice.finish_reason is not None for choice in choices]
         # Some servers give no reason at all; one that gives it gives it for each choice.
@@ -244,8 +243,18 @@ class StreamReader:
         whole = msgspec.json.encode({**self._known, "choices": parts})
         return apis.read("/v1/chat/completions", whole, asked=self._asked)
 
+    def _understood(self, event: bytes) -> tuple[str, dict[str, Any]]:
+        """The event's new text, and its JSON. Raises CallError, and NoEndpoint."""
+        parsed, is_loose = _parsed(event)
+        try:
+            text = self._note(parsed)
+        except (AttributeError, TypeError) as cause:
+            raise BadReply(f"a streamed event is misshapen: {apis.quote(event)}") from cause
+        return text, loose_json.clean(parsed) if is_loose else parsed
+
     def _judged(self, event: bytes) -> CallError | NoEndpoint:
         """The error that an event tells of."""
+        event = self._mask.body(event)
         try:
             found = msgspec.json.decode(event)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -11,6 +11,7 @@ from typing import TextIO
 import msgspec
 
 from redline.errors import ConfigError, JournalError, RedlineError
+from redline.printable import printable, printable_json
 from redline.run.record import Result, error_fields, result_line
 from redline.run.settings import Output
 
@@ -26,7 +27,7 @@ def tell(text: str) -> None:
     if sys.stderr is None:
         return
     try:
-        sys.stderr.write(text)
+        sys.stderr.write(printable(text))
         sys.stderr.flush()
     except BrokenPipeError:
         return
@@ -40,7 +41,7 @@ def say(text: str = "") -> None:
     if sys.stdout is None:
         return
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(printable(text))
         sys.stdout.flush()
     except OSError as error:
         raise lost_stdout(error) from error
@@ -96,6 +97,7 @@ class Lines:
         if stream is None:
             raise ConfigError("stdout is closed, so results have no place", hint="give -o FILE")
         self._stream = stream
+        self._is_terminal = stream.isatty()
         self._turn = asyncio.Lock()
         self._lines = lines
         self._notes = notes
@@ -105,7 +107,8 @@ class Lines:
         error = result.outcome.error
         if result.outcome.is_success:
             async with self._turn:
-                await self._put(result_line(result, self._lines))
+                line = result_line(result, self._lines)
+                await self._put(printable_json(line) if self._is_terminal else line)
         elif error is not None and self._notes.is_json:
             row = result.row.number
             fields = {"event": "failure", "row": row, "error": error_fields(error)}

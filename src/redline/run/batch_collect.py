@@ -22,7 +22,7 @@ from redline.calls.spending import NOTHING, Amount
 from redline.clock import SYSTEM
 from redline.errors import CallError, NoEndpoint, Rejected
 from redline.run.batch_ledger import Ledger, Note, Part
-from redline.run.batch_plan import is_sent_again, outcome_of, read_line, unfinished
+from redline.run.batch_plan import ResultLine, is_sent_again, outcome_of, read_line, unfinished
 from redline.run.batch_spool import Kept, PartReader, PartWriter, chunks_of, drop
 from redline.run.feed import Feed, Picked
 from redline.run.journal import Journal
@@ -195,10 +195,24 @@ class Collector:
                 if offset is None:
                     # Not one of ours, or its second line.
                     continue
-                outcome = outcome_of(line, part.url, self._output_path, SYSTEM.wall_s())
+                outcome = self._outcome(line, raw, part.url)
                 await self._end(part, reader, offset, outcome, rest)
             while self._world.journal.is_behind:  # noqa: ASYNC110, the journal tells nobody
                 await asyncio.sleep(_LOOK_S)
+
+    def _outcome(self, line: ResultLine, raw: bytes, url: str) -> Outcome:
+        """What became of the row whose line is `raw`. Its error holds no secret."""
+        outcome = outcome_of(line, url, self._output_path, SYSTEM.wall_s())
+        if outcome.error is None:
+            return outcome
+        mask = self._api.mask
+        masked = mask.body(raw)
+        if masked != raw:
+            # Messages quote the line cut, which could leave a part of a key in them.
+            outcome = outcome_of(read_line(masked), url, self._output_path, SYSTEM.wall_s())
+        if outcome.error is not None:
+            mask.hide(outcome.error)
+        return outcome
 
     async def _end(
         self, part: Part, reader: PartReader, offset: int, outcome: Outcome, rest: Rest

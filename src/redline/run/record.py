@@ -14,6 +14,7 @@ import msgspec
 
 from redline.calls import Outcome, Reply
 from redline.errors import CallError, RedlineError
+from redline.printable import printable
 from redline.run.settings import Output
 from redline.run.source import Row
 
@@ -138,13 +139,13 @@ def error_fields(error: RedlineError | None) -> dict[str, Any] | None:
         "message": _writable(error.what),
         "status": error.status if isinstance(error, CallError) else None,
         "where": _writable(error.where),
-        "hint": error.hint,
+        "hint": _writable(error.hint),
     }
 
 
 def _writable(text: str) -> str:
-    """The text without lone surrogates, which file names and exceptions may hold."""
-    return text.encode("utf-8", "replace").decode()
+    """The text without lone surrogates, which file names may hold, and safe to print."""
+    return printable(text).encode("utf-8", "replace").decode()
 
 
 def _beginning(content: bytes) -> str:
