@@ -105,6 +105,24 @@ def test_a_deadline_leaves_rows_for_the_next_run(cli: Cli, rows: Rows) -> None:
     assert cli("verify", "out.jsonl").out == "verify: 50 of 50, each once\n"
 
 
+def test_a_continued_run_tells_what_failed_before(cli: Cli, rows: Rows) -> None:
+    name = rows({"txt": "bad"}, *({"text": str(number)} for number in range(6)))
+    command = ("run", name, *SIM, "-o", "out.jsonl")
+    assert cli(*command, "--limit", "3").status == 1
+    told = cli(*command)
+    assert told.status == 1
+    assert told.err.startswith(
+        "4 rows = 4 succeeded + 0 failed + 0 unfinished; 2 were done before; 1 failed before\n"
+    )
+    rows({"txt": "bad"}, *({"text": str(number)} for number in range(50)))
+    told = cli(*command, "--rps", "20", "--deadline", "300ms")
+    found = re.search(
+        r"^saved: (\d+) of 51 results in out.jsonl, 1 failure beside it$", told.err, re.M
+    )
+    assert found is not None, told.err
+    assert int(found[1]) == len(Path("out.jsonl").read_text().splitlines()) < 50
+
+
 def test_the_summary_as_json(cli: Cli, rows: Rows) -> None:
     told = cli("run", rows({"text": "a"}, "x\n"), *SIM, "-o", "out.jsonl", "--log", "json")
     summary = json.loads(told.err)

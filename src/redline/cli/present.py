@@ -20,6 +20,7 @@ from redline.run.plan import Plan
 from redline.run.record import error_fields
 from redline.run.report import Report
 from redline.run.results_file import ResultsLost
+from redline.run.row_count import InputCounts
 
 _CREDENTIALS = re.compile("//.*@")
 
@@ -217,8 +218,10 @@ def _sum(report: Report) -> str:
         f"{_count(report.offered, 'row')} = {report.succeeded:,} succeeded + {report.failed:,} "
         f"failed + {report.unfinished:,} unfinished"
     )
-    if report.skipped:
-        line += f"; {report.skipped:,} {'was' if report.skipped == 1 else 'were'} done before"
+    if done_before := report.skipped - report.failed_before:
+        line += f"; {done_before:,} {'was' if done_before == 1 else 'were'} done before"
+    if report.failed_before:
+        line += f"; {report.failed_before:,} failed before"
     if report.untried:
         line += f"; {_untried(report)}"
     if not report.is_input_done:
@@ -232,11 +235,13 @@ def _untried(report: Report) -> str:
 
 def _spent(report: Report) -> str:
     """What is spent, and what all rows will have cost where some are left."""
-    line = f"spent: {report.spent.text}"
+    is_of_all = not report.skipped or report.spent.is_of_all_runs
+    line = f"spent{'' if is_of_all else ' by this run'}: {report.spent.text}"
     left = report.unfinished if report.input is None else report.input.left
     if not left or report.expected_usd is None:
         return line
-    return f"{line}; about {dollars_text(round(report.expected_usd * DOLLAR))} for all rows"
+    whole = "for all rows" if is_of_all else "with the rows left"
+    return f"{line}; about {dollars_text(round(report.expected_usd * DOLLAR))} {whole}"
 
 
 def _files(report: Report, notes: Notes) -> list[str]:
@@ -271,13 +276,20 @@ def _saved(report: Report) -> str:
         return ""
     if isinstance(report.stopped, ResultsLost):
         return report.stopped.saved
-    done = report.succeeded + report.skipped
-    of = f" of {report.offered + report.skipped:,}" if report.is_input_done else ""
-    results = "result" if done == 1 and not of else "results"
-    failures = f", {_count(report.failed, 'failure')} beside it" if report.failed else ""
+    counts = report.input
+    if counts is None:
+        counts = InputCounts(
+            rows=report.offered + report.skipped,
+            done=report.succeeded + report.skipped,
+            failed=report.failed,
+            is_exact=report.is_input_done,
+        )
+    of = f" of {counts.rows:,}" if counts.is_exact else ""
+    results = "result" if counts.done == 1 and not of else "results"
+    failures = f", {_count(counts.failed, 'failure')} beside it" if counts.failed else ""
     is_here = report.output.url is None or report.not_uploaded is not None
     place = report.output.path if is_here else report.output.name
-    return f"{done:,}{of} {results} in {place}{failures}"
+    return f"{counts.done:,}{of} {results} in {place}{failures}"
 
 
 def _count(number: int, one: str, many: str = "") -> str:

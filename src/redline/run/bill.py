@@ -24,6 +24,11 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     here: int | None = None
 
     @property
+    def is_of_all_runs(self) -> bool:
+        """It holds what earlier runs of the output have spent: there is a budget of its kind."""
+        return self.picodollars is None or self.allowance.picodollars is not None
+
+    @property
     def usd(self) -> float | None:
         return None if self.picodollars is None else self.picodollars / DOLLAR
 

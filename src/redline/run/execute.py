@@ -262,6 +262,7 @@ class _Run:
             results=tally.succeeded + (self.journal.answers.total if self.journal else 0),
             flawed=self.flawed(),
             skipped=self._skipped,
+            failed_before=self._failed_before,
             untried=self._untried,
             retries=tally.retries,
             repeated=tally.repeated,

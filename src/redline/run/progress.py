@@ -35,7 +35,8 @@ class Snapshot(msgspec.Struct, kw_only=True):
     input: the whole input. fraction: of it, None while the number of its rows is unknown.
     flawed: of the rows done, those with an answer that is cut, empty or refused, by finish reason.
     notices: what goes wrong, by kind, each in one sentence.
-    spent: in words, empty while nothing is known. spent_usd, expected_usd: so far, and at the end.
+    spent: in words, empty while nothing is known; is_spent_here: without what earlier runs spent.
+    spent_usd, expected_usd: so far, and at the end.
     spent_tokens: against a budget in tokens.
     """
 
@@ -57,6 +58,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     flawed: dict[str, int] = {}
     notices: dict[str, str] = {}
     spent: str = ""
+    is_spent_here: bool = False
     spent_usd: float | None = None
     expected_usd: float | None = None
     spent_tokens: int | None = None
@@ -112,6 +114,7 @@ class Meter:
             flawed=view.flawed(),
             notices=found,
             spent=spent.text,
+            is_spent_here=bool(feed.rows_skipped) and not spent.is_of_all_runs,
             spent_usd=spent.usd,
             expected_usd=None if expected is None else expected / DOLLAR,
             spent_tokens=spent.tokens,
@@ -143,9 +146,10 @@ def line_of(snapshot: Snapshot) -> str:
     if snapshot.flawed:
         parts.insert(1, f"of those done {flaws_text(snapshot.flawed)}")
     if snapshot.spent:
-        parts.append(f"spent {snapshot.spent}")
+        parts.append(f"spent {snapshot.spent}{' by this run' if snapshot.is_spent_here else ''}")
         if snapshot.expected_usd is not None:
-            parts.append(f"about {dollars_text(round(snapshot.expected_usd * DOLLAR))} in all")
+            whole = "with the rows left" if snapshot.is_spent_here else "in all"
+            parts.append(f"about {dollars_text(round(snapshot.expected_usd * DOLLAR))} {whole}")
     if snapshot.cache is not None:
         parts.append(f"{snapshot.cache.spared:,} cached ({100 * snapshot.cache.share:.0f} %)")
     if snapshot.batches is not None:

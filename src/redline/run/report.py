@@ -18,9 +18,10 @@ class Report(msgspec.Struct, kw_only=True):
     """The end of a run.
 
     offered = succeeded + failed + unfinished, always: the rows this run took in hand. skipped: rows
-    an earlier run has done. untried: rows that no run has tried, which `retry_failed` leaves out.
-    results: successes by all runs of the output; flawed: those of them with an answer that is cut,
-    empty or refused, by its finish_reason, one of those that `fail_on` takes.
+    an earlier run has done; failed_before: those of them that failed. untried: rows that no run has
+    tried, which `retry_failed` leaves out. results: successes by all runs of the output; flawed:
+    those of them with an answer that is cut, empty or refused, by its finish_reason, one of those
+    that `fail_on` takes.
     input: the whole input and what all runs have done of it. is_input_done: the input was read to
     its end, or to its limit. stopped: why the run ended early, None where it did not; interrupted:
     by the user. errors_by_kind: failed attempts by kind of error, those tried again included.
@@ -42,6 +43,7 @@ class Report(msgspec.Struct, kw_only=True):
     results: int = 0
     flawed: dict[str, int] = {}
     skipped: int = 0
+    failed_before: int = 0
     untried: int = 0
     input: InputCounts | None = None
     retries: int = 0

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from redline.calls.spending import Allowance
 from redline.cli.output import Notes, tell
 from redline.cli.present import error_text, plan_text, summary_line, summary_text
 from redline.errors import ConfigError, Refused, Rejected
 from redline.run import Report
+from redline.run.bill import Spent
 from redline.run.plan import Plan
+from redline.run.row_count import InputCounts
 from redline.run.settings import Output
 
 ARGV = ["run", "in put.jsonl", "-o", "out.jsonl", "--restart"]
@@ -120,3 +123,25 @@ def test_nobody_reading_stderr_is_no_error(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("sys.stderr", Closed())
     tell("text")
+
+
+def test_numbers_of_a_continued_run_are_of_all_runs_or_say_of_which(tmp_path: Path) -> None:
+    dollar = 10**12
+    one = Spent(allowance=Allowance(), picodollars=dollar, here=dollar)
+    counts = InputCounts(rows=60, done=44, failed=6)
+    continued = report(
+        tmp_path, offered=20, succeeded=10, skipped=40, failed_before=6, spent=one, input=counts,
+        stopped=Refused("no"), attempts=10,
+    )  # fmt: skip
+    lines = summary_text(continued, ARGV, Notes()).splitlines()
+    assert lines[0] == (
+        "20 rows = 10 succeeded + 0 failed + 10 unfinished; 34 were done before; 6 failed before"
+    )
+    assert lines[1] == "60 rows: 44 done, 6 failed, 10 left"
+    assert "spent by this run: $1.00; about $2.00 with the rows left" in lines
+    saved = f"saved: 44 of 60 results in {tmp_path}/out.jsonl, 6 failures beside it"
+    assert saved in lines
+    paid = Spent(allowance=Allowance(picodollars=9 * dollar), picodollars=3 * dollar, here=dollar)
+    continued.spent = paid
+    lines = summary_text(continued, ARGV, Notes()).splitlines()
+    assert "spent: $3.00 of $9.00; about $4.00 for all rows" in lines

@@ -312,6 +312,14 @@ def test_what_is_spent_and_what_all_will_cost() -> None:
     assert "spent $1.00 of $5.00, about $3.00 in all" in line_of(found)
 
 
+def test_what_this_run_alone_has_spent_is_named_so() -> None:
+    seen = view()
+    seen.rows, seen.tally.succeeded, seen.feed.rows_skipped = 100, 20, 5
+    seen.bill.spent = Spent(allowance=Allowance(), picodollars=DOLLAR, here=DOLLAR)
+    line = line_of(Meter(seen, ManualClock()).read())
+    assert "spent $1.00 by this run, about $5.00 with the rows left" in line
+
+
 def test_tokens_that_are_spent() -> None:
     seen = view()
     seen.bill.spent = Spent(allowance=Allowance(tokens=2000), tokens=1234)
