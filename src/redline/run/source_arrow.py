@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import shlex
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from io import RawIOBase
 from itertools import islice
 from pathlib import Path
@@ -17,6 +18,7 @@ from redline.run.source_row import BATCH_BYTES, BATCH_ROWS, Batch, Row, no_rows,
 from redline.run.tables import check_names
 
 _MAX_LISTED = 1000
+_ID = "custom_id"
 
 
 class _Table(Protocol):
@@ -26,6 +28,7 @@ class _Table(Protocol):
     num_rows: int
 
     def slice(self, offset: int, length: int) -> _Table: ...
+    def column(self, i: str) -> Any: ...
     def cast(self, target_schema: Any, *, safe: bool) -> _Table: ...
     def to_pylist(self, *, maps_as_pydicts: str) -> list[dict[str, Any]]: ...
 
@@ -34,8 +37,8 @@ class ArrowRows:
     """The rows of Parquet or of a dataset folder, a few record batches at a time.
 
     Values that JSON lacks: dates and times are ISO strings, decimals strings, bytes are text
-    where they are UTF-8 and else base64, NaN is null. Raises ConfigError where there is no row,
-    or the file cannot be read on.
+    where they are UTF-8 and else base64, NaN and infinity are null. Raises ConfigError where there
+    is no row, or the file cannot be read on.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class ArrowRows:
         schema = self._arrow.schema(
             [field.with_type(_plain_type(self._arrow, field.type)) for field in table.schema]
         )
+        exact = _nanosecond_ids(self._arrow, table)
         if not schema.equals(table.schema):
             table = table.cast(schema, safe=False)
         # A name with "binary" in it is walked for nothing; no type with bytes goes unseen.
@@ -121,7 +125,28 @@ class ArrowRows:
                 return [error]
             singles = (table.slice(index, 1) for index in range(table.num_rows))
             return [value for single in singles for value in self._values(single)]
+        for value, number in zip(values, exact, strict=False):
+            if number is not None and number % 1000:
+                value[_ID] = _iso(value[_ID], number % 1000)
         return [_with_text(value) for value in values] if has_bytes else values
+
+
+def _nanosecond_ids(arrow: Any, table: _Table) -> list[int | None]:
+    """The ids as numbers if they are timestamps in nanoseconds: Python's have microseconds."""
+    if _ID not in table.schema.names:
+        return []
+    kind = table.schema.field(_ID).type
+    if not arrow.types.is_timestamp(kind) or kind.unit != "ns":
+        return []
+    ids: list[int | None] = table.column(_ID).cast(arrow.int64()).to_pylist()
+    return ids
+
+
+def _iso(moment: datetime, nanoseconds: int) -> str:
+    """ISO 8601 with nine decimals. nanoseconds: beyond the moment's microseconds, 0 to 999."""
+    text = moment.isoformat(timespec="microseconds")
+    end = len("2020-01-01T00:00:00.000000")
+    return f"{text[:end]}{nanoseconds:03d}{text[end:]}".replace("+00:00", "Z")
 
 
 def _stamps(files: Iterable[Path]) -> dict[Path, tuple[int, int, int]]:

@@ -1,0 +1,105 @@
+"""Tables as other programs write them: each row is asked once, by the name that it has."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Cli = Callable[..., Any]
+
+SIM = ("--endpoint", "sim", "--model", "m", "--prompt", "{{ text }}")
+SAID = "You said: "
+
+
+def said(told: Any) -> dict[str, str]:
+    """What was sent for each custom_id."""
+    return {line["custom_id"]: line["output"].removeprefix(SAID) for line in told.results}
+
+
+@pytest.mark.parametrize("name", ["in.tsv", "in.tsv.gz"])
+def test_a_quote_in_tsv_swallows_no_line(cli: Cli, name: str) -> None:
+    lines = [
+        "custom_id\ttext",
+        "1\tplain",
+        '2\t"6 inch',
+        "3\tlost row",
+        '4\tanother " quote',
+        '5\t"12" by 9"',
+        '6\t"said ""so"""',
+        '7\t"over two',
+        'lines, ""quoted"""',
+        '8\t"a\ttab"',
+        '9\t"never closed',
+    ]
+    data = "\n".join(lines).encode()
+    Path(name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    told = cli("run", name, *SIM)
+    assert told.status == 0
+    assert said(told) == {
+        "1": "plain",
+        "2": '"6 inch',
+        "3": "lost row",
+        "4": 'another " quote',
+        "5": '"12" by 9"',
+        "6": 'said "so"',
+        "7": 'over two\nlines, "quoted"',
+        "8": "a\ttab",
+        "9": '"never closed',
+    }
+
+
+def test_a_wrong_quote_in_csv_fails_its_own_line_alone(cli: Cli) -> None:
+    lines = ['1,"fine\nand long"', '2,"6 inch', "3,next", '4,another " quote', "5,end"]
+    Path("in.csv").write_text("\n".join(["custom_id,text", *lines]), "utf-8")
+    told = cli("run", "in.csv", *SIM)
+    assert told.status == 1
+    assert "a quote is opened and not closed where its field ends (in.csv:4)" in told.err
+    assert said(told) == {
+        "1": "fine\nand long",
+        "3": "next",
+        "4": 'another " quote',
+        "5": "end",
+    }
+
+
+def test_ids_of_every_type_are_kept(cli: Cli) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    moment = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+    stamp = int(moment.timestamp()) * 10**9
+    columns = [
+        (arrow.array([1.0, 2.5, float("nan"), None]), ["1", "2.5", None, None]),
+        (arrow.array([2**60, 2**60 + 1]), [str(2**60), str(2**60 + 1)]),
+        (arrow.array([decimal.Decimal("1.10")]), ["1.10"]),
+        (arrow.array([moment], arrow.timestamp("us", "UTC")), ["2026-01-02T03:04:05Z"]),
+        (
+            arrow.array([stamp, stamp + 1, stamp + 1_000_002], arrow.timestamp("ns", "UTC")),
+            [
+                "2026-01-02T03:04:05Z",
+                "2026-01-02T03:04:05.000000001Z",
+                "2026-01-02T03:04:05.001000002Z",
+            ],
+        ),
+        (arrow.array([moment.date()]), ["2026-01-02"]),
+    ]
+    for ids, names in columns:
+        table = arrow.table({"custom_id": ids, "text": [str(n) for n in range(len(ids))]})
+        parquet.write_table(table, "in.parquet")
+        told = cli("run", "in.parquet", *SIM)
+        assert (told.status, [line["custom_id"] for line in told.results]) == (0, names)
+
+
+def test_a_number_that_is_none_is_not_sent_as_text(cli: Cli) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = arrow.table({"custom_id": ["a", "b", "c"], "text": [1.5, float("nan"), float("inf")]})
+    parquet.write_table(table, "in.parquet")
+    told = cli("run", "in.parquet", *SIM)
+    assert (told.status, said(told)) == (1, {"a": "1.5"})
+    assert told.err.count("'text' is null") == 2
