@@ -34,6 +34,7 @@ _MOST_CREDIT = 8.0
 # All connections may fail at once before the first of them is known to have.
 _MOST_DEBT = 64.0
 _EARNED = 1 / 32
+_LEAST_WATCH_S = 0.1
 # Of longer requests and answers, only their length and both ends are kept and compared.
 _WHOLE_BYTES = 4096
 _END_BYTES = 512
@@ -112,7 +113,8 @@ class Reuse:
         if not is_kept:
             self._quickest_s = min(took_s, quickest_s or took_s)
         elif is_copy:
-            return 2 * quickest_s
+            # Once in a run, so that it may take a moment.
+            return max(2 * quickest_s, _LEAST_WATCH_S)
         elif took_s < quickest_s / 2:
             self._quickest_s = took_s
             return quickest_s - took_s
