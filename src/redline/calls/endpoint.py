@@ -73,7 +73,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in self.headers.items():
             if not name or not (name + value).isprintable() or ":" in name:
                 raise ConfigError(f"not a header: {name!r}")
-        if self.proxy and not self.proxy.startswith(("http://", "https://")):
+        if self.proxy and not is_proxy_url(self.proxy):
             raise ConfigError("the proxy is not an http:// URL", hint="http://host:port")
         if self.max_reply_bytes < 1:
             raise ConfigError(f"max_reply_bytes must be at least 1, not {self.max_reply_bytes}")
@@ -110,3 +110,13 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         if path == "/v1" or path.startswith("/v1/"):
             return base + path[3:]
         return base.removesuffix("/v1") + path
+
+
+def is_proxy_url(text: str) -> bool:
+    """The text is an http:// or https:// URL of a proxy: a host, and perhaps a port and a user."""
+    try:
+        parts = urlsplit(text)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return is_url and text.isprintable() and " " not in text and not parts.query

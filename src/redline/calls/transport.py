@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
 from string import punctuation
@@ -14,6 +12,7 @@ from redline.calls.direct import DirectTransport
 from redline.calls.endpoint import Endpoint
 from redline.calls.exchange import EVENTS, Answer, Exchange, Wire
 from redline.calls.intake import Intake
+from redline.calls.proxy import proxy_of
 from redline.calls.reuse import Reuse
 from redline.clock import Clock
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Transport:
-    """The exchanges of one endpoint.
+    """The exchanges of one endpoint. Raises ConfigError for a proxy that cannot be used.
 
     on_handshake: told the seconds that a connection took, of some of them.
     """
@@ -33,8 +32,7 @@ class Transport:
         self._endpoint = endpoint
         self._clock = clock
         self._on_handshake = on_handshake
-        is_stated = endpoint.proxy is not None
-        self.proxy = (endpoint.proxy or None) if is_stated else _env_proxy(endpoint.base_url)
+        self.proxy = proxy_of(endpoint)
         self.intake = Intake(endpoint.max_reply_bytes)
         self._reuse = Reuse()
         self._direct = DirectTransport(endpoint, clock, on_handshake, self.intake, self._reuse)
@@ -98,19 +96,3 @@ class Transport:
         # anyway, so quote only where they occur.
         is_plain = target.isascii() and " " not in target
         return target if is_plain else quote(target, safe=punctuation)
-
-
-def _env_proxy(base_url: str) -> str | None:
-    """The proxy that HTTP(S)_PROXY and NO_PROXY name for this URL, read once."""
-    # macOS and Windows have settings for all programs as well.
-    is_elsewhere = sys.platform in ("darwin", "win32")
-    if not is_elsewhere and not any(name.lower().endswith("_proxy") for name in os.environ):
-        return None
-    # It brings http.client and email along, which few runs need.
-    from urllib.request import getproxies, proxy_bypass
-
-    parts = urlsplit(base_url)
-    proxy = getproxies().get(parts.scheme)
-    # With the port, because NO_PROXY may name one.
-    host = parts.netloc.rpartition("@")[2]
-    return None if proxy is None or proxy_bypass(host) else proxy

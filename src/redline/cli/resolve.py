@@ -277,6 +277,8 @@ def _endpoint(
     except ConfigError as error:
         if "base URL" in error.what:
             error.where = server.origin
+        elif "proxy" in error.what:
+            error.where = "--proxy"
         raise
 
 
