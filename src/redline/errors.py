@@ -25,7 +25,6 @@ Every error says what happened, where, and what to do about it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import ClassVar
 
 
@@ -190,6 +189,28 @@ class Unpriced(Final):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`did you mean X?` for the closest known name, or an empty string."""
-    close = get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else ""
+    """`did you mean X?` for the known name that differs by a slip of typing, or an empty string.
+
+    A name that is merely alike is left out: a wrong hint is worse than none.
+    """
+    slips = {each: _slips(name.lower(), each.lower()) for each in known}
+    close = min(slips, key=slips.__getitem__, default="")
+    # One for each four letters, and never all of them.
+    most = min(max(1, min(len(name.strip("-")), len(close.strip("-"))) // 4), len(name) - 1)
+    return f"did you mean {close}?" if close and slips[close] <= most else ""
+
+
+def _slips(one: str, other: str) -> int:
+    """How many letters were left out, added, exchanged or swapped with their neighbour.
+
+    The optimal string alignment distance.
+    """
+    before, last = [0] * (len(other) + 1), list(range(len(other) + 1))
+    for row, letter in enumerate(one, 1):
+        line = [row]
+        for column, known in enumerate(other, 1):
+            cost = min(last[column] + 1, line[-1] + 1, last[column - 1] + (letter != known))
+            is_swap = row > 1 and column > 1 and one[row - 2 : row] == known + other[column - 2]
+            line.append(min(cost, before[column - 2] + 1) if is_swap else cost)
+        before, last = last, line
+    return last[-1]

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import redline
+
 Cli = Callable[..., Any]
 Rows = Callable[..., str]
 
@@ -143,3 +145,112 @@ def test_an_output_beside_one_of_an_older_redline_does_not_take_its_folder(
     assert told.status == 2
     assert "labels.redline belongs to labels, which an older redline has begun" in told.err
     assert contents() == before
+
+
+def test_an_input_that_has_nothing_to_do_with_an_existing_output_is_refused(
+    cli: Cli, rows: Rows, odd: Any
+) -> None:
+    """The same names, and other contents: all rows would be paid for, and all results replaced."""
+    flags = ("--base-url", odd.url, "--model", "m", "-q", "-o", "out.jsonl")
+    one = rows({"custom_id": "1", "prompt": "hi"}, {"prompt": "hello"}, name="one.jsonl")
+    two = rows({"custom_id": "1", "prompt": "tea?"}, {"prompt": "coffee?"}, name="two.jsonl")
+    cli("run", one, *flags)
+    before = contents()
+    told = cli("run", two, *flags)
+    assert (told.status, told.out) == (2, "")
+    assert told.err == (
+        "error: out.jsonl was made from one.jsonl, and has no row of two.jsonl\n\n"
+        "hint: choose another -o, or add these rows to it with --force\n"
+    )
+    assert cli("run", two, *flags, "--dry-run").status == 2
+    assert (len(odd.asked), contents()) == (2, before)
+
+    told = cli("run", two, *flags, "--force")
+    assert told.status == 0
+    assert told.err.startswith(
+        "note: out.jsonl was begun with another input: one.jsonl\n2 rows = 2 succeeded"
+    )
+    assert cli("run", two, *flags).err.startswith("Nothing to do: 2 done\n")
+
+
+def test_an_input_with_rows_of_an_existing_output_is_named_and_continues_it(
+    cli: Cli, rows: Rows
+) -> None:
+    flags = (*SIM, "-o", "out.jsonl")
+    one = rows({"prompt": "hi"}, {"prompt": "hello"}, name="one.jsonl")
+    cli("run", one, *flags)
+    two = rows({"prompt": "new"}, {"prompt": "hi"}, name="two.jsonl")
+    told = cli("run", two, *flags)
+    assert told.err.startswith(
+        "note: out.jsonl was begun with another input: one.jsonl\n1 row = 1 succeeded"
+    )
+    told = cli("run", one, *flags, "--log", "json")
+    assert json.loads(told.err.splitlines()[0]) == {
+        "event": "note",
+        "text": "out.jsonl was begun with another input: two.jsonl",
+    }
+
+
+def test_an_input_that_was_renamed_or_moved_along_is_the_same(cli: Cli, rows: Rows) -> None:
+    flags = (*SIM, "-o", "out.jsonl")
+    cli("run", rows({"prompt": "hi"}, name="one.jsonl"), *flags)
+    Path("one.jsonl").rename("two.jsonl")
+    with Path("two.jsonl").open("a") as file:
+        file.write('{"prompt": "hello"}\n')
+    assert cli("run", "two.jsonl", *flags).err.startswith("1 row = 1 succeeded")
+    Path("link.jsonl").symlink_to("two.jsonl")
+    assert cli("run", "link.jsonl", *flags).err.startswith("Nothing to do: 2 done\n")
+
+
+def test_results_that_were_copied_without_their_folder_are_continued_by_force(
+    cli: Cli, rows: Rows
+) -> None:
+    name = rows(*({"custom_id": str(number), "prompt": "hi"} for number in range(3)))
+    cli("run", name, *SIM, "-o", "labels.jsonl")
+    Path("o.jsonl").write_bytes(Path("labels.jsonl").read_bytes())
+    assert cli("verify", "o.jsonl", "--input", name).out == "verify: 3 of 3, each once\n"
+    told = cli("verify", "o.jsonl")
+    assert (told.status, "hint: name the input with --input" in told.err) == (2, True)
+    told = cli("run", name, *SIM, "-o", "o.jsonl")
+    assert told.status == 2
+    assert told.err.startswith(
+        "error: o.jsonl holds results, but o.redline/manifest.json is missing\n\n"
+        "hint: put o.redline back, or continue with these results by --force; "
+    )
+    assert cli("run", name, *SIM, "-o", "o.jsonl", "--force").err.startswith("Nothing to do: 3")
+    assert cli("verify", "o.jsonl").out == "verify: 3 of 3, each once\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("x.csv", "a table"),
+        ("x.TSV", "a table"),
+        ("x.parquet", "a table"),
+        ("x.xlsx", "a spreadsheet"),
+        ("x.jsonl.gz", "compressed"),
+        ("x.jsonl.zst", "compressed"),
+        ("s3://bucket/dir/x.csv", "a table"),
+    ],
+)
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+def test_an_output_that_promises_another_format_is_refused_before_anything_is_sent(
+    cli: Cli, rows: Rows, odd: Any, name: str, kind: str, flags: tuple[str, ...]
+) -> None:
+    told = cli("run", rows({"prompt": "a"}), "--base-url", odd.url, "-o", name, *flags)
+    better = name.rpartition(".jsonl" if ".jsonl" in name else ".")[0] + ".jsonl"
+    assert (told.status, told.err) == (
+        2,
+        f"error: results are JSON lines, so {name} would not be {kind}\n\n"
+        f"hint: name it {better}; it can be converted when the run is done\n",
+    )
+    assert odd.asked == []
+    assert set(contents()) == {"in.jsonl"}
+    with pytest.raises(redline.errors.ConfigError, match="results are JSON lines"):
+        redline.run([{"prompt": "a"}], endpoint="sim", output=name)
+
+
+def test_an_older_output_with_such_a_name_is_continued(cli: Cli, rows: Rows) -> None:
+    source = old_output("labels.csv", rows)
+    told = cli("run", source, *SIM, "-o", "labels.csv")
+    assert told.err.startswith("Nothing to do: 2 done, 1 failed\n")

@@ -32,6 +32,17 @@ _COMMANDS = {
     "engine": ("engine", "Serve a local model with the OpenAI API."),
     "sim": ("sim", "Simulate a provider to try things on."),
 }
+# What other programs call them.
+_SYNONYMS = {
+    "run": "start exec execute batch process resume continue",
+    "eval": "evaluate test bench benchmark score",
+    "synth": "synthesize generate",
+    "tag": "label classify annotate extract",
+    "verify": "check validate proof status",
+    "repair": "fix recover",
+    "engine": "serve server",
+    "sim": "simulate mock fake",
+}
 _HELP = """Run very many LLM calls as fast as their limits allow, and lose none of them.
 
     A file of rows goes in, a file of answers comes out. Try it without a provider and without a
@@ -135,6 +146,13 @@ def _status(arguments: list[str]) -> int:
         return DEFECT
 
 
+def _command_hint(name: str) -> str:
+    for command, words in _SYNONYMS.items():
+        if name.lower() in words.split():
+            return f"did you mean {command}?"
+    return nearest(name, _COMMANDS)
+
+
 def _usage(error: click.ClickException, arguments: list[str]) -> ConfigError:
     """A usage error of the parser in redline's words, with the nearest name for an unknown one."""
     context: Context | None = getattr(error, "ctx", None)
@@ -142,8 +160,11 @@ def _usage(error: click.ClickException, arguments: list[str]) -> ConfigError:
     help_hint = f"{path} --help lists what there is"
     match error:
         case click.NoSuchOption() if context is not None:
+            # Imported here: only a mistake needs it.
+            from redline.run.option_hints import meant
+
             known = [name for param in context.command.params for name in param.opts]
-            hint = nearest(error.option_name, known) or help_hint
+            hint = meant(error.option_name, known) or help_hint
             return ConfigError(f"unknown flag: {error.option_name}", hint=hint)
         case click.MissingParameter() if error.param is not None:
             name = str(error.param.metavar)
@@ -156,9 +177,7 @@ def _usage(error: click.ClickException, arguments: list[str]) -> ConfigError:
             return ConfigError(f"{error.option_name} needs a value", hint=help_hint)
         case click.exceptions.NoSuchCommand():
             name = error.command_name
-            return ConfigError(
-                f"unknown command: {name}", hint=nearest(name, _COMMANDS) or help_hint
-            )
+            return ConfigError(f"unknown command: {name}", hint=_command_hint(name) or help_hint)
         case _ if "unexpected extra argument" in error.message:
             extra = error.message.rpartition("(")[2].rstrip(")")
             return ConfigError(

@@ -13,7 +13,8 @@ import msgspec
 from dotenv import dotenv_values
 
 from redline.calls.prices import Price, parse_price
-from redline.errors import ConfigError, nearest
+from redline.errors import ConfigError
+from redline.run.option_hints import meant
 
 FILE = "redline.toml"
 
@@ -168,5 +169,5 @@ def _refuse_unknown(table: Mapping[str, Any], known: tuple[str, ...], where: str
             raise ConfigError(
                 f"unknown setting: {key}",
                 where=where,
-                hint=nearest(key, known) or f"known are: {', '.join(known)}",
+                hint=meant(key, known) or f"known are: {', '.join(known)}",
             )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from click import Context
 
 from redline.cli import configuration as configurations
@@ -21,6 +22,8 @@ from redline.run import Report, run_job
 from redline.run.execute import Display
 from redline.run.plan import plan
 from redline.run.progress import JsonProgress, PlainProgress, TerminalProgress
+from redline.run.resume import another_input
+from redline.run.settings import Job
 
 ALL_DONE, SOME_FAILED, STOPPED, INTERRUPTED = 0, 1, 2, 130
 LOGS = ("text", "json")
@@ -60,6 +63,7 @@ class Session:
 
     def carry_out(self, resolved: Resolved) -> int:
         """Plans or runs, tells what came of it, and says the exit status."""
+        self._name_other_input(resolved.job)
         if self.is_dry:
             made = plan(resolved.job)
             say(plan_text(made, has_output=resolved.job.output is not None))
@@ -74,6 +78,15 @@ class Session:
         show = summary_line if notes.is_json else summary_text
         tell(show(report, self._argv, notes))
         return _status(report)
+
+    def _name_other_input(self, job: Job) -> None:
+        """Says so before anything is sent. Raises ConfigError if it looks like a mistake."""
+        earlier = None if job.output is None else another_input(job, job.output)
+        if earlier is None or job.output is None:
+            return
+        what = f"{job.output.name} was begun with another input: {earlier}"
+        line = msgspec.json.encode({"event": "note", "text": what}).decode()
+        tell(f"{line if self._is_json else f'note: {what}'}\n")
 
 
 def _kinds(ctx: Context) -> dict[str, Kind]:

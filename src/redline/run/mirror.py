@@ -160,7 +160,8 @@ class Mirror:
             if found is not None and found.size_bytes and not has_manifest and not is_forced:
                 raise ConfigError(
                     f"{self.url.name} exists and is not a results file of redline",
-                    hint="choose another -o, or put that object aside with --restart",
+                    hint="choose another -o, put that object aside with --restart, or continue "
+                    "with it by --force if its lines are redline's",
                 )
             is_fetched |= self._reconcile(path, found)
         if has_manifest and (is_fetched or not manifest.exists()):

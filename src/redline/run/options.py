@@ -15,9 +15,10 @@ import msgspec
 from redline.calls import Cache, Endpoint, RetryPolicy, Timeouts
 from redline.calls.prices import Price, parse_price
 from redline.calls.spending import Allowance, parse_money
-from redline.errors import ConfigError, nearest
+from redline.errors import ConfigError
 from redline.limits import Limits, as_rates, parse_count, rate_per
 from redline.run.embedded import UNKNOWN_URL, Embedded, EmbeddedSim
+from redline.run.option_hints import meant
 from redline.run.settings import Hooks, Job, Output, Prompting
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -178,9 +179,7 @@ def make_job(rows: object, options: Options, environ: Mapping[str, str]) -> Job:
     """
     for name in options:
         if name not in Options.__annotations__:
-            raise ConfigError(
-                f"unknown option: {name}", hint=nearest(name, Options.__annotations__)
-            )
+            raise ConfigError(f"unknown option: {name}", hint=meant(name, Options.__annotations__))
     given = {name: value for name, value in options.items() if value is not None}
     _check_types(given)
     if "call" in given:

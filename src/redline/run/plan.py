@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,8 +14,8 @@ from redline.limits.budget import Budget
 from redline.limits.cost import KINDS
 from redline.limits.jitter import FIRST_GUARD_S
 from redline.run import manifest as manifests
-from redline.run.entries import read_stretches
 from redline.run.identity import Identifier, KeySet, mark_of
+from redline.run.read_back import read_keys
 from redline.run.settings import Job, Output
 from redline.run.source import AsyncRows, Row, Source, open_source
 from redline.run.source_repeated import sampled
@@ -138,28 +136,14 @@ def _done(job: Job) -> tuple[KeySet, KeySet]:
 
 def _done_in(job: Job, output: Output) -> tuple[KeySet, KeySet]:
     old = manifests.load(output)
-    succeeded, new = _keys(output.path), manifests.make(job)
+    succeeded, new = read_keys(output.path), manifests.make(job)
     if old is not None and len(succeeded) and not job.force:
         manifests.check(old, new, output)
     is_changed = old is not None and old.settings != new.settings and not job.retry_failed
     # As a run does: failures under other settings, with no success beside them, are done anew.
-    return succeeded, KeySet() if is_changed and not len(succeeded) else _keys(output.failed_path)
-
-
-def _keys(path: Path) -> KeySet:
-    keys = KeySet()
-    try:
-        fd = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return keys
-    try:
-        for stretch in read_stretches(fd):
-            keys.add_each(stretch.keys)
-            # The last line of a row counts.
-            keys.mark(stretch.keys, stretch.marks())
-    finally:
-        os.close(fd)
-    return keys
+    return succeeded, KeySet() if is_changed and not len(succeeded) else read_keys(
+        output.failed_path
+    )
 
 
 def _limits(job: Job) -> Limits:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from redline.errors import JournalError
 from redline.run.entries import read_stretches
+from redline.run.identity import KeySet
 
 
 def read_results(path: Path) -> Iterator[bytes]:
@@ -31,6 +32,22 @@ def read_results(path: Path) -> Iterator[bytes]:
                 )
     finally:
         os.close(fd)
+
+
+def read_keys(path: Path) -> KeySet:
+    """The keys of the file's lines, with the marks of their last lines; none without a file."""
+    keys = KeySet()
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return keys
+    try:
+        for stretch in read_stretches(fd):
+            keys.add_each(stretch.keys)
+            keys.mark(stretch.keys, stretch.marks())
+    finally:
+        os.close(fd)
+    return keys
 
 
 def has_sound_line(path: Path) -> bool:

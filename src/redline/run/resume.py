@@ -9,11 +9,16 @@ from pathlib import Path
 
 from redline.errors import ConfigError, JournalError
 from redline.run import manifest as manifests
+from redline.run.identity import Identifier, mark_of
 from redline.run.journal import Journal
 from redline.run.manifest import Manifest
+from redline.run.object_url import local_path, url_of
+from redline.run.read_back import has_sound_line, read_keys
 from redline.run.record import Result
 from redline.run.results_file import drop_unfinished, sync_name, telling
 from redline.run.settings import Job, Output
+from redline.run.source import AsyncRows, open_source
+from redline.run.source_repeated import sampled
 from redline.run.task import Remembering
 
 
@@ -30,6 +35,7 @@ def open_journal(
     new = manifests.make(job)
     old = None if job.restart else _begun(job, output)
     if old is not None:
+        another_input(job, output)
         if _size(output.path):
             if not job.force:
                 manifests.check(old, new, output)
@@ -64,11 +70,74 @@ def _begun(job: Job, output: Output) -> Manifest | None:
             raise
         return None
     if old is None and not job.force and _size(output.path):
+        if has_sound_line(output.path):
+            raise ConfigError(
+                f"{output.path} holds results, but {manifests.path_of(output)} is missing",
+                hint=f"put {output.state_path} back, or continue with these results by --force; "
+                "choose another -o if this is not a results file of redline to continue",
+            )
         raise ConfigError(
             f"{output.path} exists and is not a results file of redline",
             hint="choose another -o, or put that file aside with --restart",
         )
     return old
+
+
+def another_input(job: Job, output: Output) -> str | None:
+    """The input that the output was begun with, if this run has another one; otherwise None.
+
+    Blocks. Raises ConfigError if the output has rows, and none of the new input's: it is likely
+    that one of the two names is wrong, and every row would be paid for.
+    """
+    if job.restart or not (output.path.exists() or output.failed_path.exists()):
+        return None
+    try:
+        old = manifests.load(output)
+    except JournalError:
+        # Reported, or overruled by --force, when the output is opened.
+        return None
+    now = manifests.make(job).input
+    if old is None or not old.input or not now or old.input not in manifests.other_inputs(old, now):
+        return None
+    is_sending = not (job.force or job.retry_failed)
+    if is_sending and _has_no_row_of(job, output):
+        raise ConfigError(
+            f"{output.name} was made from {_near(old.input)}, and has no row of {_near(now)}",
+            hint="choose another -o, or add these rows to it with --force",
+        )
+    return _near(old.input)
+
+
+def _has_no_row_of(job: Job, output: Output) -> bool:
+    """The output has rows, but none of the input, which is read anew; False for a pipe."""
+    rows = job.rows
+    if url_of(rows) is not None or not isinstance(rows, (str, os.PathLike)):
+        return False
+    path = local_path(rows)
+    if not (path.is_file() or path.is_dir()):
+        return False
+    done = [read_keys(each) for each in (output.path, output.failed_path)]
+    if not any(map(len, done)):
+        return False
+    source = sampled(open_source(rows), job.samples)
+    assert not isinstance(source, AsyncRows)
+    identifier = Identifier()
+    try:
+        for batch in source.batches():
+            identified = identifier.keys(batch)
+            for place, (row, key) in enumerate(zip(batch, identified.keys, strict=True)):
+                mark = 0 if place in identified.duplicates else mark_of(row)
+                if any(keys.matches(key, mark) for keys in done):
+                    return False
+    finally:
+        source.close()
+    return True
+
+
+def _near(path: str) -> str:
+    """The path as a person in this folder would write it."""
+    short = os.path.relpath(path) if "://" not in path else path
+    return path if short.startswith("..") else short
 
 
 def _size(path: Path) -> int:

@@ -17,7 +17,7 @@ from redline.errors import ConfigError, nearest
 from redline.limits import Limits
 from redline.run.embedded import Embedded
 from redline.run.object_url import ObjectUrl, local_path, url_of
-from redline.run.output_names import Names, has_old_names, names_of
+from redline.run.output_names import Names, has_old_names, is_state, names_of
 from redline.run.stream_url import stream_of
 from redline.run.task import Task
 
@@ -34,6 +34,15 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 VIAS = ("live", "batch", "auto")
 # Those that send rows through the Batch API.
 BATCHING = ("batch", "auto")
+# What a suffix promises, of names that people give to tables and archives.
+_OTHER_KINDS = {
+    **dict.fromkeys((".csv", ".tsv"), "a table"),
+    **dict.fromkeys((".parquet", ".arrow", ".feather", ".avro", ".orc"), "a table"),
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "a spreadsheet"),
+    **dict.fromkeys((".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz"), "compressed"),
+    **dict.fromkeys((".db", ".sqlite", ".sqlite3", ".duckdb"), "a database"),
+    **dict.fromkeys((".html", ".xml", ".yaml", ".yml", ".md", ".pdf", ".pkl"), "of its kind"),
+}
 # Methods of requests that carry no body.
 BODILESS = ("GET", "HEAD")
 
@@ -318,6 +327,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def _check_output(self) -> None:
         """Refuses to write over the input."""
         output, rows = self.output, self.rows
+        if output is not None:
+            _check_suffix(output)
         url = url_of(rows)
         if url is not None:
             source = url.name
@@ -338,3 +349,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                     else f"failures go there when results go to {output.name}: to try them "
                     "again, run the first command with --retry-failed",
                 )
+
+
+def _check_suffix(output: Output) -> None:
+    """Refuses to begin a file whose name says that it holds anything but JSON lines."""
+    suffix, path = output.path.suffix.lower(), output.path
+    is_begun = is_state(output.state_path) or (path.exists() and path.stat().st_size)
+    if suffix not in _OTHER_KINDS or is_begun:
+        return
+    stem = output.name.removesuffix(output.path.suffix).removesuffix(".jsonl")
+    raise ConfigError(
+        f"results are JSON lines, so {output.name} would not be {_OTHER_KINDS[suffix]}",
+        hint=f"name it {stem}.jsonl; it can be converted when the run is done",
+    )

@@ -11,6 +11,7 @@ from redline.errors import ConfigError
 from redline.run import manifest as manifests
 from redline.run.entries import read_stretches
 from redline.run.identity import Identifier, KeySet, mark_of
+from redline.run.read_back import has_sound_line
 from redline.run.settings import Output
 from redline.run.source import AsyncRows, Source, open_source
 from redline.run.source_repeated import sampled
@@ -71,10 +72,7 @@ def verify(output: Output, rows: object = None, limit: int | None = None) -> Ver
     """
     manifest = manifests.load(output)
     if manifest is None:
-        raise ConfigError(
-            f"{output.path} is not a results file of redline",
-            hint=f"there is no {manifests.path_of(output)}",
-        )
+        manifest = _without_folder(output, is_input_named=rows is not None)
     rows = rows if rows is not None else manifest.input or None
     if rows is None:
         raise ConfigError(
@@ -88,6 +86,21 @@ def verify(output: Output, rows: object = None, limit: int | None = None) -> Ver
     of_rows = _compare(source, limit, (succeeded, failed), verdict)
     verdict.strange = len(succeeded) + len(failed) - of_rows
     return verdict
+
+
+def _without_folder(output: Output, *, is_input_named: bool) -> manifests.Manifest:
+    """A manifest for results that were copied without their folder. Raises ConfigError."""
+    missing = manifests.path_of(output)
+    if not output.path.exists() or not has_sound_line(output.path):
+        raise ConfigError(
+            f"{output.path} is not a results file of redline", hint=f"there is no {missing}"
+        )
+    if not is_input_named:
+        raise ConfigError(
+            f"{output.path} does not say what it was made from, for {missing} is missing",
+            hint="name the input with --input",
+        )
+    return manifests.Manifest(settings={})
 
 
 def _scan(path: Path, verdict: Verdict) -> KeySet:

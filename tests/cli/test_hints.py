@@ -1,0 +1,107 @@
+"""What redline says to a name it does not have: the right one, or nothing at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import redline
+from redline.run.option_hints import meant
+from redline.run.options import Options
+
+Cli = Callable[..., Any]
+
+CONTINUES = "nothing is needed to continue: the same command asks what is left"
+
+
+def hint(told: Any) -> str:
+    assert told.status == 2
+    return str(told.err.partition("hint: ")[2].strip())
+
+
+@pytest.mark.parametrize(
+    ("flag", "right"),
+    [
+        ("--resume", CONTINUES),
+        ("--continue", CONTINUES),
+        ("--out", "did you mean --output?"),
+        ("--output_file", "did you mean --output?"),
+        ("--workers", "did you mean --concurrency?"),
+        ("--max-concurrency", "did you mean --concurrency?"),
+        ("--retries", "did you mean --max-retries?"),
+        ("--retry", "did you mean --retry-failed?"),
+        ("--api-key", "did you mean --api-key-env?"),
+        ("--api-base", "did you mean --base-url?"),
+        ("--overwrite", "did you mean --restart?"),
+        ("--max-cost", "did you mean --budget?"),
+        ("--qps", "did you mean --rps?"),
+        ("--rpd", "did you mean --requests?"),
+        ("--tps", "did you mean --tokens?"),
+        ("--seed", "it goes into the body by --param NAME=VALUE"),
+        ("--input", "the input is given without a flag: redline run rows.jsonl"),
+        ("--tempereture", "did you mean --temperature?"),
+        ("--retry-faield", "did you mean --retry-failed?"),
+        # Nothing of redline's: names that merely look alike would lead astray.
+        ("--verbose", ""),
+        ("--reasoning", ""),
+        ("--stream", ""),
+        ("--region", ""),
+        ("--cert", ""),
+        ("--user-agent", ""),
+        ("--loop", ""),
+        ("--schema", ""),
+    ],
+)
+def test_an_unknown_flag(cli: Cli, flag: str, right: str) -> None:
+    told = cli("run", "in.jsonl", flag, "x")
+    assert hint(told) == (right or "redline run --help lists what there is")
+
+
+@pytest.mark.parametrize(
+    ("words", "right"),
+    [
+        (["eval", "gsm8k", "--resume"], CONTINUES),
+        (["tag", "in.jsonl", "--workers", "4"], "did you mean --concurrency?"),
+        (["sim", "--workers", "4"], "did you mean --concurrency?"),
+        (["sim", "--resume"], "redline sim --help lists what there is"),
+        (["verify", "o.jsonl", "--inptu", "x"], "did you mean --input?"),
+        (["verify", "o.jsonl", "--out", "x"], "redline verify --help lists what there is"),
+        (["serve"], "did you mean engine?"),
+        (["classify"], "did you mean tag?"),
+        (["resume"], "did you mean run?"),
+        (["validate"], "did you mean verify?"),
+        (["models"], "redline --help lists what there is"),
+        (["tune"], "redline --help lists what there is"),
+    ],
+)
+def test_other_commands(cli: Cli, words: list[str], right: str) -> None:
+    assert hint(cli(*words)) == right
+
+
+@pytest.mark.parametrize(
+    ("key", "right"),
+    [
+        ("workers", "did you mean concurrency?"),
+        ("out", "did you mean output?"),
+        ("max_attempts", "did you mean max_retries?"),
+        ("resume", CONTINUES),
+        ("concurency", "did you mean concurrency?"),
+    ],
+)
+def test_settings_and_options_of_python(cli: Cli, key: str, right: str) -> None:
+    Path("redline.toml").write_text(f"[run]\n{key} = 3\n", "utf-8")
+    assert hint(cli("run", "in.jsonl")) == right
+    with pytest.raises(redline.errors.ConfigError) as caught:
+        redline.run([], **{key: 3})
+    assert caught.value.hint == right
+
+
+def test_settings_that_are_merely_alike_get_the_list(cli: Cli) -> None:
+    Path("redline.toml").write_text("[run]\nreason = 3\n", "utf-8")
+    assert hint(cli("run", "in.jsonl")).startswith("known are: ")
+    names = {"timeout": "timeout_s", "deadline": "deadline_s", "base_url": "endpoint"}
+    for name, right in names.items():
+        assert meant(name, Options.__annotations__) == f"did you mean {right}?"
