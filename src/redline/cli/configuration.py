@@ -58,13 +58,19 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     """endpoints: by name, keys of ENDPOINT_KEYS. run: defaults of `redline run`'s flags.
 
     Values are as a flag would bring them: text, True, lists of text, and tables of text. prices: by
-    model. environ: the environment, and below it the `.env` file.
+    model. environ: the environment, and below it the `.env` file. dotenv: the variables that the
+    file alone sets.
     """
 
     endpoints: dict[str, dict[str, Any]] = {}
     run: dict[str, Any] = {}
     prices: dict[str, Price] = {}
     environ: Mapping[str, str] = {}
+    dotenv: frozenset[str] = frozenset()
+
+    def is_pair(self, one: str, other: str) -> bool:
+        """Both variables are stated in the same place: in the environment, or in `.env`."""
+        return (one in self.dotenv) == (other in self.dotenv)
 
 
 def load(folder: Path, run_kinds: Mapping[str, Kind]) -> Configuration:
@@ -73,7 +79,8 @@ def load(folder: Path, run_kinds: Mapping[str, Kind]) -> Configuration:
     run_kinds: the flags that `[run]` may set. Raises ConfigError that names an unknown key and the
     nearest known one, or a value of the wrong kind.
     """
-    environ = {**_dotenv(folder / ".env"), **os.environ}
+    from_file = _dotenv(folder / ".env")
+    environ = {**from_file, **os.environ}
     tables = _toml(folder / FILE)
     _refuse_unknown(tables, ("endpoints", "prices", "run"), FILE)
     endpoints = {
@@ -85,7 +92,13 @@ def load(folder: Path, run_kinds: Mapping[str, Kind]) -> Configuration:
         model: parse_price(model, _table(table, f'prices."{model}"'), f'{FILE}, [prices."{model}"]')
         for model, table in _table(tables.get("prices", {}), "prices").items()
     }
-    return Configuration(endpoints=endpoints, run=run, prices=prices, environ=environ)
+    return Configuration(
+        endpoints=endpoints,
+        run=run,
+        prices=prices,
+        environ=environ,
+        dotenv=frozenset(from_file.keys() - os.environ.keys()),
+    )
 
 
 def where_run() -> str:

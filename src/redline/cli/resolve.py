@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ from redline.limits.settings import (
     PROFILES,
     RATES,
 )
+from redline.run.default_key import KEY_VARIABLE, URL_VARIABLE, default_key
 from redline.run.embedded import UNKNOWN_URL, Embedded, EmbeddedSim
 from redline.run.object_url import local_path, url_of
 from redline.run.options import OPENAI, SIM, allowance, memory_path
@@ -31,11 +33,13 @@ from redline.run.source import open_source, opened
 from redline.run.stream_url import stream_of
 
 _ENGINE = "engine:"
-_KEY_VARIABLE = "OPENAI_API_KEY"
-_URL_VARIABLE = "OPENAI_BASE_URL"
 _LONGEST_TIMEOUT_S = 86_400.0
 _MOST_RETRIES = 100
 # One of a pair on the command line takes the place of the other in redline.toml.
+_NAME_THE_KEY = (
+    f"--api-key-env NAME sends the key in NAME there, also if it is {KEY_VARIABLE}; "
+    f"{KEY_VARIABLE}= before the command sends none"
+)
 _RIVALS = (("endpoint", "base_url"), ("body", "prompt"), ("body", "system"))
 _NEED_OUTPUT = ("ordered", "retry_failed", "restart", "force")
 
@@ -228,8 +232,8 @@ def _server(chosen: Flags, configuration: Configuration) -> _Server:
         )
     if base_url is not None:
         return _Server(base_url=base_url, origin="--base-url")
-    if url := configuration.environ.get(_URL_VARIABLE):
-        return _Server(base_url=url, origin=_URL_VARIABLE)
+    if url := configuration.environ.get(URL_VARIABLE):
+        return _Server(base_url=url, origin=URL_VARIABLE)
     return _Server(base_url=OPENAI, origin="")
 
 
@@ -263,7 +267,7 @@ def _endpoint(
 ) -> Endpoint:
     limits, timeouts = _limits(flags), _timeouts(flags)
     headers = {**flags.get("headers", {}), **values.headers(flags, "header")}
-    key = _api_key(server, flags, configuration) if is_sending else None
+    key = _api_key(server, flags, configuration, headers) if is_sending else None
     try:
         return Endpoint(
             base_url=server.base_url,
@@ -282,7 +286,9 @@ def _endpoint(
         raise
 
 
-def _api_key(server: _Server, flags: Flags, configuration: Configuration) -> str | None:
+def _api_key(
+    server: _Server, flags: Flags, configuration: Configuration, headers: Mapping[str, str]
+) -> str | None:
     """The key to send, None for none. An embedded server is never shown the default one."""
     variable, environ = flags.get("api_key_env"), configuration.environ
     if variable is not None:
@@ -294,14 +300,16 @@ def _api_key(server: _Server, flags: Flags, configuration: Configuration) -> str
         return environ[variable]
     if server.embedded is not None:
         return None
-    key = environ.get(_KEY_VARIABLE) or None
+    key = environ.get(KEY_VARIABLE) or None
     if key is None and server.base_url == OPENAI:
         raise ConfigError(
             f"there is no API key for {OPENAI}",
-            hint=f"set {_KEY_VARIABLE} or --api-key-env, name another server with --base-url, or "
+            hint=f"set {KEY_VARIABLE} or --api-key-env, name another server with --base-url, or "
             "try things out with --endpoint sim",
         )
-    return key
+    if server.origin == URL_VARIABLE and configuration.is_pair(URL_VARIABLE, KEY_VARIABLE):
+        return key
+    return default_key(key, server.base_url, headers, _NAME_THE_KEY)
 
 
 def _limits(flags: Flags) -> Limits:

@@ -166,7 +166,7 @@ def run(
         Option(
             metavar="NAME",
             help="The variable that holds the key, in the environment or in .env. Default "
-            "OPENAI_API_KEY.",
+            "OPENAI_API_KEY, for OpenAI and this machine only.",
             section=_ENDPOINT,
         ),
     ] = None,

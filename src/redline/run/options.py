@@ -17,6 +17,7 @@ from redline.calls.prices import Price, parse_price
 from redline.calls.spending import Allowance, parse_money
 from redline.errors import ConfigError
 from redline.limits import Limits, as_rates, parse_count, rate_per
+from redline.run.default_key import KEY_VARIABLE, URL_VARIABLE, default_key
 from redline.run.embedded import UNKNOWN_URL, Embedded, EmbeddedSim
 from redline.run.option_hints import meant
 from redline.run.settings import Hooks, Job, Output, Prompting
@@ -91,7 +92,7 @@ ABOUT = {
     "constant_prompt": "The prompt uses no column on purpose: every row asks the same.",
     "call": "A coroutine function of one row that answers instead of an endpoint.",
     "endpoint": 'A URL, an Endpoint, "sim" (a simulated server inside), or a LocalEngine.',
-    "api_key": "Default: OPENAI_API_KEY from the environment.",
+    "api_key": "Default: OPENAI_API_KEY, for OpenAI and this machine; empty sends none.",
     "headers": "Sent with every request.",
     "proxy": "URL of an HTTP proxy. Default: as HTTP_PROXY, HTTPS_PROXY and NO_PROXY say.",
     "limits": "All limits at once, as a Limits; the short forms below are added to it.",
@@ -168,6 +169,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "prices": (Mapping,),
     "params": (Mapping,),
 }
+_NAME_THE_KEY = f'api_key=os.environ["{KEY_VARIABLE}"] sends it there, api_key="" sends none'
 _SHORT_WINDOWS_S = {"rps": 1.0, "rpm": 60.0}
 
 
@@ -343,6 +345,20 @@ def _limits(given: Mapping[str, Any]) -> Limits:
     )
 
 
+def _key(given: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
+    """The key to send: the option's, an empty one for none, or that of the environment."""
+    endpoint = given.get("endpoint")
+    if "api_key" in given:
+        return given["api_key"] or None
+    if isinstance(endpoint, Embedded) or endpoint == SIM:
+        return None
+    key = environ.get(KEY_VARIABLE)
+    if not endpoint and environ.get(URL_VARIABLE):
+        # Both are stated in the environment: they belong together.
+        return key or None
+    return default_key(key, endpoint or OPENAI, given.get("headers", {}), _NAME_THE_KEY)
+
+
 def _endpoint(given: Mapping[str, Any], limits: Limits, environ: Mapping[str, str]) -> Endpoint:
     endpoint = given.get("endpoint")
     embedded = _embedded(given)
@@ -358,8 +374,8 @@ def _endpoint(given: Mapping[str, Any], limits: Limits, environ: Mapping[str, st
         return endpoint
     timeout_s = given.get("timeout_s", Timeouts().attempt_s)
     return Endpoint(
-        base_url=endpoint or environ.get("OPENAI_BASE_URL") or OPENAI,
-        api_key=given.get("api_key") or environ.get("OPENAI_API_KEY") or None,
+        base_url=endpoint or environ.get(URL_VARIABLE) or OPENAI,
+        api_key=_key(given, environ),
         name=embedded.place if embedded is not None else "",
         limits=limits,
         timeouts=Timeouts(first_byte_s=timeout_s, attempt_s=timeout_s),
