@@ -211,6 +211,8 @@ def _has_not_begun(report: Report) -> bool:
 def _sum(report: Report) -> str:
     counts = report.input
     if counts is not None and not report.offered and report.is_input_done and not counts.left:
+        if not counts.rows:
+            return "Nothing to do: no new rows"
         failed = f", {counts.failed:,} failed" if counts.failed else ""
         untried = f", {_untried(report)}" if report.untried else ""
         return f"Nothing to do: {counts.done:,} done{failed}{untried}"

@@ -11,8 +11,10 @@ from redline.run.tally import Outages
 
 # One connection that fails among many is no outage.
 _LEAST_OUTAGE_S = 1.0
+# Answers may take long: so long without one, and longer than this many of the slowest so far.
+_LEAST_SILENCE_S, _SILENCE_FACTOR = 10.0, 2
 # Kinds of notices of a run that does not get on.
-STANDSTILL = frozenset({"ending", "outage", "failing"})
+STANDSTILL = frozenset({"ending", "outage", "failing", "silence"})
 _REFUSED = os.strerror(errno.ECONNREFUSED)
 
 
@@ -39,13 +41,19 @@ def notices(view: View, now_s: float) -> dict[str, str]:
         calls, most_s = runner.finishing()
         is_interrupted = runner.stopped is None
         return {"ending": finishing(calls, most_s, is_interrupted=is_interrupted)}
+    silent_s = 0.0
+    if tally.in_flight and (sent_s := runner.sent_s()):
+        silent_s = now_s - max(tally.ended_s, min(sent_s))
     found = {
         "outage": outage_now(tally.outages(now_s), tries_again=view.job.retry.max_retries > 0),
         "answers": all_flawed(tally.succeeded, tally.flawed),
         "failing": failing(tally.failures_in_a_row, now_s - tally.failing_since_s),
     }
+    if silent_s > tally.longest_s * _SILENCE_FACTOR:
+        found["silence"] = silence(silent_s, tally.in_flight, view.job.attempt_s)
     if found["outage"] is not None:
-        del found["failing"]
+        # It is why.
+        found |= {"failing": None, "silence": None}
     return {kind: notice for kind, notice in found.items() if notice is not None}
 
 
@@ -74,6 +82,14 @@ def failing(failures: int, failing_s: float) -> str | None:
     if failures < 2 or failing_s < _LEAST_OUTAGE_S:
         return None
     return f"every request fails, for {duration(failing_s)} now, {failures:,} in a row; retrying"
+
+
+def silence(silent_s: float, calls: int, attempt_s: float) -> str | None:
+    """That no call has ended for long, or None."""
+    if silent_s < _LEAST_SILENCE_S:
+        return None
+    what = f"no answer for {duration(silent_s)}, {calls:,} in flight"
+    return f"{what}; a call is given up after {duration(attempt_s)} (--timeout)"
 
 
 def finishing(calls: int, most_s: float, *, is_interrupted: bool) -> str:

@@ -152,13 +152,15 @@ class Runner:
             self.stopped = error
         self.drain()
 
+    def sent_s(self) -> list[float]:
+        """When each of the calls on the wire was written."""
+        calls = [call for call in self._tasks.values() if call is not None]
+        return [call.sent_s for call in calls if call.sent_s is not None]
+
     def finishing(self) -> tuple[int, float]:
         """Calls on the wire, and seconds after which the last of them is given up at the latest."""
-        calls = [call for call in self._tasks.values() if call is not None]
-        sent_s = [call.sent_s for call in calls if call.sent_s is not None]
-        endpoint = self._job.endpoint
-        attempt_s = self._job.timeout_s if endpoint is None else endpoint.timeouts.attempt_s
-        ends_s = min(max(sent_s, default=0.0) + attempt_s, self.ends_s or math.inf)
+        sent_s = self.sent_s()
+        ends_s = min(max(sent_s, default=0.0) + self._job.attempt_s, self.ends_s or math.inf)
         most_s = max(0.0, ends_s - self._clock.now_s())
         return len(sent_s), most_s if self.stopped is None else min(most_s, GRACE_S)
 

@@ -247,6 +247,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             other = "--force" if self.force else "--retry-failed"
             raise ConfigError(f"--restart and {other} exclude each other", hint="leave one out")
 
+    @property
+    def attempt_s(self) -> float:
+        """Seconds after which an attempt is given up."""
+        return self.timeout_s if self.endpoint is None else self.endpoint.timeouts.attempt_s
+
     def _check_budget(self) -> None:
         """Refuses a budget that nobody could keep."""
         if self.allowance is None:

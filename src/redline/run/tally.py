@@ -108,6 +108,9 @@ class Tally:
         self._down_since_s: float | None = None
         # Failures of the endpoint since it last answered as it should, and when the first came.
         self.failures_in_a_row = 0
+        # When an attempt last ended, and how long the longest took.
+        self.ended_s = -math.inf
+        self.longest_s = 0.0
         self.failing_since_s = math.inf
         self.cache: CacheUse | None = None  # from the first row on that asks it
         self.batches: BatchUse | None = None  # of a run that has some
@@ -149,6 +152,9 @@ class Tally:
             self.in_flight -= 1
             self.input_tokens += event.input_tokens
             self.output_tokens += event.output_tokens
+            self.ended_s = event.at_s
+            if event.latency_s > self.longest_s:
+                self.longest_s = event.latency_s
             if event.error is not None:
                 self.errors[event.error] += 1
                 self._judge_endpoint(event.error, event.at_s)

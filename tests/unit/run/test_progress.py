@@ -269,6 +269,35 @@ def test_a_run_of_flawed_answers_alone_is_warned_of() -> None:
     )
 
 
+def test_a_server_that_has_become_silent_is_told() -> None:
+    clock, seen = ManualClock(), view(100)
+    meter = Meter(seen, clock)
+    begun_s = clock.now_s()
+    seen.runner.sent_s = lambda: [begun_s + 1.0, begun_s + 3.0]
+    seen.tally.in_flight = 2
+    clock.advance(10.5)
+    assert meter.read().notices == {}
+    clock.advance(1.0)
+    told = {
+        "silence": "no answer for 10 s, 2 in flight; a call is given up after 10 m 00 s (--timeout)"
+    }
+    assert meter.read().notices == told
+    assert meter.read().eta_s is None
+    # The slowest answer took 8 s: twice that is no silence yet.
+    seen.tally.on_event(AttemptEnded(clock.now_s(), "lab", None, 8.0, 0, 0))
+    seen.tally.in_flight = 2
+    clock.advance(15.0)
+    assert meter.read().notices == {}
+    clock.advance(2.0)
+    assert list(meter.read().notices) == ["silence"]
+    seen.tally.on_event(EndpointLost(clock.now_s() - 2.0, "lab", "no name"))
+    assert list(meter.read().notices) == ["outage"]
+    # What was sent a moment ago is not waited for.
+    seen.tally.on_event(EndpointBack(clock.now_s(), "lab"))
+    seen.runner.sent_s = lambda: [clock.now_s() - 1.0]
+    assert meter.read().notices == {}
+
+
 def test_failures_in_a_row_end_with_any_answer() -> None:
     tally = Tally()
     for error in ("server_failed", "disconnected", "cancelled"):
