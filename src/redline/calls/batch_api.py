@@ -16,6 +16,7 @@ from uuid import uuid4
 import msgspec
 
 from redline.calls.backend import Backend, Call, Request
+from redline.calls.counts import number
 from redline.calls.endpoint import Endpoint, Timeouts
 from redline.calls.http import HttpBackend
 from redline.calls.retry import Retry, RetryPolicy
@@ -43,20 +44,26 @@ class Problem(msgspec.Struct):
     line: int | None = None
 
 
-class _Problems(msgspec.Struct):
-    data: list[Problem] | None = None
-
-
 class Batch(msgspec.Struct):
-    """A batch as the provider shows it. created_at: wall time."""
+    """A batch as the provider shows it. created_at: wall time, 0 if it is not known.
+
+    finished: lines that the provider says have an answer or an error, 0 if it does not say.
+    """
 
     id: str
     status: str
-    created_at: float = 0.0
-    output_file_id: str | None = None
-    error_file_id: str | None = None
-    errors: _Problems | None = None
-    metadata: dict[str, str] | None = None
+    created_at: Any = 0.0
+    output_file_id: Any = None
+    error_file_id: Any = None
+    errors: Any = None
+    metadata: Any = None
+    request_counts: Any = None
+
+    def __post_init__(self) -> None:
+        # What redline can do without must not make the rest unreadable.
+        is_time = isinstance(self.created_at, int | float)
+        self.created_at = float(self.created_at) if is_time else 0.0
+        self.metadata = self.metadata if isinstance(self.metadata, dict) else {}
 
     @property
     def is_over(self) -> bool:
@@ -64,8 +71,23 @@ class Batch(msgspec.Struct):
         return self.status in OVER
 
     @property
+    def files(self) -> list[str]:
+        """Its files of results and of errors, as far as they can be seen."""
+        found = (self.output_file_id, self.error_file_id)
+        return list(dict.fromkeys(name for name in found if name and isinstance(name, str)))
+
+    @property
+    def finished(self) -> int:
+        counts = self.request_counts if isinstance(self.request_counts, dict) else {}
+        return sum(number(counts.get(name)) or 0 for name in ("completed", "failed"))
+
+    @property
     def problems(self) -> list[Problem]:
-        return (self.errors.data if self.errors is not None else None) or []
+        found = self.errors.get("data") if isinstance(self.errors, dict) else self.errors
+        try:
+            return msgspec.convert(found or [], list[Problem])
+        except msgspec.ValidationError:
+            return [Problem(message=str(found))]
 
 
 class _File(msgspec.Struct):

@@ -27,6 +27,7 @@ from redline.run.batch_fill import Filler
 from redline.run.batch_ledger import Ledger, Note, Part
 from redline.run.batch_live import FirstRows, LeftRows
 from redline.run.batch_plan import (
+    MOST_RESULTS_S,
     MOST_SILENCE_S,
     PROBE_ROWS,
     Pace,
@@ -47,11 +48,14 @@ _LONGEST_PAUSE_S = 1.0
 
 
 class _Look(msgspec.Struct):
-    """When a running batch is looked at next, and since when the provider has not answered."""
+    """When a running batch is looked at next, since when the provider has not answered, and since
+    when the batch is over.
+    """
 
     due_s: float
     wait_s: float | None = None
     silent_since_s: float | None = None
+    over_since_s: float | None = None
 
 
 class BatchRunner:
@@ -213,8 +217,11 @@ class BatchRunner:
             look.wait_s = next_look_s(look.wait_s)
             look.due_s = SYSTEM.now_s() + look.wait_s
             if batch is not None and batch.is_over:
-                del self._looks[part.number]
-                await self._end(part, batch)
+                now_s = SYSTEM.now_s()
+                look.over_since_s = look.over_since_s or now_s
+                may_wait = now_s - look.over_since_s < MOST_RESULTS_S
+                if await self._has_ended(part, batch, may_wait=may_wait):
+                    del self._looks[part.number]
 
     async def _seen(self, part: Part, look: _Look) -> Batch | None:
         """The batch as it stands; None where the provider does not answer for now."""
@@ -241,16 +248,23 @@ class BatchRunner:
         look.silent_since_s = None
         return batch
 
-    async def _end(self, part: Part, batch: Batch) -> None:
-        """The batch is over: what it has answered is saved, and the rest goes on."""
+    async def _has_ended(self, part: Part, batch: Batch, *, may_wait: bool) -> bool:
+        """The batch is over: what it has answered is saved, and the rest goes on.
+
+        False if its results cannot all be seen yet, and may be waited for.
+        """
         is_leaving = self._collector.is_leaving
         if batch.status == "failed" and not is_leaving and is_full(batch.problems):
             await self._wait_for_room(part, batch)
-            return
+            return True
         self._is_full = False
         async with self._opened(part) as reader:
             if batch.status != "failed":
-                rest = await self._collector.collect(part, batch, reader)
+                may_wait = may_wait and part.number not in self._gone
+                found = await self._collector.collect(part, batch, reader, may_wait=may_wait)
+                if found is None:
+                    return False
+                rest = found
             elif lines := bad_lines(batch.problems):
                 rest = await self._collector.refuse(part, reader, lines)
             elif is_leaving:
@@ -269,6 +283,7 @@ class BatchRunner:
                 f"the batch {batch.id} was cancelled at the provider",
                 hint="what it had finished is saved; the same command sends its other rows again",
             )
+        return True
 
     async def _pass_on(
         self, part: Part, rest: Rest, reader: PartReader, *, is_sent: bool = False
@@ -291,7 +306,7 @@ class BatchRunner:
             self._left.add(self._ledger.part_path(part.number), rest.offsets)
         await self._collector.finish(part, rest.spent, keeps_rows=is_leaving)
         self._count()
-        if over is not None:
+        if over := rest.stopped or over:
             raise over
 
     async def _wait_for_room(self, part: Part, batch: Batch) -> None:

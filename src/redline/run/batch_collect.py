@@ -9,6 +9,7 @@ are passed over.
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
 from array import array
 from collections.abc import Mapping
@@ -20,10 +21,25 @@ from redline.calls.batch_api import Batch, BatchApi
 from redline.calls.metered import Metered
 from redline.calls.spending import NOTHING, Amount
 from redline.clock import SYSTEM
-from redline.errors import CallError, NoEndpoint, Rejected
+from redline.errors import BadReply, CallError, ConfigError, NoEndpoint, Rejected
 from redline.run.batch_ledger import Ledger, Note, Part
-from redline.run.batch_plan import ResultLine, is_sent_again, outcome_of, read_line, unfinished
-from redline.run.batch_spool import Kept, PartReader, PartWriter, chunks_of, drop
+from redline.run.batch_plan import (
+    ResultLine,
+    is_sent_again,
+    outcome_of,
+    read_line,
+    unfinished,
+    without_line,
+)
+from redline.run.batch_spool import (
+    Kept,
+    PartReader,
+    PartWriter,
+    chunks_of,
+    count_lines,
+    drop,
+    is_torn,
+)
 from redline.run.feed import Feed, Picked
 from redline.run.journal import Journal
 from redline.run.results_file import telling
@@ -53,13 +69,14 @@ class Rest:
     """Rows of a part that have no outcome.
 
     offsets: in its file. worst: what they may cost. spent: what the others have cost. attempts: the
-    most batches that one of them was in.
+    most batches that one of them was in. stopped: an error of a row that ends the run.
     """
 
     offsets: array[int] = field(default_factory=lambda: array("Q"))
     worst: Amount = NOTHING
     spent: Amount = NOTHING
     attempts: int = 0
+    stopped: CallError | NoEndpoint | None = None
 
     def add(self, offset: int, kept: Kept) -> None:
         """One row more."""
@@ -105,20 +122,49 @@ class Collector:
             return True
         return not self._world.job.retry_failed and journal.failed.matches(key, mark)
 
-    async def collect(self, part: Part, batch: Batch, reader: PartReader) -> Rest:
-        """Saves what the batch has answered."""
-        rest = Rest()
-        found = {"output": batch.output_file_id, "errors": batch.error_file_id}
-        for kind, file_id in found.items():
-            if not file_id:
-                continue
-            path = self._ledger.results_path(part.number, kind)
+    async def collect(
+        self, part: Part, batch: Batch, reader: PartReader, *, may_wait: bool
+    ) -> Rest | None:
+        """Saves what the batch has answered; None if it has answers that cannot be seen yet.
+
+        may_wait: otherwise what cannot be seen is not there.
+        """
+        paths = []
+        for number, file_id in enumerate(batch.files):
+            path = self._ledger.results_path(part.number, ("output", "errors")[number])
+            if await self._has_fetched(batch, file_id, path, may_wait=may_wait):
+                paths.append(path)
+            elif may_wait:
+                return None
+        expected = len(reader) if batch.status == "completed" else batch.finished
+        if may_wait and await asyncio.to_thread(count_lines, paths) < expected:
+            return None
+        rest, unread = Rest(), 0
+        for path in paths:
+            unread += await self._read(part, path, reader, rest)
+        missing = without_line(batch.status, unread)
+        for offset in await asyncio.to_thread(reader.rest):
+            await self._end(part, reader.read(offset), offset, failed(copy.copy(missing)), rest)
+        return rest
+
+    async def _has_fetched(self, batch: Batch, file_id: str, path: Path, *, may_wait: bool) -> bool:
+        """The file is at `path`; False if the provider does not show it."""
+        try:
             with telling(path):
                 await self._api.download(file_id, path)
-            await self._read(part, path, reader, rest)
-        for offset in await asyncio.to_thread(reader.rest):
-            await self._end(part, reader, offset, failed(unfinished()), rest)
-        return rest
+                if await asyncio.to_thread(is_torn, path):
+                    # A connection may end early without anything that says so.
+                    await self._api.download(file_id, path)
+        except Rejected as error:
+            if error.status != 404:
+                raise
+            if not (may_wait or self.is_leaving):
+                raise ConfigError(
+                    f"the provider does not show the results of the batch {batch.id}: {error.what}",
+                    hint="the same command looks again; --via live does its rows live",
+                ) from error
+            return False
+        return True
 
     async def refuse(self, part: Part, reader: PartReader, reasons: Mapping[int, Rejected]) -> Rest:
         """Saves the failures of the lines that made a batch fail."""
@@ -126,9 +172,9 @@ class Collector:
         for number, error in reasons.items():
             offset = await asyncio.to_thread(reader.pop_line, number)
             if offset is not None:
-                await self._end(part, reader, offset, failed(error), rest)
+                await self._end(part, reader.read(offset), offset, failed(error), rest)
         for offset in reader.rest():
-            await self._end(part, reader, offset, failed(unfinished()), rest)
+            await self._end(part, reader.read(offset), offset, failed(unfinished()), rest)
         return rest
 
     async def leave(self, part: Part, reader: PartReader) -> Rest:
@@ -177,48 +223,51 @@ class Collector:
 
     async def tidy(self, part: Part, batch: Batch | None) -> None:
         """Deletes the provider's files. They cost nothing, and would go by themselves."""
-        files = [part.file]
-        if batch is not None:
-            files += [batch.output_file_id or "", batch.error_file_id or ""]
+        files = [part.file, *(batch.files if batch is not None else ())]
         for file_id in filter(None, files):
             try:
                 await self._api.delete(file_id)
             except (CallError, NoEndpoint):
                 return
 
-    async def _read(self, part: Part, path: Path, reader: PartReader, rest: Rest) -> None:
+    async def _read(self, part: Part, path: Path, reader: PartReader, rest: Rest) -> int:
+        """Ends the rows that have lines in the file; how many of its lines name no row."""
+        unread = 0
         chunks = chunks_of(path)
         while (lines := await asyncio.to_thread(next, chunks, None)) is not None:
             for raw in lines:
-                line = read_line(raw)
+                try:
+                    line = read_line(raw)
+                except BadReply:
+                    unread += 1
+                    continue
                 offset = reader.pop(line.custom_id)
                 if offset is None:
                     # Not one of ours, or its second line.
                     continue
-                outcome = self._outcome(line, raw, part.url)
-                await self._end(part, reader, offset, outcome, rest)
+                kept = reader.read(offset)
+                await self._end(part, kept, offset, self._outcome(part, kept, raw, line), rest)
             while self._world.journal.is_behind:  # noqa: ASYNC110, the journal tells nobody
                 await asyncio.sleep(_LOOK_S)
+        return unread
 
-    def _outcome(self, line: ResultLine, raw: bytes, url: str) -> Outcome:
+    def _outcome(self, part: Part, kept: Kept, raw: bytes, line: ResultLine) -> Outcome:
         """What became of the row whose line is `raw`. Its error holds no secret."""
-        outcome = outcome_of(line, url, self._output_path, SYSTEM.wall_s())
+        asked, wall_s = kept.asked().body, SYSTEM.wall_s()
+        outcome = outcome_of(line, part.url, self._output_path, wall_s, asked)
         if outcome.error is None:
             return outcome
         mask = self._api.mask
         masked = mask.body(raw)
         if masked != raw:
             # Messages quote the line cut, which could leave a part of a key in them.
-            outcome = outcome_of(read_line(masked), url, self._output_path, SYSTEM.wall_s())
+            outcome = outcome_of(read_line(masked), part.url, self._output_path, wall_s, asked)
         if outcome.error is not None:
             mask.hide(outcome.error)
         return outcome
 
-    async def _end(
-        self, part: Part, reader: PartReader, offset: int, outcome: Outcome, rest: Rest
-    ) -> None:
+    async def _end(self, part: Part, kept: Kept, offset: int, outcome: Outcome, rest: Rest) -> None:
         """One row has come out of a batch: it is saved, or goes to the rest."""
-        kept = reader.read(offset)
         world = self._world
         if world.metered is not None and outcome.reply is not None:
             cost = world.metered.cost_batched(kept.asked(self._output_path), outcome.reply)
@@ -229,10 +278,18 @@ class Collector:
         outcome.attempts = kept.attempts + 1
         outcome.endpoint = self._label
         outcome.is_batched = True
-        if outcome.error is not None and not self.is_leaving:
-            world.tally.errors[outcome.error.kind] += 1
+        error = outcome.error
+        if error is not None and not self.is_leaving:
+            world.tally.errors[error.kind] += 1
+        if error is not None and error.stops_run:
+            # It was so when the batch was done. The row is asked again: live, or by the next run.
+            if self.is_leaving:
+                rest.add(offset, kept)
+            else:
+                rest.stopped = rest.stopped or error
+            return
         most = math.inf if self.is_leaving else world.job.retry.max_retries
-        if is_sent_again(outcome.error, outcome.attempts, most):
+        if is_sent_again(error, outcome.attempts, most):
             rest.add(offset, kept)
             return
         self._count(outcome)

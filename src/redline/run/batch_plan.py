@@ -1,7 +1,8 @@
 """What is decided about batches: plain functions of what is known, which wait for nothing.
 
 a batch that is     its finished lines   its other lines
-completed, expired  are results          are sent again, at most --max-retries times
+completed           are results          are looked for again, then sent again, at most twice
+expired             are results          are sent again, at most --max-retries times
 cancelled by us     are results          are done live
 cancelled else      are results          are left for the next run, and this one ends
 failed for want of room                  wait until another batch is over, or go in halves
@@ -17,8 +18,9 @@ from typing import Any
 
 import msgspec
 
-from redline.calls import Outcome, apis, failed
+from redline.calls import Outcome, apis, failed, loose_json
 from redline.calls.batch_api import Problem
+from redline.calls.counts import number
 from redline.calls.verdict import judge
 from redline.errors import BadReply, CallError, NoEndpoint, Rejected, Retryable, ServerFailed
 from redline.limits import Limits
@@ -32,6 +34,9 @@ MOST_BYTES = 100 * 10**6
 # A batch of a server in the house is over in seconds, one of a provider in minutes to hours. Looks
 # become rarer from the one to the other: 15 in the first two minutes, then one a minute.
 FIRST_LOOK_S, LOOK_GROWTH, MOST_LOOK_S = 0.25, 1.5, 60.0
+# Servers that say `completed` before their results can be read get so long to show them. Rows that
+# are sent again are paid for again.
+MOST_RESULTS_S = 30.0
 # A provider that cannot be asked for so long ends the run; its batches go on.
 MOST_SILENCE_S = 3600.0
 # For --via auto: rows that are asked live first. They show what a row takes, and a wrong prompt
@@ -46,8 +51,8 @@ _BAD_REPLIES = 2
 
 
 class _Response(msgspec.Struct):
-    status_code: int = 0
-    request_id: str | None = None
+    status_code: Any = None
+    request_id: Any = None
     body: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -57,11 +62,16 @@ class _Error(msgspec.Struct):
 
 
 class ResultLine(msgspec.Struct):
-    """One line of a file of results or errors."""
+    """One line of a file of results or errors. problem: why the rest of it cannot be read."""
 
     custom_id: str
     response: _Response | None = None
     error: _Error | None = None
+    problem: str = ""
+
+
+class _Named(msgspec.Struct):
+    custom_id: str
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -72,6 +82,7 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 _LINE = msgspec.json.Decoder(ResultLine)
+_NAMED = msgspec.json.Decoder(_Named)
 
 
 def next_look_s(before_s: float | None) -> float:
@@ -85,22 +96,36 @@ def fits(rows: int, size_bytes: int, more_bytes: int, most_rows: int = MOST_ROWS
 
 
 def read_line(raw: bytes) -> ResultLine:
-    """Raises BadReply for what is no result."""
+    """Raises BadReply for what names no row."""
     try:
         return _LINE.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        problem = str(error)
+    try:
+        raw = loose_json.mended(raw)
+        return _LINE.decode(raw)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        name = _NAMED.decode(raw).custom_id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadReply(
             f"a line of the results is not what the Batch API promises: {error}",
             hint="look at the batch at the provider; the same command reads it again",
         ) from error
+    return ResultLine(custom_id=name, problem=problem)
 
 
 def outcome_of(
-    line: ResultLine, url: str, output_path: tuple[str | int, ...], wall_s: float
+    line: ResultLine,
+    url: str,
+    output_path: tuple[str | int, ...],
+    wall_s: float,
+    asked: Any = None,
 ) -> Outcome:
-    """What became of the row. url: which it was asked at."""
+    """What became of the row. url, asked: which it was asked at, and the body of its request."""
     try:
-        return _answered(line, url, output_path, wall_s)
+        return _answered(line, url, output_path, wall_s, asked)
     except (CallError, NoEndpoint) as error:
         outcome = failed(error)
     outcome.is_batched = True
@@ -108,18 +133,37 @@ def outcome_of(
 
 
 def _answered(
-    line: ResultLine, url: str, output_path: tuple[str | int, ...], wall_s: float
+    line: ResultLine, url: str, output_path: tuple[str | int, ...], wall_s: float, asked: Any
 ) -> Outcome:
-    response = line.response
-    if response is None:
-        raise unfinished(line.error.code, line.error.message) if line.error else unfinished()
+    response, error = line.response, line.error
+    if line.problem:
+        raise BadReply(f"the row's line of the results cannot be read: {line.problem}")
+    if response is None or (error is not None and (error.code or error.message)):
+        raise unfinished(error.code, error.message) if error is not None else unfinished()
     body = bytes(response.body)
-    if not 200 <= response.status_code < 300:
-        raise judge(response.status_code, {}, body, wall_s)
-    reply = apis.read(url, body, output_path)
-    reply.status = response.status_code
-    reply.request_id = response.request_id or reply.request_id
+    status = number(response.status_code)
+    if status is None:
+        raise BadReply("the row's line of the results has no status")
+    if not 200 <= status < 300:
+        raise judge(status, {}, body, wall_s)
+    reply = apis.read(url, body, output_path, asked, wall_s=wall_s)
+    reply.status = status
+    own = response.request_id
+    reply.request_id = own if isinstance(own, str) else reply.request_id
     return Outcome(status="succeeded", reply=reply, is_batched=True)
+
+
+def without_line(status: str, unread: int) -> CallError:
+    """The error of a row without a line in a batch of this status; unread: lines that name no row.
+
+    The lines of a completed batch were answered, and paid for: they are sent again less often.
+    """
+    why = "no line for the row"
+    if unread:
+        why += f", and {unread} {'line names' if unread == 1 else 'lines name'} no row"
+    if status != "completed":
+        return unfinished(message=why)
+    return BadReply(f"the batch was completed without an answer: {why}")
 
 
 def unfinished(code: object = None, message: object = None) -> ServerFailed:

@@ -52,7 +52,7 @@ class Sender:
         while True:
             batches, has_more = await self._api.page(after)
             for batch in batches:
-                is_its = wanted.items() <= (batch.metadata or {}).items()
+                is_its = all(batch.metadata.get(name) == value for name, value in wanted.items())
                 if is_its and batch.id not in part.batches:
                     return batch
             if not has_more or not batches or batches[-1].created_at < oldest_s:

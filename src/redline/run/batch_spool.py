@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from redline.calls import Request
+from redline.calls.loose_json import BOM
 from redline.calls.spending import NOTHING, Amount
 from redline.run.feed import Picked
 from redline.run.identity import mark_of
@@ -189,10 +190,30 @@ def upload_of(path: Path) -> bytes:
 
 
 def chunks_of(path: Path) -> Iterator[list[bytes]]:
-    """The lines of a file of results, some at a time. Blocks."""
+    """The lines of a file of results that are not blank, some at a time. Blocks."""
     with path.open("rb") as file:
-        while lines := list(islice(file, _LINES_AT_ONCE)):
+        bare = _lines(file)
+        while lines := list(islice(bare, _LINES_AT_ONCE)):
             yield lines
+
+
+def count_lines(paths: Iterable[Path]) -> int:
+    """Lines of these files that are not blank. Blocks."""
+    return sum(len(lines) for path in paths for lines in chunks_of(path))
+
+
+def is_torn(path: Path) -> bool:
+    """The last line of a file of results stops in the middle. Blocks."""
+    last = b"{}"
+    for lines in chunks_of(path):
+        last = lines[-1]
+    return not last.endswith(b"}")
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    for line in file:
+        if bare := line.strip().removeprefix(BOM):
+            yield bare
 
 
 def drop(paths: Iterable[Path]) -> None:

@@ -1,0 +1,300 @@
+"""Odd files of results from a Batch API: each row its own answer, none paid twice, no dead end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import redline
+from redline.calls import RetryPolicy
+from redline.cli.app import main
+from redline.run import batch as batch_module
+from redline.run import batch_plan
+from scripted_server import Scripted, Told, chat, said, scripted
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
+
+Line = dict[str, Any]
+# The lines of a file of results, as the provider would write them, to the file.
+Writes = Callable[[list[Line]], bytes]
+KEY = "sk-secret-key-123456"
+ROWS = 8
+
+
+@pytest.fixture(autouse=True)
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_proxy: None) -> None:
+    """A folder of its own with rows; looks that do not become rare while a test waits."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr(batch_plan, "FIRST_LOOK_S", 0.02)
+    monkeypatch.setattr(batch_plan, "MOST_LOOK_S", 0.05)
+    monkeypatch.setattr(batch_module, "MOST_RESULTS_S", 0.5, raising=False)
+    monkeypatch.setattr(RetryPolicy, "pause_s", lambda *_: 0.02)
+    rows = [{"custom_id": f"r{n}", "prompt": f"say {n}"} for n in range(ROWS)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def jsonl(lines: list[Line]) -> bytes:
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def answered(line: Line) -> Line:
+    body = chat(said(f"echo {line['body']['messages'][-1]['content']}"))
+    return {"custom_id": line["custom_id"], "response": {"status_code": 200, "body": body}}
+
+
+class Provider:
+    """A Batch API. writes: the file of results of each batch in turn, plain for those after.
+
+    shows: what a look shows, given the batch as it is and how often it was looked at.
+    """
+
+    def __init__(
+        self, *writes: Writes, shows: Callable[[Line, int], Line] = lambda batch, looks: batch
+    ) -> None:
+        self.writes = list(writes)
+        self.shows = shows
+        self.files: dict[str, bytes] = {}
+        self.batches: dict[str, Line] = {}
+        self.looks: dict[str, int] = {}
+        self.billed = 0
+        self.hidden_downloads = 0
+
+    def __call__(self, path: str, body: Any) -> Any:
+        parts = path.partition("?")[0].strip("/").split("/")[1:]
+        if parts == ["files"]:
+            name = f"file-{len(self.files)}"
+            content = body.split(b"application/jsonl\r\n\r\n", 1)[1].rsplit(b"\r\n--", 1)[0]
+            self.files[name] = content
+            return {"id": name}
+        if parts[0] == "files" and parts[-1] == "content":
+            if self.hidden_downloads:
+                self.hidden_downloads -= 1
+                return Told({"error": {"message": "no such file"}}, status=404)
+            return Told(self.files[parts[1]])
+        if parts == ["batches"] and isinstance(body, dict):
+            return self._made(body)
+        if parts[0] == "batches":
+            batch_id = parts[1]
+            self.looks[batch_id] = self.looks.get(batch_id, 0) + 1
+            return self.shows(dict(self.batches[batch_id]), self.looks[batch_id])
+        return {"id": "x", "deleted": True}
+
+    def _made(self, body: Line) -> Line:
+        asked = [json.loads(line) for line in self.files[body["input_file_id"]].splitlines()]
+        self.billed += len(asked)
+        number = len(self.batches)
+        writes = self.writes[number] if number < len(self.writes) else jsonl
+        name = f"results-{number}"
+        self.files[name] = writes([answered(line) for line in asked])
+        batch = {"id": f"batch-{number}", "created_at": 1, "metadata": body["metadata"]}
+        self.batches[batch["id"]] = {**batch, "status": "completed", "output_file_id": name}
+        return {**batch, "status": "in_progress"}
+
+
+@contextmanager
+def serving(provider: Provider) -> Iterator[Scripted]:
+    with scripted(provider) as server:
+        yield server
+
+
+def run(server: Scripted, **options: Any) -> redline.Report:
+    given = {"via": "batch", "model": "m", "output": "out.jsonl", "progress": False, **options}
+    endpoint = redline.Endpoint(base_url=server.base_url, api_key=KEY)
+    return redline.run("rows.jsonl", endpoint=endpoint, **given)
+
+
+def results() -> dict[str, str]:
+    lines = map(json.loads, Path("out.jsonl").read_text().splitlines())
+    return {line["custom_id"]: line["output"] for line in lines}
+
+
+def failures() -> list[Line]:
+    return [json.loads(line) for line in Path("out.failed.jsonl").read_text().splitlines()]
+
+
+ALL = {f"r{n}": f"echo say {n}" for n in range(ROWS)}
+READ: dict[str, Writes] = {
+    "blank lines": lambda lines: jsonl(lines).replace(b"\n", b"\n\n \n"),
+    "byte order mark": lambda lines: b"\xef\xbb\xbf" + jsonl(lines),
+    "crlf": lambda lines: jsonl(lines).replace(b"\n", b"\r\n"),
+    "a page around it": lambda lines: b"<html>\n" + jsonl(lines) + b"</html>",
+    "another's line": lambda lines: jsonl([{**lines[0], "custom_id": "x"}, *lines]),
+    "a line without a name": lambda lines: jsonl([{**lines[0], "custom_id": None}, *lines]),
+    "twice": lambda lines: jsonl(lines * 2),
+    "loosely written": lambda lines: jsonl(lines).replace(b'"index"', b'"x": NaN, "index"'),
+    "a status that is text": lambda lines: jsonl(lines).replace(b"200", b'"200"'),
+}
+
+
+@pytest.mark.parametrize("writes", READ.values(), ids=READ.keys())
+def test_an_odd_file_is_read_and_nothing_is_paid_twice(writes: Writes) -> None:
+    provider = Provider(writes)
+    with serving(provider) as server:
+        report = run(server)
+    assert (report.succeeded, report.unfinished) == (ROWS, 0)
+    assert results() == ALL
+    assert provider.billed == ROWS
+
+
+def without_name(lines: list[Line], name: Any = None) -> bytes:
+    return jsonl([{**lines[2], "custom_id": name}, *lines[:2], *lines[3:]])
+
+
+LOST: dict[str, Writes] = {
+    "null": without_name,
+    "a number": lambda lines: without_name(lines, 7),
+    "torn": lambda lines: jsonl(lines)[:-30],
+    "garbage": lambda lines: jsonl(lines[1:]) + b"<html>\n",
+    "missing": lambda lines: jsonl(lines[1:]),
+}
+
+
+@pytest.mark.parametrize("writes", LOST.values(), ids=LOST.keys())
+def test_a_row_whose_line_is_lost_is_asked_again_alone(writes: Writes) -> None:
+    provider = Provider(writes)
+    with serving(provider) as server:
+        report = run(server)
+    assert (report.succeeded, report.unfinished) == (ROWS, 0)
+    assert results() == ALL
+    assert provider.billed == ROWS + 1
+
+
+def test_lines_that_never_name_their_row_end_as_failures_and_block_nothing() -> None:
+    Path("rows.jsonl").write_text('{"custom_id": "r0", "prompt": "say 0"}\n')
+    provider = Provider(*[lambda lines: jsonl([{**lines[0], "custom_id": None}])] * 9)
+    with serving(provider) as server:
+        report = run(server)
+        assert (report.failed, report.unfinished) == (1, 0)
+        assert provider.billed == 3
+        (failure,) = failures()
+        assert failure["error"]["kind"] == "bad_reply"
+        assert "no line for the row, and 1 line names no row" in failure["error"]["message"]
+        # The output is free for whatever comes next.
+        Path("rows.jsonl").write_text('{"custom_id": "r1", "prompt": "say 1"}\n')
+        provider.writes = []
+        assert run(server).succeeded == 1
+
+
+@pytest.mark.parametrize("looks", [1, 4])
+def test_a_batch_whose_results_are_not_visible_yet_is_looked_at_again(looks: int) -> None:
+    def shows(batch: Line, seen: int) -> Line:
+        return {**batch, "output_file_id": None} if seen <= looks else batch
+
+    provider = Provider(shows=shows)
+    with serving(provider) as server:
+        assert run(server).succeeded == ROWS
+    assert provider.billed == ROWS
+
+
+def test_a_file_that_is_not_visible_or_not_whole_yet_is_fetched_again() -> None:
+    provider = Provider()
+    provider.hidden_downloads = 2
+
+    def shows(batch: Line, seen: int) -> Line:
+        whole = provider.files["results-0"]
+        if seen == 1:
+            provider.files["cut"] = whole[: len(whole) // 2]
+            return {**batch, "output_file_id": "cut"}
+        return batch
+
+    provider.shows = shows
+    with serving(provider) as server:
+        assert run(server).succeeded == ROWS
+    assert results() == ALL
+    assert provider.billed == ROWS
+
+
+def test_results_that_never_come_are_asked_again_after_a_while() -> None:
+    def shows(batch: Line, seen: int) -> Line:
+        return {**batch, "output_file_id": None} if batch["id"] == "batch-0" else batch
+
+    provider = Provider(shows=shows)
+    with serving(provider) as server:
+        assert run(server).succeeded == ROWS
+    assert provider.looks["batch-0"] > 2
+
+
+def test_odd_fields_of_a_batch_that_do_not_matter_do_not_matter() -> None:
+    def shows(batch: Line, seen: int) -> Line:
+        odd = {"errors": [], "request_counts": None, "created_at": "yesterday", "metadata": [1]}
+        return {**batch, **odd}
+
+    provider = Provider(shows=shows)
+    with serving(provider) as server:
+        assert run(server).succeeded == ROWS
+
+
+@pytest.mark.parametrize("status", [400, 401])
+def test_a_key_that_a_line_quotes_is_masked(status: int, capfd: pytest.CaptureFixture[str]) -> None:
+    def writes(lines: list[Line]) -> bytes:
+        error = {"error": {"message": "x" * 250 + f"bad key Bearer {KEY}"}}
+        bad = {**lines[0], "response": {"status_code": status, "body": error}}
+        return jsonl([bad, *lines[1:]])
+
+    flags = ["--model", "m", "--via", "batch", "-o", "out.jsonl", "-q"]
+    with serving(Provider(writes)) as server:
+        argv = ["run", "rows.jsonl", "--base-url", server.base_url, *flags]
+        with pytest.raises(SystemExit):
+            main(argv)
+    told = "".join(capfd.readouterr())
+    files = "".join(path.read_text() for path in Path().glob("out.*jsonl"))
+    assert "<key>" in told + files
+    assert "sk-s" not in told + files
+
+
+def test_a_key_that_a_refused_batch_quotes_is_masked() -> None:
+    def shows(batch: Line, seen: int) -> Line:
+        problem = {"code": "x", "message": f"no batches for {KEY}", "line": None}
+        return {**batch, "status": "failed", "errors": {"data": [problem]}}
+
+    with serving(Provider(shows=shows)) as server:
+        report = run(server)
+    assert report.stopped is not None
+    assert "no batches for <key>" in report.stopped.what
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(401, {"message": "bad key"}), (429, {"message": "no", "code": "insufficient_quota"})],
+)
+def test_a_line_that_ends_the_run_does_not_end_every_run_after_it(status: int, error: Line) -> None:
+    def writes(lines: list[Line]) -> bytes:
+        bad = {**lines[0], "response": {"status_code": status, "body": {"error": error}}}
+        return jsonl([bad, *lines[1:]])
+
+    provider = Provider(writes)
+    with serving(provider) as server:
+        report = run(server)
+        assert report.stopped is not None
+        assert (report.succeeded, report.failed, report.unfinished) == (ROWS - 1, 0, 1)
+        # Once that is mended, the same command goes on.
+        report = run(server)
+    assert (report.stopped, report.succeeded) == (None, 1)
+    assert results() == ALL
+    assert provider.billed == ROWS + 1
+
+
+def test_half_answers_and_miscounted_ones_are_failures_in_batches_too() -> None:
+    def writes(lines: list[Line]) -> bytes:
+        bodies = [
+            chat(said("half", "network_error")),
+            chat(said("half", error={"code": 502, "message": "died"})),
+            {"error": {"message": "busy", "code": 503}},
+            chat(said("a"), said("b")),
+        ]
+        for line, body in zip(lines, bodies, strict=False):
+            line["response"]["body"] = body
+        lines[4] |= {"error": {"code": "server_error", "message": "died"}}
+        return jsonl(lines)
+
+    with serving(Provider(writes)) as server:
+        report = run(server, max_retries=0)
+    assert (report.succeeded, report.failed) == (ROWS - 5, 5)
+    kinds = sorted((line["custom_id"], line["error"]["kind"]) for line in failures())
+    assert [kind for _, kind in kinds] == ["server_failed"] * 3 + ["bad_reply", "server_failed"]
