@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ class Told(NamedTuple):
     headers: Mapping[str, str] = MappingProxyType({})
 
 
+_IDS = count()
 # The path, and the JSON of the body or its bytes, to the answer.
 Script = Callable[[str, Any], Told | Any]
 
@@ -94,4 +96,5 @@ def said(text: Any = "yes", finish_reason: Any = "stop", **fields: Any) -> dict[
 def chat(*choices: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """A chat completion of these choices, which are numbered unless they are already."""
     numbered = [{"index": index, **choice} for index, choice in enumerate(choices)]
-    return {"id": "c", "model": "m", "choices": numbered, **fields}
+    # No two answers are equal, as a server's are not: equal ones are taken for copies.
+    return {"id": f"c-{next(_IDS)}", "model": "m", "choices": numbered, **fields}

@@ -81,23 +81,23 @@ THREE_TEXTS = {"choices": [{"index": index, "text": "x"} for index in (0, 1, 3)]
 # By URL: what a row asks for, the answer, and what is said of it.
 MISCOUNTED: dict[str, list[tuple[dict[str, Any], Any, str]]] = {
     "/v1/chat/completions": [
-            ({"prompt": "a", "n": 3}, chat(said(), said(index=2)), "got 2: index 1 is missing"),
-            ({"prompt": "a", "n": 2}, chat(said()), "asked for 2 choices, got 1"),
-            ({"prompt": "a", "n": "2"}, chat(said()), "asked for 2 choices, got 1"),
-            ({"prompt": "a"}, chat(said(), said()), "asked for 1 choice, got 2"),
-            ({"prompt": "a", "n": 2}, chat(said(index=0), said(index=0)), "index 1 is missing"),
-            ({"prompt": "a", "n": 2}, chat(said(index=1), said(index=2)), "index 0 is missing"),
+        ({"prompt": "a", "n": 3}, chat(said(), said(index=2)), "got 2: index 1 is missing"),
+        ({"prompt": "a", "n": 2}, chat(said()), "asked for 2 choices, got 1"),
+        ({"prompt": "a", "n": "2"}, chat(said()), "asked for 2 choices, got 1"),
+        ({"prompt": "a"}, chat(said(), said()), "asked for 1 choice, got 2"),
+        ({"prompt": "a", "n": 2}, chat(said(index=0), said(index=0)), "index 1 is missing"),
+        ({"prompt": "a", "n": 2}, chat(said(index=1), said(index=2)), "index 0 is missing"),
     ],
     "/v1/embeddings": [
-            ({"input": ["a", "b", "c"]}, {"data": numbered(0, 2)}, "got 2: index 1 is missing"),
-            ({"input": ["a", "b"]}, {"data": numbered(0, 0)}, "index 1 is missing"),
-            ({"input": ["a", "b"]}, {"data": numbered(None)}, "asked for 2 embeddings, got 1"),
-            ({"input": "a"}, {"data": numbered(0, 1)}, "asked for 1 embedding, got 2"),
-            ({"input": [[1, 2], [3]]}, {"data": numbered(0)}, "asked for 2 embeddings, got 1"),
-            ({"input": ["a"]}, {"data": [{"index": 0, "embedding": []}]}, "index 0 is empty"),
+        ({"input": ["a", "b", "c"]}, {"data": numbered(0, 2)}, "got 2: index 1 is missing"),
+        ({"input": ["a", "b"]}, {"data": numbered(0, 0)}, "index 1 is missing"),
+        ({"input": ["a", "b"]}, {"data": numbered(None)}, "asked for 2 embeddings, got 1"),
+        ({"input": "a"}, {"data": numbered(0, 1)}, "asked for 1 embedding, got 2"),
+        ({"input": [[1, 2], [3]]}, {"data": numbered(0)}, "asked for 2 embeddings, got 1"),
+        ({"input": ["a"]}, {"data": [{"index": 0, "embedding": []}]}, "index 0 is empty"),
     ],
     "/v1/completions": [
-            ({"prompt": ["a", "b"], "n": 2}, THREE_TEXTS, "asked for 4 choices, got 3: index 2"),
+        ({"prompt": ["a", "b"], "n": 2}, THREE_TEXTS, "asked for 4 choices, got 3: index 2"),
     ],
 }  # fmt: skip
 

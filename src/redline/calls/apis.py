@@ -220,11 +220,11 @@ def _in_order(found: list[N], asked: int | None, name: str) -> list[N]:
         return [by_index[index] for index in range(asked)]
     missing = [str(index) for index in range(asked) if index not in by_index]
     named = ", ".join(missing[:_MOST_NAMED]) + (", ..." if len(missing) > _MOST_NAMED else "")
+    what = f"index {named} is missing" if len(missing) == 1 else f"indices {named} are missing"
+    if not missing:
+        what = "an index comes twice, or was not asked for"
     raise BadReply(
-        f"asked for {asked} {name}{'' if asked == 1 else 's'}, got {len(found)}: "
-        + (
-            f"index {named} is missing" if missing else "an index comes twice, or was not asked for"
-        ),
+        f"asked for {asked} {name}{'' if asked == 1 else 's'}, got {len(found)}: {what}",
         hint=f"ask for one {name} in each row if the endpoint gives no more",
     )
 
