@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,25 @@ def test_a_followed_file_is_answered_as_it_grows_and_a_rerun_goes_on(tmp_path: P
         assert status == 130, err
         assert sorted(ids(output)) == names(8)
         assert server.requests() == 8
+
+
+def test_a_file_that_had_the_name_between_two_rotations_is_read(tmp_path: Path) -> None:
+    rows, output = tmp_path / "rows.jsonl", tmp_path / "labels.jsonl"
+    write_rows(rows, 1)
+    with serving() as server:
+        flags = run_flags(rows, output, server, "--follow")
+        with started(flags) as process:
+            await_lines(output, 1, process)
+            for number in (2, 3):
+                rows.rename(tmp_path / f"rows.jsonl.{number}")
+                rows.write_text(row(number))
+                # Longer than a look, and much shorter than a file is given to settle.
+                time.sleep(0.2)
+            await_lines(output, 3, process)
+            process.send_signal(signal.SIGINT)
+            status, _, err = ended(process)
+        assert status == 130, err
+        assert sorted(ids(output)) == names(3)
 
 
 def test_a_file_that_is_cut_stops_the_run_with_all_that_it_did(tmp_path: Path) -> None:

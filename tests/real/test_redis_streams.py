@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -402,3 +403,24 @@ def test_a_stream_is_not_planned(world: World) -> None:
     assert told.returncode == 2
     assert "are handed out once, to a run that answers them" in told.stderr
     assert world.redis.xinfo_groups("tickets") == []
+
+
+def test_a_stream_that_is_filled_again_with_the_same_ids_is_asked_again(world: World) -> None:
+    async def echo(row: dict[str, Any]) -> str:
+        return str(row["text"])
+
+    def fill(word: str) -> None:
+        for number in range(1, 4):
+            world.redis.xadd("tickets", {"text": f"{word} {number}"}, id=f"{number}-1")
+
+    fill("old")
+    assert world.run(echo).succeeded == 3
+    world.redis.delete("tickets")
+    fill("new")
+    report = world.run(echo)
+    assert (report.succeeded, report.skipped, world.pending()) == (3, 0, 0)
+    lines = (world.folder / "a.jsonl").read_text("utf-8").splitlines()
+    answers = {json.loads(line)["output"] for line in lines}
+    assert answers == {f"{word} {number}" for word in ("old", "new") for number in range(1, 4)}
+    # What is left of an earlier run is still known: it needs an acknowledgement only.
+    assert world.run(echo).offered == 0

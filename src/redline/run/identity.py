@@ -337,9 +337,10 @@ class Identifier:
 
 
 class MessageKeys:
-    """The keys of messages, each of which its stream names once: so nothing is remembered.
+    """The keys of messages, each of which its stream holds once: so nothing is remembered.
 
-    A row's content begins with its message's id and a space.
+    A row's content is its message's id and fields. The id alone may return with other fields, in a
+    stream that was deleted and filled again.
     """
 
     def __init__(self, stream: bytes, done: KeySet) -> None:
@@ -351,16 +352,15 @@ class MessageKeys:
 
     def keys(self, rows: Sequence[Row]) -> Identified:
         """The rows' keys, and which of the rows are undone; none of them repeats."""
-        ids = [row.content.partition(b" ")[0] for row in rows]
-        keys = array("Q", [message_key(self._stream, message_id) for message_id in ids])
+        keys = array("Q", [message_key(self._stream, row.content) for row in rows])
         return Identified(
             keys, [], [place for place, key in enumerate(keys) if key not in self._done]
         )
 
 
-def message_key(stream: bytes, message_id: bytes) -> int:
-    """The key of a stream's message."""
-    return _hash(b"message:%s %s" % (stream, message_id))
+def message_key(stream: bytes, content: bytes) -> int:
+    """The key of a stream's message. content: its row's."""
+    return _hash(b"message:%s %s" % (stream, content))
 
 
 def custom_id(row: Row) -> str | None:

@@ -259,22 +259,22 @@ class StreamRows(AsyncRows):
     def _rows(self, messages: Sequence[Message]) -> list[Row]:
         rows = []
         for message in messages:
-            key = message_key(self.url.stream, message.id)
+            content = _content(message)
+            key = message_key(self.url.stream, content)
             # What was claimed by another one and came back while it is still being done.
             if key in self._held:
                 continue
             self._held[key] = message.id
             self._without_outcome += 1
             self._number += 1
-            rows.append(self._row(message))
+            rows.append(self._row(message, content))
         return rows
 
-    def _row(self, message: Message) -> Row:
-        content = b" ".join((message.id, *message.fields))
+    def _row(self, message: Message, content: bytes) -> Row:
         number = self._number
-        if len(content) > _MAX_ROW_BYTES:
-            kept = message.id + b" " + digest(content)
-            return long_row(number, number, kept, len(content), _MAX_ROW_BYTES)
+        size_bytes = sum(map(len, message.fields)) + len(message.fields) - 1
+        if size_bytes > _MAX_ROW_BYTES:
+            return long_row(number, number, content, size_bytes, _MAX_ROW_BYTES)
         data, problem = _columns(message.fields, self.url.field.encode())
         row = Row(number, number, data, content, problem)
         if data is not None and custom_id(row) is None:
@@ -285,6 +285,12 @@ class StreamRows(AsyncRows):
                 "to its outcome"
             )
         return row
+
+
+def _content(message: Message) -> bytes:
+    """The bytes that identify a message: its id and fields, or their digest if they are long."""
+    fields = b" ".join(message.fields)
+    return message.id + b" " + (fields if len(fields) <= _MAX_ROW_BYTES else digest(fields))
 
 
 def _columns(fields: list[bytes], json_field: bytes) -> tuple[dict[str, object] | None, str | None]:

@@ -6,6 +6,8 @@ import gzip
 import os
 import queue
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +199,27 @@ def test_what_cannot_be_followed_is_refused(tmp_path: Path) -> None:
     for rows, message in unfollowed(tmp_path).values():
         with pytest.raises(ConfigError, match=message):
             open_source(rows, is_followed=True)
+
+
+def test_files_that_have_the_name_in_turn_are_all_read_though_nobody_reads_meanwhile(
+    path: Path,
+) -> None:
+    source = open_source(path, is_followed=True)
+    append(path, '{"n": 1}\n')
+    batches = source.batches()
+    assert [row.data for row in next(batches)] == [{"n": 1}]
+    for number in range(2, 5):
+        path.rename(path.with_suffix(f".{number}"))
+        path.write_text(f'{{"n": {number}}}\n')
+        # Nothing is read; each file has the name until it was seen.
+        wait_until(lambda number=number: len(source._file._next_fds) == number - 1)  # type: ignore[attr-defined, misc]
+    path.with_suffix(".3").unlink()
+    assert [next(batches)[0].data for _ in range(3)] == [{"n": number} for number in range(2, 5)]
+    source.close()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    ends_s = time.monotonic() + HANGS_S
+    while not is_so():
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
