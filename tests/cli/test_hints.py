@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 import redline
-from redline.run.option_hints import meant
-from redline.run.options import Options
 
 Cli = Callable[..., Any]
 
@@ -102,6 +100,14 @@ def test_settings_and_options_of_python(cli: Cli, key: str, right: str) -> None:
 def test_settings_that_are_merely_alike_get_the_list(cli: Cli) -> None:
     Path("redline.toml").write_text("[run]\nreason = 3\n", "utf-8")
     assert hint(cli("run", "in.jsonl")).startswith("known are: ")
-    names = {"timeout": "timeout_s", "deadline": "deadline_s", "base_url": "endpoint"}
-    for name, right in names.items():
-        assert meant(name, Options.__annotations__) == f"did you mean {right}?"
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [("timeout", "timeout_s"), ("deadline", "deadline_s"), ("base_url", "endpoint")],
+)
+def test_a_name_of_the_command_line_is_that_of_python(name: str, right: str) -> None:
+    options: dict[str, Any] = {name: 3}
+    with pytest.raises(redline.errors.ConfigError) as caught:
+        redline.run([], **options)
+    assert caught.value.hint == f"did you mean {right}?"

@@ -24,6 +24,7 @@ from redline.run import batch as batch_module
 from redline.run import batch_collect, batch_plan, batch_send
 from redline.run.batch_ledger import Ledger, Note
 from redline.run.settings import Output
+from redline.run.verify import verify
 from simulated import Simulated, simulated
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
@@ -505,3 +506,23 @@ def test_a_batch_without_its_note_is_found_behind_newer_ones(
     assert run(plain).is_complete
     assert_once(3)
     assert plain.stats()["batches"]["created"] - before == 3
+
+
+@pytest.mark.parametrize("via", ["batch", "live"])
+def test_a_row_that_changes_while_it_is_with_a_batch_gets_the_answer_of_what_it_is_now(
+    via: str,
+) -> None:
+    with simulated("--batch-latency", "0.2", "--batch-window", "60") as sim:
+        write_rows(4)
+        with dying("batch", "after"):
+            run(sim)
+        text = Path("rows.jsonl").read_text().replace("say 2", "a whole other question")
+        Path("rows.jsonl").write_text(text)
+        report = run(sim, via=via)
+        assert report.is_complete
+        assert report.offered == report.succeeded + report.failed
+        found = {line["custom_id"]: line["output"] for line in sealed_lines(Path("out.jsonl"))}
+        assert len(found) == 4
+        assert found["r002"] == "You said: a whole other question"
+        assert found["r001"] == "You said: say 1"
+        assert str(verify(Output(path=Path("out.jsonl")))) == "verify: 4 of 4, each once"
