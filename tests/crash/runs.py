@@ -26,7 +26,9 @@ from crash.scenarios import (
     one_run,
 )
 from crash.steps import Step
+from redline.run.identity import mark_of
 from redline.run.settings import Output
+from redline.run.source_row import Row
 from redline.run.verify import verify
 
 
@@ -127,16 +129,31 @@ class _Trial:
         """The rows that a run with these options may not ask again."""
         if "restart" in options:
             return set()
-        done = set(_names(self.folder, OUTPUT))
-        return done if "retry_failed" in options else done | set(_names(self.folder, FAILED))
+        done = self.names_now(OUTPUT)
+        return done if "retry_failed" in options else done | self.names_now(FAILED)
+
+    def names_now(self, pattern: str) -> set[str]:
+        """The rows of sound lines that are of what these rows hold now."""
+        marks = {row["custom_id"]: mark_of(Row(0, 0, row, b"")) for row in self.case.rows}
+        lines = _lines_of(self.folder, pattern)
+        return {
+            line["custom_id"]
+            for line in lines
+            if int(line["row_hash"], 16) == marks[line["custom_id"]]
+        }
 
 
 def _check_death(trial: _Trial, logs: Sequence[Log]) -> None:
     """After a death, whatever was acknowledged is there, and no row has succeeded twice."""
     there = set(_names(trial.folder, "labels*.jsonl"))
     lost = {name for log in logs for name in log.heard("saved")} - there
+    lost |= {name for log in logs[1:] for name in log.heard("saved")} - trial.names_now(
+        "labels*.jsonl"
+    )
     assert not lost, f"acknowledged and lost: {lost}"
-    succeeded = _names(trial.folder, OUTPUT)
+    # Of a row that has changed, the old line may still be there.
+    lines = _lines_of(trial.folder, OUTPUT)
+    succeeded = [(line["custom_id"], line["row_hash"]) for line in lines]
     assert len(succeeded) == len(set(succeeded)), f"twice: {succeeded}"
 
 
@@ -172,8 +189,12 @@ def _lines(path: Path, *, is_whole: bool = False) -> list[dict[str, Any]]:
 
 def _names(folder: Path, pattern: str) -> list[str]:
     """The rows of the sound lines in all files of this pattern but those of damaged lines."""
+    return [line["custom_id"] for line in _lines_of(folder, pattern)]
+
+
+def _lines_of(folder: Path, pattern: str) -> list[dict[str, Any]]:
     paths = [path for path in folder.glob(pattern) if ".damaged-" not in path.name]
-    return [line["custom_id"] for path in paths for line in _lines(path)]
+    return [line for path in paths for line in _lines(path)]
 
 
 def _model(folder: Path) -> str | None:

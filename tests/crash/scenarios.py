@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -176,6 +176,12 @@ def _finished_by_another(case: Case, folder: Path, log: Log) -> None:
     _finished(case, folder, log, OLD_MODEL)
 
 
+def _finished_with_other_texts(case: Case, folder: Path, log: Log) -> None:
+    """Every row was answered, or failed, and has changed since."""
+    rows = [row | {"text": f"{row['text']}, once"} for row in case.rows]
+    _finished(replace(case, rows=rows), folder, log)
+
+
 def _half_done(case: Case, folder: Path, log: Log) -> None:
     """With a torn line at the end of each file, and beside it one that was not renamed yet."""
     half = len(case.rows) // 2 + 1
@@ -209,4 +215,5 @@ SCENARIOS = {
     "retry-failed": Scenario({"retry_failed": True}, _finished, 0.5),
     "mended": Scenario({"retry_failed": True}, _finished, 1.0),
     "restart": Scenario({"restart": True}, _finished_by_another),
+    "changed": Scenario({}, _finished_with_other_texts, 0.5),
 }

@@ -21,6 +21,7 @@ _PURPOSES = {
     ("results_file.py", "__init__"): "resume",
     ("results_file.py", "_mend"): "lost lines",
     ("results_file.py", "drop_unfinished"): "resume",
+    ("results_file.py", "drop"): "old lines",
     ("manifest.py", "save"): "manifest",
     ("recent.py", "attach"): "recent sends",
     ("recent.py", "_write"): "recent sends",
@@ -29,6 +30,7 @@ _PURPOSES = {
     ("resume.py", "open_journal"): "resume",
     ("rewrite.py", "drop_mended"): "failures rewritten",
     ("rewrite.py", "put_in_order"): "sorting",
+    ("rewrite.py", "set_aside"): "failures rewritten",
 }
 # By call: the moment before it, within it, and after it.
 _REPLACING = {
@@ -93,7 +95,7 @@ def step_of(call: str, path: str, frame: FrameType | None) -> Step:
         return Step(call, purpose, within, purpose)
     if purpose == "lost lines" and not _is_within(frame, "take_out"):
         purpose = "resume"
-    if ".damaged-" in path:
+    if ".damaged-" in path or ".outdated-" in path:
         purpose += ", aside"
     before, within, after = (
         part and f"{purpose}: {part}" for part in _MOMENTS.get(purpose, _REPLACING)[call]

@@ -20,6 +20,7 @@ WORKS = [
     "retry-failed",
     "mended",
     "restart",
+    "changed",
     "repair",
 ]
 LOST, ONCE = "acknowledged and lost", "not each once"
