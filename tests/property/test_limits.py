@@ -298,7 +298,7 @@ def check_idle(window: Any) -> None:
 MUTANTS = [
     (
         check_idle,
-        "full_at_s = now_s - min(late_s, self._catch_up_s) - self._credit_s",
+        "full_at_s = now_s - min(late_s, self._catch_up_s)",
         "full_at_s = now_s - self._catch_up_s",
     ),
     (

@@ -38,6 +38,7 @@ class SyncLimiter:
         self._clock = clock
         self._lock = threading.Lock()
         self._queue: list[_Ticket] = []
+        self._busy_from_s = 0.0  # since when somebody has been waiting
         self._numbers = itertools.count()
 
     @contextmanager
@@ -80,6 +81,8 @@ class SyncLimiter:
         try:
             with self._lock:
                 self.budget.check(cost)
+                if not self._queue:
+                    self._busy_from_s = asked_s
                 heapq.heappush(self._queue, ticket)
             bookings = self._booked(ticket, cost)
             grant = Grant(self, bookings, cost, self._clock.now_s() - asked_s)
@@ -102,7 +105,8 @@ class SyncLimiter:
                 if self._queue[0] is ticket:
                     wait_s = self.budget.wait_s(cost, now_s)
                     if wait_s <= 0:
-                        return self.budget.book(cost, now_s, max(0.0, now_s - due_s))
+                        late_s = max(0.0, now_s - due_s)
+                        return self.budget.book(cost, now_s, late_s, now_s - self._busy_from_s)
                 due_s = now_s + wait_s
             turn.wait(None if wait_s == math.inf else wait_s)
 

@@ -33,4 +33,5 @@ class Booking(msgspec.Struct, eq=False, gc=False):
     is_proved: bool = False
     record: Record | None = None  # once sent, where the hard rule holds
     entry: Entry | None = None  # where there is none
+    step: int | None = None  # where it stands in Phases, if there are any
     alone: Alone | None = None  # what the server would count, were nobody else there

@@ -139,8 +139,14 @@ class Budget:
                 wait_s = line_s
         return wait_s
 
-    def book(self, cost: Cost, now_s: float, late_s: float = 0.0) -> list[Booking]:
-        """Takes `cost` from every window; call only when `wait_s` is 0."""
+    def book(
+        self, cost: Cost, now_s: float, late_s: float = 0.0, busy_s: float = 0.0
+    ) -> list[Booking]:
+        """Takes `cost` from every window; call only when `wait_s` is 0.
+
+        late_s: by how much a timer rang late for it. busy_s: for how long somebody has been waiting
+        without a break, this caller or those before it.
+        """
         bookings = []
         for line in self.lines:
             window = line.window
@@ -148,7 +154,7 @@ class Budget:
                 amount, spread = 1, CERTAIN
             else:
                 amount, spread = cost.amount(window.kind), cost.spread_of(window.kind)
-            booking = window.book(amount, now_s, late_s, spread)
+            booking = window.book(amount, now_s, late_s, spread, busy_s)
             if self.is_watched:
                 line.note(amount, now_s)
                 booking.alone = line.alone(now_s)

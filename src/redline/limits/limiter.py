@@ -45,6 +45,7 @@ class Limiter:
         self._queue: WaitQueue[Cost, list[Booking]] = WaitQueue()
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = math.inf  # when the timer should ring; inf without one
+        self._busy_from_s = 0.0  # since when somebody has been waiting
         self._parked_until_s = -math.inf
 
     def __call__(
@@ -119,6 +120,8 @@ class Limiter:
             return grant
         queue = self._queue
         asked_s = self._clock.now_s()
+        if not queue.waiting:
+            self._busy_from_s = asked_s
         turn = queue.add(cost, priority)
         # Only a new head changes when the timer must ring.
         if queue.is_next(turn):
@@ -195,7 +198,7 @@ class Limiter:
             if wait_s > 0 or parked_s > 0:
                 due_s = now_s + max(wait_s, parked_s)
                 break
-            queue.wake_head(budget.book(head.want, now_s, late_s))
+            queue.wake_head(budget.book(head.want, now_s, late_s, now_s - self._busy_from_s))
         self._ring_at(due_s, now_s)
 
     def _ring_at(self, due_s: float, now_s: float) -> None:

@@ -11,7 +11,7 @@ from redline.limits.cost import Spread
 # Margins are this many standard deviations: about one in 30,000 for a sum of many.
 _DEVIATIONS = 4.0
 # A grant is written in the same turn of the event loop, unless its connection has gone meanwhile.
-_LATE_S = 0.001
+LATE_S = 0.001
 # Amounts that are not settled by then count as they were booked: it bounds the log.
 _MOST_ENTRIES = 4096
 
@@ -129,7 +129,7 @@ class BucketLevel:
 
     def left(self, entry: Entry, at_s: float) -> None:
         """It was written at `at_s`, from when the server's bucket has given it."""
-        if at_s - entry.at_s > _LATE_S:
+        if at_s - entry.at_s > LATE_S:
             entry.at_s = at_s
             self._known = None
 

@@ -18,8 +18,9 @@ hundred at once lets the last of them wait for seconds, and counts them so much 
 waits for the one N before it, this costs a part of one window and not of each.
 
 Token amounts are estimates until they are settled. What they may come to lie above their estimates
-stays free, in the hard rule and in the pace (record.py, Doubt). A sliding-window counter also sees
-the largest amount twice at the edge of its window, so with a burst of 1 that stays free, too.
+stays free (record.py, Doubt). A pace of amounts that differ loses time whenever another limit holds
+it back, so with a burst of 1 tokens may catch up, by a twentieth of a window at most. What keeps
+them from being rejected by a sliding-window counter is a rule of its own (phases.py).
 
 A booking goes through these states:
   booked -> sent -> expired     the normal way; proved and settled at any time after `sent`
@@ -35,18 +36,19 @@ from collections.abc import Iterable
 from redline.limits.booking import Booking
 from redline.limits.cost import CERTAIN, Kind, Spread
 from redline.limits.jitter import MARGIN_S
+from redline.limits.phases import Phases
 from redline.limits.rate import Rate
-from redline.limits.record import BucketLevel, Doubt, Keeper, Record
+from redline.limits.record import LATE_S, BucketLevel, Doubt, Keeper, Record
 
 # Sums of floats differ in the last bits; a wait below this is none.
 _EPSILON_S = 1e-9
 # Sends within this share of a window stand in one record with the stamp of the last: the memory of
 # a limit of ten million a day is bounded, and its rate is 0.02 % lower.
 GRAIN = 1 / 4096
-# What margins may take of a limit at most: a limit of a few calls is paced by its hard rule.
-_MOST_FREE = 0.5
-# How a burst is spread out: over this share of the window, and not slower than this.
+# A burst of requests is spread over this share of a window, and that much of a token limit may be
+# caught up where another limit has held it back.
 _BURST_SHARE = 1 / 20
+# Calls of a burst are not further apart than this.
 _BURST_MOST_S = 0.005
 
 
@@ -74,9 +76,8 @@ class Window:
         self._number = 0
         self._sent_amount = 0
         self._booked_amount = 0
-        self._largest = 0.0
         self._doubt = Doubt()
-        self._credit_s = 0.0  # refunds that the pace has not used yet
+        self._phases: Phases | None = None  # of amounts that are sent evenly
         self._keeper: Keeper | None = None
         self._is_hard = profile != "bucket"
         self.reshape(rate, profile, guard_s, unproven_s, catch_up_s)
@@ -109,10 +110,13 @@ class Window:
         self._unit_s = self._span_s / rate.count
         self._burst = _burst(rate, profile, guard_s)
         self._is_even = self._is_hard and self._burst == 1
+        self._is_plain = self.kind == "requests"
+        self._reshape_phases()
         # With a burst of 1 the lateness of a timer would be lost at every send. Timers count in
         # milliseconds, so even without a guard some of it is made up for.
         self._catch_up_s = max(min(guard_s, catch_up_s), MARGIN_S) if self._is_even else 0.0
-        self._is_plain = self.kind == "requests"
+        if self._phases is not None:
+            self._catch_up_s = max(self._catch_up_s, rate.window_s * _BURST_SHARE)
         apart_s = min(_BURST_MOST_S, rate.window_s * _BURST_SHARE / rate.count)
         self._apart_s = apart_s if self._is_plain and not self._is_even else 0.0
 
@@ -143,6 +147,11 @@ class Window:
             wait_s = 0.0
         if not self._is_hard:
             return wait_s
+        if self._phases is not None:
+            needed = min(amount + margin, self.rate.count)
+            phase_s = self._phases.wait_s(needed, now_s)
+            if phase_s > wait_s and phase_s > _EPSILON_S:
+                wait_s = phase_s
         free = self.rate.count - amount - math.ceil(margin)
         if self._sent_amount + self._booked_amount <= free:
             return wait_s
@@ -155,25 +164,32 @@ class Window:
         return max(wait_s, self._freed_s(excess) - now_s)
 
     def book(
-        self, amount: int, now_s: float, late_s: float = 0.0, spread: Spread = CERTAIN
+        self,
+        amount: int,
+        now_s: float,
+        late_s: float = 0.0,
+        spread: Spread = CERTAIN,
+        busy_s: float = 0.0,
     ) -> Booking:
         """Takes `amount`; call only when `wait_s` is 0.
 
-        late_s: how long the caller was kept past its time, by a timer that rang late. Time in which
-        nobody asked is not caught up: the next two sends would follow too closely.
+        late_s: how long the caller was kept past its time, by a timer that rang late. busy_s: for
+        how long somebody has been waiting without a break. Time in which nobody asked is not caught
+        up: the next two sends would follow too closely.
         """
         booking = Booking(self, amount, now_s, spread)
         if self._apart_s:
             self._next_s = max(self._next_s, now_s - min(late_s, _BURST_MOST_S)) + self._apart_s
         if self._is_even:
-            full_at_s = now_s - min(late_s, self._catch_up_s) - self._credit_s
+            if self._phases is None:
+                full_at_s = now_s - min(late_s, self._catch_up_s)
+            else:
+                full_at_s = now_s - min(busy_s, self._catch_up_s)
+                booking.step = self._phases.add(amount, now_s)
             if self._full_at_s > full_at_s:
                 full_at_s = self._full_at_s
-            paced_s = amount * self._unit_s if self._is_plain else self._cost_s(amount, spread)
-            booking.paced_s = paced_s
+            booking.paced_s = paced_s = amount * self._unit_s
             self._full_at_s = full_at_s + paced_s
-            if self._credit_s:
-                self._credit_s = min(self._credit_s, max(0.0, now_s - self._full_at_s))
         elif not self._is_hard:
             booking.entry = self._level.take(now_s, amount)
         self._booked_amount += amount
@@ -187,6 +203,10 @@ class Window:
             return
         booking.is_sent = True
         self._booked_amount -= booking.amount
+        if now_s - booking.booked_s > LATE_S:
+            self._amend_phases(booking, -booking.amount, 0)
+            if booking.step is not None and self._phases is not None:
+                booking.step = self._phases.add(booking.amount, now_s)
         if self._is_hard:
             record = booking.record = self._count(booking.amount, now_s)
             if booking.spread is not CERTAIN:
@@ -214,6 +234,7 @@ class Window:
         else:
             held_s = now_s - booking.booked_s
             self._shift(-max(0.0, booking.paced_s - held_s))
+            self._amend_phases(booking, -booking.amount, 0)
 
     def prove(self, booking: Booking, late_s: float) -> None:
         """The reply has shown that the send reached the server at most `late_s` late."""
@@ -242,10 +263,7 @@ class Window:
             self._keep_pace()
             return
         self._shift(by_s)
-        if by_s < 0:
-            # The next send may use it even where the pace has caught up with the clock; as much as
-            # the largest amount, which is what an even pace keeps free.
-            self._credit_s = min(self._largest * self._unit_s, self._credit_s - by_s)
+        self._amend_phases(booking, difference, used)
         record = booking.record
         if record is None:
             return
@@ -274,9 +292,13 @@ class Window:
                 self._level.cap(sent_s + self._span_s, self._unit_s)
                 continue
             self._count(amount, sent_s)
+            if self._phases is not None:
+                self._phases.add(amount, sent_s)
             if self._is_even:
                 full_at_s = max(self._full_at_s, sent_s)
                 self._full_at_s = min(full_at_s + amount * self._unit_s, sent_s + self._span_s)
+        if self._phases is not None:
+            self._phases.assume()
 
     def resume_pace(self, full_at_s: float) -> None:
         """The pace goes on from `full_at_s`, where it is not later already."""
@@ -330,13 +352,22 @@ class Window:
             return -math.inf
         return full_at_s - max(0.0, self._burst - needed) * self._unit_s
 
-    def _cost_s(self, amount: int, spread: Spread) -> float:
-        """How long the pace needs for `amount`."""
-        # Forgotten in some windows, when large ones have become rare.
-        self._largest = max(amount, self._largest * (1 - amount / (4 * self.rate.count)))
-        count = self.rate.count
-        free = self._doubt.margin(spread) + self._largest
-        return amount * self._span_s / max(count - free, count * (1 - _MOST_FREE))
+    def _reshape_phases(self) -> None:
+        """Amounts that are sent evenly are kept from being seen twice by a sliding counter."""
+        rate = self.rate
+        if self._is_plain or not self._is_even:
+            self._phases = None
+        elif self._phases is not None and self._phases.window_s == rate.window_s:
+            self._phases.reshape(rate.count, self.guard_s)
+        else:
+            self._phases = Phases(rate.count, rate.window_s, self.guard_s)
+            for record in self._records:
+                self._phases.add(record.amount, record.sent_s)
+            self._phases.assume()
+
+    def _amend_phases(self, booking: Booking, by: int, amount: int) -> None:
+        if booking.step is not None and self._phases is not None and by:
+            self._phases.amend(booking.step, by, amount)
 
     def _count(self, amount: int, now_s: float) -> Record:
         record = self._records[-1] if self._records else None
