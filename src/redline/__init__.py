@@ -16,6 +16,8 @@ from redline.calls import (
 from redline.engine import EngineSettings
 from redline.errors import (
     BadReply,
+    BadRow,
+    BadTemplate,
     BudgetSpent,
     CallError,
     ConfigError,
@@ -40,6 +42,8 @@ from redline.serve import LocalEngine
 
 __all__ = [
     "BadReply",
+    "BadRow",
+    "BadTemplate",
     "BudgetSpent",
     "Cache",
     "Call",

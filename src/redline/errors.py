@@ -10,7 +10,9 @@ RedlineError
       Disconnected       the connection was refused, reset or closed early
       BadReply           a 200 that is not what it should be; final after two retries
     Final                the same call will never succeed
-      Rejected           400, 403, 404, 413, 422, or the row itself is bad
+      Rejected           400, 403, 404, 413, 422, or a function or --fail-on turned it down
+        BadRow           the row itself: it cannot be read, or makes no request; nothing was sent
+        BadTemplate      a template fails on the row; nothing was sent
       OverBudget         larger than a limit could ever grant
       Refused            401: the key is not accepted; stops the run
       Unpaid             no credit, or a spend limit is reached; stops the run
@@ -158,6 +160,14 @@ class Final(CallError):
 
 class Rejected(Final):
     """The endpoint, or redline itself, refused this row for good."""
+
+
+class BadRow(Rejected):
+    """The row cannot be read, or makes no request. Nothing was sent."""
+
+
+class BadTemplate(Rejected):
+    """A template fails on the row, or makes no JSON of it. Nothing was sent."""
 
 
 class OverBudget(Final):

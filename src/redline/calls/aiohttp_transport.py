@@ -44,7 +44,7 @@ from redline.calls.intake import LONG_BYTES, Intake
 from redline.calls.pool import HINTS, KEEP_ALIVE_S, trusting
 from redline.calls.reuse import Reuse, Trace, trace_of
 from redline.clock import Clock
-from redline.errors import BadReply, CallError, Disconnected, Rejected
+from redline.errors import BadReply, BadRow, CallError, Disconnected
 
 _MOST_STALE = 8
 
@@ -359,7 +359,7 @@ def _translate(error: Exception, *, was_sent: bool) -> CallError:
     # A certificate's error is a ValueError, too.
     is_bad = isinstance(error, ValueError) and not isinstance(error, OSError)
     if is_bad and not was_sent:
-        return Rejected(f"the request cannot be sent: {text}", hint="check its method and headers")
+        return BadRow(f"the request cannot be sent: {text}", hint="check its method and headers")
     is_proxy = isinstance(error, aiohttp.ClientHttpProxyError)
     if is_bad or (isinstance(error, aiohttp.ClientResponseError) and not is_proxy):
         return BadReply(f"the answer is not HTTP: {text}")

@@ -30,7 +30,7 @@ from redline.calls.intake import Intake
 from redline.calls.pool import Pool
 from redline.calls.reuse import Reuse
 from redline.clock import Clock
-from redline.errors import CallError, Disconnected, Rejected
+from redline.errors import BadRow, CallError, Disconnected
 
 _MOST_STALE = 8
 # Headers that say how a message is framed: who sets them wants what this transport does not do.
@@ -213,7 +213,7 @@ class DirectTransport:
         raise disconnected
 
     def _head_of(self, wire: Wire) -> bytes:
-        """Request line and headers. Raises Rejected for what no header can carry."""
+        """Request line and headers. Raises BadRow for what no header can carry."""
         body, known = wire.body, self._headed
         if (
             known is None
@@ -243,14 +243,12 @@ class DirectTransport:
 
 
 def check_head(wire: Wire) -> None:
-    """Raises Rejected for a method or header that no request can carry."""
+    """Raises BadRow for a method or header that no request can carry."""
     if not wire.method.isascii() or not wire.method.isalpha():
-        raise Rejected(
-            f"the request cannot be sent: not a method: {wire.method}", hint="GET or POST"
-        )
+        raise BadRow(f"the request cannot be sent: not a method: {wire.method}", hint="GET or POST")
     for name, value in wire.headers.items():
         if not _TOKEN.fullmatch(name) or _UNSENDABLE.search(value):
-            raise Rejected(
+            raise BadRow(
                 f"the request cannot be sent: not a header: {name!r}",
                 hint="check its method and headers",
             )

@@ -23,11 +23,11 @@ from redline.calls.transport import Transport
 from redline.calls.verdict import judge
 from redline.clock import SYSTEM, Clock
 from redline.errors import (
+    BadRow,
     BudgetSpent,
     CallError,
     ConfigError,
     NoEndpoint,
-    Rejected,
     Retryable,
     TimedOut,
 )
@@ -314,11 +314,11 @@ class HttpBackend:
             if body is not None and type(body) is not bytes:
                 body = _ENCODE(body)
         except (TypeError, ValueError, RecursionError) as error:
-            raise Rejected(f"the request is not JSON: {error}") from error
+            raise BadRow(f"the request is not JSON: {error}") from error
         try:
             target = self._transport.target(request.url)
         except ConfigError as error:
-            raise Rejected(error.what, hint=error.hint) from error
+            raise BadRow(error.what, hint=error.hint) from error
         headers = self._headers
         if request.headers:
             headers = {**headers, **request.headers}

@@ -27,7 +27,7 @@ from redline.calls.tokens import TokenEstimator, has_no_output
 from redline.calls.usage import Usage, read_usage
 from redline.calls.worst import Worst, worst_of
 from redline.clock import SYSTEM, Clock
-from redline.errors import BudgetSpent, CallError, Rejected, TimedOut, Unpriced
+from redline.errors import BadRow, BudgetSpent, CallError, TimedOut, Unpriced
 from redline.limits import Cost
 
 _FREE = Price(input=0, cached_input=0, output=0)
@@ -155,7 +155,7 @@ class Metered:
         try:
             bound = worst_of(request)
         except (TypeError, ValueError, RecursionError) as error:
-            raise Rejected(f"the request is not JSON: {error}") from error
+            raise BadRow(f"the request is not JSON: {error}") from error
         output_tokens = bound.output_tokens
         if output_tokens is None:
             output_tokens = self._estimator.most(request).output_tokens

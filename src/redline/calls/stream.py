@@ -18,7 +18,7 @@ from redline.calls.backend import Call, Chunk, Request, Sink
 from redline.calls.error_inside import judge_choice, judge_part
 from redline.calls.masking import NO_SECRETS, Mask
 from redline.calls.outcome import Reply
-from redline.errors import BadReply, CallError, Disconnected, NoEndpoint, Rejected
+from redline.errors import BadReply, BadRow, CallError, Disconnected, NoEndpoint
 
 _LONGEST_EVENT_BYTES = 8 * 1024 * 1024
 # What servers that are lenient about types take for true.
@@ -37,17 +37,17 @@ def streaming(request: Request) -> Request:
 
 
 def refuse_partial(request: Request) -> None:
-    """Raises Rejected for a request whose answer would not come whole, before it is sent."""
+    """Raises BadRow for a request whose answer would not come whole, before it is sent."""
     body = request.body
     if not isinstance(body, dict):
         return
     if "stream" in body and _is_true(body["stream"], request.url):
-        raise Rejected(
+        raise BadRow(
             "the row asks for a stream, and answers are written when they are whole",
             hint="leave `stream` out of it; redline.Client.stream reads answers as they come",
         )
     if "background" in body and _is_true(body["background"], request.url):
-        raise Rejected(
+        raise BadRow(
             "the row asks for an answer in the background, which is not whole when it comes",
             hint="leave `background` out of it",
         )

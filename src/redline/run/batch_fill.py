@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redline.calls import Outcome, Request, failed
 from redline.calls.spending import NOTHING, Amount
-from redline.errors import CallError, Rejected
+from redline.errors import BadRow, CallError
 from redline.run.batch_collect import Collector, World
 from redline.run.batch_ledger import Ledger
 from redline.run.batch_plan import fits
@@ -98,7 +98,7 @@ class Filler:
             except CallError as error:
                 request = failed(error)
             except (TypeError, ValueError, RecursionError) as error:
-                request = failed(Rejected(f"the request is not JSON: {error}"))
+                request = failed(BadRow(f"the request is not JSON: {error}"))
             request.attempts = 0
         assert isinstance(request, Outcome)
         await runner.take(picked, request)
@@ -129,8 +129,8 @@ class Filler:
 
 
 def _route(request: Request) -> Route:
-    """Path and model, which all rows of a part share. Raises Rejected for what no batch takes."""
+    """Path and model, which all rows of a part share. Raises BadRow for what no batch takes."""
     body = request.body
     if request.method != "POST" or not isinstance(body, dict):
-        raise Rejected("the Batch API takes POST requests of a JSON object", hint="use --via live")
+        raise BadRow("the Batch API takes POST requests of a JSON object", hint="use --via live")
     return request.url, str(body.get("model", ""))

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from redline.calls import Request, TokenEstimator
-from redline.errors import ConfigError, OverBudget, Rejected
+from redline.errors import BadRow, ConfigError, OverBudget, Rejected
 from redline.limits import Cost, Limits, Rate
 from redline.limits.budget import Budget
 from redline.limits.cost import KINDS
@@ -90,9 +90,9 @@ def _survey(job: Job, source: Source, made: Plan) -> None:
             continue
         try:
             if row.data is None:
-                raise Rejected(f"the row cannot be read: {row.problem}")
+                raise BadRow(f"the row cannot be read: {row.problem}")
             if is_duplicate:
-                raise Rejected("an earlier row has the same custom_id")
+                raise BadRow("an earlier row has the same custom_id")
             request = renderer.request(row.data)
             # As a run does: a guess may be too high, so only what is sure is refused for good.
             budget.check(Cost(estimator.least(request)))

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from redline.calls import Backend, Call, Outcome, Reply, Request
 from redline.clock import SYSTEM, Clock
 from redline.errors import (
+    BadRow,
     ConfigError,
     JournalError,
     RedlineError,
@@ -304,11 +305,11 @@ class Runner:
     def _checked(self, picked: Picked) -> dict[str, Any]:
         row = picked.row
         if row.data is None:
-            raise Rejected(f"the row cannot be read: {row.problem}")
+            raise BadRow(f"the row cannot be read: {row.problem}")
         if row.problem is not None:
-            raise Rejected(row.problem)
+            raise BadRow(row.problem)
         if picked.is_duplicate:
-            raise Rejected(
+            raise BadRow(
                 f"an earlier row has the same custom_id: {custom_id(row)}",
                 hint="custom_ids name rows, so each may occur once",
             )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from redline.calls import Request, refuse_partial
-from redline.errors import ConfigError, Rejected
+from redline.errors import BadRow, BadTemplate, ConfigError
 from redline.run.settings import BODILESS, Prompting
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Renderer:
             self._check_columns()
 
     def request(self, row: dict[str, Any]) -> Request:
-        """The request of one row. Raises Rejected where the row does not fit."""
+        """The request of one row. Raises BadRow, and BadTemplate if a template fails on it."""
         request = self._made(row)
         refuse_partial(request)
         if self._prompt is None and self._body is None and row.get("stream") is True:
@@ -82,18 +82,18 @@ class Renderer:
         )
 
     def prompt(self, row: dict[str, Any]) -> str:
-        """What the prompt template makes of a row. Raises Rejected where the row does not fit."""
+        """What the prompt template makes of a row. Raises BadTemplate if it fails."""
         assert self._prompt is not None
         return self._render(self._prompt, row, "prompt")
 
     def _batch_request(self, row: dict[str, Any]) -> Request:
         url, body, method = row["url"], row.get("body"), row.get("method") or "POST"
         if not isinstance(url, str) or not isinstance(method, str):
-            raise Rejected("`url` and `method` must be text")
+            raise BadRow("`url` and `method` must be text")
         if body is None and method.upper() in BODILESS:
             return Request(method=method.upper(), url=url, output_path=self._output_path)
         if not isinstance(body, dict):
-            raise Rejected("`body` must be an object")
+            raise BadRow("`body` must be an object")
         body = {**self._defaults, **body}
         if _api_of(url) == _CHAT and isinstance(body.get("messages"), list):
             body["messages"] = self._with_system(body["messages"], row)
@@ -121,18 +121,18 @@ class Renderer:
         if row.get("messages") is not None and api in (_CHAT, _RESPONSES):
             messages = row["messages"]
             if not isinstance(messages, list) or not messages:
-                raise Rejected("`messages` must be a list of at least one message")
+                raise BadRow("`messages` must be a list of at least one message")
             name = "messages" if api == _CHAT else "input"
             return {name: self._with_system(messages, row)}
         for name in ("prompt", "input"):
             if row.get(name) is not None:
                 return self._shape(row[name], row, url, api)
         if row.get("messages") is not None:
-            raise Rejected(
+            raise BadRow(
                 f"the row has `messages`, which {url} does not take",
                 hint="give it a `prompt` or `input`, or make one with --prompt",
             )
-        raise Rejected(
+        raise BadRow(
             "the row has no `messages`, `prompt` or `input`; its columns are: "
             + (", ".join(row) or "none"),
             hint="say how to make a prompt of a row, for instance --prompt 'Classify: {{ text }}'",
@@ -147,7 +147,7 @@ class Renderer:
             return {"messages": self._with_system(messages, row)}
         if self._system is not None:
             if not _takes_system(url):
-                raise Rejected(f"a request to {url} has no place for a system message")
+                raise BadRow(f"a request to {url} has no place for a system message")
             return {"input": content, "instructions": self._render(self._system, row, "system")}
         return {"input" if api in (_EMBEDDINGS, _RESPONSES) else "prompt": content}
 
@@ -167,7 +167,7 @@ class Renderer:
         try:
             body = msgspec.json.decode(text)
         except msgspec.DecodeError as error:
-            raise Rejected(
+            raise BadTemplate(
                 f"the body template gives no JSON: {error}",
                 hint="write values with the json filter, for instance {{ text | json }}",
             ) from error
@@ -215,12 +215,12 @@ class Renderer:
         try:
             return template.render(row)
         except jinja2.UndefinedError as error:
-            raise Rejected(
+            raise BadTemplate(
                 f"the {name} template does not fit the row: {error.message}; "
                 f"its columns are: {', '.join(row) or 'none'}"
             ) from error
         except (jinja2.TemplateError, ArithmeticError, TypeError, ValueError) as error:
-            raise Rejected(f"the {name} template fails on the row: {error}") from error
+            raise BadTemplate(f"the {name} template fails on the row: {error}") from error
 
 
 def parse_output_path(text: str | None) -> tuple[str | int, ...]:
