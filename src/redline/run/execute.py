@@ -373,7 +373,7 @@ async def _opened(run: _Run) -> AsyncIterator[None]:
 
 async def _end_count(run: _Run) -> None:
     """Ends the count of rows; the summary of a run that has not read them all waits for it."""
-    is_needed = run.runner.offered and not run.feed.is_read
+    is_needed = run.runner.is_draining and not run.feed.is_read
     await asyncio.to_thread(run.row_count.finish, _LAST_COUNT_S if is_needed else 0.0)
 
 

@@ -202,7 +202,9 @@ def _printed(value: Any) -> Any:
         return value
     if value is None:
         raise jinja2.UndefinedError("a value is null")
-    if isinstance(value, float) and not math.isfinite(value):
+    is_none = not math.isfinite(value) if isinstance(value, float) else value != value
+    if is_none is True:
+        # Of a function of the user's: a NaN of NumPy, pandas or decimal is not itself.
         raise jinja2.UndefinedError(f"a value is {value}, which is no number")
     if isinstance(value, GeneratorType):
         raise jinja2.UndefinedError(
