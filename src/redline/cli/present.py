@@ -286,7 +286,7 @@ def _saved(report: Report) -> str:
             failed=report.failed,
             is_exact=report.is_input_done,
         )
-    of = f" of {counts.rows:,}" if counts.is_exact else ""
+    of = f" of {counts.rows:,}" if report.is_input_done else ""
     results = "result" if counts.done == 1 and not of else "results"
     failures = f", {_count(counts.failed, 'failure')} beside it" if counts.failed else ""
     is_here = report.output.url is None or report.not_uploaded is not None

@@ -71,7 +71,7 @@ def outages_ended(outages: Outages | None) -> str | None:
         return None
     if outages.down_s:
         for_s = f"for the last {duration(outages.down_s)}"
-        if outages.lasted_s > outages.down_s:
+        if outages.lasted_s - outages.down_s >= _LEAST_OUTAGE_S:
             for_s += f", for {duration(outages.lasted_s)} in all"
         return f"endpoint {_trouble(outages, 'has refused', 'has been')} {for_s}"
     return f"endpoint {_trouble(outages, 'refused', 'was')} for {duration(outages.lasted_s)}"
