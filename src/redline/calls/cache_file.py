@@ -1,12 +1,13 @@
 """The SQLite files in a cache's folder: the one in use, and a thread's way into it.
 
-A file is never renamed or replaced: of several processes the last one to leave deletes the
-write-ahead log by its name, and that would be the log of the file which took the name
-(sqlite.org/howtocorrupt.html). So files have numbers: where one is found damaged it stays as it is,
-and one with the next number is begun, by whichever process finds it first.
+A file is never renamed or replaced: the journal beside it is known by its name, and would be that
+of the file which took the name (sqlite.org/howtocorrupt.html). So files have numbers: if one is
+found damaged it stays as it is, and one with the next number is begun, by the process that finds
+it first.
 
-Nothing is synced but what SQLite's checkpoints need (synchronous=NORMAL): a power loss costs the
-last answers, never the file.
+The journal is one of rollback. A write-ahead log has an index that every process maps into its
+memory, and a mapped file that somebody truncates kills its readers (SIGBUS), which nothing can
+catch. Read and written by calls alone, a file that is cut short is an error like any other damage.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ _NAME = re.compile(r"answers-v1\.(\d{1,9})\.sqlite3")
 # Only a file without tables heeds auto_vacuum: pages that are freed can then be given back.
 _SCHEMA = """
     PRAGMA auto_vacuum = INCREMENTAL;
-    PRAGMA journal_mode = WAL;
     CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, value BLOB, used INTEGER);
     CREATE INDEX IF NOT EXISTS by_use ON answers (used);
 """
@@ -130,7 +130,10 @@ def _opened(path: Path) -> sqlite3.Connection:
             path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
         )
         try:
+            database.execute("PRAGMA mmap_size = 0")
             database.execute("PRAGMA synchronous = NORMAL")
+            # Also of a file from before, which had a write-ahead log.
+            database.execute("PRAGMA journal_mode = DELETE").fetchone()
             # Whoever only reads must not wait for one who writes.
             if database.execute(_IS_MADE).fetchone() is None:
                 database.executescript(_SCHEMA)
