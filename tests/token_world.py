@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 
 from redline.calls import Call, Endpoint, HttpBackend, Request
-from redline.calls.exchange import Answer, Exchange, TaskAlarm, Wire
+from redline.calls.deadlines import Deadlines
+from redline.calls.exchange import Answer, Exchange, Wire
 from redline.calls.transport import Transport
 from redline.limits import Limits, Rate
 from redline.sim.admission import Admission, Charge
@@ -215,8 +216,7 @@ class _Server(Transport):
         chance, traffic, loop = self._chance, setting.traffic, asyncio.get_running_loop()
         body = msgspec.json.decode(wire.body or b"")
         usage = self._requests.usage.pop(int(body["user"]))
-        async with asyncio.timeout(None) as timer:
-            alarm = TaskAlarm(timer, VirtualClock(loop))
+        async with Deadlines(VirtualClock(loop)).timeout() as alarm:
             exchange.start(wire.deadline_s, alarm)
             await exchange.pass_gate(_OPEN)
             exchange.written(alarm)

@@ -162,7 +162,7 @@ def _traced(base: Any) -> Any:
             part, call = _part(), exchange.call
             super().wrote(exchange, *given)
             one = part.ways[id(call)].tries[-1]
-            one.is_written, one.bookings = True, exchange.grant.taken
+            one.writes, one.bookings = one.writes + 1, exchange.grant.taken
             part.note(_name(exchange.request.body), call.attempts, "written")
 
     return Traced

@@ -31,16 +31,21 @@ class Asked:
 class Try:
     """One attempt as the client made it. ended_s: None while it lasts.
 
+    writes: two where a kept connection has failed the first one.
     bookings: what it took from the limits; used: input and output tokens, as its answer says.
     """
 
     began_s: float
-    is_written: bool = False
+    writes: int = 0
     ended_s: float | None = None
     is_cancelled: bool = False
     error: Any = None
     bookings: list[Any] = field(default_factory=list)
     used: tuple[int, int] | None = None
+
+    @property
+    def is_written(self) -> bool:
+        return self.writes > 0
 
 
 @dataclass

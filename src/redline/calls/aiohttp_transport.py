@@ -28,6 +28,7 @@ from yarl import URL
 from redline._version import __version__
 from redline.calls.answer_headers import answer_headers
 from redline.calls.connection import unread
+from redline.calls.deadlines import Deadlines, TaskAlarm
 from redline.calls.direct import check_head
 from redline.calls.endpoint import Endpoint
 from redline.calls.exchange import (
@@ -36,7 +37,6 @@ from redline.calls.exchange import (
     Exchange,
     Repeat,
     StaleConnection,
-    TaskAlarm,
     Wire,
 )
 from redline.calls.inflate import cut_short, inflate_for
@@ -193,7 +193,7 @@ class AiohttpTransport:
         self._endpoint = endpoint
         self._intake = intake
         self._reuse = reuse
-        self._clock = clock
+        self._deadlines = Deadlines(clock)
         self._on_handshake = on_handshake
         self._proxy = proxy
         parts = urlsplit(endpoint.base_url)
@@ -231,6 +231,7 @@ class AiohttpTransport:
         """Closes every connection."""
         if self._session is not None:
             await self._session.close()
+        self._deadlines.close()
 
     async def _answered(
         self,
@@ -242,8 +243,7 @@ class AiohttpTransport:
         await exchange.get_ready()
         response: ClientResponse | None = None
         try:
-            async with asyncio.timeout(None) as timer:
-                alarm = TaskAlarm(timer, self._clock)
+            async with self._deadlines.timeout() as alarm:
                 exchange.start(wire.deadline_s, alarm)
                 opened = _Open(wire, exchange, alarm)
                 response = await self._open(wire, opened)

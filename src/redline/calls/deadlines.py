@@ -5,6 +5,10 @@ clocks that ring at about the same time share a bucket, and only buckets have a 
 ring soon share one of 50 ms; those that ring later share one of a second, which is looked at 16 s
 before, when few of them still run. A clock that is stopped, or set to a later time, stays in its
 bucket until that is looked at: the clock of a connection is set for each of its calls.
+
+A clock that is due rings once the event loop has read what the sockets hold. If the loop itself was
+late, because the process was stopped or the loop was blocked, the clock runs on for as long as that
+lasted, at most 5 s: the answer may be there, and only unread.
 """
 
 from __future__ import annotations
@@ -12,17 +16,23 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from redline.clock import Clock
 
 _FINE_S = 0.05
 _COARSE_S = 1.0
 _NEAR_S = 16.0
+# What a socket holds, a few MB, is read in milliseconds; what the server could not send yet, soon.
+_MOST_GRACE_S = 5.0
 
 
 class Deadlines:
-    """The clocks of one event loop. Each rings up to 50 ms late and never early."""
+    """The clocks of one event loop. Each rings up to 50 ms late and never early.
+
+    If the event loop is late itself, a clock rings later by as much, at most 5 s.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -34,6 +44,17 @@ class Deadlines:
     def alarm(self, ring: Callable[[], None]) -> Deadline:
         """A clock that calls `ring` when its time is up; it is stopped."""
         return Deadline(self, ring)
+
+    @asynccontextmanager
+    async def timeout(self, in_s: float = math.inf) -> AsyncIterator[TaskAlarm]:
+        """As asyncio.timeout, by a clock of these."""
+        async with asyncio.timeout(None) as timer:
+            alarm = TaskAlarm(timer, self)
+            alarm.ring_at(self._clock.now_s() + in_s)
+            try:
+                yield alarm
+            finally:
+                alarm.leave()
 
     def close(self) -> None:
         """No clock rings any more."""
@@ -73,7 +94,14 @@ class Deadlines:
         self._timer_s = at_s
 
     def _ring(self) -> None:
+        late_s = self._clock.now_s() - self._timer_s
         self._timer, self._timer_s = None, math.inf
+        loop = asyncio.get_running_loop()
+        # After one turn, the loop looks at its sockets; after the next one, it has read them.
+        loop.call_soon(loop.call_soon, self._look, late_s)
+
+    def _look(self, late_s: float) -> None:
+        """Rings the clocks that are due. late_s: by how much the event loop is late."""
         now_s = self._clock.now_s()
         while self._times_s and self._times_s[0] <= now_s:
             bucket = self._buckets.pop(heapq.heappop(self._times_s))
@@ -81,7 +109,7 @@ class Deadlines:
                 deadline = bucket.pop()
                 deadline.bucket, deadline.seen_at_s = None, math.inf
                 if deadline.when_s <= now_s:
-                    deadline.ring()
+                    self._judge(deadline, now_s, late_s)
                 elif deadline.when_s < math.inf:
                     self.place(deadline)
         while self._times_s and not self._buckets[self._times_s[0]]:
@@ -89,15 +117,25 @@ class Deadlines:
         if self._times_s and self._times_s[0] < self._timer_s:
             self._set_timer(self._times_s[0])
 
+    def _judge(self, deadline: Deadline, now_s: float, late_s: float) -> None:
+        """Rings a clock that is due, or gives it more time because the event loop is late."""
+        if late_s <= _FINE_S or deadline.has_grace:
+            deadline.ring()
+            return
+        deadline.has_grace = True
+        deadline.when_s = now_s + min(late_s, _MOST_GRACE_S)
+        self.place(deadline)
+
 
 class Deadline:
-    """One clock."""
+    """One clock. has_grace: it has been given more time because the event loop was late."""
 
-    __slots__ = ("_deadlines", "bucket", "ring", "seen_at_s", "when_s")
+    __slots__ = ("_deadlines", "bucket", "has_grace", "ring", "seen_at_s", "when_s")
 
     def __init__(self, deadlines: Deadlines, ring: Callable[[], None]) -> None:
         self._deadlines = deadlines
         self.ring = ring
+        self.has_grace = False
         self.when_s = math.inf
         self.bucket: set[Deadline] | None = None
         self.seen_at_s = math.inf  # when its bucket is looked at; inf in none
@@ -105,6 +143,7 @@ class Deadline:
     def ring_at(self, when_s: float) -> None:
         """Rings at `when_s` and not at the time set before; inf stops it."""
         self.when_s = when_s
+        self.has_grace = False
         if when_s < self.seen_at_s:
             self.leave()
             self._deadlines.place(self)
@@ -118,3 +157,29 @@ class Deadline:
         if self.bucket is not None:
             self.bucket.discard(self)
             self.bucket, self.seen_at_s = None, math.inf
+
+
+class TaskAlarm:
+    """Cancels the task inside `timer` when it rings, as asyncio.timeout does."""
+
+    def __init__(self, timer: asyncio.Timeout, deadlines: Deadlines) -> None:
+        self._timer = timer
+        self._deadline = deadlines.alarm(self._ring)
+
+    @property
+    def has_rung(self) -> bool:
+        """The task has been cancelled."""
+        return self._timer.expired()
+
+    def ring_at(self, when_s: float) -> None:
+        """Rings at `when_s` and not at the time set before; inf stops it."""
+        if not self._timer.expired():
+            self._deadline.ring_at(when_s)
+
+    def leave(self) -> None:
+        """Does not ring any more."""
+        self._deadline.stop()
+        self._deadline.leave()
+
+    def _ring(self) -> None:
+        self._timer.reschedule(asyncio.get_running_loop().time())

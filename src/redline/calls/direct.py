@@ -5,7 +5,6 @@ It speaks HTTP/1.1 to the endpoint itself, over TCP or TLS. What it declines goe
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 from collections.abc import Awaitable, Callable
@@ -23,7 +22,6 @@ from redline.calls.exchange import (
     Exchange,
     Repeat,
     StaleConnection,
-    TaskAlarm,
     Wire,
 )
 from redline.calls.intake import Intake
@@ -55,14 +53,12 @@ class DirectTransport:
         intake: Intake,
         reuse: Reuse,
     ) -> None:
-        self._clock = clock
         self._intake = intake
         self._host = urlsplit(endpoint.base_url).netloc
         self._most_bytes = endpoint.max_reply_bytes
         self._reuse = reuse
-        connect_s = endpoint.timeouts.connect_s
-        self._pool = Pool(endpoint.base_url, connect_s, on_handshake, intake, reuse)
         self._deadlines = Deadlines(clock)
+        self._pool = Pool(endpoint, on_handshake, intake, reuse, self._deadlines)
         # The head of the last request without its length: most rows of a run have the same.
         self._headed: Wire | None = None
         self._head_bytes = b""
@@ -178,8 +174,8 @@ class DirectTransport:
             connection = await self._ready(exchange)
         else:
             try:
-                async with asyncio.timeout(None) as timer:
-                    exchange.start(wire.deadline_s, TaskAlarm(timer, self._clock))
+                async with self._deadlines.timeout() as alarm:
+                    exchange.start(wire.deadline_s, alarm)
                     connection = await self._ready(exchange)
             except TimeoutError:
                 raise exchange.timed_out() from None

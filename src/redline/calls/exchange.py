@@ -8,7 +8,6 @@ the write.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -230,18 +229,3 @@ class Exchange(ABC):
             self.phase, until_s = "row", self._deadline_s
         if self._alarm is not None:
             self._alarm.ring_at(until_s)
-
-
-class TaskAlarm:
-    """Cancels the task inside `timer` when it rings, as asyncio.timeout does."""
-
-    def __init__(self, timer: asyncio.Timeout, clock: Clock) -> None:
-        self._timer = timer
-        self._clock = clock
-
-    def ring_at(self, when_s: float) -> None:
-        if self._timer.expired():
-            return
-        in_s = when_s - self._clock.now_s()
-        loop_s = asyncio.get_running_loop().time()
-        self._timer.reschedule(None if in_s == math.inf else loop_s + in_s)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from redline.calls.backend import Call, Request, Sink
+from redline.calls.deadlines import Deadlines
 from redline.calls.outcome import Outcome, Reply, failed
 from redline.calls.steering import Stores
 from redline.clock import SYSTEM, Clock
@@ -60,6 +61,7 @@ class FunctionBackend:
         self._recent: RecentSends | None = None
         self._timeout_s = timeout_s
         self._clock = clock
+        self._deadlines = Deadlines(clock)
         self._listener = listener
 
     def room(self, cost: Cost, now_s: float) -> float:
@@ -80,6 +82,7 @@ class FunctionBackend:
 
     async def aclose(self) -> None:
         """Closes the files; the function is the user's."""
+        self._deadlines.close()
         if self._recent is not None:
             self._recent.close()
         if not isinstance(self._limiter, Limiter):
@@ -124,7 +127,7 @@ class FunctionBackend:
     async def _call(self, request: Request, call: Call) -> Outcome:
         until_s = min(self._timeout_s, call.deadline_s - self._clock.now_s())
         try:
-            async with asyncio.timeout(until_s) as timer:
+            async with self._deadlines.timeout(until_s) as alarm:
                 result = self._function(copy.deepcopy(request.body))
                 if not inspect.isawaitable(result):
                     raise Rejected(
@@ -135,9 +138,9 @@ class FunctionBackend:
         except CallError:
             raise
         except TimeoutError as error:
-            is_row = timer.expired() and until_s < self._timeout_s
+            is_row = alarm.has_rung and until_s < self._timeout_s
             # A clock of the function's own ran out where this one has not.
-            after_s = until_s if timer.expired() and not is_row else None
+            after_s = until_s if alarm.has_rung and not is_row else None
             raise TimedOut("row" if is_row else "attempt", after_s) from error
         except ConnectionError as error:
             raise Disconnected(f"{type(error).__name__}: {error}") from error

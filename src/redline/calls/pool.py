@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import os
 import socket
 import ssl
@@ -12,6 +13,8 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from redline.calls.connection import Connection
+from redline.calls.deadlines import Deadlines
+from redline.calls.endpoint import Endpoint
 from redline.calls.intake import Intake
 from redline.calls.reuse import Reuse
 from redline.errors import CallError, Disconnected
@@ -34,27 +37,28 @@ _Address = tuple[socket.AddressFamily, str, int]
 
 
 class Pool:
-    """The connections to a base URL's host.
+    """The connections to an endpoint's host.
 
-    connect_s: how long a connection may take to be made, TLS included. on_handshake: told the
-    seconds of each that was the only one in the making: several at once wait for each other's turn
-    on the event loop, which says nothing of the network. intake: what bounds their answers. reuse:
-    whether a connection may carry more than one request.
+    on_handshake: told the seconds of each that was the only one in the making: several at once wait
+    for each other's turn on the event loop, which says nothing of the network. intake: what bounds
+    their answers. reuse: whether a connection may carry more than one request. deadlines: the
+    clocks of connections in the making.
     """
 
     def __init__(
         self,
-        base_url: str,
-        connect_s: float,
+        endpoint: Endpoint,
         on_handshake: Callable[[float], None],
         intake: Intake,
         reuse: Reuse,
+        deadlines: Deadlines,
     ) -> None:
-        parts = urlsplit(base_url)
+        parts = urlsplit(endpoint.base_url)
         self._host = parts.hostname or ""
         self._is_tls = parts.scheme == "https"
         self._port = parts.port or (443 if self._is_tls else 80)
-        self._connect_s = connect_s
+        self._connect_s = endpoint.timeouts.connect_s
+        self._deadlines = deadlines
         self._on_handshake = on_handshake
         self._context: ssl.SSLContext | None = None
         self._idle: dict[Connection, float] = {}  # since when; the last one in goes out first
@@ -98,7 +102,7 @@ class Pool:
         self._making += 1
         begun_s = time.monotonic()
         try:
-            async with asyncio.timeout(self._connect_s):
+            async with self._deadlines.timeout(self._connect_s):
                 connection = await self._first_that_answers()
         except (OSError, ValueError) as error:
             if isinstance(error, TimeoutError):
@@ -129,7 +133,7 @@ class Pool:
         for number, address in enumerate(addresses):
             is_last = number == len(addresses) - 1
             try:
-                async with asyncio.timeout(None if is_last else part_s):
+                async with self._deadlines.timeout(math.inf if is_last else part_s):
                     connection = await self._connect_to(address)
             except (OSError, TimeoutError) as error:
                 if is_last or isinstance(error, ssl.SSLError):
