@@ -473,3 +473,54 @@ def test_a_stream_uploads_when_it_is_read_or_left(store: ObjectServer) -> None:
     asyncio.run(main(8))
     assert sorted(names_in(store.get("data", "out/labels.jsonl"))) == ALL
     assert sorted(asked.names) == ALL
+
+
+def test_objects_whose_names_are_alike_have_nothing_in_common(
+    store: ObjectServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = Asked("r2")
+
+    def labels(name: str, rows: object = ROWS[:3]) -> redline.Report:
+        return redline.run(rows, call=asked.call, output=f"s3://data/out/{name}")
+
+    on("first", monkeypatch, tmp_path)
+    labels("labels.jsonl")
+    before = {key: store.get("data", key) for key in store.keys("data")}
+    on("second", monkeypatch, tmp_path)
+    labels("labels", ROWS[1:])
+    assert {key: store.get("data", key) for key in before} == before
+    assert len(store.keys("data")) == 2 * len(before)
+    asked.bad.clear()
+    on("third", monkeypatch, tmp_path)
+    assert labels("labels", ROWS[1:]).offered == 0
+    assert labels("labels.jsonl").offered == 0
+
+
+def test_objects_of_an_older_redline_are_found_and_not_taken_by_another_output(
+    store: ObjectServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = Asked("r2")
+
+    def labels(name: str, **options: Any) -> redline.Report:
+        return redline.run(ROWS, call=asked.call, output=f"s3://data/out/{name}", **options)
+
+    on("first", monkeypatch, tmp_path)
+    labels("labels")
+    # As it was named when `labels` and `labels.jsonl` had the same names beside them.
+    for old, new in (
+        ("labels-redline/manifest.json", "labels.redline/manifest.json"),
+        ("labels-failed.jsonl", "labels.failed.jsonl"),
+    ):
+        store.put("data", f"out/{new}", store.get("data", f"out/{old}"))
+        store.s3.delete_object(Bucket="data", Key=f"out/{old}")
+    before = {key: store.get("data", key) for key in store.keys("data")}
+    on("second", monkeypatch, tmp_path)
+    with pytest.raises(ConfigError, match="belongs to s3://data/out/labels, which an older"):
+        labels("labels.jsonl")
+    assert {key: store.get("data", key) for key in store.keys("data")} == before
+    asked.bad.clear()
+    on("third", monkeypatch, tmp_path)
+    assert labels("labels").offered == 0
+    assert labels("labels", retry_failed=True).succeeded == 1
+    assert sorted(names_in(store.get("data", "out/labels"))) == ALL
+    assert store.keys("data") == ["out/labels", "out/labels.redline/manifest.json"]
