@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 
 import msgspec
@@ -12,6 +11,7 @@ from redline.errors import RedlineError
 
 # Between two stretches of about a millisecond, so that the event loop need not wait for its turn.
 _PAUSE_S = 0.001
+_LAST_READ_S = 1.0
 
 
 class InputCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,8 +67,8 @@ class RowCount:
         self._is_whole = known_rows is not None
         self._limit = limit
         self._samples = samples
-        self._ended = threading.Event()
-        self._is_closed = False
+        self._thread: threading.Thread | None = None
+        self._is_closed = threading.Event()
 
     @property
     def rows(self) -> int:
@@ -84,27 +84,25 @@ class RowCount:
     def start(self) -> None:
         """Begins to count."""
         if self._counts is not None:
-            threading.Thread(
+            self._thread = threading.Thread(
                 target=self._count, args=(self._counts,), name="redline-rows", daemon=True
-            ).start()
+            )
+            self._thread.start()
 
     def finish(self, wait_s: float) -> None:
         """Waits up to `wait_s` for the rest of the count, then ends it. Blocks."""
-        if self._counts is not None:
-            self._ended.wait(wait_s)
-        self.close()
-
-    def close(self) -> None:
-        """Ends the count as it is; its thread closes the input."""
-        self._is_closed = True
+        if self._thread is not None:
+            self._thread.join(wait_s)
+            self._is_closed.set()
+            # It closes the input, unless a read of it hangs.
+            self._thread.join(_LAST_READ_S)
 
     def _count(self, counts: Iterator[int]) -> None:
         try:
             for rows in counts:
                 self._rows += rows
-                if self._is_closed or self.is_exact:
+                if self.is_exact or self._is_closed.wait(_PAUSE_S):
                     return
-                time.sleep(_PAUSE_S)
             self._is_whole = True
         except (RedlineError, OSError):
             # The run reads the same input, and reports what is wrong with it.
@@ -113,4 +111,3 @@ class RowCount:
             close = getattr(counts, "close", None)
             if close is not None:
                 close()
-            self._ended.set()
