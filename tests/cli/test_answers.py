@@ -237,6 +237,7 @@ def test_a_response_that_is_not_whole_is_a_failure(cli: Cli, rows: Rows, status:
         (b'"id"', b'"x": [NaN, -Infinity, 1e999], "id"', "yes", "stop"),
         (b'"yes"', rb'"y\ud83des \ude00\ud83d\ude00"', "y�es �😀", "stop"),
         (b'"id"', rb'"x": "\ud83d", "id"', "yes", "stop"),
+        (b'"id"', b'"x": 1e999, "id"', "yes", "stop"),
         (b'"stop"', b"0", "yes", "0"),
         (b'"id"', b'"usage": {"prompt_tokens": 3, "x": NaN}, "id"', "yes", "stop"),
     ],

@@ -32,6 +32,7 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _MOST_NAMED = 5
 # The calls that the caller must answer; the others, such as web_search_call, are done already.
 _CALLERS_TOOLS = frozenset({"function_call", "custom_tool_call"})
+_USUAL = frozenset({None, "stop", "length", "tool_calls", "content_filter"})
 _APIS = frozenset({"completions", "embeddings", "responses"})
 # Of a response; it may also be `failed`, `queued`, `in_progress` or `cancelled`.
 _ENDED = frozenset({None, "completed", "incomplete"})
@@ -183,6 +184,16 @@ def _read_completion(reply: _Completion, asked: dict[str, Any] | None) -> Reply:
     found = reply.choices
     if not found:
         raise msgspec.ValidationError("`choices` is empty")
+    first = found[0]
+    if (
+        len(found) == 1
+        and first.finish_reason in _USUAL
+        and not (first.index or first.error or reply.error)
+        and (asked is None or ("n" not in asked and not isinstance(asked.get("prompt"), list)))
+    ):
+        # As nearly every answer is: nothing has to be looked at more closely.
+        text = _choice_text(first)
+        return _completion(reply, text, _tool_calls(first), _finish(first, text))
     if reply.error:
         raise judge_part("the answer broke off", reply.error)
     for index, choice in enumerate(found):
@@ -192,11 +203,16 @@ def _read_completion(reply: _Completion, asked: dict[str, Any] | None) -> Reply:
     texts = [_choice_text(choice) for choice in found]
     reasons = [_finish(choice, text) for choice, text in zip(found, texts, strict=True)]
     tools = [_tool_calls(choice) for choice in found]
-    is_one = len(found) == 1
+    if len(found) == 1:
+        return _completion(reply, texts[0], tools[0], reasons[0])
+    return _completion(reply, texts, tools if any(tools) else None, reasons)
+
+
+def _completion(reply: _Completion, output: Any, tool_calls: Any, finish_reason: Any) -> Reply:
     return Reply(
-        output=texts[0] if is_one else texts,
-        tool_calls=tools[0] if is_one else tools if any(tools) else None,
-        finish_reason=reasons[0] if is_one else reasons,
+        output=output,
+        tool_calls=tool_calls,
+        finish_reason=finish_reason,
         usage=reply.usage,
         model=reply.model,
         request_id=reply.id if isinstance(reply.id, str) else None,

@@ -1,7 +1,7 @@
 """Errors that come inside an answer of HTTP 200, judged by the status they carry.
 
-Gateways send one when the model behind them fails after they have begun to answer, or for every
-error (OpenRouter, "Errors and debugging"; vLLM before 0.6 in streams).
+Gateways send one if the model behind them fails after they have begun to answer (OpenRouter's page
+on errors).
 
   the error names                      it is judged as
   a status from 400 to 599             that status

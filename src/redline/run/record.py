@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from redline.calls import Outcome, Reply
+from redline.calls import Outcome, Reply, loose_json
 from redline.errors import CallError, RedlineError
 from redline.printable import printable
 from redline.run.settings import Output
@@ -157,7 +157,11 @@ def _sealed(fields: dict[str, Any], mark: int) -> bytes:
     body = _encode(fields)[:-1]
     # A reply passed through untouched may hold line breaks between its JSON tokens.
     if b"\n" in body or b"\r" in body:
-        body = _encode(msgspec.json.decode(body + b"}"))[:-1]
+        try:
+            body = _encode(msgspec.json.decode(body + b"}"))[:-1]
+        except msgspec.DecodeError:
+            # A number that is out of range where nobody has read it.
+            body = loose_json.mended(body + b"}")[:-1]
     if mark:
         body = b'%s,"row_hash":"%08x"' % (body, mark)
     return b'%s,"crc":"%08x"}\n' % (body, zlib.crc32(body))
