@@ -29,6 +29,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("broad_excepts", "run/runner.py::_in_executor"): "a user's function may raise anything",
     ("broad_excepts", "run/runner.py::next_row"): "a user's iterable may raise anything",
     ("broad_excepts", "run/runner.py::_outcome"): "the row boundary: templates and replies",
+    ("broad_excepts", "threads.py::_serve"): "what it raises is its future's",
     ("broad_excepts", "tasks/schema.py::_of_model"): "a user's module may raise anything",
     ("broad_excepts", "engine/thread.py::_run"): "nobody may wait for a thread that has ended",
     ("broad_excepts", "engine/thread.py::_begin"): "as above, before it is in the scheduler",

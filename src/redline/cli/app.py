@@ -18,6 +18,7 @@ from redline.cli.command import Group
 from redline.cli.output import forget_stdout, hold_standard_streams, say, tell
 from redline.cli.present import error_text
 from redline.errors import ConfigError, JournalError, RedlineError, nearest
+from redline.run.interrupts import GivenUp
 
 USAGE, DEFECT, INTERRUPTED = 2, 3, 130
 
@@ -131,6 +132,10 @@ def _status(arguments: list[str]) -> int:
         # Whoever read our output has what they wanted.
         forget_stdout()
         return 0
+    except GivenUp as error:
+        tell(f"{error}\n")
+        # What is left behind must not hold up the end of the process either.
+        os._exit(INTERRUPTED)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except Exception as error:

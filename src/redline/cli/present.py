@@ -71,6 +71,8 @@ def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
     if report.errors_by_kind:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in report.errors_by_kind.items())
         lines.append(f"failed attempts: {kinds}")
+    if report.abandoned:
+        lines.append(f"abandoned: {'; '.join(report.abandoned)}")
     if report.output is not None:
         lines += _files(report, notes)
         if not report.is_complete:
@@ -118,6 +120,8 @@ def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
         fields["results"], fields["flawed"] = report.results, report.flawed
     if report.outages is not None:
         fields["outages"] = msgspec.to_builtins(report.outages)
+    if report.abandoned:
+        fields["abandoned"] = report.abandoned
     if report.batches is not None:
         fields["batches"] = msgspec.to_builtins(report.batches)
     if report.output is not None and report.output.url is not None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack
 from typing import Any, TypeVar, Unpack
 
 import msgspec
@@ -17,6 +14,7 @@ import msgspec
 from redline.calls import Outcome
 from redline.errors import ConfigError
 from redline.run.execute import Display, execute
+from redline.run.interrupts import GIVE_UP_S, Interrupts
 from redline.run.object_url import url_of
 from redline.run.options import Options, lists_options, make_job
 from redline.run.progress import TerminalProgress
@@ -25,8 +23,12 @@ from redline.run.report import Report
 from redline.run.runner import OnResult, Runner
 from redline.run.settings import Job
 from redline.run.source import opened
+from redline.threads import DaemonThreads
 
 T = TypeVar("T")
+
+# Of the event loop's own pool, as asyncio has it.
+_THREADS = min(32, (os.cpu_count() or 1) + 4)
 
 # What a stream may be ahead of its reader: many small answers, or a few of 10 MB.
 _STREAM_AHEAD = 256
@@ -45,7 +47,11 @@ def run(rows: object, **options: Unpack[Options]) -> Report:
     Raises ConfigError or JournalError if the run cannot begin.
     """
     _refuse_to_block()
-    return run_job(make_job(rows, options, os.environ), display=_display(options))
+    report = run_job(make_job(rows, options, os.environ), display=_display(options))
+    if report.abandoned and sys.stderr is not None:
+        # Whoever has interrupted it, or set its deadline, is to know, with or without progress.
+        sys.stderr.write(f"abandoned: {'; '.join(report.abandoned)}\n")
+    return report
 
 
 @lists_options
@@ -63,7 +69,7 @@ def run_job(
     job: Job, *, display: Display | None = None, on_result: OnResult | None = None
 ) -> Report:
     """As `run`, for a job that is made already; outcomes go to `on_result` where it is given."""
-    interrupts = _Interrupts()
+    interrupts = Interrupts()
     return _in_own_loop(lambda: _run_in_loop(job, display, on_result, interrupts), interrupts)
 
 
@@ -179,68 +185,11 @@ async def embed(job: Job, stack: AsyncExitStack) -> Job:
     return msgspec.structs.replace(job, endpoint=endpoint)
 
 
-class _Interrupts:
-    """Ctrl-C, from a signal or from another thread: the first drains a run, the second aborts."""
-
-    def __init__(self) -> None:
-        self._runner: Runner | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._give_up: Callable[[], None] | None = None
-        self._is_early = False  # interrupted before there was a runner
-
-    def watch(self, runner: Runner) -> None:
-        """Interrupts are for this runner from now on."""
-        # The runner last: whoever sees it, in another thread, finds the loop as well.
-        self._loop = asyncio.get_running_loop()
-        self._runner = runner
-        if self._is_early:
-            runner.drain()
-
-    def interrupt_from_outside(self) -> None:
-        """As `interrupt`, from another thread; where there is no runner yet, it drains at once."""
-        if self._runner is None:
-            self._is_early = True
-        if self._runner is not None:
-            # Asked again: it may have come meanwhile.
-            self.interrupt()
-
-    def watch_upload(self, give_up: Callable[[], None]) -> None:
-        """The run has ended; interrupts give up its upload from now on."""
-        self._give_up = give_up
-
-    def interrupt(self) -> None:
-        """Tells the runner, from any thread. Raises KeyboardInterrupt where there is none yet."""
-        if self._runner is None or self._loop is None:
-            raise KeyboardInterrupt
-        if self._give_up is not None:
-            self._give_up()
-            return
-        is_second = self._runner.is_draining
-        self._loop.call_soon_threadsafe(self._runner.abort if is_second else self._runner.drain)
-
-    @contextmanager
-    def signals(self) -> Generator[None]:
-        """SIGINT and SIGTERM interrupt meanwhile. Does nothing outside the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        loop = asyncio.get_running_loop()
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        for number in before:
-            loop.add_signal_handler(number, self.interrupt)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                loop.remove_signal_handler(number)
-                signal.signal(number, handler)
-
-
 async def _run_in_loop(
     job: Job,
     display: Display | None,
     on_result: OnResult | None = None,
-    interrupts: _Interrupts | None = None,
+    interrupts: Interrupts | None = None,
 ) -> Report:
     """The report of the whole run. interrupts: None leaves signals alone."""
     outcomes: list[Outcome] = []
@@ -252,8 +201,6 @@ async def _run_in_loop(
         on_result = keep
     async with AsyncExitStack() as stack:
         job = await embed(job, stack)
-        if interrupts is not None:
-            stack.enter_context(interrupts.signals())
         report = await _execute(
             job,
             display=display,
@@ -282,23 +229,25 @@ def _refuse_to_block() -> None:
         )
 
 
-def _in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: _Interrupts) -> T:
-    """The result of `work` in a fresh event loop; in a thread where this one has a loop already."""
+def _in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interrupts) -> T:
+    """The result of `work` in a fresh event loop; in a thread if this one has a loop already."""
     if not _is_in_loop():
-        return _run_loop(work)
-    with ThreadPoolExecutor(1, thread_name_prefix="redline") as thread:
+        return _run_loop(work, interrupts)
+    thread = DaemonThreads(1, "redline")
+    ending = thread.submit(_run_loop, work, interrupts)
+    thread.shutdown(wait=False)
+    left_s: float | None = None
+    while True:
         try:
-            ending = thread.submit(_run_loop, work)
-            while True:
-                try:
-                    return ending.result()
-                except KeyboardInterrupt:
-                    # A notebook's stop button reaches this thread; the run goes on in its own.
-                    interrupts.interrupt_from_outside()
+            return ending.result(left_s)
         except KeyboardInterrupt:
-            # Between the lines above. The thread's end is waited for here: it is to end now.
+            # A notebook's stop button reaches this thread; the run goes on in its own.
             interrupts.interrupt_from_outside()
-            raise
+            left_s = GIVE_UP_S if interrupts.count > 1 else None
+        except TimeoutError:
+            if ending.done():
+                raise
+            raise interrupts.given_up() from None
 
 
 def _is_in_loop() -> bool:
@@ -310,9 +259,39 @@ def _is_in_loop() -> bool:
     return True
 
 
-def _run_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(work())
+def _run_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interrupts) -> T:
+    """As asyncio.run, which would wait for tasks and threads that never end, too."""
+    loop = new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        threads = DaemonThreads(_THREADS, "redline-thread")
+        loop.set_default_executor(threads)
+        main = loop.create_task(work())
+        with interrupts.handled(loop, main):
+            try:
+                return loop.run_until_complete(main)
+            finally:
+                if interrupts.count < 2:
+                    _end_tasks(loop)
+                    threads.shutdown(wait=False)
+                    threads.join(GIVE_UP_S)
+    finally:
+        asyncio.set_event_loop(None)
+        # What was left behind is no news when it is collected.
+        loop.set_exception_handler(lambda loop, context: None)
+        loop.close()
+
+
+def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancels what tasks of the user's are left, and waits for them a moment."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    pending: set[asyncio.Task[Any]] = set()
+    if tasks:
+        _, pending = loop.run_until_complete(asyncio.wait(tasks, timeout=GIVE_UP_S))
+    if not pending:
+        loop.run_until_complete(loop.shutdown_asyncgens())
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -43,6 +43,9 @@ class FirstRows:
     def close(self) -> None:
         self._supply.close()
 
+    def leave(self) -> None:
+        self._supply.leave()
+
 
 class LeftRows:
     """Rows that batches have left without an outcome, then those of another supply; a Supply.
@@ -91,6 +94,9 @@ class LeftRows:
     def close(self) -> None:
         self._is_closed = True
         self._supply.close()
+
+    def leave(self) -> None:
+        self._supply.leave()
 
     def _hand(self) -> Picked:
         self._runner.offered -= 1

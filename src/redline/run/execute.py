@@ -284,6 +284,7 @@ class _Run:
             batches=tally.batches,
             cache_notes=self.answers.notes if self.answers is not None else [],
             output=self.job.output,
+            abandoned=runner.abandoned,
         )
 
 
@@ -332,6 +333,7 @@ async def _opened(run: _Run) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         # The input is open already: it is closed where nothing of the rest comes about, too.
         stack.callback(run.feed.close)
+        stack.callback(run.runner.close)
         run.row_count.start()
         stack.push_async_callback(_end_count, run)
         if job.output is not None:

@@ -6,13 +6,13 @@ import asyncio
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import msgspec
 
 from redline.run.identity import Identifier, MessageKeys, mark_of
 from redline.run.source import AsyncRows, Row, Source
+from redline.threads import DaemonThreads
 
 # A thread reading past rows that are done comes back this often, so that progress is seen.
 _MOST_SKIPPED = 20_000
@@ -44,6 +44,10 @@ class Supply(Protocol):
 
     def close(self) -> None:
         """No more rows."""
+        ...
+
+    def leave(self) -> None:
+        """Waits no more for a reading that goes on."""
         ...
 
 
@@ -84,7 +88,8 @@ class Feed:
         self._failure: Exception | None = None  # what reading has raised, until it is told
         self._iterator: Iterator[list[Row]] | None = None
         self._aiterator: AsyncIterator[list[Row]] | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="redline-source")
+        self._thread = DaemonThreads(1, "redline-source")
+        self._left = asyncio.Event()
         # The keys of all rows read, in input order, where a caller puts an array here.
         self.keys: array[int] | None = None
         self.marks: dict[int, int] = {}
@@ -150,8 +155,14 @@ class Feed:
         self.close()
         if self._refill is not None:
             self._refill.cancel()
-            await asyncio.wait([self._refill])
+            left = asyncio.create_task(self._left.wait())
+            await asyncio.wait((self._refill, left), return_when=asyncio.FIRST_COMPLETED)
+            left.cancel()
         self._thread.shutdown(wait=False)
+
+    def leave(self) -> None:
+        """`aclose` waits no more for an iterable that ignores its cancellation."""
+        self._left.set()
 
     async def _turn(self) -> None:
         """Returns when there may be a row for this worker, or none for anybody."""

@@ -31,8 +31,9 @@ class Report(msgspec.Struct, kw_only=True):
     found, what was, as `20/1s requests` or `45 in flight`. cache: how often it was asked, None
     where it never was; cache_notes: what befell it. batches: what went by them, None for a run
     without. not_uploaded: why the object of an output in a store is not what the file on this
-    machine is; None where it is, and for other outputs.
-    outcomes: in input order; empty for a run with an output, whose results are in its file.
+    machine is; None where it is, and for other outputs. abandoned: what had not ended when the run
+    was given up, one line a row. outcomes: in input order; empty for a run with an output, whose
+    results are in its file.
     repeated: requests sent once more, on a new connection, because a kept one failed them; the
     server may have processed both. They count as requests and not as retries.
     """
@@ -66,6 +67,7 @@ class Report(msgspec.Struct, kw_only=True):
     cache_notes: list[str] = []
     output: Output | None = None
     not_uploaded: RedlineError | None = None
+    abandoned: list[str] = []
     outcomes: list[Outcome] = []
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ How a run ends:
   drain (first Ctrl-C)  no new row and no new attempt; what is on the wire is finished and saved
   stop  (an error that no row can get around)   as drain, for at most GRACE_S
   abort (second Ctrl-C, or the run's deadline)  what is on the wire is given up
+  leave (LEAVE_S after an abort)  what goes on all the same is left behind, by name
 Rows without an outcome stay unfinished and are done by the next run.
 """
 
@@ -17,7 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import math
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -44,17 +47,28 @@ from redline.run.record import Result
 from redline.run.settings import FAIL_ON, Job
 from redline.run.task import NO_MORE_S, Answered, Ask, Noted
 from redline.run.template import Renderer
+from redline.threads import DaemonThreads
 
 T = TypeVar("T")
 
 GRACE_S = 30.0
+# What an abort leaves to functions of the user's, which are usually quick, and then to what was
+# cancelled.
+_HOOKS_END_S = 0.2
+_LAST_END_S = 0.05
 _WATCH_S = 0.05
+# Threads for functions of the user's, as in an event loop's own pool.
+_FUNCTIONS = min(32, (os.cpu_count() or 1) + 4)
 _MOST_SPARE_WORKERS = 1000
 _LEAST_SPARE_WORKERS = 16
 
 OnResult = Callable[[Result], Awaitable[None] | None]
 # Asked with a row's key and outcome before its line is written: whether it still may be.
 Permit = Callable[[int, Outcome], Awaitable[bool]]
+
+
+class Unblocked(BaseException):
+    """Raised by a signal in code that blocks the event loop, so that the run can end."""
 
 
 class Runner:
@@ -97,21 +111,45 @@ class Runner:
         self.ended = 0
         self.is_draining = False
         self.stopped: RedlineError | None = None
+        # What was left behind, one line a row.
+        self.abandoned: list[str] = []
+        self._threads: DaemonThreads | None = None
+        self._left = asyncio.Event()
+        self._leaving: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         """Works until the input ends or the run is ended. The journal is the caller's to close."""
         async with self.watched():
+            work = asyncio.create_task(self._work_together())
+            left = asyncio.create_task(self._left.wait())
             try:
-                async with asyncio.TaskGroup() as self._group:
-                    hooks = self._job.hooks
-                    has_functions = hooks.before is not None or hooks.after is not None
-                    has_waits = has_functions or bool(self._job.cache or self.permit)
-                    for _ in range(self._slots + (self._spare if has_waits else 0)):
-                        self._add_worker(self._group)
-                    self._spare = 0 if has_waits else self._spare
+                await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    work.result()
+            except asyncio.CancelledError:
+                self.abort()
+                await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+                raise
             finally:
+                left.cancel()
                 self._group = None
                 self._tasks.clear()
+
+    def close(self) -> None:
+        """Ends the threads for functions of the user's, once these have returned."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+    async def _work_together(self) -> None:
+        async with asyncio.TaskGroup() as self._group:
+            hooks = self._job.hooks
+            has_functions = hooks.before is not None or hooks.after is not None
+            has_waits = has_functions or bool(self._job.cache or self.permit)
+            for _ in range(self._slots + (self._spare if has_waits else 0)):
+                self._add_worker(self._group)
+            self._spare = 0 if has_waits else self._spare
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -145,6 +183,29 @@ class Runner:
         for task, call in self._tasks.items():
             if call is not None or task in self._handing:
                 task.cancel()
+        if self._leaving is None:
+            loop = asyncio.get_running_loop()
+            self._leaving = loop.call_later(_HOOKS_END_S, self._leave_functions)
+
+    def _leave_functions(self) -> None:
+        """Waits no more for functions of the user's, nor for anything else but a moment."""
+        for task in self._tasks:
+            task.cancel()
+        self._leaving = asyncio.get_running_loop().call_later(_LAST_END_S, self._leave)
+
+    def _leave(self) -> None:
+        """Leaves behind what was cancelled and goes on."""
+        for task in self._tasks:
+            self._abandon(task, "its call goes on though it was cancelled")
+        self.supply.leave()
+        self._left.set()
+
+    def _abandon(self, task: asyncio.Task[Any], why: str) -> None:
+        coroutine = task.get_coro()
+        assert inspect.iscoroutine(coroutine)
+        picked = inspect.getcoroutinelocals(coroutine).get("picked")
+        name = f"row {picked.row.number}" if isinstance(picked, Picked) else "a row"
+        self.abandoned.append(f"{name}: {why}")
 
     def stop(self, error: RedlineError) -> None:
         """Drains because of `error`; the first one is kept, but that results cannot be saved."""
@@ -232,6 +293,9 @@ class Runner:
                 due_s = math.inf if row_s is None else self._clock.now_s() + row_s
                 call = self._tasks[task] = Call(deadline_s=due_s)
                 outcome = await self._outcome(picked, call, task, self._backend)
+                if self._left.is_set():
+                    # It was left behind, and its journal is closed.
+                    return
                 self._tasks[task] = None
                 if call.deadline_s == due_s or not self._is_cut_short(outcome, due_s):
                     await self._conclude(picked, outcome)
@@ -246,6 +310,9 @@ class Runner:
             # Only a draining run cancels its workers one by one; their rows stay unfinished.
             if not self.is_draining:
                 raise
+        except Unblocked:
+            self._abandon(task, "it blocked the event loop")
+            self.drain()
         finally:
             self._tasks.pop(task, None)
             self.load.row_bytes -= large_bytes
@@ -334,9 +401,18 @@ class Runner:
                 outcome.status, outcome.error = "rejected", error
 
     async def _in_executor(self, function: Callable[[Any], Any], value: Any, name: str) -> Any:
-        loop = asyncio.get_running_loop()
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        executor = self._job.hooks.executor
+        if executor is None:
+            executor = self._threads = self._threads or DaemonThreads(
+                _FUNCTIONS, "redline-function"
+            )
         try:
-            return await loop.run_in_executor(self._job.hooks.executor, function, value)
+            return await loop.run_in_executor(executor, function, value)
+        except asyncio.CancelledError:
+            self._abandon(task, f"the `{name}` function has not returned")
+            raise
         except Exception as error:
             # The row boundary: a defect in the user's function fails its row and not the run.
             raise Rejected(

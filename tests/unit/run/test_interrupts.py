@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mutants import assert_caught, mutant
-from redline.run import api
+from redline.run import interrupts as interrupts_module
 
 
 class Drained:
@@ -27,7 +27,7 @@ class Drained:
 
 
 def check(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupts, runner = module._Interrupts(), Drained()
+    interrupts, runner = module.Interrupts(), Drained()
     loop_of = asyncio.get_running_loop
 
     def meanwhile() -> Any:
@@ -52,15 +52,15 @@ def check(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_interrupt_while_the_run_begins_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    check(api, monkeypatch)
+    check(interrupts_module, monkeypatch)
     line = "self._loop = asyncio.get_running_loop()"
-    changed = mutant(api, line, "self._runner = runner; " + line)
-    assert_caught(lambda module: check(module, monkeypatch), api, changed)
+    changed = mutant(interrupts_module, line, "self._runner = runner; " + line)
+    assert_caught(lambda module: check(module, monkeypatch), interrupts_module, changed)
 
 
 def test_a_second_interrupt_aborts() -> None:
     async def main() -> None:
-        interrupts, runner = api._Interrupts(), Drained()
+        interrupts, runner = interrupts_module.Interrupts(), Drained()
         interrupts.watch(runner)  # type: ignore[arg-type]
         interrupts.interrupt_from_outside()
         await asyncio.sleep(0)

@@ -1,0 +1,80 @@
+"""Threads that do not hold up the end of the process, unlike the standard library's pools.
+
+A user's function may never return, and a name server may take minutes: a run that has given them up
+must not wait for them once more when the program ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_Work = tuple[Future[Any], Callable[[], Any]]
+
+
+class DaemonThreads(ThreadPoolExecutor):
+    """A pool of at most `most` daemon threads, made when they are needed.
+
+    A ThreadPoolExecutor by name, for event loops take no other; nothing of it is used.
+    """
+
+    def __init__(self, most: int, name: str) -> None:
+        super().__init__(most, thread_name_prefix=name)
+        self._most = most
+        self._name = name
+        self._queue: SimpleQueue[_Work | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._own: list[threading.Thread] = []
+        self._turn = threading.Lock()
+        self._is_shut = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+        with self._turn:
+            if self._is_shut:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            self._queue.put((future, partial(fn, *args, **kwargs)))
+            if not self._idle.acquire(blocking=False) and len(self._own) < self._most:
+                name = f"{self._name}_{len(self._own)}"
+                thread = threading.Thread(target=self._serve, name=name, daemon=True)
+                self._own.append(thread)
+                thread.start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Takes no more work; `wait` for what was submitted. May be repeated."""
+        with self._turn:
+            self._is_shut = True
+            while cancel_futures and not self._queue.empty():
+                work = self._queue.get()
+                if work is not None:
+                    work[0].cancel()
+            for _ in self._own:
+                self._queue.put(None)
+        if wait:
+            self.join(None)
+
+    def join(self, most_s: float | None) -> None:
+        """Returns when all that was submitted is done, or after so many seconds."""
+        until_s = None if most_s is None else time.monotonic() + most_s
+        for thread in self._own:
+            thread.join(None if until_s is None else max(0.0, until_s - time.monotonic()))
+
+    def _serve(self) -> None:
+        while (work := self._queue.get()) is not None:
+            future, call = work
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:
+                    future.set_exception(error)
+            del work, future, call
+            self._idle.release()
