@@ -13,11 +13,13 @@ from click import Context, Option
 from click.exceptions import Exit
 from click.shell_completion import get_completion_class
 
+from redline import _start
 from redline._version import __version__
 from redline.cli.command import Group
 from redline.cli.output import forget_stdout, hold_standard_streams, say, tell
 from redline.cli.present import error_text
 from redline.errors import ConfigError, JournalError, RedlineError, nearest
+from redline.lasting import lasting
 from redline.run.interrupts import GivenUp
 
 USAGE, DEFECT, INTERRUPTED = 2, 3, 130
@@ -107,13 +109,21 @@ def main(argv: list[str] | None = None) -> None:
     # Python's default of 700 objects, the collector takes a quarter of a busy client's time.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    sys.exit(_status(sys.argv[1:] if argv is None else argv))
+    given = sys.stderr
+    if given is not None:
+        # Also for warnings and tracebacks, and for the interpreter's own flush as it ends.
+        sys.stderr = lasting(given)
+    status = _status(sys.argv[1:] if argv is None else argv)
+    if argv is not None:
+        sys.stderr = given
+    sys.exit(status)
 
 
 def _status(arguments: list[str]) -> int:
     """The exit status of one command; whatever went wrong is told on stderr."""
     command = _program()
     try:
+        _start.give_way()
         status = command.main(
             # The bare name is a question, and not an error.
             args=arguments or ["--help"],
@@ -137,6 +147,7 @@ def _status(arguments: list[str]) -> int:
         # What is left behind must not hold up the end of the process either.
         os._exit(INTERRUPTED)
     except (KeyboardInterrupt, click.Abort):
+        tell("interrupted\n")
         return INTERRUPTED
     except Exception as error:
         # The process's boundary.

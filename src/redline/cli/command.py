@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,6 +17,17 @@ from redline.errors import ConfigError
 
 _OTHER, _FLAGS = "Other", "Flags"
 WIDTH = 100
+
+
+def _check_folder() -> None:
+    """Raises ConfigError if the current folder was removed: nothing can be found from there."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise ConfigError(
+            f"the current folder cannot be used: {error.strerror}",
+            hint="change to a folder that exists: cd ..",
+        ) from error
 
 
 class Command(click.Command):
@@ -51,6 +63,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: Context) -> None:
         assert self.callback is not None
+        _check_folder()
         takes_context = "ctx" in inspect.signature(self.callback).parameters
         own: dict[str, Any] = {"ctx": ctx} if takes_context else {}
         self.callback(**own, **ctx.params)

@@ -11,6 +11,7 @@ from typing import TextIO
 import msgspec
 
 from redline.errors import ConfigError, JournalError, RedlineError
+from redline.lasting import lasting
 from redline.printable import printable, printable_json
 from redline.run.record import Result, error_fields, result_line
 from redline.run.settings import Output
@@ -23,14 +24,12 @@ _LEAST_WAIT_S, _MOST_WAIT_S = 0.0001, 0.01
 
 
 def tell(text: str) -> None:
-    """Writes to stderr. Nobody there to read it is no error: the exit status still tells."""
+    """Writes to stderr. What cannot be written is no error: the exit status still tells."""
     if sys.stderr is None:
         return
-    try:
-        sys.stderr.write(printable(text))
-        sys.stderr.flush()
-    except BrokenPipeError:
-        return
+    stream = lasting(sys.stderr)
+    stream.write(printable(text))
+    stream.flush()
 
 
 def say(text: str = "") -> None:
@@ -41,7 +40,9 @@ def say(text: str = "") -> None:
     if sys.stdout is None:
         return
     try:
-        sys.stdout.write(printable(text))
+        if text:
+            # Not even nothing is to be written to a terminal that has gone.
+            sys.stdout.write(printable(text))
         sys.stdout.flush()
     except OSError as error:
         raise lost_stdout(error) from error

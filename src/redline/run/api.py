@@ -13,6 +13,7 @@ import msgspec
 
 from redline.calls import Outcome
 from redline.errors import ConfigError
+from redline.lasting import lasting
 from redline.run.execute import Display, execute
 from redline.run.interrupts import GIVE_UP_S, Interrupts
 from redline.run.object_url import url_of
@@ -50,7 +51,7 @@ def run(rows: object, **options: Unpack[Options]) -> Report:
     report = run_job(make_job(rows, options, os.environ), display=_display(options))
     if report.abandoned and sys.stderr is not None:
         # Whoever has interrupted it, or set its deadline, is to know, with or without progress.
-        sys.stderr.write(f"abandoned: {'; '.join(report.abandoned)}\n")
+        lasting(sys.stderr).write(f"abandoned: {'; '.join(report.abandoned)}\n")
     return report
 
 

@@ -16,6 +16,7 @@ import msgspec
 from redline.calls.prices import DOLLAR
 from redline.calls.spending import dollars_text
 from redline.clock import SYSTEM, Clock
+from redline.lasting import lasting
 from redline.run.execute import View
 from redline.run.flaws import flaws_text
 from redline.run.notices import STANDSTILL, duration, notices
@@ -170,7 +171,7 @@ class TerminalProgress:
     """A bar and a line of counts that redraw themselves, for a terminal."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream
+        self._stream = lasting(stream if stream is not None else sys.stderr)
 
     async def show(self, view: View) -> None:
         # 20 ms of imports that only a terminal needs.
@@ -181,7 +182,7 @@ class TerminalProgress:
         from rich.text import Text
 
         meter = Meter(view)
-        console = Console(file=self._stream if self._stream is not None else sys.stderr)
+        console = Console(file=self._stream)
         bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -207,7 +208,7 @@ class _LineProgress:
     """A line every so often, and one at once when something begins to go wrong, or the end."""
 
     def __init__(self, stream: TextIO, every_s: float = PLAIN_EVERY_S) -> None:
-        self._stream = stream
+        self._stream = lasting(stream)
         self._every_s = every_s
 
     async def show(self, view: View) -> None:

@@ -338,7 +338,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         if url is not None:
             source = url.name
         elif isinstance(rows, (str, os.PathLike)):
-            source = os.path.realpath(local_path(rows))
+            source = _real(local_path(rows))
         else:
             return
         if output is None:
@@ -346,7 +346,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         paths = (output.path, output.failed_path)
         names = (output.name, output.failed_name)
         for path, name in zip(paths, names, strict=True):
-            if source in (os.path.realpath(path), name):
+            if source in (_real(path), name):
                 raise ConfigError(
                     f"{name} is the input, and would be written to",
                     hint="choose another output"
@@ -367,3 +367,14 @@ def _check_suffix(output: Output) -> None:
         f"results are JSON lines, so {output.name} would not be {_OTHER_KINDS[suffix]}",
         hint=f"name it {stem}.jsonl; it can be converted when the run is done",
     )
+
+
+def _real(path: Path) -> str:
+    """The path without links. Raises ConfigError if it begins in a folder that was removed."""
+    try:
+        return os.path.realpath(path)
+    except OSError as error:
+        raise ConfigError(
+            f"the current folder cannot be used: {error.strerror}",
+            hint="change to a folder that exists, or give whole paths",
+        ) from error

@@ -1,0 +1,38 @@
+"""Ctrl-C while the redline command is still being imported: one line, and an interrupt's status.
+
+Imported first. Does nothing in a program that merely imports redline.
+"""
+
+import os
+import signal
+import sys
+import threading
+
+
+def is_command() -> bool:
+    """This process is `redline` or `python -m redline`, as far as its arguments tell by now."""
+    if sys.argv[:1] == ["-m"]:
+        return ("-m", "redline") in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
+    return bool(sys.argv) and os.path.basename(sys.argv[0]) in ("redline", "redline.exe")
+
+
+def end(number: int, frame: object) -> None:
+    """Ends the process at once: nothing is open yet."""
+    try:
+        os.write(2, b"interrupted\n")
+    finally:
+        os._exit(130)
+
+
+def give_way() -> None:
+    """From now on Ctrl-C is KeyboardInterrupt, as in any program."""
+    if signal.getsignal(signal.SIGINT) is end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+if (
+    is_command()
+    and threading.current_thread() is threading.main_thread()
+    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+):
+    signal.signal(signal.SIGINT, end)
