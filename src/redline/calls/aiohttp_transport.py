@@ -69,6 +69,11 @@ class _Handler(ResponseHandler):
         # Over TLS, the first bytes may be a session's ticket.
         return not self.is_used or self._unread is None or not self._unread.poll(0)
 
+    @property
+    def has_more(self) -> bool:
+        """More than the answer may have come: aiohttp keeps it to itself."""
+        return not self.is_open
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._unread = unread(transport)

@@ -28,7 +28,7 @@ from redline.calls.deadlines import Deadline
 from redline.calls.exchange import Exchange
 from redline.calls.inflate import Inflate, cut_short, inflate_for
 from redline.calls.intake import LONG_BYTES, Intake
-from redline.calls.reuse import Trace, trace_of
+from redline.calls.reuse import WHOLE_BYTES, Trace, trace_of
 from redline.errors import BadReply, CallError, Disconnected
 
 # A server that sends more than this before a body, or between its chunks, is not one of ours
@@ -98,6 +98,11 @@ class Connection(asyncio.Protocol):
         return not self.is_used or self._unread is None or not self._unread.poll(0)
 
     @property
+    def has_more(self) -> bool:
+        """More than the answer has come."""
+        return bool(self.unasked)
+
+    @property
     def has_head(self) -> bool:
         """The headers of the exchange's answer are here."""
         return self._has_head
@@ -114,7 +119,7 @@ class Connection(asyncio.Protocol):
         self._exchange = exchange
         exchange.is_kept = self.is_used
         self.is_used = True
-        self.asked = trace_of(body or b"")
+        self.asked = b"" if body is None else body if len(body) <= WHOLE_BYTES else trace_of(body)
         self._most_bytes = most_bytes
         if body is None:
             self._transport.write(head)
@@ -155,20 +160,6 @@ class Connection(asyncio.Protocol):
         if self._is_paused and self._waiting < _MOST_WAITING_BYTES:
             self._resume()
         return chunk
-
-    async def is_followed(self, wait_s: float) -> bool:
-        """More than the whole answer comes, or is there unread. Waits for so long at most."""
-        loop = self._loop
-        waiter = self._waiter = loop.create_future()
-        # What is there is read before a timer rings that is due in the next turn but one.
-        timer = loop.call_later(max(wait_s, 0.001), self._wake)
-        try:
-            if not self._is_lost:
-                await waiter
-        finally:
-            timer.cancel()
-            self._waiter = None
-        return bool(self.unasked)
 
     def rest(self) -> None:
         """The whole of the body is wanted after all."""
@@ -282,6 +273,7 @@ class Connection(asyncio.Protocol):
             if self._is_done:
                 # It sent more than its answer.
                 self._is_reusable = False
+                self.unasked = data
                 return
             self.fail(self._refusal or _not_http(error))
         else:

@@ -79,9 +79,7 @@ class DirectTransport:
         try:
             body = await connection.whole()
             answer = Answer(connection.status, connection.headers, body)
-            watch_s = self._reuse.own(answer, exchange, connection)
-            if watch_s is not None and await connection.is_followed(watch_s):
-                raise self._reuse.followed()
+            self._reuse.own(answer, exchange, connection)
             return answer
         except (CallError, Repeat) as error:
             self._end(connection, exchange, error)

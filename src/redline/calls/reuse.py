@@ -13,9 +13,6 @@ once more, on a new connection:
   the previous answer again, byte for byte     it was sent twice
   an answer, and then more                     one of the two is another request's
 
-An answer that comes in half the time of the quickest one on a new connection is watched for the
-rest of that time: if it is another request's, its own follows.
-
 Each of these takes credit from the kept connections, and answers earn it back; without credit, each
 request gets a new connection. So in the long run about one request in 32 is sent twice at most. A
 server that sends an answer to no request at all gets a new connection for each from then on.
@@ -34,9 +31,8 @@ _MOST_CREDIT = 8.0
 # All connections may fail at once before the first of them is known to have.
 _MOST_DEBT = 64.0
 _EARNED = 1 / 32
-_LEAST_WATCH_S = 0.1
 # Of longer requests and answers, only their length and both ends are kept and compared.
-_WHOLE_BYTES = 4096
+WHOLE_BYTES = 4096
 _END_BYTES = 512
 _GOODBYE = re.compile(rb"\s*HTTP/1\.[01] [45]\d\d ")
 
@@ -48,7 +44,7 @@ Trace = bytes | tuple[int, bytes, bytes]
 def trace_of(body: bytes) -> Trace:
     """What equals the trace of another body if the bodies are equal, and hardly ever otherwise."""
     size = len(body)
-    if size <= _WHOLE_BYTES:
+    if size <= WHOLE_BYTES:
         return body
     return size, body[:_END_BYTES], body[-_END_BYTES:]
 
@@ -68,64 +64,47 @@ class Kept(Protocol):
         """A request may be written: it is up, and nothing has come that waits to be read."""
         ...
 
+    @property
+    def has_more(self) -> bool:
+        """More than the answer may have come."""
+        ...
+
 
 class Reuse:
     """What the connections to one endpoint have taught about using them again."""
 
     def __init__(self) -> None:
         self._credit = _MOST_CREDIT
-        # The endpoint's last answer, its request and connection, until answers prove to be alike.
+        # The endpoint's last answer, its request and connection, until answers differ or repeat.
         self._last: tuple[Kept | None, Trace, Trace] = (None, b"", b"")
         self._varies = self._repeats_itself = False
         self._refuses = False
-        self._quickest_s = 0.0
 
     @property
     def is_allowed(self) -> bool:
         """A connection that has carried a request may carry another one."""
         return self._credit >= 1
 
-    def own(self, answer: Answer, exchange: Exchange, connection: Kept) -> float | None:
-        """Raises Repeat if the whole answer may be another request's.
-
-        To be asked once for each answer. Returns for how long to wait whether another answer
-        follows: then it is another request's, too. None for not at all.
-        """
+    def own(self, answer: Answer, exchange: Exchange, connection: Kept) -> None:
+        """Raises Repeat if the whole answer may be another request's. To be asked once for each."""
         status, body = answer.status, answer.body
         is_kept = exchange.is_kept and exchange.may_repeat
-        is_refusal = 400 <= status < 500 and status != 429
-        if is_kept and is_refusal and (not self._refuses or _is_last(answer, connection)):
-            raise self._doubted(f"HTTP {status} on a kept connection", b"")
-        self._refuses = self._refuses or is_refusal
-        is_copy = False
-        if status == 200 and body and not self._repeats_itself:
-            is_copy = self._is_copy(body, connection)
-            if is_copy and is_kept and self._varies:
+        if status == 200:
+            if not self._repeats_itself and self._is_copy(body, connection) and is_kept:
                 raise self._doubted("the previous answer came again", body)
-        if is_copy or (exchange.doubted and exchange.doubted == body):
-            # So answers to different requests are alike here.
-            self._repeats_itself = True
-            self._last = (None, b"", b"")
-        self.answered()
-        assert exchange.first_byte_s is not None
-        assert exchange.sent_s is not None
-        took_s, quickest_s = exchange.first_byte_s - exchange.sent_s, self._quickest_s
-        if not is_kept:
-            self._quickest_s = min(took_s, quickest_s or took_s)
-        elif is_copy:
-            # Once in a run, so that it may take a moment.
-            return max(2 * quickest_s, _LEAST_WATCH_S)
-        elif took_s < quickest_s / 2:
-            self._quickest_s = took_s
-            return quickest_s - took_s
-        elif not connection.is_open:
-            return 0.0
-        return None
-
-    def followed(self) -> Repeat:
-        """Another answer has come behind one on a kept connection."""
-        self._credit = -math.inf
-        return Repeat(BadReply("a second answer came on a kept connection"))
+            if exchange.doubted and exchange.doubted == body:
+                # So answers to different requests are alike here.
+                self._repeats_itself = True
+                self._last = (None, b"", b"")
+        elif 400 <= status < 500 and status != 429:
+            if is_kept and (not self._refuses or _is_last(answer, connection)):
+                raise self._doubted(f"HTTP {status} on a kept connection", b"")
+            self._refuses = True
+        if is_kept and connection.has_more:
+            self._credit = -math.inf
+            raise Repeat(BadReply("a second answer came on a kept connection"))
+        if self._credit < _MOST_CREDIT:
+            self.answered()
 
     def answered(self) -> None:
         """An exchange has its own answer."""
@@ -161,18 +140,21 @@ class Reuse:
 
         Where answers have no id of their own, different requests often get equal ones. Such a
         server is known once two connections bring the same, or a request that was repeated has the
-        same answer again; a server that varies is known by two answers that differ.
+        same answer again.
         """
-        asked, found = connection.asked, trace_of(body)
-        last, connection.last = connection.last, (asked, found)
-        elsewhere, asked_there, found_there = self._last
-        self._last = (connection, asked, found)
+        found = body if len(body) <= WHOLE_BYTES else trace_of(body)
+        last = connection.last
+        connection.last = asked, _ = connection.asked, found
         if last is not None and found == last[1]:
-            return asked != last[0]
-        if elsewhere is not None and found != found_there:
-            self._varies = True
-        elif elsewhere is not None and elsewhere is not connection and asked != asked_there:
-            self._repeats_itself = True
+            return bool(body) and asked != last[0]
+        if not self._varies:
+            elsewhere, asked_there, found_there = self._last
+            self._last = (connection, asked, found)
+            if elsewhere is not None and found != found_there:
+                self._varies = True
+                self._last = (None, b"", b"")
+            elif elsewhere not in (None, connection) and asked != asked_there:
+                self._repeats_itself = True
         return False
 
 
