@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import json
 import multiprocessing
 import pydoc
@@ -15,7 +16,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -233,6 +234,68 @@ async def test_stream_of_an_endless_source_starts_at_once_and_ends_when_it_is_le
     assert pulled == before
     # Backpressure: what is read ahead is bounded by the workers and the queues.
     assert pulled < 300 + 2_000
+
+
+def endless_answers(asked: list[int]) -> dict[str, Any]:
+    """Rows without an end, each answered as soon as the loop has its turn."""
+
+    async def call(row: dict[str, int]) -> int:
+        asked.append(row["n"])
+        await asyncio.sleep(0.001)
+        return row["n"]
+
+    return {"rows": ({"n": number} for number in itertools.count()), "call": call}
+
+
+async def test_a_stream_ends_when_its_block_is_left_although_a_variable_holds_it(
+    tmp_path: Path,
+) -> None:
+    asked: list[int] = []
+    output = tmp_path / "out.jsonl"
+    given = endless_answers(asked)
+    async with redline.stream(given["rows"], call=given["call"], output=output) as outcomes:
+        async for _ in outcomes:
+            if len(asked) > 20:
+                break
+    asked_by_then = len(asked)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    # Its output is free: another run goes on from there.
+    rows = [{"n": number} for number in range(asked_by_then)]
+    report = await redline.arun(rows, call=given["call"], output=output)
+    assert report.is_complete
+    assert report.skipped > 0
+    assert [outcome async for outcome in outcomes] == []
+
+
+async def test_an_error_in_a_streams_block_ends_its_run_and_passes() -> None:
+    given = endless_answers([])
+
+    async def fail() -> None:
+        async with redline.stream(given["rows"], call=given["call"]) as outcomes:
+            async for _ in outcomes:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_another_task_may_close_a_stream_that_waits() -> None:
+    async def never(row: dict[str, int]) -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    stream = redline.stream([{"n": 1}], call=never)
+
+    async def read() -> list[redline.Outcome]:
+        return [outcome async for outcome in stream]
+
+    reading = asyncio.create_task(read())
+    await asyncio.sleep(0.05)
+    await stream.aclose()
+    assert await reading == []
+    await stream.aclose()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_stream_with_an_output_gives_outcomes_and_keeps_them(tmp_path: Path) -> None:

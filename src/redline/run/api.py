@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack
+from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 import msgspec
@@ -75,17 +76,66 @@ def run_job(
 
 
 @lists_options
-async def stream(rows: object, **options: Unpack[Options]) -> AsyncIterator[Outcome]:
+def stream(rows: object, **options: Unpack[Options]) -> OutcomeStream:
     """Each row's outcome as it comes, in the order of completion.
 
+        async with redline.stream(rows, model="m") as outcomes:
+            async for outcome in outcomes:
+                ...
+
     rows and options: as for `run`. A slow consumer slows the run down. With `output`, outcomes are
-    on disk as well. Leaving the loop early ends the run; rows without an outcome stay unfinished.
+    on disk as well. The run ends when the block is left, however that happens; rows without an
+    outcome stay unfinished. Without a block it ends at `aclose`, or once nothing refers to the
+    stream: a loop that is left early does not end it while a variable holds it.
     Raises ConfigError or JournalError, also in the middle when the run is stopped by an error that
     no row can get around.
     """
-    job = make_job(rows, options, os.environ)
-    handover = _Handover()
+    return OutcomeStream(make_job(rows, options, os.environ))
+
+
+class OutcomeStream:
+    """The outcomes of one run, which begins with the first that is asked for."""
+
+    def __init__(self, job: Job) -> None:
+        self._handover = _Handover()
+        self._outcomes = _outcomes(job, self._handover)
+        self._is_waiting = False
+
+    def __aiter__(self) -> OutcomeStream:
+        return self
+
+    async def __anext__(self) -> Outcome:
+        self._is_waiting = True
+        try:
+            return await anext(self._outcomes)
+        finally:
+            self._is_waiting = False
+
+    async def __aenter__(self) -> OutcomeStream:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Ends the run and waits for its end. May be repeated, and called by any task."""
+        if self._is_waiting:
+            # Another task does, for the next outcome: its loop ends.
+            self._handover.end()
+            await self._handover.has_ended.wait()
+        else:
+            await self._outcomes.aclose()
+
+
+async def _outcomes(job: Job, handover: _Handover) -> AsyncGenerator[Outcome, None]:
+    """The outcomes of a run of the job, which ends with the generator."""
     async with AsyncExitStack() as stack:
+        stack.callback(handover.has_ended.set)
         job = await embed(job, stack)
 
         async def work() -> Report:
@@ -99,9 +149,10 @@ async def stream(rows: object, **options: Unpack[Options]) -> AsyncIterator[Outc
         try:
             while (outcome := await handover.next()) is not None:
                 yield outcome
-            report = await task
-            if report.stopped is not None:
-                raise report.stopped
+            if not handover.is_left:
+                report = await task
+                if report.stopped is not None:
+                    raise report.stopped
         finally:
             await handover.leave(task)
 
@@ -135,17 +186,18 @@ class _Handover:
         self._ahead_bytes = 0
         self._has_room = asyncio.Event()
         self._runner: Runner | None = None
-        self._is_left = False
+        self.is_left = False
+        self.has_ended = asyncio.Event()
 
     def start(self, runner: Runner) -> None:
         """The run is about to begin, or not at all where the reader has gone meanwhile."""
         self._runner = runner
-        if self._is_left:
+        if self.is_left:
             runner.abort()
 
     async def put(self, result: Result) -> None:
         """Hands one over; waits while the reader is too far behind."""
-        while self._ahead_bytes >= _STREAM_AHEAD_BYTES and not self._is_left:
+        while self._ahead_bytes >= _STREAM_AHEAD_BYTES and not self.is_left:
             self._has_room.clear()
             await self._has_room.wait()
         self._ahead_bytes += _size_bytes(result.outcome)
@@ -159,9 +211,16 @@ class _Handover:
             self._has_room.set()
         return outcome
 
+    def end(self) -> None:
+        """Whoever waits for the next outcome gets None."""
+        self.is_left = True
+        while not self.outcomes.empty():
+            self.outcomes.get_nowait()
+        self.outcomes.put_nowait(None)
+
     async def leave(self, task: asyncio.Task[Report]) -> None:
         """The reader has gone: gives up what is left of the run, and waits for its end."""
-        self._is_left = True
+        self.is_left = True
         self._has_room.set()
         if self._runner is not None:
             self._runner.on_result = None
