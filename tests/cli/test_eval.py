@@ -197,6 +197,10 @@ ANSWERS = {
     "My first answer was 45. That is wrong; the right one is 54.": "54",
     "She ate 5 of her 5 apples. There are no apples left.": "0",
     "The answer is 20. A common mistake is to say 22.": "20",
+    "There is no way to know. There are 30 students and 2 teachers.": None,
+    "Janet makes $18 a day. No further information is needed.": "18",
+    "The answer is 20. Hmm, let me recheck. 11 * 2 = 22. So it's 22.": "22",
+    "She gave away all 12 cookies, so she has none left.": "0",
 }
 
 
@@ -206,6 +210,6 @@ def test_refusals_corrections_and_none_are_read_as_they_are_meant(cli: Cli, rows
     with model_server(lambda body: said[int(body["messages"][-1]["content"].split()[0])]) as server:
         given = ("--data", data, "--base-url", server.url, "--model", "m", "-o", "out.jsonl")
         told = cli("eval", "gsm8k", *given)
-    assert told.out.splitlines()[-1] == "accuracy: 1/5", told.err
+    assert told.out.splitlines()[-1] == "accuracy: 2/9", told.err
     assert [line["extracted"] for line in lines("out.jsonl")] == list(ANSWERS.values())
     assert lines("out.jsonl")[0]["verdict"] == "invalid"

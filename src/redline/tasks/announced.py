@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from redline.tasks.conclusion import conclusion, is_refusal, refused, worded_answer
+from redline.tasks.conclusion import conclusion, is_refusal, refused, so_none_left, worded_answer
 from redline.tasks.marks import Mark, marks
 from redline.tasks.numerals import Numeral, Reading, chinese_numeral, numerals
 from redline.tasks.page import Given, Page
@@ -159,6 +159,9 @@ def _said(page: Page, mark: Mark, region: Span) -> Given | None:
 def _of_sentence(page: Page, mark: Mark, region: Span) -> Given | None:
     if is_refusal(page.text, region):
         return None
+    none = so_none_left(page, region)
+    if none is not None:
+        return Given(none.numeral, mark.shape)
     pick = choose(page.text, region, page.numerals(region))
     if pick.numeral is not None:
         return Given(pick.numeral, mark.shape)

@@ -33,15 +33,19 @@ _GUESS = re.compile(
 _REFUSAL = re.compile(
     r"(?:\bnot|n't|\bno|without)\b[^.\n]{0,24}\b(?:enough|sufficient) (?:information|data|details)"
     r"|\binsufficient (?:information|data|details)|\bmissing (?:some |the )?(?:information|details)"
-    r"|\b(?:more|additional|further) (?:information|details) (?:is|are|would be) "
-    r"(?:needed|required)"
+    r"|\b(?:information|data|details)(?: \w+)? (?:is|are) "
+    r"(?:insufficient|incomplete|missing|not (?:enough|sufficient))"
+    r"|(?<!\bno )\b(?:more|additional|further) (?:information|details) (?:is|are|would be) "
+    r"(?:needed|required)|\bwould need to know\b"
     r"|\b(?:need|require)s? (?:more|additional|further) (?:information|details)"
-    r"|can(?:not|'t) (?:be )?(?:determined?|answer(?:ed)?|solved?|say|tell|calculated?|help|"
-    r"provide|assist)|(?:don't|do not) (?:know|have enough(?: information| data)?)"
+    r"|can(?:not|'t) (?:be )?(?:determined?|answer(?:ed)?|solved?|say|tell|know|calculated?|"
+    r"help|provide|assist)|(?:don't|do not) (?:know|have enough(?: information| data)?)"
     r"|\bi(?:'m| am) not sure|(?:unable|not able) to "
     r"(?:determine|answer|solve|say|tell|calculate|find|help|provide|assist)"
     r"|\bi can only (?:help|discuss|answer)\b|\bas an ai\b"
-    r"|(?:im|not )possible to (?:determine|say|know|tell|answer)",
+    r"|(?:\bimpossible|\bnot possible|\bno way) to "
+    r"(?:determine|say|know|tell|answer|solve|give|find|calculate)"
+    r"|\bunanswerable\b|\bno (?:definite |numerical )?answer is possible\b",
     re.IGNORECASE,
 )
 _TO_MARK = re.compile(r"[ ](?:to[ ]|the[ ])?")
@@ -71,7 +75,9 @@ _CORRECTION = re.compile(
     r"[^\w]{0,4}(?:wait|actually|correction|oops|sorry|hold on|no(?=[,.:])|no,? wait|hmm|apologies|"
     r"scratch that|my mistake|on (?:second thought|reflection)|i apologi[sz]e|i made an?|let me "
     r"(?:correct|fix|redo|re-?calculate|re-?examine|reconsider|re-?check)|(?:edit|update)(?=:)|oh|"
-    r"i (?:mean|meant|miscounted|miscalculated)|make (?:that|it)|however|(?:that|this|it|which)"
+    r"i (?:mean|meant|miscounted|miscalculated)|make (?:that|it)|however|"
+    r"my bad|strike that|rather(?=,)|i was (?:wrong|mistaken)|i (?:need|have) to correct|"
+    r"(?:that|this|it|which|(?:that|this|my|the)(?: \w+)? (?:answer|result|number|calculation))"
     r"(?:'s| is| was) (?:wrong|incorrect|not (?:right|correct)|a mistake|an error)(?=[.,;:!]|$))"
     r"(?!\w)",
     re.IGNORECASE,
@@ -86,15 +92,22 @@ _MOST_BARE_WORDS = 2
 _CORRECTS = re.compile(
     r"\b(?:wrong|mistakes?|errors?|incorrect|should be|not right|not correct|forgot|missed|"
     r"overlooked|misread|miscounted|miscalculated|recalculat\w+|correction|corrected|instead|"
-    r"i mean|i meant|make (?:that|it))\b",
+    r"i mean|i meant)\b",
     re.IGNORECASE,
 )
 _RECONSIDERS = re.compile(r"\b(?:actually|wait|oops)\b", re.IGNORECASE)
 _DENIES = re.compile(r"[^.\n]{0,24}\bno\b", re.IGNORECASE)
-_NONE_LEFT = re.compile(
-    r"\b(?:no [a-z]+(?: [a-z]+)?|none|nothing|nobody|no one)(?: of (?:them|the [a-z]+))?"
+_IF = re.compile(r"\bif\b", re.IGNORECASE)
+_NONE = (
+    r"(?:(?:\b(?:no [a-z]+(?: [a-z]+)?|none|nothing|nobody|no one)|(?:n't|\bnot)(?: be| have)? any"
+    r"(?: [a-z]+){0,2})(?: of (?:them|the [a-z]+))?"
     r"(?: (?:is|are|was|were|will be|would be|has|have|had))?(?: been)? "
-    r"(?:left|remain(?:s|ing|ed)?)\b",
+    r"(?:left|remain(?:s|ing|ed)?)|\bno remaining [a-z]+)\b"
+)
+_NONE_LEFT = re.compile(_NONE, re.IGNORECASE)
+# Numbers before it, as in `She gave away all 12, so she has none left`, are no amounts of money.
+_SO_NONE_LEFT = re.compile(
+    rf"[^=$€£]*\b(?:so|therefore|thus|hence)\b[^=$€£\d.;]{{0,80}}?(?P<none>{_NONE})(?: over)?\W*$",
     re.IGNORECASE,
 )
 _THEREFORE = re.compile(r"\b(?:so|therefore|thus|hence|finally)\b", re.IGNORECASE)
@@ -141,6 +154,7 @@ def correction(page: Page, start: int) -> Given | None:
                 or _DENIES.match(page.text, span.start)
                 or _CORRECTS.search(page.text, span.start)
                 or _is_bare(page, opening.end(), given)
+                or _is_reworked(page.text[opening.end() : given.numeral.start])
             )
             return given if is_meant else None
     return None
@@ -151,6 +165,12 @@ def _is_bare(page: Page, start: int, given: Given) -> bool:
     head = page.text[start : given.numeral.start]
     line = page.text[given.numeral.end :].split("\n", 1)[0]
     return bool(_BARE.match(head)) and len(line.split(". ", 1)[0].split()) <= _MOST_BARE_WORDS
+
+
+def _is_reworked(text: str) -> bool:
+    """Whether the text before a number works it out and concludes, as in `11 * 2 = 22. So ...`."""
+    _, equals, after = text.partition("=")
+    return bool(equals and _THEREFORE.search(after)) and not _IF.search(text)
 
 
 def worded_answer(page: Page, span: Span) -> Given | None:
@@ -167,7 +187,17 @@ def worded_answer(page: Page, span: Span) -> Given | None:
     if pick.numeral is not None:
         return Given(pick.numeral, "words")
     none = None if found else _NONE_LEFT.search(page.text, span.start, span.end)
-    return Given(Numeral(*none.span(), Number(Fraction(0))), "words") if none else None
+    return _zero(none.span()) if none else None
+
+
+def so_none_left(page: Page, span: Span) -> Given | None:
+    """Zero, if a sentence concludes that none are left, whatever numbers it names before."""
+    none = _SO_NONE_LEFT.match(page.text, span.start, span.end)
+    return _zero(none.span("none")) if none else None
+
+
+def _zero(at: tuple[int, int]) -> Given:
+    return Given(Numeral(*at, Number(Fraction(0))), "words")
 
 
 def is_refusal(text: str, span: Span) -> bool:
@@ -226,6 +256,9 @@ def _last_given(page: Page, start: int, end: int) -> Given | None:
             continue
         if is_refusal(page.text, span):
             return None
+        none = so_none_left(page, span)
+        if none is not None:
+            return none
         found = page.numerals(span)
         tried += bool(found)
         pick = choose(page.text, span, found)
