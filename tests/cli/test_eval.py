@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Callable
@@ -163,6 +164,44 @@ def test_gold_may_be_a_list_or_a_letters_place(
         told = cli("eval", *given, "--model", "m", "-o", "out.jsonl")
     assert told.status == 0, told.err
     assert [line["correct"] for line in lines("out.jsonl")] == correct
+
+
+@pytest.mark.parametrize(
+    ("metric", "gold", "answers"),
+    [
+        ("exact", '["NYC", "New York"]', {"nyc": True, "New York.": True, "Boston": False}),
+        ("exact", "['NYC', 'New York']", {"nyc": True, '["NYC", "New York"]': False}),
+        ("exact", '["NYC"]', {"nyc": True, '["NYC"]': True}),
+        ("exact", "[1, 2]", {"1": False, "[1, 2]": True}),
+        ("number", "[3, 4.5]", {"3": True, "It is 4.5.": True, "5": False}),
+        ("choice", "[0, 1]", {"A": True, "(B)": True, "C": False}),
+        ("choice", "1.0", {"A": False, "(B)": True}),
+    ],
+)
+def test_a_list_in_a_csv_file_holds_several_right_answers(
+    cli: Cli, tmp_path: Path, metric: str, gold: str, answers: dict[str, bool]
+) -> None:
+    said = list(answers)
+    task(tmp_path, gold="gold", metric=metric)
+    with (tmp_path / "data.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["q", "gold"], *([at, gold] for at in range(len(said)))])
+    with model_server(lambda body: said[int(body["messages"][-1]["content"][-1])]) as server:
+        given = ("--task", "task.toml", "--data", "data.csv", "--base-url", server.url)
+        told = cli("eval", *given, "--model", "m", "-o", "out.jsonl")
+    assert told.status == 0, told.err
+    assert [line["correct"] for line in lines("out.jsonl")] == list(answers.values())
+
+
+@pytest.mark.parametrize("gold", [None, [], ["a", None], [["a"]]])
+def test_a_gold_answer_that_nothing_equals_is_no_wrong_answer(
+    cli: Cli, rows: Rows, tmp_path: Path, gold: Any
+) -> None:
+    task(tmp_path, gold="gold", metric="exact")
+    given = ("--task", "task.toml", "--data", rows({"q": 1, "gold": gold}), "--endpoint", "sim")
+    told = cli("eval", *given, "-o", "out.jsonl")
+    assert told.status == 1
+    assert "accuracy" not in told.out
+    assert "gold answer" in lines("out.failed.jsonl")[0]["error"]["message"]
 
 
 def test_a_place_beyond_the_letters_is_named(cli: Cli, rows: Rows, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ judge.py.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -58,7 +59,7 @@ def metric_of(
     if name == "regex":
         if pattern is None:
             raise ConfigError("the metric regex needs a pattern", hint=r"pattern = 'Label: (\w+)'")
-        return _AnyOf(_Regex(pattern))
+        return _AnyOf(_Regex(pattern), str)
     if pattern is not None:
         raise ConfigError(f"the metric {name} takes no pattern", hint='metric = "regex" does')
     if name == "json":
@@ -66,33 +67,53 @@ def metric_of(
     if fields:
         raise ConfigError(f"the metric {name} takes no fields", hint='metric = "json" does')
     if name == "choice":
-        return _AnyOf(_Choice(letters))
-    if name in ("number", "exact"):
-        return _AnyOf(_Number() if name == "number" else _Exact())
+        return _AnyOf(_Choice(letters), str, int)
+    if name == "number":
+        return _AnyOf(_Number(), str, int, float)
+    if name == "exact":
+        return _AnyOf(_Exact(), str)
     raise ConfigError(
         f"unknown metric: {name}", hint=nearest(name, METRICS) or f"one of {', '.join(METRICS)}"
     )
 
 
 class _AnyOf:
-    """A list of gold answers: an answer is right if it is any of them."""
+    """A list of gold answers: an answer is right if it is any of them.
 
-    def __init__(self, metric: Metric) -> None:
+    In a CSV file, a list is text: JSON, or what Python prints. It is read as a list of `kinds`.
+    """
+
+    def __init__(self, metric: Metric, *kinds: type) -> None:
         self._metric = metric
+        self._kinds = kinds
 
     def check(self, gold: Any) -> None:
         if gold == []:
             raise Rejected("the list of gold answers is empty")
-        for right in _listed(gold):
+        for right in self._listed(gold):
+            if right is None or isinstance(right, list):
+                raise Rejected(f"the gold answer is neither text nor a number: {_shown(right)}")
             self._metric.check(right)
 
     def grade(self, answer: str, gold: Any, *, is_cut: bool = False) -> Grade:
-        grades = [self._metric.grade(answer, right, is_cut=is_cut) for right in _listed(gold)]
+        rights = self._listed(gold)
+        if isinstance(gold, str) and rights != [gold]:
+            rights = [*rights, gold]  # the text itself may be meant
+        grades = [self._metric.grade(answer, right, is_cut=is_cut) for right in rights]
         return max(grades, key=lambda grade: (grade.correct, grade.strict))
 
-
-def _listed(gold: Any) -> list[Any]:
-    return gold if isinstance(gold, list) else [gold]
+    def _listed(self, gold: Any) -> list[Any]:
+        if isinstance(gold, list):
+            return gold
+        if isinstance(gold, str) and gold.startswith("[") and gold.endswith("]"):
+            for parse in (msgspec.json.decode, ast.literal_eval):
+                try:
+                    found = parse(gold)
+                except (ValueError, SyntaxError, RecursionError, MemoryError):
+                    continue
+                if found and all(isinstance(right, self._kinds) for right in found):
+                    return list(found)
+        return [gold]
 
 
 class _Number:
@@ -130,7 +151,7 @@ class _Choice:
 
     def _letter(self, gold: Any) -> str:
         """The gold letter; data sets such as MMLU give its place, from 0."""
-        text = _text(gold).strip().upper()
+        text = _text(gold).strip().upper().removesuffix(".0")
         is_place = text.isdecimal() and text not in self._letters
         if is_place and int(text) < len(self._letters):
             return self._letters[int(text)]
