@@ -242,6 +242,37 @@ def test_a_schema_is_in_the_prompt_and_in_the_best_format_that_is_taken(
     assert forms == [*tried, *[tried[-1]] * 3]
 
 
+@pytest.mark.parametrize("command", ["synth", "tag"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        (500, {"error": {"message": "response_format is not supported"}}),
+        (501, {"error": {"message": "Not implemented: json_schema"}}),
+        (405, {"error": {"message": "Structured output is not available"}}),
+        (200, {"error": "response_format is not supported"}),
+    ],
+    ids=["500", "501", "405", "200"],
+)
+def test_a_format_that_is_refused_by_name_is_left_out_whatever_the_status(
+    cli: Cli, rows: Rows, said: Said, command: str
+) -> None:
+    Path("schema.json").write_text(json.dumps(SCHEMA))
+
+    def say(body: dict[str, Any]) -> Said:
+        return said if "response_format" in body else json.dumps({"name": "Ada"})
+
+    of = {
+        "synth": ("--prompt", "A person.", "--count", "3", "--similarity", "off"),
+        "tag": (rows({"text": "a"}, {"text": "b"}, {"text": "c"}),),
+    }[command]
+    with model_server(say) as server:
+        given = ("--base-url", server.url, "--model", "m", "--schema", "schema.json", "-c", "1")
+        told = cli(command, *of, *given, "--max-retries", "0", *OUT)
+    assert told.status == 0, told.err
+    assert [line["output"] for line in lines()] == [{"name": "Ada"}] * 3
+    assert ["response_format" in body for body in server.asked] == [True, True, *[False] * 3]
+
+
 def test_texts_too_short_to_be_told_apart_are_warned_of(cli: Cli) -> None:
     short = cli(*NUMBERED, *OUT, "--count", "3")
     assert "half of the texts have at most 9 words; below 29 words" in short.out

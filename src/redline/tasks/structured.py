@@ -6,13 +6,14 @@ then none: an endpoint that refuses one is asked with the next, and from then on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from redline.calls import Outcome, Request
-from redline.errors import Rejected
+from redline.errors import BadReply, Rejected, ServerFailed
 from redline.run.task import Ask
 from redline.tasks.schema import Schema
 
@@ -20,7 +21,10 @@ FORMATS = ("auto", "always", "never")
 # What servers say to a parameter that they do not know, or not in this form. OpenRouter says 404
 # if no provider of a model takes it.
 _REFUSALS = frozenset({400, 404, 415, 422})
-_FORMAT_WORDS = ("response_format", "json_schema", "structured output", "guided", "strict")
+# With these words, any status is such a refusal: gateways say 500, 501 or even 200.
+_FORMAT_WORDS = re.compile(
+    r"response_?format|json_schema|structured output|guided|\bstrict\b", re.IGNORECASE
+)
 
 
 class Structured:
@@ -102,10 +106,11 @@ class Structured:
 
     def _is_refused(self, error: Exception) -> bool:
         """The error may be about the format, and another one is to be tried."""
-        if not self._falls_back or not isinstance(error, Rejected):
+        if not self._falls_back or not isinstance(error, Rejected | ServerFailed | BadReply):
             return False
-        is_named = any(word in error.what.lower() for word in _FORMAT_WORDS)
-        return error.status in _REFUSALS and (is_named or not self._is_taken)
+        if _FORMAT_WORDS.search(error.what):
+            return True
+        return error.status in _REFUSALS and not self._is_taken
 
 
 def _formats(schema: Schema) -> list[dict[str, Any]]:
