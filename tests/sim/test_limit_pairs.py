@@ -14,6 +14,7 @@ from redline import Limiter, Limits
 from redline.limits import Cost, Rate
 from redline.sim.admission import Admission, Charge
 from redline.testing import VirtualClock, virtual_run
+from sharing import Ask, Process, share
 
 KINDS = ("requests", "tokens", "input_tokens", "output_tokens")
 ALGORITHMS = ("fixed", "moving", "counter", "bucket")
@@ -127,6 +128,19 @@ def test_a_pair_is_used_as_well_as_the_limit_that_binds(number: int) -> None:
     own = ALGORITHMS[number % len(ALGORITHMS)]
     check(*pair(number, "any"), ALGORITHMS, USED)
     check(*pair(number, own), (own,), USED)
+
+
+@pytest.mark.parametrize("ratio", [0.9, 1.0, 1.1])
+def test_a_pair_that_processes_share(ratio: float) -> None:
+    limits = Limits(requests="1000/60s", tokens=Rate(round(250_000 * ratio), 60.0))
+    calls = costs(random.Random(3), 1600, 250, 0.9)
+    asks = [Ask(tokens=cost.tokens) for cost in calls]
+    shared = share(limits, [Process(asks[number::3], way_s=0.001) for number in range(3)])
+    sends = [Sent(sent.at_s, Cost(sent.ask.tokens)) for sent in shared.sends]
+    sends.sort(key=lambda sent: sent.at_s)
+    assert used(sends, limits) >= USED
+    for algorithm, phase in itertools.product(ALGORITHMS, PHASES):
+        assert rejections(sends, limits, algorithm, phase) == 0
 
 
 @pytest.mark.parametrize("seed", [1, 2])

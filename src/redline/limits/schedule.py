@@ -13,7 +13,11 @@ The rules are those of limits/window.py, kept so that no process has to be trust
         sent + guard), or proves how late it reached the server (then sent + that). A process
         sends no slot later than planned + slack, so a dead or suspended one breaks nothing.
   soft  slots are T = (W + guard) / N apart with a burst of b (GCRA); the guard is at least the
-        slack, so that the pace may be kept late by that much.
+        slack, so that the pace may be kept late by that much. Tokens that are paced evenly catch
+        up what another limit took from them, by `catch_up_s` at most.
+  phase of such tokens a sliding-window counter reads at most N, in whichever phase its windows
+        begin (limits/phases.py): u S(t - uW) + (1 - u) S(t - uW - W) <= N, where S(x) is what is
+        stamped after x. So stamps of tokens are kept for two windows.
 
 Records are merged in grains of W/65,536, or of (W + 0.1 s)/1,024 for counts above 1,024; stamps are
 rounded up. So a state stays small for a limit of millions, at 0.1 % of its rate at most.
@@ -35,12 +39,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 
 import msgspec
 
 from redline.limits.cost import KINDS, Kind
 from redline.limits.rate import Rate
 from redline.limits.settings import Limits
+from redline.limits.window import BURST_SHARE
 
 # Other limits under the same name are an error while anybody uses them, and a change between two
 # runs after so long a silence.
@@ -54,7 +60,10 @@ _LEAST_GRAIN_S = 1e-6
 
 
 class Rule(msgspec.Struct, frozen=True, array_like=True):
-    """One rate as the ledger needs it. key: names its window; the same for every process."""
+    """One rate as the ledger needs it. key: names its window; the same for every process.
+
+    catch_up_s: how far the pace may fall behind and catch up; above 0, every phase is checked.
+    """
 
     key: str
     count: int
@@ -63,6 +72,7 @@ class Rule(msgspec.Struct, frozen=True, array_like=True):
     burst: int
     is_hard: bool
     grain_s: float
+    catch_up_s: float = 0.0
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
@@ -83,7 +93,8 @@ class LeaseRequest(msgspec.Struct, frozen=True, array_like=True):
 
     owner: names the process. limits: what is shared, in words; must be the same for all.
     wants: the amounts of its first callers by rule. lead_s: the time until it hears the answer.
-    seen_s: the latest send time it was ever given. park_s: nothing is planned before.
+    seen_s: the latest send time it was ever given. park_s: nothing is planned before. busy_s: for
+    how long the first caller has been waiting.
     """
 
     owner: str
@@ -97,6 +108,7 @@ class LeaseRequest(msgspec.Struct, frozen=True, array_like=True):
     lease_s: float = MOST_LEASE_S
     seen_s: float = 0.0
     park_s: float = 0.0
+    busy_s: float = 0.0
 
 
 class Lease(msgspec.Struct, array_like=True):
@@ -114,37 +126,36 @@ class Lease(msgspec.Struct, array_like=True):
 
 
 class Book(msgspec.Struct, array_like=True):
-    """One window: its pace, and the amounts at their stamps, which count grains and ascend."""
+    """One window: its pace, and the amounts at their stamps, which count grains and ascend.
+
+    older, olders: stamps and amounts of the window before, where every phase is checked.
+    """
 
     grain_s: float
     full_at_s: float
     total: int = 0
     stamps: list[int] = []
     amounts: list[int] = []
+    older: list[int] = []
+    olders: list[int] = []
 
     def add(self, stamp_s: float, amount: int) -> None:
         if amount <= 0:
             return
         stamp = math.ceil(stamp_s / self.grain_s)
-        at = bisect_left(self.stamps, stamp)
-        if at < len(self.stamps) and self.stamps[at] == stamp:
-            self.amounts[at] += amount
-        else:
-            self.stamps.insert(at, stamp)
-            self.amounts.insert(at, amount)
+        if self.older and stamp <= self.older[-1]:
+            _put(self.older, self.olders, stamp, amount)
+            return
+        _put(self.stamps, self.amounts, stamp, amount)
         self.total += amount
 
     def remove(self, stamp_s: float, amount: int) -> None:
         """Takes off what is there, at most `amount`: it may have left the window already."""
         stamp = math.ceil(stamp_s / self.grain_s)
-        at = bisect_left(self.stamps, stamp)
-        if at == len(self.stamps) or self.stamps[at] != stamp:
+        if self.older and stamp <= self.older[-1]:
+            _take(self.older, self.olders, stamp, amount)
             return
-        amount = min(amount, self.amounts[at])
-        self.total -= amount
-        self.amounts[at] -= amount
-        if self.amounts[at] == 0:
-            del self.stamps[at], self.amounts[at]
+        self.total -= _take(self.stamps, self.amounts, stamp, amount)
 
     def earliest_s(self, rule: Rule, amount: int) -> float:
         """The first time at which `amount`, at most the count, may be sent by this rule."""
@@ -160,9 +171,12 @@ class Book(msgspec.Struct, array_like=True):
             index += 1
         return at_s
 
-    def book(self, rule: Rule, amount: int, at_s: float, stamp_s: float) -> None:
+    def book(
+        self, rule: Rule, amount: int, at_s: float, stamp_s: float, busy_s: float = 0.0
+    ) -> None:
         """A slot at `at_s`, which is never earlier than the one before."""
-        self.full_at_s = max(self.full_at_s, at_s) + amount * rule.unit_s
+        behind_s = min(rule.catch_up_s, busy_s)
+        self.full_at_s = max(self.full_at_s, at_s - behind_s) + amount * rule.unit_s
         if not rule.is_hard:
             return
         gone = 0
@@ -171,14 +185,49 @@ class Book(msgspec.Struct, array_like=True):
         ):
             self.total -= self.amounts[gone]
             gone += 1
+        if rule.catch_up_s:
+            self.older += self.stamps[:gone]
+            self.olders += self.amounts[:gone]
+            past = bisect_left(self.older, math.floor((at_s - 2 * rule.window_s) / self.grain_s))
+            del self.older[:past], self.olders[:past]
         del self.stamps[:gone], self.amounts[:gone]
         self.add(stamp_s, amount)
+
+    def read(self, rule: Rule, at_s: float, end_s: float) -> Reading:
+        """What a sliding-window counter reads at most from at_s to end_s, if nothing is added.
+
+        For each beginning of its window that is a line in time. What is highest of them all lies
+        below the straight line between its two ends.
+        """
+        stamps, amounts = self.older + self.stamps, self.olders + self.amounts
+        window_s, grain_s = rule.window_s, self.grain_s
+        # What is stamped at or after each stamp, and after all of them: nothing.
+        left = [*accumulate(reversed(amounts), initial=0)]
+        left.reverse()
+        first = last = 0.0
+        before = behind = 0
+        for index, stamp in enumerate(stamps):
+            stamp_s = stamp * grain_s
+            while stamps[before] * grain_s < stamp_s - window_s:
+                before += 1
+            while behind < len(stamps) and stamps[behind] * grain_s < stamp_s + window_s:
+                behind += 1
+            # Its window begins just before this stamp, or the one before it does.
+            for begun_s, both, current in (
+                (stamp_s, left[before], left[index]),
+                (stamp_s + window_s, left[index], left[behind]),
+            ):
+                if at_s - window_s <= begun_s <= end_s:
+                    fall = (both - current) / window_s
+                    first = max(first, both - (at_s - begun_s) * fall)
+                    last = max(last, both - (end_s - begun_s) * fall)
+        return Reading(rule.count, at_s, end_s, max(first, last), last)
 
     def fill(self, rule: Rule, stamp_s: float) -> None:
         """Whatever was sent is unknown: the window counts as full from now on."""
         self.full_at_s = stamp_s + rule.count * rule.unit_s
         self.total = 0
-        self.stamps, self.amounts = [], []
+        self.stamps, self.amounts, self.older, self.olders = [], [], [], []
         if rule.is_hard:
             self.add(stamp_s, rule.count)
 
@@ -187,6 +236,51 @@ class Book(msgspec.Struct, array_like=True):
         self.full_at_s -= by_s
         by = math.floor(by_s / self.grain_s)
         self.stamps = [stamp - by for stamp in self.stamps]
+        self.older = [stamp - by for stamp in self.older]
+
+
+def _put(stamps: list[int], amounts: list[int], stamp: int, amount: int) -> None:
+    at = bisect_left(stamps, stamp)
+    if at < len(stamps) and stamps[at] == stamp:
+        amounts[at] += amount
+    else:
+        stamps.insert(at, stamp)
+        amounts.insert(at, amount)
+
+
+def _take(stamps: list[int], amounts: list[int], stamp: int, amount: int) -> int:
+    """What was taken off, at most `amount`."""
+    at = bisect_left(stamps, stamp)
+    if at == len(stamps) or stamps[at] != stamp:
+        return 0
+    amount = min(amount, amounts[at])
+    amounts[at] -= amount
+    if amounts[at] == 0:
+        del stamps[at], amounts[at]
+    return amount
+
+
+class Reading(msgspec.Struct):
+    """A straight line from `first` at at_s to `last` at end_s, and what has been planned since.
+
+    It never rises. A sliding-window counter reads no more than both together.
+    """
+
+    count: int
+    at_s: float
+    end_s: float
+    first: float
+    last: float
+    planned: int = 0
+
+    def earliest_s(self, amount: int, at_s: float) -> float:
+        """When `amount` may be sent, at_s or later; after end_s, when it is worth asking again."""
+        fall = (self.first - self.last) / (self.end_s - self.at_s)
+        excess = self.first + self.planned + amount - self.count
+        if excess <= (at_s - self.at_s) * fall:
+            return at_s
+        later_s = self.at_s + (excess / fall if fall > 0 else math.inf)
+        return max(at_s, min(later_s, self.end_s + (self.end_s - self.at_s) / 4))
 
 
 class Place(msgspec.Struct, array_like=True):
@@ -236,7 +330,7 @@ def transact(state: State | None, request: LeaseRequest, now_s: float) -> tuple[
         state.limits = request.limits
     for rule in request.rules:
         if rule.key not in state.books:
-            state.books[rule.key] = Book(rule.grain_s, now_s, 0, [], [])
+            state.books[rule.key] = Book(rule.grain_s, now_s, 0, [], [], [], [])
     _doubt(state, request, now_s)
     state.touched_s = now_s
     for change in request.changes:
@@ -286,17 +380,25 @@ def _plan(state: State, request: LeaseRequest, now_s: float) -> tuple[list[float
         return [], now_s
     from_s = max(now_s + request.lead_s, state.last_s, state.parked_s)
     until_s = now_s + request.lead_s + lease_s
-    at_s = _earliest_s(state, request, request.wants[0], from_s)
+    readings = [
+        state.books[rule.key].read(rule, from_s, max(until_s, from_s + rule.grain_s))
+        if rule.catch_up_s
+        else None
+        for rule in request.rules
+    ]
+    at_s = _earliest_s(state, request, request.wants[0], from_s, readings)
     times: list[float] = []
     # Those ahead go first; those who could have gone and have not asked are not waited for.
     if all(place.kept_s <= now_s for place in line[:mine]):
         for amounts in request.wants:
-            at_s = _earliest_s(state, request, amounts, from_s)
+            at_s = _earliest_s(state, request, amounts, from_s, readings)
             if at_s > until_s:
                 break
-            for rule, amount in zip(request.rules, amounts, strict=True):
+            for rule, amount, reading in zip(request.rules, amounts, readings, strict=True):
                 stamp_s = at_s + request.slack_s + request.guard_s
-                state.books[rule.key].book(rule, amount, at_s, stamp_s)
+                state.books[rule.key].book(rule, amount, at_s, stamp_s, request.busy_s)
+                if reading is not None:
+                    reading.planned += amount
             from_s = state.last_s = at_s
             times.append(at_s)
     if len(times) == len(request.wants):
@@ -318,10 +420,17 @@ def _plan(state: State, request: LeaseRequest, now_s: float) -> tuple[list[float
 
 
 def _earliest_s(
-    state: State, request: LeaseRequest, amounts: Sequence[int], from_s: float
+    state: State,
+    request: LeaseRequest,
+    amounts: Sequence[int],
+    from_s: float,
+    readings: Sequence[Reading | None],
 ) -> float:
     for rule, amount in zip(request.rules, amounts, strict=True):
         from_s = max(from_s, state.books[rule.key].earliest_s(rule, amount))
+    for amount, reading in zip(amounts, readings, strict=True):
+        if reading is not None:
+            from_s = reading.earliest_s(amount, from_s)
     return from_s
 
 
@@ -344,6 +453,7 @@ def rules_of(limits: Limits, guard_s: float) -> tuple[Rule, ...]:
         # Too small a bucket keeps the guard in time instead, as limits/window.py does.
         is_bucket = limits.profile == "bucket" and spare >= 1
         bursts = limits.profile in ("fixed", "moving")
+        is_caught_up = kind != "requests" and not bursts and not is_bucket
         grain_s = _grain_s(rate)
         rules.append(
             Rule(
@@ -354,6 +464,7 @@ def rules_of(limits: Limits, guard_s: float) -> tuple[Rule, ...]:
                 burst=spare if is_bucket else rate.count if bursts else 1,
                 is_hard=not is_bucket,
                 grain_s=grain_s,
+                catch_up_s=rate.window_s * BURST_SHARE if is_caught_up else 0.0,
             )
         )
     return tuple(rules)

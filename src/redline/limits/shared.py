@@ -175,7 +175,8 @@ class SharedLimiter:
         amounts = tuple(_booked(cost, kind, rate) for kind, rate in self._rated)
         place = (priority, self._arrivals)
         while True:
-            caller = Caller(amounts, place, asyncio.get_running_loop().create_future())
+            future = asyncio.get_running_loop().create_future()
+            caller = Caller(amounts, place, future, asked_s)
             self._table.join(caller)
             self._pump()
             try:
@@ -342,6 +343,7 @@ class SharedLimiter:
             lease_s=self._lease_s,
             seen_s=self._seen_s,
             park_s=ledger.stamp_s(self._park_news_s) if has_news else 0.0,
+            busy_s=self._clock.now_s() - asked[0].asked_s if asked else 0.0,
         )
 
     def _change(self, slot: Slot, unproven_s: float) -> Change:

@@ -24,16 +24,21 @@ _MOST_GONE = 64
 
 
 class Caller:
-    """One in line, by priority and arrival. future: brings its slot."""
+    """One in line, by priority and arrival. future: brings its slot. asked_s: when it came."""
 
-    __slots__ = ("amounts", "future", "place")
+    __slots__ = ("amounts", "asked_s", "future", "place")
 
     def __init__(
-        self, amounts: tuple[int, ...], place: tuple[int, int], future: asyncio.Future[Slot]
+        self,
+        amounts: tuple[int, ...],
+        place: tuple[int, int],
+        future: asyncio.Future[Slot],
+        asked_s: float = 0.0,
     ) -> None:
         self.amounts = amounts
         self.place = place
         self.future = future
+        self.asked_s = asked_s
 
     def __lt__(self, other: Caller) -> bool:
         return self.place < other.place

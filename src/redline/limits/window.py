@@ -47,7 +47,7 @@ _EPSILON_S = 1e-9
 GRAIN = 1 / 4096
 # A burst of requests is spread over this share of a window, and that much of a token limit may be
 # caught up where another limit has held it back.
-_BURST_SHARE = 1 / 20
+BURST_SHARE = 1 / 20
 # Calls of a burst are not further apart than this.
 _BURST_MOST_S = 0.005
 
@@ -116,8 +116,8 @@ class Window:
         # milliseconds, so even without a guard some of it is made up for.
         self._catch_up_s = max(min(guard_s, catch_up_s), MARGIN_S) if self._is_even else 0.0
         if self._phases is not None:
-            self._catch_up_s = max(self._catch_up_s, rate.window_s * _BURST_SHARE)
-        apart_s = min(_BURST_MOST_S, rate.window_s * _BURST_SHARE / rate.count)
+            self._catch_up_s = max(self._catch_up_s, rate.window_s * BURST_SHARE)
+        apart_s = min(_BURST_MOST_S, rate.window_s * BURST_SHARE / rate.count)
         self._apart_s = apart_s if self._is_plain and not self._is_even else 0.0
 
     @property

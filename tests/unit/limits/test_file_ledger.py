@@ -111,12 +111,13 @@ def check_a_writer_killed_half_way_leaves_the_state_before(module: Any, path: Pa
     """Cut anywhere in its write: what was told before still counts, nothing else does."""
     now = clock()
     ledger = opened(path, now, module.FileLedger)
-    assert len(turn(ledger, 6)) == 6
+    # The third turn is written over the first one.
+    assert [len(turn(ledger, count)) for count in (2, 4)] == [2, 4]
     before = path.read_bytes()
     assert len(turn(ledger, 3)) == 3
     after = path.read_bytes()
     changed = [at for at in range(len(after)) if before[at : at + 1] != after[at : at + 1]]
-    for cut in range(changed[0], changed[-1] + 1, max(1, len(changed) // 20)):
+    for cut in range(changed[0], changed[-1] + 1):
         path.write_bytes(after[:cut] + before[cut:])
         assert len(turn(opened(path, now, module.FileLedger), 9, owner="b")) == 4
 

@@ -193,7 +193,7 @@ MUTANTS = [
     ("back", "book.remove(change.from_s, before)", "pass"),
     ("last", "book.full_at_s -= max(0.0, refund_s)", "pass"),
     ("last", "elif rule.burst > 1 or change.planned_s >= state.last_s:", "else:"),
-    ("settled", "amount = min(amount, self.amounts[at])", "amount = 0"),
+    ("settled", "amount = min(amount, amounts[at])", "amount = 0"),
     ("lost", "self.add(stamp_s, rule.count)", "pass"),
     ("clock", "state.shift(state.touched_s - now_s)", "state = State(request.limits, now_s)"),
     ("clock", "state.shift(state.touched_s - now_s)", "pass"),
