@@ -82,9 +82,10 @@ class Late:
 
 
 def chat(text: str, status: str = "200 OK") -> bytes:
-    """A whole answer that repeats the text."""
+    """A whole answer that repeats the text, with an id of its own."""
     message = {"role": "assistant", "content": f"echo {text}"}
-    body = json.dumps({"choices": [{"index": 0, "finish_reason": "stop", "message": message}]})
+    choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+    body = json.dumps({"id": f"chatcmpl-{text}", "choices": choices})
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
 
 

@@ -10,7 +10,7 @@ once more, on a new connection:
   bytes that are not HTTP                      they belong to no request
   a final 4xx that ends the connection,        servers send 400 or 408 to connections that are idle
   or is the first one from this server
-  the previous answer again, byte for byte     it was sent twice
+  the previous answer again, with its id       it was sent twice
   an answer, and then more                     one of the two is another request's
 
 Each of these takes credit from the kept connections, and answers earn it back; without credit, each
@@ -34,6 +34,7 @@ _EARNED = 1 / 32
 # Of longer requests and answers, only their length and both ends are kept and compared.
 WHOLE_BYTES = 4096
 _END_BYTES = 512
+_ID = b'"id"'
 _GOODBYE = re.compile(rb"\s*HTTP/1\.[01] [45]\d\d ")
 
 
@@ -75,9 +76,7 @@ class Reuse:
 
     def __init__(self) -> None:
         self._credit = _MOST_CREDIT
-        # The endpoint's last answer, its request and connection, until answers differ or repeat.
-        self._last: tuple[Kept | None, Trace, Trace] = (None, b"", b"")
-        self._varies = self._repeats_itself = False
+        self._repeats_itself = False
         self._refuses = False
 
     @property
@@ -93,9 +92,8 @@ class Reuse:
             if not self._repeats_itself and self._is_copy(body, connection) and is_kept:
                 raise self._doubted("the previous answer came again", body)
             if exchange.doubted and exchange.doubted == body:
-                # So answers to different requests are alike here.
+                # So answers to different requests have one id here.
                 self._repeats_itself = True
-                self._last = (None, b"", b"")
         elif 400 <= status < 500 and status != 429:
             if is_kept and (not self._refuses or _is_last(answer, connection)):
                 raise self._doubted(f"HTTP {status} on a kept connection", b"")
@@ -138,24 +136,13 @@ class Reuse:
     def _is_copy(self, body: bytes, connection: Kept) -> bool:
         """The answer is the one before on the connection, and the request is another one.
 
-        Where answers have no id of their own, different requests often get equal ones. Such a
-        server is known once two connections bring the same, or a request that was repeated has the
-        same answer again.
+        Only an answer with an id of its own counts: without ids, such as those of a classifier,
+        equal answers to different requests are nothing odd.
         """
         found = body if len(body) <= WHOLE_BYTES else trace_of(body)
         last = connection.last
         connection.last = asked, _ = connection.asked, found
-        if last is not None and found == last[1]:
-            return bool(body) and asked != last[0]
-        if not self._varies:
-            elsewhere, asked_there, found_there = self._last
-            self._last = (connection, asked, found)
-            if elsewhere is not None and found != found_there:
-                self._varies = True
-                self._last = (None, b"", b"")
-            elif elsewhere not in (None, connection) and asked != asked_there:
-                self._repeats_itself = True
-        return False
+        return last is not None and found == last[1] and asked != last[0] and _ID in body
 
 
 def _is_last(answer: Answer, connection: Kept) -> bool:
