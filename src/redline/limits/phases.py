@@ -5,15 +5,15 @@ was sent after s and up to t, and its current window begun at p = t - uW, it rea
 
     (1 - u) A(p - W, p) + A(p, t)  =  u A(p, t) + (1 - u) A(p - W, t)  <=  N.
 
-A send may reach it up to g late, so both intervals begin g earlier here. Measured against an even
-rate r = N / (W + g), with the amount not used so far, D(t) = r t - A(0, t), that is
+A send may reach it up to g late, so both intervals begin g earlier here. With the amount that was
+not used so far, D(t) = r t - A(0, t) at the even rate r = N / W, that is
 
-    D(t)  >=  u D(t - g - uW) + (1 - u) D(t - g - uW - W)       for every u from 0 to 1.
+    D(t)  >=  u D(t - g - uW) + (1 - u) D(t - g - uW - W) + r g      for every u from 0 to 1.
 
-The right-hand side, at its largest, is the floor. At u = 0 and u = 1 it says what a moving window
-says. Even sends leave D as it is, so they are always allowed. And what was lost a moment ago, where
-u is small, may be caught up with hardly any effect on the counter. A pace alone cannot know that:
-it has to keep free whatever it may ever catch up.
+The right-hand side without r g, at its largest, is the floor. At u = 0 and u = 1 it says what a
+moving window says. Sends at N / (W + g) raise D by r g in each W + g, so they are always allowed.
+And what was lost a moment ago, where u is small, may be caught up with hardly any effect on the
+counter. A pace alone cannot know that: it has to keep free whatever it may ever catch up.
 
 The past is kept in steps of W / 512, each with its amount and the highest D in it. The floor is
 found anew every W / 128, and when that much of the limit has been given back. It is never below the
@@ -81,7 +81,7 @@ class Phases:
         self._floor_at: int | None = None  # for which group; None where it must be found anew
         self._back = 0.0  # what was given back since it was found
         self._groups: deque[_Group] = deque()
-        self._count, self._per_s = count, 0.0
+        self._count, self._per_s, self._guard_s = 0, 0.0, 0.0
         self.reshape(count, guard_s)
 
     @property
@@ -91,18 +91,20 @@ class Phases:
 
     def reshape(self, count: int, guard_s: float) -> None:
         """Another count or guard from now on; what was sent still counts."""
-        per_s = count / (self._window_s + guard_s)
-        more = max(0.0, per_s - self._per_s) * self._step_s
-        self._count, self._per_s, self._guard_s = count, per_s, guard_s
-        self._gain = gain = per_s * self._step_s
-        for group in self._groups:
-            group.highs = [min(gain, high + more) for high in group.highs]
-            group.top = None
+        if count != self._count:
+            per_s = count / self._window_s
+            more = max(0.0, per_s - self._per_s) * self._step_s
+            self._count, self._per_s = count, per_s
+            self._gain = gain = per_s * self._step_s
+            for group in self._groups:
+                group.highs = [min(gain, high + more) for high in group.highs]
+                group.top = None
         # Two windows, what may be under way to the server, and the groups at either end.
         size = 2 * _GROUPS + math.ceil(guard_s / self._group_s) + 2
-        missing = max(0, size - len(self._groups))
-        self._groups = deque([*(_Group() for _ in range(missing)), *self._groups], size)
-        self._sent = sum(group.sent for group in self._groups)
+        missing = size - len(self._groups)
+        if missing > 0:
+            self._groups = deque([*(_Group() for _ in range(missing)), *self._groups], size)
+        self._guard_s = guard_s
         self._floor_at = None
 
     def wait_s(self, amount: float, now_s: float) -> float:
@@ -115,7 +117,7 @@ class Phases:
         if at != self._floor_at:
             self._floor = self._found_floor(at)
             self._floor_at, self._back = at, 0.0
-        wait_s = (self._floor + amount - unused) / self._per_s
+        wait_s = (self._floor + amount - unused) / self._per_s + self._guard_s
         if wait_s <= 0.0:
             return 0.0
         return min(wait_s, max(_LEAST_S, (at + 1) * self._group_s + self._guard_s - now_s))
