@@ -78,11 +78,10 @@ class Interrupts:
 
     def given_up(self) -> GivenUp:
         """The error of a run that is left as it is."""
-        rows = self._runner.abandoned if self._runner is not None else []
-        return GivenUp(
-            f"abandoned: {'; '.join(rows) or 'what the run was waiting for'}; results that are "
-            "written are safe"
-        )
+        left = ["the beginning of the run"]
+        if self._runner is not None:
+            left = self._runner.abandoned or ["what the run was waiting for"]
+        return GivenUp(f"abandoned: {'; '.join(left)}; results that are written are safe")
 
     @contextmanager
     def handled(self, loop: asyncio.AbstractEventLoop, main: asyncio.Task[Any]) -> Generator[None]:
@@ -102,7 +101,7 @@ class Interrupts:
             yield
         except asyncio.CancelledError:
             if self._is_early:
-                raise KeyboardInterrupt from None
+                raise (self.given_up() if self.count > 1 else KeyboardInterrupt()) from None
             raise
         except GivenUp:
             raise self.given_up() from None

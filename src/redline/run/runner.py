@@ -115,6 +115,7 @@ class Runner:
         self.abandoned: list[str] = []
         self._threads: DaemonThreads | None = None
         self._left = asyncio.Event()
+        self._is_left = False  # the same, for each row to look at
         self._leaving: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
@@ -198,6 +199,7 @@ class Runner:
         for task in self._tasks:
             self._abandon(task, "its call goes on though it was cancelled")
         self.supply.leave()
+        self._is_left = True
         self._left.set()
 
     def _abandon(self, task: asyncio.Task[Any], why: str) -> None:
@@ -293,7 +295,7 @@ class Runner:
                 due_s = math.inf if row_s is None else self._clock.now_s() + row_s
                 call = self._tasks[task] = Call(deadline_s=due_s)
                 outcome = await self._outcome(picked, call, task, self._backend)
-                if self._left.is_set():
+                if self._is_left:
                     # It was left behind, and its journal is closed.
                     return
                 self._tasks[task] = None
