@@ -85,6 +85,7 @@ class _Run:
         opened = self.stream or open_source(job.rows, is_followed=job.follow)
         source = self.stream or sampled(opened, job.samples)
         self.source_name = source.name
+        self._check_source = source.check
         self.row_count = RowCount(
             opened.total_rows,
             None if job.follow else row_counts(job.rows),
@@ -92,7 +93,6 @@ class _Run:
             samples=job.samples,
         )
         # What earlier runs have done, of the rows that this one has read.
-        self._check_source = source.check
         self._skipped = 0
         self._failed_before = 0
         self._untried = 0
