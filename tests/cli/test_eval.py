@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cli.conftest import Cli, Told
-from model_server import USAGE, model_server
+from model_server import USAGE, Said, model_server
 
 Rows = Callable[..., str]
 # The simulated model repeats its prompt, so a task is right where its column holds the gold answer.
@@ -97,6 +97,38 @@ def test_named_questions_are_paired_whatever_the_number_of_samples(
     told = cli("eval", "compare", "one-1.jsonl", "two-3.jsonl")
     assert "p: 0.0703125\n" in told.out, told.out + told.err
     assert "left out" not in told.out
+
+
+def test_questions_are_paired_if_their_first_sample_failed(
+    cli: Cli, rows: Rows, tmp_path: Path
+) -> None:
+    """Without names, the first sample alone has the question's own hash."""
+    task(tmp_path, gold="gold", metric="exact")
+    data = rows(*({"q": at, "gold": "a"} for at in range(4)))
+    seen: list[str] = []
+
+    def say(body: dict[str, Any]) -> Said:
+        text = body["messages"][-1]["content"]
+        seen.append(text)
+        fails = text == "Say 0" or (text == "Say 1" and seen.count(text) == 1)
+        if fails and is_failing:
+            return 400, {"error": {"message": f"no, request {len(seen)}"}}
+        return "a"
+
+    with model_server(say) as server:
+        given = ("--task", "task.toml", "--data", data, "--base-url", server.url, "--model", "m")
+        is_failing = True
+        often = ("--samples", "3", "--temperature", "1", "-c", "1", "-o", "often.jsonl")
+        told = cli("eval", *given, *often)
+        assert "of those   2 questions whose samples are all answered:" in told.out
+        is_failing = False
+        cli("eval", *given, "-o", "once.jsonl")
+    assert any('"row":2' in line for line in Path("often.failed.jsonl").read_text().splitlines())
+    for pair in (("often.jsonl", "once.jsonl"), ("once.jsonl", "often.jsonl")):
+        told = cli("eval", "compare", *pair)
+        assert "mean of 3 questions, 8 answers" in told.out
+        assert "1 question is in once.jsonl alone, and is left out" in told.out
+        assert "often.jsonl alone" not in told.out
 
 
 def test_three_equal_questions_do_not_prove_that_two_models_are_equal(cli: Cli, data: str) -> None:

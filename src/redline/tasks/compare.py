@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 
 from redline.errors import ConfigError
-from redline.tasks.scores import Graded, graded
+from redline.run.settings import Output
+from redline.tasks.scores import Graded, failed_lines, graded
 from redline.tasks.statistics import Paired, paired
 
 _MOST_SHOWN = 5
@@ -58,7 +59,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
                 lines.append(f"{words}, for instance: rows {', '.join(map(str, rows))}")
         for name, count in ((self.first, self.only_first), (self.second, self.only_second)):
             if count:
-                lines.append(f"{count:,} questions are in {name} alone, and are left out")
+                are = "question is" if count == 1 else "questions are"
+                left_out = "is" if count == 1 else "are"
+                lines.append(f"{count:,} {are} in {name} alone, and {left_out} left out")
         lines += [
             "",
             f"only_first: {pairs.only_first}",
@@ -100,7 +103,7 @@ def compare(first: Path, second: Path) -> Comparison:
     Raises ConfigError if they have no question in common, and JournalError for a damaged file.
     """
     ones, others = _Questions(first), _Questions(second)
-    common = {row: found for row in ones.answers if (found := others.find(ones.answers[row]))}
+    common = {row: found for row in ones.answers if (found := ones.same_in(others, row))}
     if not common:
         raise ConfigError(
             f"{first} and {second} have no question in common",
@@ -129,26 +132,37 @@ def compare(first: Path, second: Path) -> Comparison:
 
 
 class _Questions:
-    """The answers in a results file, by the number of the question's row, which is from 1."""
+    """The answers in a results file, by the number of the question's row, which is from 1.
+
+    Samples that failed are no answers, but show which question theirs is.
+    """
 
     def __init__(self, path: Path) -> None:
         self.answers: dict[int, list[Graded]] = {}
         self._rows: dict[str, int] = {}
         self._named: dict[str, int] = {}
+        self._hashes: dict[int, list[str]] = {}
         for answer in graded(path):
             self.answers.setdefault(answer.row, []).append(answer)
-            self._rows[answer.hash] = answer.row
             if answer.custom_id is not None:
                 self._named[_base(answer.custom_id)] = answer.row
+            self._put(answer.hash, answer.row)
+        for failed in failed_lines(Output.at(path).failed_path):
+            self._put(failed.hash, failed.row)
 
-    def find(self, answers: list[Graded]) -> int | None:
-        """The row of the question that these are answers to; None if it has none here."""
-        for answer in answers:
-            if answer.hash in self._rows:
-                return self._rows[answer.hash]
-        # Asked once in one run and several times in the other: the samples bear other names.
-        name = answers[0].custom_id
-        return None if name is None else self._named.get(_base(name))
+    def _put(self, hashed: str, row: int) -> None:
+        self._rows[hashed] = row
+        self._hashes.setdefault(row, []).append(hashed)
+
+    def same_in(self, others: _Questions, row: int) -> int | None:
+        """The row of this question there; None if it has no answer there."""
+        rows = (others._rows.get(hashed) for hashed in self._hashes[row])
+        found = next((found for found in rows if found is not None), None)
+        if found is None:
+            # Asked once in one run and several times in the other: samples have other names.
+            name = self.answers[row][0].custom_id
+            found = None if name is None else others._named.get(_base(name))
+        return found if found in others.answers else None
 
     def share(self, row: int) -> Fraction:
         """Of the right answers among all to this question."""

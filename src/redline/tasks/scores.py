@@ -43,7 +43,7 @@ class Scores:
         self.samples = manifest.settings.get("samples") or 1
         self.answers: list[Graded] = list(graded(output.path))
         succeeded = {answer.hash for answer in self.answers}
-        failed = [line for line in _failed(output.failed_path) if line.hash not in succeeded]
+        failed = [line for line in failed_lines(output.failed_path) if line.hash not in succeeded]
         self.failed = len(failed)
         self._asked = Counter(line.row for line in failed)
         self._questions = {row: list[Graded]() for row in self._asked}
@@ -103,6 +103,10 @@ class Scores:
         if not whole:
             return []
         lines = []
+        if len(whole) < len(self._questions):
+            lines.append(
+                f"{'of those':10} {len(whole):,} questions whose samples are all answered:"
+            )
         ks = sorted({1, self.samples, *(2**i for i in range(1, self.samples.bit_length()))})
         for k in ks:
             if k <= self.samples:
@@ -145,11 +149,14 @@ def graded(path: Path) -> list[Graded]:
     return found
 
 
-class _Failed(msgspec.Struct, frozen=True):
+class Failed(msgspec.Struct, frozen=True):
+    """What a failure's line says of one answer."""
+
     hash: str
     row: int
 
 
-def _failed(path: Path) -> set[_Failed]:
-    decode = msgspec.json.Decoder(_Failed).decode
+def failed_lines(path: Path) -> set[Failed]:
+    """The answers that failed; none without the file."""
+    decode = msgspec.json.Decoder(Failed).decode
     return set(map(decode, read_results(path))) if path.exists() else set()
