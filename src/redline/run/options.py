@@ -369,7 +369,8 @@ def _endpoint(given: Mapping[str, Any], limits: Limits, environ: Mapping[str, st
             if name in given:
                 raise ConfigError(
                     f"{name} and an Endpoint exclude each other",
-                    hint=f"state it in the Endpoint: Endpoint(base_url=..., {name}=...)",
+                    hint="set it in the Endpoint: api_key, headers, proxy, limits=Limits(...) or "
+                    "timeouts=Timeouts(...)",
                 )
         return endpoint
     timeout_s = given.get("timeout_s", Timeouts().attempt_s)

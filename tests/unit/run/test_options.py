@@ -95,8 +95,13 @@ def test_an_endpoint_brings_its_own_limits_and_key() -> None:
     endpoint = Endpoint(base_url="http://a.example/v1")
     assert job(endpoint=endpoint).endpoint is endpoint
     for name, value in {"rpm": 1, "api_key": "k", "timeout_s": 3.0, "headers": {}}.items():
-        with pytest.raises(ConfigError, match=f"{name} and an Endpoint exclude each other"):
+        with pytest.raises(
+            ConfigError, match=f"{name} and an Endpoint exclude each other"
+        ) as caught:
             job(endpoint=endpoint, **{name: value})
+        # Its own fields have other names than some options.
+        assert "limits=Limits(...)" in caught.value.hint
+        assert f"{name}=..." not in caught.value.hint
 
 
 def test_the_embedded_endpoint() -> None:
