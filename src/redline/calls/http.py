@@ -339,17 +339,15 @@ class HttpBackend:
 
     def _read_whole(self, request: Request, answer: Answer) -> Reply:
         wall_s = self.clock.wall_s()
-        path, asked = request.output_path, request.body
-
-        def read(body: bytes) -> Reply:
-            return apis.read(request.url, body, path, asked, answer.headers, wall_s)
-
+        path, asked, headers = request.output_path, request.body, answer.headers
         try:
-            return read(answer.body)
+            return apis.read(request.url, answer.body, path, asked, headers, wall_s)
         except (CallError, NoEndpoint):
             # Not above: a request with headers of its own needs a mask of its own.
             mask = self._mask_of(request)
-        return mask.read(answer.body, read)
+        return mask.read(
+            answer.body, lambda body: apis.read(request.url, body, path, asked, headers, wall_s)
+        )
 
     def _located(self, error: CallError, request: Request) -> CallError | NoEndpoint:
         """The error with its endpoint named; NoEndpoint when there has been none for too long."""

@@ -151,9 +151,11 @@ class _Run:
 
     def _is_to_do(self, journal: Journal, key: int, mark: int) -> bool:
         """A row of this key and content, which has not succeeded, is to be done by this run."""
+        self._with_line += key in journal.succeeded
+        if not len(journal.failed) and not self.job.retry_failed and self.batches is None:
+            return True
         if key in journal.failed:
             self._with_failure.add(key)
-        self._with_line += key in journal.succeeded
         has_failed = journal.failed.matches(key, mark)
         # A failed row that was corrected since is a row to try again, and a new one.
         is_again = key in journal.failed and (self.job.retries_failures or not has_failed)

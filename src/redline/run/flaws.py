@@ -61,9 +61,10 @@ _LINE, _BATCH_LINE = msgspec.json.Decoder(_Line), msgspec.json.Decoder(_BatchLin
 
 def flaw_of(outcome: Outcome) -> str | None:
     """The flaw of a success; None if it has none, and for a failure."""
-    if outcome.reply is None or outcome.status != "succeeded":
+    reply = outcome.reply
+    if reply is None or reply.finish_reason == "stop" or outcome.status != "succeeded":
         return None
-    return _first_flaw(outcome.reply.finish_reason)
+    return _first_flaw(reply.finish_reason)
 
 
 def flaws_in(lines: Sequence[bytes]) -> Counter[str]:

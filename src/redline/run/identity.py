@@ -197,7 +197,8 @@ def mark_of(row: Row) -> int:
 
     Two rows that hold the same have the same, however they are written.
     """
-    if row.data is None or custom_id(row) is None:
+    name = None if row.data is None else row.data.get("custom_id")
+    if name is None or not (name if type(name) is str else custom_id(row)):
         return 0
     try:
         content = _CANONICAL.encode(row.data)
