@@ -184,7 +184,7 @@ def test_both_formats_are_continued_and_may_keep_their_input(bench: Bench, forma
 
 
 CHANGES = [
-    ({"prompt": "A {{ text }}"}, {"prompt": "B {{ text }}"}, 'prompt was "A {{ text }}" and is now "B {{ text }}"'),
+    ({"prompt": "{{ text }}."}, {"prompt": "{{ text }}"}, 'prompt was "{{ text }}." and is now'),
     ({"model": "one"}, {"model": "two"}, 'model was "one" and is now "two"'),
     ({}, {"params": {"seed": 7}}, 'params was not set and is now {"seed":7}'),
     ({"system": "Be kind."}, {}, 'system was "Be kind." and is now not set'),

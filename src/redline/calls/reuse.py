@@ -8,8 +8,7 @@ once more, on a new connection:
   what comes                                   because
   its end, before any byte of an answer        the server closed it as idle, or is restarting
   bytes that are not HTTP                      they belong to no request
-  a final 4xx that ends the connection,        servers send 400 or 408 to connections that are idle
-  or is the first one from this server
+  a final 4xx that ends the connection         servers send 400 or 408 to connections that are idle
   the previous answer again, with its id       it was sent twice
   an answer, and then more                     one of the two is another request's
 
@@ -77,7 +76,6 @@ class Reuse:
     def __init__(self) -> None:
         self._credit = _MOST_CREDIT
         self._repeats_itself = False
-        self._refuses = False
 
     @property
     def is_allowed(self) -> bool:
@@ -94,10 +92,8 @@ class Reuse:
             if exchange.doubted and exchange.doubted == body:
                 # So answers to different requests have one id here.
                 self._repeats_itself = True
-        elif 400 <= status < 500 and status != 429:
-            if is_kept and (not self._refuses or _is_last(answer, connection)):
-                raise self._doubted(f"HTTP {status} on a kept connection", b"")
-            self._refuses = True
+        elif is_kept and 400 <= status < 500 and status != 429 and _is_last(answer, connection):
+            raise self._doubted(f"HTTP {status} on a kept connection", b"")
         if is_kept and connection.has_more:
             self._credit = -math.inf
             raise Repeat(BadReply("a second answer came on a kept connection"))

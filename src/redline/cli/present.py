@@ -55,8 +55,8 @@ def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
         )
     if report.repeated:
         lines.append(
-            f"{_count(report.repeated, 'request')} sent twice, because a kept connection failed "
-            "before the answer; the server may have processed both"
+            f"{_count(report.repeated, 'request')} sent twice, because the answer on a kept "
+            "connection was missing or in doubt; the server may have processed both"
         )
     if report.input_tokens or report.output_tokens:
         lines.append(f"{_count(report.input_tokens, 'token')} in, {report.output_tokens:,} out")
