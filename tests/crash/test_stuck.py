@@ -215,6 +215,34 @@ def test_a_call_that_ends_after_it_was_left_writes_nothing(tmp_path: Path) -> No
     assert (tmp_path / "labels.jsonl").read_bytes() == b""
 
 
+def test_an_answer_is_saved_if_its_function_returned_before_it_was_left(tmp_path: Path) -> None:
+    """It returns while the event loop is blocked; both are noticed in one turn."""
+    is_ending = threading.Event()
+
+    def after(output: str) -> str:
+        is_ending.wait(LIMIT_S)
+        return f"{output}, checked"
+
+    async def call(row: dict[str, Any]) -> str:
+        if row["n"] == 1:
+            return "yes"
+        try:
+            await asyncio.sleep(1000)
+        except asyncio.CancelledError:
+            is_ending.set()
+            # Until functions are left.
+            time.sleep(0.3)
+            raise
+        return "no"
+
+    path = tmp_path / "labels.jsonl"
+    report = redline.run(
+        [{"n": 1}, {"n": 2}], call=call, after=after, deadline_s=0.2, output=path, progress=False
+    )
+    assert (report.succeeded, report.unfinished, report.abandoned) == (1, 1, [])
+    assert json.loads(path.read_text())["output"] == "yes, checked"
+
+
 def test_a_cancelled_arun_returns_though_its_calls_go_on() -> None:
     release = asyncio.Event()
 

@@ -97,6 +97,8 @@ class Runner:
         self._group: asyncio.TaskGroup | None = None
         self._tasks: dict[asyncio.Task[Any], Call | None] = {}
         self._handing: set[asyncio.Task[Any]] = set()
+        # What the `after` functions come to, by the workers that wait for them.
+        self._after: dict[asyncio.Task[Any], asyncio.Future[Any]] = {}
         self._has_wishes = bool(job.fail_on) or job.hooks.after is not None
         self._hope = Hope(is_strict=job.strict, is_again=job.retry_failed)
         self.journal: Journal | None = None
@@ -116,7 +118,7 @@ class Runner:
         self._threads: DaemonThreads | None = None
         self._left = asyncio.Event()
         self._is_left = False  # the same, for each row to look at
-        self._leaving: asyncio.TimerHandle | None = None
+        self._leaving: asyncio.Handle | None = None
 
     async def run(self) -> None:
         """Works until the input ends or the run is ended. The journal is the caller's to close."""
@@ -186,18 +188,26 @@ class Runner:
                 task.cancel()
         if self._leaving is None:
             loop = asyncio.get_running_loop()
-            self._leaving = loop.call_later(_HOOKS_END_S, self._leave_functions)
+            self._leaving = loop.call_later(_HOOKS_END_S, self._end_functions)
+
+    def _end_functions(self) -> None:
+        """Waits no more for functions of the user's, except for those that have just returned."""
+        # A function's result may come in this turn of the loop, behind this timer.
+        self._leaving = asyncio.get_running_loop().call_soon(self._leave_functions)
 
     def _leave_functions(self) -> None:
-        """Waits no more for functions of the user's, nor for anything else but a moment."""
+        """Cancels whatever goes on, and gives it a moment to end."""
         for task in self._tasks:
-            task.cancel()
+            if task not in self._after or not self._after[task].done():
+                task.cancel()
         self._leaving = asyncio.get_running_loop().call_later(_LAST_END_S, self._leave)
 
     def _leave(self) -> None:
         """Leaves behind what was cancelled and goes on."""
         for task in self._tasks:
             self._abandon(task, "its call goes on though it was cancelled")
+            # It may wait for leave to be written, which is too late now.
+            task.cancel()
         self.supply.leave()
         self._is_left = True
         self._left.set()
@@ -411,7 +421,10 @@ class Runner:
                 _FUNCTIONS, "redline-function"
             )
         try:
-            return await loop.run_in_executor(executor, function, value)
+            returned = loop.run_in_executor(executor, function, value)
+            if name == "after":
+                self._after[task] = returned
+            return await returned
         except asyncio.CancelledError:
             self._abandon(task, f"the `{name}` function has not returned")
             raise
@@ -420,6 +433,8 @@ class Runner:
             raise Rejected(
                 f"the `{name}` function raised {type(error).__name__}: {error}"
             ) from error
+        finally:
+            self._after.pop(task, None)
 
     async def _conclude(self, picked: Picked, outcome: Outcome) -> None:
         error = outcome.error
