@@ -125,6 +125,20 @@ def test_a_budget_counts_what_was_sent_twice(cli: Cli, rows: Rows) -> None:
     assert summary["spent_tokens"] > 300
 
 
+def test_a_request_that_the_budget_does_not_pay_twice_is_left(cli: Cli, rows: Rows) -> None:
+    def after(server: Late, connected: socket.socket, text: str) -> bool:
+        return text == "0"
+
+    file = rows({"prompt": "0"}, {"prompt": "1"})
+    flags = ["--model", "m", "--budget-tokens", "600", "--max-tokens", "100", "-c", "1"]
+    with late(after) as server:
+        told = cli("run", file, *flags, "--base-url", server.url, "-o", "o.jsonl")
+        assert server.seen == ["0", "1"]
+    assert told.status == 2
+    assert "1 succeeded" in told.err
+    assert "budget" in told.err
+
+
 @pytest.mark.parametrize("body", ["{}", "a" * 100_000])
 def test_equal_answers_to_different_rows_are_not_doubted(
     cli: Cli, rows: Rows, odd: Any, body: str

@@ -413,6 +413,9 @@ def _forget_frames(error: BaseException) -> None:
     The error is kept for as long as its outcome is, and its row may wait to be tried again.
     """
     of: BaseException | None = error
-    while of is not None:
+    # An error that is raised again may be its own context.
+    seen = set[int]()
+    while of is not None and id(of) not in seen:
+        seen.add(id(of))
         of.__traceback__ = None
         of = of.__cause__ or of.__context__
