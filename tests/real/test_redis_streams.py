@@ -355,6 +355,31 @@ def test_a_run_that_is_asked_to_end_hands_back_what_it_has_not_begun(world: Worl
     assert world.pending() == 0
 
 
+def test_an_answer_that_waits_for_redis_as_its_run_is_given_up_is_saved(
+    server: RedisServer, world: World
+) -> None:
+    """Redis is stopped until the run's deadline, and goes on as the calls are cancelled."""
+    assert server.process is not None
+    sent, process = world.fill(2), server.process
+    has_second = asyncio.Event()
+
+    async def call(row: dict[str, Any]) -> str:
+        if row["custom_id"] == sent[0]:
+            await has_second.wait()
+            process.send_signal(signal.SIGSTOP)
+            return "done"
+        has_second.set()
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        return "never"
+
+    report = world.run(call, deadline_s=0.5)
+    assert (report.succeeded, report.unfinished) == (1, 1)
+    assert world.outcomes() == Counter(sent[:1])
+
+
 def pending_ids(world: World) -> list[str]:
     found: Any = world.redis.xpending_range("tickets", "labels", "-", "+", 1000)
     return [entry["message_id"].decode() for entry in found]

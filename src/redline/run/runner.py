@@ -23,7 +23,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from redline.calls import Backend, Call, Outcome, Reply, Request
 from redline.clock import SYSTEM, Clock
@@ -49,11 +49,9 @@ from redline.run.task import NO_MORE_S, Answered, Ask, Noted
 from redline.run.template import Renderer
 from redline.threads import DaemonThreads
 
-T = TypeVar("T")
-
 GRACE_S = 30.0
-# What an abort leaves to functions of the user's, which are usually quick, and then to what was
-# cancelled.
+# What an abort leaves to functions of the user's, which are usually quick, and to a stream's
+# leave to write an answer, and then to what was cancelled.
 _HOOKS_END_S = 0.2
 _LAST_END_S = 0.05
 _WATCH_S = 0.05
@@ -474,7 +472,7 @@ class Runner:
     async def _is_permitted(self, picked: Picked, outcome: Outcome) -> bool:
         assert self.permit is not None
         try:
-            is_permitted = await self._until_aborted(self.permit(picked.key, outcome))
+            is_permitted = await self.permit(picked.key, outcome)
         except RedlineError as error:
             self.stop(error)
             return False
@@ -482,13 +480,13 @@ class Runner:
         self.offered -= not is_permitted
         return is_permitted
 
-    async def _until_aborted(self, work: Awaitable[T]) -> T:
-        """What it comes to. A row that has its outcome is not cut short by a drain."""
+    async def _until_aborted(self, work: Awaitable[None]) -> None:
+        """Waits for `work`, through a drain."""
         task = asyncio.current_task()
         assert task is not None
         self._handing.add(task)
         try:
-            return await work
+            await work
         finally:
             self._handing.discard(task)
 
