@@ -47,6 +47,10 @@ STEPS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
         ("lost-blocks",),
         {"lost lines": ("reading", *_FILE, "in place"), "lost lines, aside": _FILE[:-1]},
     ),
+    "old lines": (
+        ("changed",),
+        {"old lines": ("reading", *_FILE, "in place"), "old lines, aside": _FILE[:-1]},
+    ),
     "sorting": (("ordered",), {"sorting": ("reading", *_FILE, "in place")}),
     "failures rewritten": (
         ("retry-failed", "mended"),

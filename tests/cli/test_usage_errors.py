@@ -80,7 +80,7 @@ MISTAKES = [
      "the path begins with /, as in /v1/embeddings; the server is the base URL's part"),
     (["--output-path", "a..b"], "not an output path: a..b", "",
      "write it like result.items.0.text"),
-    (["--proxy", "abc"], "the proxy is not an http:// URL", "", "http://host:port"),
+    (["--proxy", "abc"], "the proxy is not an http:// URL", "--proxy", "http://host:port"),
     (["-o", "a.jsonl", "--output", "b.jsonl"], "--output is given 2 times", "",
      "it takes one value: leave the others out"),
     (["--prompt", "y"], "--prompt is given 2 times", "",
