@@ -216,7 +216,8 @@ def test_a_batch_that_finds_no_room_goes_in_halves_that_wait_for_each_other() ->
 def test_a_path_that_is_none_for_batches_ends_the_run() -> None:
     with simulated() as sim:
         write_rows(2)
-        report = run(sim, url="/v1/other", body='{"model": "m"}', model=None)
+        body = '{"model": "m"}'
+        report = run(sim, url="/v1/other", body=body, model=None, constant_prompt=True)
         assert report.stopped is not None
         assert "not one for batches" in report.stopped.what
         assert report.unfinished == 2

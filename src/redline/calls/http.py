@@ -126,6 +126,9 @@ class HttpBackend:
             # Refused before anything is waited for where no limit could ever grant it.
             if cost is not _NOTHING:
                 self.limiter.check(cost)
+            # Its clock would ring only after the loop has read its sockets.
+            if call.deadline_s != math.inf and call.deadline_s <= self.clock.now_s():
+                raise TimedOut("row")
             if not self.slots.take_free():
                 await self._wait_for(self.slots, call)
             try:
