@@ -179,7 +179,7 @@ def test_tokens_need_no_price() -> None:
 
 def test_a_body_that_is_no_json_is_the_rows_own_fault() -> None:
     bad = Request(body={"model": "m", "max_tokens": 1, "x": object()})
-    assert one(ok(), request=bad)[0].error.kind == "rejected"
+    assert one(ok(), request=bad)[0].error.kind == "bad_row"
 
 
 def test_a_server_that_adds_a_prompt_is_known_after_its_first_reply() -> None:

@@ -34,6 +34,8 @@ SOON = {"retry-after": "1"}
 # failure: status, headers, type and code of the body.
 TABLE: list[tuple[Any, int, dict[str, str], str, str]] = [
     (Rejected("no"), 400, FINAL, WRONG, "rejected"),
+    (errors.BadRow("no"), 400, FINAL, WRONG, "bad_row"),
+    (errors.BadTemplate("no"), 400, FINAL, WRONG, "bad_template"),
     (Rejected("no", status=404), 404, FINAL, WRONG, "rejected"),
     (Rejected("no", status=301), 502, FINAL, OURS, "rejected"),
     (Rejected("no", status=500), 500, FINAL, OURS, "rejected"),
@@ -82,7 +84,8 @@ def leaves(kind: type[RedlineError]) -> set[type[RedlineError]]:
 
 
 def test_the_table_knows_every_failure_of_a_call() -> None:
-    assert {type(row[0]) for row in TABLE} == leaves(CallError) | {errors.NoEndpoint}
+    known = leaves(CallError) | {Rejected, errors.NoEndpoint}
+    assert {type(row[0]) for row in TABLE} == known
 
 
 def test_the_hint_of_a_backend_is_told_and_that_of_a_command_line_is_not() -> None:
