@@ -285,11 +285,14 @@ def test_a_notebooks_cell_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None
         redline.run([{"n": 1}], call=blocking)
 
     runner = asyncio.new_event_loop()
+    # As a notebook's kernel has it, whatever the tests before this one have left.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt, match="abandoned: what the run was waiting for"):
             runner.run_until_complete(main())
         assert not release.is_set()
     finally:
+        signal.signal(signal.SIGINT, previous)
         release.set()
         runner.close()
 
