@@ -132,8 +132,8 @@ def test_a_death_and_a_torn_line_leave_as_many_and_no_two_alike(
 @pytest.mark.parametrize(
     ("line", "replacement"),
     [
-        ("self._index.keep(_text(line.output), line.row)", "pass"),
-        ("other = self._index.add(_text(judgement.value), n)", "other = None"),
+        ("self._index.keep(text_of(line.output), line.row)", "pass"),
+        ("other = self._index.add(text_of(judgement.value), n)", "other = None"),
     ],
     ids=["the index is not built again", "a text that is kept is not taken in"],
 )
