@@ -21,7 +21,9 @@ from scripted import Answer, Asked, completion, scripted
 Cli = Callable[..., Any]
 Rows = Callable[..., str]
 
-KEY = "sk-proj-AbCdEfGh1234567890qrstuvWXYZ0987654321"
+# Four characters in a row are neither digits nor hex nor a word, so that no port, time or hash has
+# them by chance.
+KEY = "sk-proj-GhRt5JkMn8WvQz3PxLs6TyKv9ZwHr2NjVq7SmX"
 FORMS = {
     "plain": KEY,
     "json": "".join(f"\\u{ord(char):04x}" for char in KEY),
