@@ -15,6 +15,12 @@ _PLAN = re.compile(
 )
 
 
+def from_summary(text: str) -> str:
+    """`text` from its first summary on; all of it if it has none."""
+    match = _SUMMARY.search(text)
+    return text if match is None else text[match.start() :]
+
+
 def sums(text: str) -> list[tuple[int, int]]:
     """The whole and the sum of its parts, of each summary and plan in `text`."""
     found = []

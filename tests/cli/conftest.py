@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from redline.cli.app import main
-from summaries import sums
+from summaries import from_summary, sums
 
 
 class Told(NamedTuple):
@@ -36,6 +36,11 @@ class Told(NamedTuple):
     @property
     def outputs(self) -> list[Any]:
         return [line["output"] for line in self.results]
+
+    @property
+    def summary(self) -> str:
+        """Stderr from the summary on: a slow run prints progress before it."""
+        return from_summary(self.err)
 
 
 Cli = Callable[..., Told]

@@ -29,7 +29,7 @@ def test_bad_rows_fail_one_by_one_with_file_and_line(cli: Cli, rows: Rows) -> No
     name = rows({"text": "a"}, "not json\n", "\n", {"txt": "b"}, "[1]\n", {"text": "c"})
     told = cli("run", name, *SIM, "-o", "out.jsonl")
     assert told.status == 1
-    assert told.err.startswith("5 rows = 2 succeeded + 3 failed + 0 unfinished\n")
+    assert told.summary.startswith("5 rows = 2 succeeded + 3 failed + 0 unfinished\n")
     assert [told_of(line) for line in failures()] == [
         (2, "in.jsonl:2", "the row cannot be read: not JSON: invalid character at byte 4"),
         (4, "in.jsonl:4",
@@ -122,7 +122,7 @@ def test_a_row_of_50_mb_fails_and_the_next_one_is_done(cli: Cli) -> None:
         file.write(b'{"text":"' + b"x" * 50_000_000 + b'"}\n{"text":"b"}\n')
     told = cli("run", "in.jsonl", *SIM, "-o", "out.jsonl")
     assert told.status == 1
-    assert told.err.startswith("2 rows = 1 succeeded + 1 failed + 0 unfinished\n")
+    assert told.summary.startswith("2 rows = 1 succeeded + 1 failed + 0 unfinished\n")
     assert [told_of(line) for line in failures()] == [
         (1, "in.jsonl:1", "the row cannot be read: 47.7 MB long, above the limit of 16 MB")
     ]

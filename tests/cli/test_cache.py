@@ -108,7 +108,9 @@ def test_a_continued_run_looks_rows_up_as_any_other(cli: Cli, rows: Rows) -> Non
     flags = ("run", name, *FIXED, *IN, "-o", "out.jsonl")
     cli(*flags, "--limit", "5")
     told = cli(*flags)
-    assert told.err.startswith("4 rows = 4 succeeded + 0 failed + 0 unfinished; 5 were done before")
+    assert told.summary.startswith(
+        "4 rows = 4 succeeded + 0 failed + 0 unfinished; 5 were done before"
+    )
     assert "cache: 4 hits, " in told.err
     assert cli("verify", "out.jsonl").out == "verify: 9 of 9, each once\n"
 

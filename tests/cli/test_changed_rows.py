@@ -50,7 +50,9 @@ def test_a_named_row_that_has_changed_is_asked_again_and_its_old_line_goes_aside
     assert "= 1 done already + 2 to send" in cli("run", name, *RUN, *flags, "--dry-run").out
     told = cli("run", name, *RUN, *flags)
     assert told.status == 0
-    assert told.err.startswith("2 rows = 2 succeeded + 0 failed + 0 unfinished; 1 was done before")
+    assert told.summary.startswith(
+        "2 rows = 2 succeeded + 0 failed + 0 unfinished; 1 was done before"
+    )
     assert answers() == {
         "a": "You said: one",
         "b": "You said: a whole other question",
@@ -155,7 +157,7 @@ def test_a_changed_row_of_a_table_is_asked_again(cli: Cli) -> None:
     run = ("run", "in.csv", "--prompt", "{{ text }}", *RUN)
     cli(*run)
     Path("in.csv").write_text(text.format("other"), "utf-8")
-    assert cli(*run).err.startswith("1 row = 1 succeeded")
+    assert cli(*run).summary.startswith("1 row = 1 succeeded")
     assert answers() == {"a": "You said: one", "b": "You said: other"}
 
 
@@ -202,5 +204,5 @@ def test_a_run_with_nothing_to_do_says_what_is_done_and_what_has_failed(
     told = cli("run", name, *RUN, *flags)
     assert (told.status, told.err.splitlines()[0]) == (1, "Nothing to do: 2 done, 1 failed")
     told = cli("run", rows(*named(a="one", b="two", d="new")), *RUN, "--retry-failed")
-    first = told.err.splitlines()[0]
+    first = told.summary.splitlines()[0]
     assert first == "Nothing to do: 2 done, 1 untried, which --retry-failed leaves out"

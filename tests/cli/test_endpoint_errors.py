@@ -47,7 +47,7 @@ def test_what_no_row_can_get_around_stops_the_run(
     where = odd.url.removeprefix("http://")
     told = cli("run", name, "--base-url", f"{odd.url}/{kind}/v1", "-c", "1", "-o", "out.jsonl")
     assert told.status == 2
-    assert re.match(r"(\d+) rows? = 0 succeeded \+ 0 failed \+ \1 unfinished; the in", told.err)
+    assert re.match(r"(\d+) rows? = 0 succeeded \+ 0 failed \+ \1 unfinished; the in", told.summary)
     assert line_by_line(told.err) == [
         f"error: {what}",
         f"where: in.jsonl:1, endpoint {where}, attempt 1 of 9",
@@ -64,7 +64,7 @@ def test_a_wrong_path_is_each_rows_failure(cli: Cli, rows: Rows, odd: Any) -> No
     name = rows({"prompt": "a"}, {"prompt": "b"})
     told = cli("run", name, "--base-url", f"{odd.url}/missing/v1", "-o", "out.jsonl", "-c", "1")
     assert told.status == 1
-    assert told.err.startswith("2 rows = 0 succeeded + 2 failed + 0 unfinished\n")
+    assert told.summary.startswith("2 rows = 0 succeeded + 2 failed + 0 unfinished\n")
     assert told.err.splitlines()[-1] == (
         "first failure: the endpoint rejected the request: HTTP 404: no such model "
         f"(in.jsonl:1, endpoint {odd.url.removeprefix('http://')}, attempt 1 of 9): "
@@ -109,7 +109,7 @@ def test_an_endpoint_that_is_down_stops_the_run(
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
         told = cli("run", rows({"prompt": "a"}), "--base-url", url, "-o", "out.jsonl")
     assert told.status == 2
-    assert told.err.startswith("1 row = 0 succeeded + 0 failed + 1 unfinished\n")
+    assert told.summary.startswith("1 row = 0 succeeded + 0 failed + 1 unfinished\n")
     error, where, saved, _, hint = line_by_line(told.err)
     assert error.startswith("error: the endpoint has not been reachable for ")
     assert where.startswith("where: in.jsonl:1, endpoint 127.0.0.1:")

@@ -37,7 +37,7 @@ def test_cut_answers_are_in_the_summary(cli: Cli, rows: Rows, flags: tuple[str, 
     name = rows(*texts(3), *({"text": "word " * 30} for _ in range(4)))
     told = cli("run", name, *SIM, "--max-tokens", "20", *flags)
     assert told.status == 0
-    assert told.err.splitlines()[:2] == [
+    assert told.summary.splitlines()[:2] == [
         "7 rows = 7 succeeded + 0 failed + 0 unfinished",
         "7 succeeded, of them 4 cut by max_tokens: --fail-on length",
     ]
@@ -53,11 +53,11 @@ def test_each_kind_has_its_words_and_its_reason(cli: Cli, rows: Rows, odd: Any) 
         ("filtered", "3 cut by a content filter", "content_filter"),
     ):
         told = cli("run", name, *ASKED, "--base-url", f"{odd.url}/{kind}/v1", "-o", f"{kind}.jsonl")
-        assert told.err.splitlines()[1] == f"3 succeeded, of them {words}: --fail-on {reason}"
+        assert told.summary.splitlines()[1] == f"3 succeeded, of them {words}: --fail-on {reason}"
         failing = (*ASKED, "--base-url", f"{odd.url}/{kind}/v1", "--fail-on", reason)
         told = cli("run", name, *failing, "-o", f"{kind}2.jsonl")
         assert told.status == 1
-        assert told.err.startswith("3 rows = 0 succeeded + 3 failed + 0 unfinished\n")
+        assert told.summary.startswith("3 rows = 0 succeeded + 3 failed + 0 unfinished\n")
         assert "of them" not in told.err
 
 
@@ -71,7 +71,7 @@ def test_the_summary_speaks_of_all_runs_of_the_output(
     assert "of them" not in cli(*command, f"{odd.url}/v1", "--limit", "1").err
     cli(*command, f"{odd.url}/cut/v1", "--limit", "3")
     told = cli(*command, f"{odd.url}/v1")
-    assert told.err.splitlines()[:2] == [
+    assert told.summary.splitlines()[:2] == [
         "2 rows = 2 succeeded + 0 failed + 0 unfinished; 3 were done before",
         "5 succeeded, of them 2 cut by max_tokens: --fail-on length",
     ]

@@ -65,7 +65,7 @@ def test_a_run_that_ends_early_says_how_many_rows_are_left(cli: Cli, name: str) 
     done = 0
     for _ in range(2):
         told = cli(*command)
-        found = re.match(r"[\d,]+ rows? = (\d+) succeeded", told.err)
+        found = re.match(r"[\d,]+ rows? = (\d+) succeeded", told.summary)
         assert found is not None
         succeeded = int(found[1])
         done += succeeded

@@ -197,7 +197,7 @@ def test_an_input_that_was_renamed_or_moved_along_is_the_same(cli: Cli, rows: Ro
     Path("one.jsonl").rename("two.jsonl")
     with Path("two.jsonl").open("a") as file:
         file.write('{"prompt": "hello"}\n')
-    assert cli("run", "two.jsonl", *flags).err.startswith("1 row = 1 succeeded")
+    assert cli("run", "two.jsonl", *flags).summary.startswith("1 row = 1 succeeded")
     Path("link.jsonl").symlink_to("two.jsonl")
     assert cli("run", "link.jsonl", *flags).err.startswith("Nothing to do: 2 done\n")
 

@@ -192,9 +192,11 @@ def test_rows_from_stdin_and_results_to_stdout(cli: Cli) -> None:
 def test_rows_from_stdin_can_be_continued(cli: Cli) -> None:
     rows = '{"prompt": "a"}\n{"prompt": "b"}\n'
     command = ("run", "-", *SIM, "-o", "out.jsonl")
-    assert cli(*command, "--limit", "1", stdin=rows).err.startswith("1 row = 1 succeeded")
+    assert cli(*command, "--limit", "1", stdin=rows).summary.startswith("1 row = 1 succeeded")
     told = cli(*command, stdin=rows)
-    assert told.err.startswith("1 row = 1 succeeded + 0 failed + 0 unfinished; 1 was done before\n")
+    assert told.summary.startswith(
+        "1 row = 1 succeeded + 0 failed + 0 unfinished; 1 was done before\n"
+    )
 
 
 def test_batch_lines_raw_replies_and_inputs(cli: Cli, rows: Rows) -> None:

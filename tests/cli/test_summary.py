@@ -66,7 +66,7 @@ def test_old_failures_keep_the_status_at_1_until_they_are_mended(cli: Cli, rows:
     )
     told = cli(*command, "--max-tokens", "90", "--force", "--retry-failed")
     assert told.status == 0
-    assert told.err.startswith("2 rows = 2 succeeded + 0 failed + 0 unfinished\n")
+    assert told.summary.startswith("2 rows = 2 succeeded + 0 failed + 0 unfinished\n")
     assert not Path("out.failed.jsonl").exists()
     assert cli("verify", "out.jsonl").out == "verify: 2 of 2, each once\n"
 
@@ -81,7 +81,7 @@ def test_retrying_failures_leaves_untried_rows_to_the_plain_command(cli: Cli, ro
         "--retry-failed leaves out"
     )
     told = cli(*command, "--retry-failed")
-    assert told.err.startswith(
+    assert told.summary.startswith(
         "1 row = 0 succeeded + 1 failed + 0 unfinished; 1 was done before; "
         "1 untried, which --retry-failed leaves out\n"
     )
@@ -111,7 +111,7 @@ def test_a_continued_run_tells_what_failed_before(cli: Cli, rows: Rows) -> None:
     assert cli(*command, "--limit", "3").status == 1
     told = cli(*command)
     assert told.status == 1
-    assert told.err.startswith(
+    assert told.summary.startswith(
         "4 rows = 4 succeeded + 0 failed + 0 unfinished; 2 were done before; 1 failed before\n"
     )
     rows({"txt": "bad"}, *({"text": str(number)} for number in range(50)))
@@ -231,7 +231,7 @@ def test_a_run_refuses_the_rows_that_its_dry_run_does(
     planned = cli(*command, "--dry-run").out.splitlines()[0]
     assert planned == f"1 row = {1 - refused} to send + {refused} that cannot be sent"
     told = cli(*command, "-o", "out.jsonl")
-    assert told.err.startswith(f"1 row = {1 - refused} succeeded + {refused} failed")
+    assert told.summary.startswith(f"1 row = {1 - refused} succeeded + {refused} failed")
 
 
 def test_progress_off_a_terminal_is_plain_lines(
