@@ -27,11 +27,13 @@ import jinja2
 import jinja2.meta
 import jinja2.nodes
 import msgspec
+from jinja2.runtime import Context
 
 _ROW = "row"
 # Names that Jinja binds itself, to the template and to a loop, and columns of these names.
 _BOUND = {"self": "column_self", "loop": "column_loop"}
 _DATA = (str, int, float, dict, list, tuple, type(None))
+_PRINTED = (str, int, list, dict, tuple, jinja2.Undefined)
 _BRACES = re.compile(r"(?<![{\w])\{\s*([^\W\d]\w*)\s*\}(?!\})")
 
 
@@ -126,23 +128,29 @@ class Template:
         found = jinja2.meta.find_undeclared_variables(tree)
         self.columns = frozenset(name for name in found if name not in called & functions.keys())
         self._names = sorted(names)
-        self._functions = {name: functions[name] for name in names if name in functions}
+        self._functions: dict[str, Any] = {
+            name: functions[name] for name in names if name in functions
+        }
         self._template = environment.from_string(tree)
         braced = _BRACES.search(text)
         self.braced = None if braced is None else braced[1]
 
     def render(self, row: Mapping[str, Any]) -> str:
         """Raises jinja2.TemplateError, or what an expression raises, where the row does not fit."""
-        values: dict[str, Any] = dict(self._functions)
+        values = self._functions.copy()
         for name in self._names:
             if name in row:
-                values[name] = _with_nulls(row[name], name)
+                value = row[name]
+                values[name] = value if type(value) is str else _with_nulls(value, name)
             elif name == _ROW:
                 values[name] = _with_nulls(row, name)
         for name in self._bound:
             found = _with_nulls(row[name], name) if name in row else _Missing(name=name)
             values[_BOUND[name]] = found
-        return self._template.render(values)
+        # As Template.render does, without merging in the globals: there are none.
+        template = self._template
+        context = Context(_environment(), values, template.name, template.blocks)
+        return "".join(template.root_render_func(context))
 
 
 def _unbound(tree: jinja2.nodes.Template) -> list[str]:
@@ -198,7 +206,7 @@ def _has_null(values: Iterable[Any]) -> bool:
 
 def _printed(value: Any) -> Any:
     """What `{{ }}` puts into the text. Raises jinja2.UndefinedError for what is no text."""
-    if isinstance(value, (str, int, list, dict, tuple, jinja2.Undefined)):
+    if type(value) is str or isinstance(value, _PRINTED):
         return value
     if value is None:
         raise jinja2.UndefinedError("a value is null")

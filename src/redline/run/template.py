@@ -64,22 +64,21 @@ class Renderer:
 
     def request(self, row: dict[str, Any]) -> Request:
         """The request of one row. Raises BadRow, and BadTemplate if a template fails on it."""
-        request = self._made(row)
+        has_no_template = self._prompt is None and self._body is None
+        if has_no_template and _is_batch_row(row):
+            request = self._batch_request(row)
+        else:
+            url = self._fixed_url if self._url is None else self._render(self._url, row, "url")
+            request = Request(
+                method=self._method,
+                url=url,
+                body=None if self._method in BODILESS else self._make_body(row, url),
+                output_path=self._output_path,
+            )
         refuse_partial(request)
-        if self._prompt is None and self._body is None and row.get("stream") is True:
+        if has_no_template and row.get("stream") is True:
             refuse_partial(msgspec.structs.replace(request, body={"stream": True}))
         return request
-
-    def _made(self, row: dict[str, Any]) -> Request:
-        if self._prompt is None and self._body is None and _is_batch_row(row):
-            return self._batch_request(row)
-        url = self._fixed_url if self._url is None else self._render(self._url, row, "url")
-        return Request(
-            method=self._method,
-            url=url,
-            body=None if self._method in BODILESS else self._make_body(row, url),
-            output_path=self._output_path,
-        )
 
     def prompt(self, row: dict[str, Any]) -> str:
         """What the prompt template makes of a row. Raises BadTemplate if it fails."""
