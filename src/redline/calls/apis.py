@@ -33,6 +33,8 @@ _MOST_NAMED = 5
 # The calls that the caller must answer; the others, such as web_search_call, are done already.
 _CALLERS_TOOLS = frozenset({"function_call", "custom_tool_call"})
 _USUAL = frozenset({None, "stop", "length", "tool_calls", "content_filter"})
+# Fields of a request that may ask for several choices.
+_MANY = frozenset({"n", "prompt"})
 _APIS = frozenset({"completions", "embeddings", "responses"})
 # Of a response; it may also be `failed`, `queued`, `in_progress` or `cancelled`.
 _ENDED = frozenset({None, "completed", "incomplete"})
@@ -148,9 +150,9 @@ def read(
 
 
 def _read(api: str, body: bytes, output_path: tuple[str | int, ...], asked: Any) -> Reply:
-    asked = asked if isinstance(asked, dict) else None
     if output_path:
         return _read_plain(body, output_path)
+    asked = asked if isinstance(asked, dict) else None
     if api == "completions":
         return _read_completion(_COMPLETION.decode(body), asked)
     if api == "embeddings":
@@ -185,15 +187,25 @@ def _read_completion(reply: _Completion, asked: dict[str, Any] | None) -> Reply:
     if not found:
         raise msgspec.ValidationError("`choices` is empty")
     first = found[0]
+    message = first.message
     if (
         len(found) == 1
+        and message is not None
+        and type(message.content) is str
+        and message.content
+        and not (message.refusal or first.index or first.error or reply.error)
         and first.finish_reason in _USUAL
-        and not (first.index or first.error or reply.error)
-        and (asked is None or ("n" not in asked and not isinstance(asked.get("prompt"), list)))
+        and (asked is None or _MANY.isdisjoint(asked))
     ):
         # As nearly every answer is: nothing has to be looked at more closely.
-        text = _choice_text(first)
-        return _completion(reply, text, _tool_calls(first), _finish(first, text))
+        return Reply(
+            output=message.content,
+            tool_calls=message.tool_calls or message.function_call,
+            finish_reason=first.finish_reason,
+            usage=reply.usage,
+            model=reply.model,
+            request_id=reply.id if type(reply.id) is str else None,
+        )
     if reply.error:
         raise judge_part("the answer broke off", reply.error)
     for index, choice in enumerate(found):

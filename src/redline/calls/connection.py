@@ -47,8 +47,8 @@ _LARGE_BODY_BYTES = 64 * 1024
 class Connection(asyncio.Protocol):
     """One connection; one exchange at a time. on_lost: told once, when it is of no use any more.
 
-    is_used: a request has been written on it. asked, last: see Kept. unasked: what the server sent
-    while no request was open.
+    is_used: a request has been written on it. asked, last, has_more: see Kept. unasked: what the
+    server sent while no request was open.
     """
 
     def __init__(self, on_lost: Callable[[Connection], None], intake: Intake) -> None:
@@ -70,6 +70,7 @@ class Connection(asyncio.Protocol):
         self.asked: Trace = b""
         self.last: tuple[Trace, Trace] | None = None
         self.unasked = b""
+        self.has_more = False
         self.headers: Mapping[str, str] = {}
         self._forget()
         self._is_done = True
@@ -96,11 +97,6 @@ class Connection(asyncio.Protocol):
             return False
         # Over TLS, the first bytes may be a session's ticket.
         return not self.is_used or self._unread is None or not self._unread.poll(0)
-
-    @property
-    def has_more(self) -> bool:
-        """More than the answer has come."""
-        return bool(self.unasked)
 
     @property
     def has_head(self) -> bool:
@@ -260,7 +256,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
         if exchange is None or self._is_done:
-            self.unasked = data
+            self.unasked, self.has_more = data, True
             self.close()
             self._wake()
             return
@@ -273,7 +269,7 @@ class Connection(asyncio.Protocol):
             if self._is_done:
                 # It sent more than its answer.
                 self._is_reusable = False
-                self.unasked = data
+                self.unasked, self.has_more = data, True
                 return
             self.fail(self._refusal or _not_http(error))
         else:

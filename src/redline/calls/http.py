@@ -332,24 +332,27 @@ class HttpBackend:
             # Before a long message is cut, which could leave a part of a key in it.
             body = self._mask_of(request).body(answer.body)
             raise judge(answer.status, answer.headers, body, self.clock.wall_s())
+        reply: Reply | None
         if reader is not None and reader.has_begun:
             reply = reader.finish()
         else:
-            reply = self._read_whole(request, answer)
+            try:
+                reply = apis.read(request.url, answer.body, request.output_path, request.body)
+            except (CallError, NoEndpoint):
+                reply = None
+            if reply is None:
+                reply = self._read_faulty(request, answer)
         reply.status = answer.status
         reply.request_id = answer.headers.get("x-request-id") or reply.request_id
         return reply
 
-    def _read_whole(self, request: Request, answer: Answer) -> Reply:
+    def _read_faulty(self, request: Request, answer: Answer) -> Reply:
+        """The reply of an answer that cannot be read as it is. Raises the error that it holds."""
+        url, path, asked, headers = request.url, request.output_path, request.body, answer.headers
         wall_s = self.clock.wall_s()
-        path, asked, headers = request.output_path, request.body, answer.headers
-        try:
-            return apis.read(request.url, answer.body, path, asked, headers, wall_s)
-        except (CallError, NoEndpoint):
-            # Not above: a request with headers of its own needs a mask of its own.
-            mask = self._mask_of(request)
-        return mask.read(
-            answer.body, lambda body: apis.read(request.url, body, path, asked, headers, wall_s)
+        # A request with headers of its own needs a mask of its own.
+        return self._mask_of(request).read(
+            answer.body, lambda body: apis.read(url, body, path, asked, headers, wall_s)
         )
 
     def _located(self, error: CallError, request: Request) -> CallError | NoEndpoint:

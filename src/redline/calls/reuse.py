@@ -76,34 +76,36 @@ class Reuse:
     def __init__(self) -> None:
         self._credit = _MOST_CREDIT
         self._repeats_itself = False
-
-    @property
-    def is_allowed(self) -> bool:
-        """A connection that has carried a request may carry another one."""
-        return self._credit >= 1
+        # A connection that has carried a request may carry another one.
+        self.is_allowed = True
 
     def own(self, answer: Answer, exchange: Exchange, connection: Kept) -> None:
         """Raises Repeat if the whole answer may be another request's. To be asked once for each."""
         status, body = answer.status, answer.body
         is_kept = exchange.is_kept and exchange.may_repeat
         if status == 200:
-            if not self._repeats_itself and self._is_copy(body, connection) and is_kept:
-                raise self._doubted("the previous answer came again", body)
+            if not self._repeats_itself:
+                found = body if len(body) <= WHOLE_BYTES else trace_of(body)
+                asked, last = connection.asked, connection.last
+                connection.last = asked, found
+                is_copy = last is not None and last[1] == found and last[0] != asked
+                # Without ids, such as those of a classifier, equal answers are nothing odd.
+                if is_copy and is_kept and _ID in body:
+                    raise self._doubted("the previous answer came again", body)
             if exchange.doubted and exchange.doubted == body:
                 # So answers to different requests have one id here.
                 self._repeats_itself = True
         elif is_kept and 400 <= status < 500 and status != 429 and _is_last(answer, connection):
             raise self._doubted(f"HTTP {status} on a kept connection", b"")
         if is_kept and connection.has_more:
-            self._credit = -math.inf
+            self._set(-math.inf)
             raise Repeat(BadReply("a second answer came on a kept connection"))
-        if self._credit < _MOST_CREDIT:
-            self.answered()
+        self.answered()
 
     def answered(self) -> None:
         """An exchange has its own answer."""
-        credit = self._credit + _EARNED
-        self._credit = credit if credit < _MOST_CREDIT else _MOST_CREDIT
+        if self._credit < _MOST_CREDIT:
+            self._set(min(self._credit + _EARNED, _MOST_CREDIT))
 
     def check(self, error: CallError, exchange: Exchange, *, has_head: bool) -> None:
         """Raises Repeat if what ended the exchange may have nothing to do with its request.
@@ -120,25 +122,18 @@ class Reuse:
     def unasked(self, data: bytes) -> None:
         """A connection on which no request was open has sent this."""
         if not _GOODBYE.match(data):
-            self._credit = -math.inf
+            self._set(-math.inf)
 
     def _take_credit(self) -> None:
-        self._credit = max(self._credit - 1, min(self._credit, -_MOST_DEBT))
+        self._set(max(self._credit - 1, min(self._credit, -_MOST_DEBT)))
+
+    def _set(self, credit: float) -> None:
+        self._credit = credit
+        self.is_allowed = credit >= 1
 
     def _doubted(self, what: str, body: bytes) -> Repeat:
         self._take_credit()
         return Repeat(BadReply(what), body)
-
-    def _is_copy(self, body: bytes, connection: Kept) -> bool:
-        """The answer is the one before on the connection, and the request is another one.
-
-        Only an answer with an id of its own counts: without ids, such as those of a classifier,
-        equal answers to different requests are nothing odd.
-        """
-        found = body if len(body) <= WHOLE_BYTES else trace_of(body)
-        last = connection.last
-        connection.last = asked, _ = connection.asked, found
-        return last is not None and found == last[1] and asked != last[0] and _ID in body
 
 
 def _is_last(answer: Answer, connection: Kept) -> bool:

@@ -23,6 +23,7 @@ from redline.errors import BadReply, BadRow, CallError, Disconnected, NoEndpoint
 _LONGEST_EVENT_BYTES = 8 * 1024 * 1024
 # What servers that are lenient about types take for true.
 _TRUE = frozenset({"true", "1", "yes", "on", "t", "y"})
+_PARTIAL = frozenset({"stream", "background"})
 _API = re.compile(r"/(completions|embeddings|responses)/?(\?|$)").search
 
 
@@ -39,7 +40,7 @@ def streaming(request: Request) -> Request:
 def refuse_partial(request: Request) -> None:
     """Raises BadRow for a request whose answer would not come whole, before it is sent."""
     body = request.body
-    if not isinstance(body, dict):
+    if not isinstance(body, dict) or _PARTIAL.isdisjoint(body):
         return
     if "stream" in body and _is_true(body["stream"], request.url):
         raise BadRow(
