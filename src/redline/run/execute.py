@@ -142,8 +142,12 @@ class _Run:
             return undone
         self._skipped += len(keys) - len(undone)
         self._with_line += len(keys) - len(undone)
-        marks = self.feed.marks
-        wanted = [place for place in undone if self._is_to_do(journal, keys[place], marks[place])]
+        has_results = len(journal.succeeded) > 0 or len(journal.failed) > 0
+        if not has_results and not self.job.retry_failed and self.batches is None:
+            wanted = undone
+        else:
+            is_to_do, marks = self._is_to_do, self.feed.marks
+            wanted = [place for place in undone if is_to_do(journal, keys[place], marks[place])]
         if self.stream is not None:
             for place in sorted(set(range(len(keys))).difference(wanted)):
                 self.stream.skip(keys[place])

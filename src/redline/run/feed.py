@@ -250,9 +250,11 @@ class Feed:
         batch.read += len(rows)
         if self.keys is not None:
             self.keys.extend(keys)
-        self.marks = {place: mark_of(rows[place]) for place in undone}
+        self.marks = marks = {place: mark_of(rows[place]) for place in undone}
         # Duplicates are known by their content, like rows without a name.
-        self.marks.update(dict.fromkeys(duplicates, 0))
-        for place in self._wanted(keys, undone):
-            is_duplicate, mark = place in duplicates, self.marks.get(place, 0)
-            batch.picked.append(Picked(rows[place], keys[place], is_duplicate, mark))
+        marks.update(dict.fromkeys(duplicates, 0))
+        repeated = frozenset(duplicates)
+        batch.picked += [
+            Picked(rows[place], keys[place], place in repeated, marks.get(place, 0))
+            for place in self._wanted(keys, undone)
+        ]

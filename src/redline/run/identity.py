@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import islice
 from typing import NamedTuple
+from zlib import crc32
 
 import msgspec
 
@@ -28,7 +29,6 @@ _KEY_BYTES = 8
 # What is hashed begins so. Copying a hash that has begun takes half as long as making one.
 _NAMED = blake2b(b"custom_id:", digest_size=_KEY_BYTES)
 _UNNAMED = blake2b(b"content:", digest_size=_KEY_BYTES)
-_MARK_BYTES = 4
 # Neither spaces nor the order of columns change what a row holds.
 _CANONICAL = msgspec.json.Encoder(order="sorted")
 
@@ -48,6 +48,11 @@ class KeySet:
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def has_marks(self) -> bool:
+        """Some keys have a mark."""
+        return self._marks is not None
 
     def __contains__(self, key: int) -> bool:
         if not self._count:
@@ -197,15 +202,15 @@ def mark_of(row: Row) -> int:
 
     Two rows that hold the same have the same, however they are written.
     """
-    name = None if row.data is None else row.data.get("custom_id")
-    if name is None or not (name if type(name) is str else custom_id(row)):
+    data = row.data
+    name = None if data is None else data.get("custom_id")
+    if not name if type(name) is str else custom_id(row) is None:
         return 0
     try:
-        content = _CANONICAL.encode(row.data)
+        return crc32(_CANONICAL.encode(data)) or 1
     except (TypeError, ValueError, RecursionError):
         # Nested deeper than this thread's stack allows: its content is not compared.
         return 0
-    return int.from_bytes(blake2b(content, digest_size=_MARK_BYTES).digest(), "big") or 1
 
 
 def _slots_for(count: int, least: int) -> int:

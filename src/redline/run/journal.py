@@ -112,6 +112,7 @@ class Journal:
             raise
         # Rows with a failure from an earlier run.
         self.failed_before = self.failed
+        self._has_marks = self.succeeded.has_marks
 
     def start(self) -> None:
         """Begins to sync; needs a running event loop."""
@@ -210,16 +211,16 @@ class Journal:
 
     def _take(self, result: Result) -> None:
         line = self._line(result)
-        outcome, failures = result.outcome, self._failures
-        has_failed = failures is not None and result.key in self.failed
-        if is_other(result.mark, self.succeeded.mark_of(result.key)):
-            self._outdated.add(result.key)
-        is_changed = result.key in self._outdated
+        outcome, failures, key = result.outcome, self._failures, result.key
+        is_success = outcome.status == "succeeded"
+        has_failed = failures is not None and key in self.failed
+        if self._has_marks and is_other(result.mark, self.succeeded.mark_of(key)):
+            self._outdated.add(key)
         self._mended += has_failed
-        if outcome.is_success and (has_failed or is_changed):
+        if is_success and (has_failed or key in self._outdated):
             # No other success need be remembered: its row is not read again by this run.
-            self._made_good.add(result.key)
-        if outcome.is_success:
+            self._made_good.add(key)
+        if is_success:
             self._results.add(line)
         else:
             (failures or self._open_failures()).add(line)

@@ -140,7 +140,7 @@ class Tally:
 
     def on_event(self, event: Event) -> None:
         # The most frequent first.
-        if isinstance(event, AttemptStarted):
+        if type(event) is AttemptStarted:
             self.attempts += 1
             self.retries += event.is_retry
             self.in_flight = in_flight = self.in_flight + 1
@@ -148,7 +148,7 @@ class Tally:
                 self.most_in_flight = in_flight
             if self.on_send is not None:
                 self.on_send()
-        elif isinstance(event, AttemptEnded):
+        elif type(event) is AttemptEnded:
             self.in_flight -= 1
             self.input_tokens += event.input_tokens
             self.output_tokens += event.output_tokens
