@@ -152,7 +152,7 @@ def read(
 def _read(api: str, body: bytes, output_path: tuple[str | int, ...], asked: Any) -> Reply:
     if output_path:
         return _read_plain(body, output_path)
-    asked = asked if isinstance(asked, dict) else None
+    asked = asked if type(asked) is dict else None
     if api == "completions":
         return _read_completion(_COMPLETION.decode(body), asked)
     if api == "embeddings":

@@ -95,8 +95,9 @@ class Connection(asyncio.Protocol):
         """A request may be written: it is up, and nothing has come that no request asked for."""
         if self._is_lost or self._transport is None:
             return False
+        unread = self._unread
         # Over TLS, the first bytes may be a session's ticket.
-        return not self.is_used or self._unread is None or not self._unread.poll(0)
+        return unread is None or not self.is_used or not unread.poll(0)
 
     @property
     def has_head(self) -> bool:
@@ -115,11 +116,13 @@ class Connection(asyncio.Protocol):
         self._exchange = exchange
         exchange.is_kept = self.is_used
         self.is_used = True
-        self.asked = b"" if body is None else body if len(body) <= WHOLE_BYTES else trace_of(body)
         self._most_bytes = most_bytes
         if body is None:
+            self.asked = b""
             self._transport.write(head)
-        elif len(body) < _LARGE_BODY_BYTES:
+            return
+        self.asked = body if len(body) <= WHOLE_BYTES else trace_of(body)
+        if len(body) < _LARGE_BODY_BYTES:
             self._transport.write(head + body)
         else:
             self._transport.writelines((head, body))

@@ -88,7 +88,7 @@ class Pool:
     def give_back(self, connection: Connection) -> None:
         """The connection's exchange is over."""
         is_reusable = connection.release()
-        if not is_reusable or (connection.is_used and not self._reuse.is_allowed):
+        if not is_reusable or (not self._reuse.is_allowed and connection.is_used):
             connection.close()
             return
         self._idle[connection] = time.monotonic()

@@ -100,12 +100,12 @@ class Reuse:
         if is_kept and connection.has_more:
             self._set(-math.inf)
             raise Repeat(BadReply("a second answer came on a kept connection"))
-        self.answered()
+        if self._credit < _MOST_CREDIT:
+            self.answered()
 
     def answered(self) -> None:
         """An exchange has its own answer."""
-        if self._credit < _MOST_CREDIT:
-            self._set(min(self._credit + _EARNED, _MOST_CREDIT))
+        self._set(min(self._credit + _EARNED, _MOST_CREDIT))
 
     def check(self, error: CallError, exchange: Exchange, *, has_head: bool) -> None:
         """Raises Repeat if what ended the exchange may have nothing to do with its request.

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import GeneratorType
 from typing import Any
 
@@ -131,7 +131,9 @@ class Template:
         self._functions: dict[str, Any] = {
             name: functions[name] for name in names if name in functions
         }
-        self._template = environment.from_string(tree)
+        template = environment.from_string(tree)
+        self._begin = partial(Context, environment, name=template.name, blocks=template.blocks)
+        self._parts = template.root_render_func
         braced = _BRACES.search(text)
         self.braced = None if braced is None else braced[1]
 
@@ -148,9 +150,7 @@ class Template:
             found = _with_nulls(row[name], name) if name in row else _Missing(name=name)
             values[_BOUND[name]] = found
         # As Template.render does, without merging in the globals: there are none.
-        template = self._template
-        context = Context(_environment(), values, template.name, template.blocks)
-        return "".join(template.root_render_func(context))
+        return "".join(self._parts(self._begin(values)))
 
 
 def _unbound(tree: jinja2.nodes.Template) -> list[str]:
