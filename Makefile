@@ -10,6 +10,10 @@ TORCH ?= torch==2.13.0
 # The campaign's length in minutes.
 MINUTES ?= 10
 
+# The tests start redline many hundreds of times, and compiling it takes longer than the rest of a
+# start: what is compiled is kept even if the environment says otherwise.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 VENV := .venv/.stamp-venv
