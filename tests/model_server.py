@@ -18,6 +18,8 @@ class ModelServer(ThreadingHTTPServer):
     """asked: the bodies of the requests, in the order in which they came."""
 
     daemon_threads = True
+    # A full queue drops connections, which come again after a second.
+    request_queue_size = 128
 
     def __init__(self, say: Callable[[dict[str, Any]], Said]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -31,6 +33,8 @@ class ModelServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # An answer is two writes; the second would wait for the client to acknowledge the first.
+    disable_nagle_algorithm = True
     server: ModelServer
 
     def log_message(self, *args: object) -> None:

@@ -55,6 +55,8 @@ class Scripted(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # An answer is two writes; the second would wait for the client to acknowledge the first.
+    disable_nagle_algorithm = True
     server: Scripted
 
     def log_message(self, *args: object) -> None:

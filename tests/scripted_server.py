@@ -29,6 +29,8 @@ class Scripted(ThreadingHTTPServer):
     """asked: path and body of each request, in order."""
 
     daemon_threads = True
+    # A full queue drops connections, which come again after a second.
+    request_queue_size = 128
 
     def __init__(self, script: Script) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -43,6 +45,8 @@ class Scripted(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # An answer is two writes; the second would wait for the client to acknowledge the first.
+    disable_nagle_algorithm = True
     server: Scripted
 
     def log_message(self, *args: object) -> None:

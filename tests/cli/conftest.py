@@ -106,6 +106,8 @@ class Odd(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    # A full queue drops connections, which come again after a second.
+    request_queue_size = 128
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -119,6 +121,8 @@ class Odd(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # An answer is two writes; the second would wait for the client to acknowledge the first.
+    disable_nagle_algorithm = True
     server: Odd
 
     def log_message(self, *args: object) -> None:

@@ -26,6 +26,8 @@ class Quoting(BaseHTTPRequestHandler):
     """Answers, refuses and fails in turn, and quotes the key that it was sent when it does not."""
 
     protocol_version = "HTTP/1.1"
+    # An answer is two writes; the second would wait for the client to acknowledge the first.
+    disable_nagle_algorithm = True
     turn = itertools.count()
     keys: list[str] = []  # noqa: RUF012 - one list for all requests is what is wanted
     refuses_all = False
@@ -55,7 +57,7 @@ def quoting() -> Iterator[str]:
     Quoting.keys = []
     Quoting.refuses_all = False
     server = ThreadingHTTPServer(("127.0.0.1", 0), Quoting)
-    thread = Thread(target=server.serve_forever)
+    thread = Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/v1"
