@@ -161,7 +161,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield start
     for launched in begun:
         launched.process.kill()
-        launched.process.communicate()
+        launched.process.wait()
+        # What guards a killed launcher has them open, too, until it has slept for its grace.
+        for pipe in (launched.process.stdout, launched.process.stderr):
+            assert pipe is not None
+            pipe.close()
 
 
 def all_gone(numbers: list[int]) -> bool:
