@@ -3,7 +3,7 @@
 A script is a job of up to 60 rows that is run, ended and continued several times, with faults in
 its attempts, in virtual time (tests/faults). Two scripts are distinct where what happened in them
 differs, in its order: to which row and attempt, at which stage, with what result. The second part
-changes lines of redline, one at a time, and each change must be noticed.
+breaks parts of redline, one at a time, and each of them must be noticed.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def _faults(parts: Parts) -> Iterator[str]:
     yield f"{traces['distinct_traces']:,} distinct traces of {traces['scripts']:,} scripts"
     yield f"{traces['rows']:,} rows in {traces['runs']:,} runs, {len(traces['broken'])} laws broken"
     caught = [part["caught_by_seed"] for part in parts.values() if "caught_by_seed" in part]
-    yield f"{sum(len(seeds) for seeds in caught)} changed lines caught"
+    yield f"{sum(len(seeds) for seeds in caught)} broken parts caught"
 
 
 def _fuzz(parts: Parts) -> Iterator[str]:

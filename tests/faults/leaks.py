@@ -51,11 +51,11 @@ def _held(loop: Any, view: Any) -> list[str]:
     tally, inner = view.tally, view.inner
     counts = {"in flight": tally.in_flight, "to be tried again": tally.retrying}
     words = [f"{count} {name}" for name, count in counts.items() if count]
-    places = {"slots": inner.slots, "ahead": getattr(inner, "_ahead", None)}
-    for name, slots in places.items():
-        if slots is not None and (slots.in_use or not slots.is_free):
-            words.append(f"{slots.in_use} of {slots.count} {name}")
-    limiter = getattr(inner, "limiter", None) or inner._limiter
+    if inner.slots.in_use or not inner.slots.is_free:
+        words.append(f"{inner.slots.in_use} of {inner.slots.count} slots")
+    if loop.part.ahead:
+        words.append(f"{len(loop.part.ahead)} ahead")
+    limiter = loop.part.limiter
     if limiter.waiting:
         words.append(f"{limiter.waiting} in the limiter's queue")
     later_s = loop.time() + _LATER_S

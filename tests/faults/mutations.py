@@ -1,25 +1,36 @@
-"""Lines that are changed, each of which must break the law in some script."""
+"""Broken parts of redline, each of which must break the law in some script."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import ModuleType
+from typing import Any
 
-from faults.parts import assemble
+import msgspec
+
+from faults.parts import Breaking, assemble
 from faults.play import BrokenLaw, play
-from redline.calls import http, retry
-from redline.run import execute, feed, journal, results_file, runner
+from redline.calls import Call, HttpBackend, Retry
+from redline.limits import Limiter
+from redline.run.feed import Feed
+from redline.run.identity import Identifier
+from redline.run.journal import Journal
+from redline.run.results_file import ResultsFile
+from redline.run.tally import Tally
+from redline.run.task import NO_MORE_S
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """says: parts of what may then be found first. is_rare: it takes some hundred scripts."""
+    """breaking: makes a broken one of `part`.
+
+    says: parts of what may then be found first. is_rare: it takes some hundred scripts.
+    """
 
     name: str
-    module: ModuleType
-    line: str
-    replacement: str
+    part: object
+    breaking: Breaking
     says: tuple[str, ...]
     is_rare: bool = False
 
@@ -28,111 +39,192 @@ class Mutation:
         return any(part in str(broken) for part in self.says)
 
 
-_CONCLUDES = "if call.deadline_s == due_s or not self._is_cut_short(outcome, due_s):"
-_SYNCS = "await loop.run_in_executor(self._disk, self._sync)"
-_ACKNOWLEDGES = "self._acknowledge(group.results)"
+def _loses_bad_replies(base: Any) -> Any:
+    class Losing(base):  # type: ignore[misc]
+        def append(self, result: Any) -> None:
+            error = result.outcome.error
+            if error is None or error.kind != "bad_reply":
+                super().append(result)
+
+    return Losing
+
+
+def _acknowledges_twice(base: Any) -> Any:
+    class Twice(base):  # type: ignore[misc]
+        def __init__(self, output: Any, acknowledge: Any) -> None:
+            def twice(results: list[Any]) -> None:
+                acknowledge(results)
+                acknowledge(results)
+
+            super().__init__(output, twice)
+
+    return Twice
+
+
+def acknowledges_early(base: Any) -> Any:
+    """A journal that acknowledges rows when it takes them."""
+
+    class Early(base):  # type: ignore[misc]
+        def __init__(self, output: Any, acknowledge: Any) -> None:
+            super().__init__(output, lambda _: None)
+            self._early = acknowledge
+
+        def append(self, result: Any) -> None:
+            super().append(result)
+            self._early([result])
+
+    return Early
+
+
+def _keeps_slots(base: Any) -> Any:
+    class Keeping(base):  # type: ignore[misc]
+        async def send(self, request: Any, call: Any, sink: Any = None) -> Any:
+            try:
+                return await super().send(request, call, sink)
+            except asyncio.CancelledError:
+                self.slots.take_free()
+                raise
+
+    return Keeping
+
+
+def knows_nothing(base: Any) -> Any:
+    """An identifier that is told of no row that has succeeded."""
+    return lambda *_: base()
+
+
+def _tries_once_more(base: Any) -> Any:
+    class OnceMore(base):  # type: ignore[misc]
+        def __init__(self, backend: Any, policy: Any, **named: Any) -> None:
+            policy = msgspec.structs.replace(policy, max_retries=policy.max_retries + 1)
+            super().__init__(backend, policy, **named)
+
+    return OnceMore
+
+
+def _is_late(base: Any) -> Any:
+    class Slow:
+        def __init__(self, clock: Any) -> None:
+            self.now_s = lambda: clock.now_s() - 1_000.0
+
+    class Late(base):  # type: ignore[misc]
+        def __init__(self, backend: Any, policy: Any, *, clock: Any, **named: Any) -> None:
+            super().__init__(backend, policy, clock=Slow(clock), **named)
+
+    return Late
+
+
+def _without(*names: str) -> Breaking:
+    """Makes a part of which these methods do nothing."""
+
+    def breaking(base: Any) -> Any:
+        return type(base.__name__, (base,), dict.fromkeys(names, lambda *_: None))
+
+    return breaking
+
+
+def keeps_torn_lines(base: Any) -> Any:
+    """A file of results that writes behind half a line."""
+
+    class Torn(base):  # type: ignore[misc]
+        def __init__(self, path: Any, on_found: Any) -> None:
+            old = path.read_bytes() if path.exists() else b""
+            super().__init__(path, on_found)
+            self._half = old[old.rfind(b"\n") + 1 :]
+
+        def add(self, line: bytes) -> None:
+            super().add(self._half + line)
+            self._half = b""
+
+    return Torn
+
+
+def _flushes_late(base: Any) -> Any:
+    class Late(base):  # type: ignore[misc]
+        on_send = property(lambda self: None, lambda self, flush: None)
+
+    return Late
+
+
+def _forgets_waiting(base: Any) -> Any:
+    class Forgetting(base):  # type: ignore[misc]
+        is_over = False
+
+        def close(self) -> None:
+            self.is_over = True
+            super().close()
+
+        async def next(self) -> Any:
+            was_over = self.is_over
+            picked = await super().next()
+            if self.is_over and not was_over:
+                await asyncio.get_running_loop().create_future()
+            return picked
+
+    return Forgetting
+
+
+def _goes_on(base: Any) -> Any:
+    class GoingOn(base):  # type: ignore[misc]
+        def __setattr__(self, name: str, value: Any) -> None:
+            if value != NO_MORE_S:
+                super().__setattr__(name, value)
+
+    return GoingOn
+
 
 MUTATIONS = [
     Mutation(
         "an outcome is lost where an answer cannot be read",
-        runner,
-        _CONCLUDES,
-        'if outcome.error is None or outcome.error.kind != "bad_reply":',
-        ("is lost",),
+        Journal,
+        _loses_bad_replies,
+        ("taken and not acknowledged",),
+    ),
+    Mutation("rows are acknowledged twice", Journal, _acknowledges_twice, ("acknowledged twice",)),
+    Mutation("a cancelled call keeps its slot", HttpBackend, _keeps_slots, ("slots",)),
+    Mutation(
+        "a finished row is asked again on resume", Identifier, knows_nothing, ("succeeded twice",)
     ),
     Mutation(
-        "rows are acknowledged twice",
-        journal,
-        _ACKNOWLEDGES,
-        f"{_ACKNOWLEDGES}; {_ACKNOWLEDGES}",
-        ("acknowledged twice",),
+        "one attempt more than allowed", Retry, _tries_once_more, ("failed", "without retries")
     ),
+    Mutation("a row is tried again after its deadline", Retry, _is_late, ("deadline",)),
+    Mutation("a grant that is not used is kept", Limiter, _without("give_back"), ("still in use",)),
     Mutation(
-        "a cancelled call keeps its slot",
-        http,
-        "self.slots.release()",
-        "self.slots.release() if outcome is not None or exchange.sent_s is not None else None",
-        ("slots",),
+        "what an answer used is not settled", Limiter, _without("settle"), ("are booked for",)
     ),
-    Mutation(
-        "a finished row is asked again on resume",
-        execute,
-        "run.feed.identifier = run.identifier(journal)",
-        "pass",
-        ("succeeded twice",),
-    ),
-    Mutation(
-        "one attempt more than allowed",
-        retry,
-        "return history.blamed > most",
-        "return history.blamed > most + 1",
-        ("failed", "without retries"),
-    ),
-    Mutation(
-        "a row is tried again after its deadline",
-        retry,
-        "if self._clock.now_s() + wait_s >= call.deadline_s:",
-        "if False:",
-        ("deadline",),
-    ),
-    Mutation(
-        "a grant that is not used is kept",
-        http,
-        "exchange.grant.release()",
-        "pass",
-        ("still in use",),
-    ),
-    Mutation(
-        "what an answer used is not settled",
-        http,
-        "self._steering.settle(exchange.grant, Cost(*used))",
-        "pass",
-        ("are booked for",),
-    ),
-    Mutation(
-        "a Retry-After is not heeded",
-        http,
-        "is_news = self.limiter.park(now_s + error.retry_after_s)",
-        "is_news = False",
-        ("although told",),
-    ),
+    Mutation("a Retry-After is not heeded", Limiter, _without("park"), ("although told",)),
     Mutation(
         "a torn line is kept",
-        results_file,
-        "has_torn_tail = self._size < os.fstat(self._fd).st_size",
-        "has_torn_tail = False; self._size = os.fstat(self._fd).st_size",
+        ResultsFile,
+        keeps_torn_lines,
         ("damaged lines", "half a line"),
         is_rare=True,
     ),
     Mutation(
         "rows are acknowledged before they are synced",
-        journal,
-        _SYNCS,
-        f"{_ACKNOWLEDGES}; {_SYNCS}; group.results = []",
+        Journal,
+        acknowledges_early,
         ("acknowledged and lost", "in its file, not"),
-        is_rare=True,
     ),
     Mutation(
         "a slot is used again before its line is written",
-        execute,
-        "run.tally.on_send = journal.flush",
-        "pass",
+        Tally,
+        _flushes_late,
         ("a death costs",),
         is_rare=True,
     ),
     Mutation(
         "workers that wait for rows are forgotten when the run ends",
-        feed,
-        "self._wake_some(len(self._waiting))",
-        "pass",
-        ("virtual time",),
+        Feed,
+        _forgets_waiting,
+        ("virtual time", "after the drain"),
         is_rare=True,
     ),
     Mutation(
         "an attempt begins after Ctrl-C",
-        runner,
-        "call.deadline_s = NO_MORE_S",
-        "pass",
+        Call,
+        _goes_on,
         ("asked although the run was to end",),
         is_rare=True,
     ),
@@ -141,10 +233,10 @@ MUTATIONS = [
 
 def caught_by(mutation: Mutation, seeds: Iterable[int]) -> BrokenLaw | None:
     """How the first of these scripts that notices the mutation breaks the law; None for none."""
-    mutated = assemble({mutation.module: (mutation.line, mutation.replacement)})
+    parts = assemble(mutation.part, mutation.breaking)
     for seed in seeds:
         try:
-            play(seed, mutated)
+            play(seed, parts)
         except BrokenLaw as error:
             return error
     return None

@@ -1,38 +1,36 @@
-"""redline put together for a script: its own modules, on the loop's clock, telling what they do.
+"""redline's own parts for a script, on the loop's clock, and telling what they do.
 
-Nothing is replaced by a fake. Each class here is redline's own with a note before and after, and
-with the clock and the chance of its loop instead of the machine's. A mutant is put together in the
-same way from a module with one line changed.
+Each class here is redline's own with a note before and after, and with the clock and the chance of
+its loop instead of the machine's. A broken part takes the place of redline's own below that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Mapping
-from types import ModuleType, SimpleNamespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from faults.network import Numbered
 from faults.script import MODEL, Script
 from faults.trace import Trace, Tried, Try
-from mutants import mutant, with_names
-from redline.calls import (
-    connection,
-    deadlines,
-    direct,
-    function,
-    http,
-    pool,
-    retry,
-    transport,
-)
+from redline.calls import FunctionBackend, HttpBackend, Retry, pool
+from redline.calls.connection import Connection
+from redline.calls.deadlines import Deadline
 from redline.calls.tokenizer import TOKENIZERS
-from redline.run import execute, feed, journal, results_file, resume, runner
+from redline.clock import SYSTEM
+from redline.limits.opening import open_limiter
+from redline.run.journal import Journal
+from redline.run.results_file import ResultsFile, unwritable
+from redline.run.runner import Runner
 from redline.testing.clock import WALL_START_S
+from swapping import Swap
 
-# One changed line by its module.
-Mutants = Mapping[ModuleType, tuple[str, str]]
+# What makes a broken part of redline's own.
+Breaking = Callable[[Any], Any]
+Parts = Callable[[], Any]
 
 
 class LoopClock:
@@ -58,6 +56,8 @@ class Part:
         self.sync_fails = sync_fails
         self.syncs = 0
         self.ways: dict[int, Tried] = {}
+        self.limiter: Any = None
+        self.ahead: set[Any] = set()
 
     def note(self, what: str, number: int, stage: str, result: str = "") -> None:
         self.trace.note(CLOCK.now_s(), what, number, stage, result)
@@ -69,46 +69,51 @@ def _part() -> Part:
     return part
 
 
-def assemble(mutants: Mutants | None = None) -> Callable[..., Any]:
-    """`execute` of a redline with these lines changed."""
-    changed = dict(mutants or {})
+def assemble(part: object = None, breaking: Breaking | None = None) -> Parts:
+    """A context manager for runs on the parts of a script, in one of which something is broken.
+
+    part: a class, or another object that modules import by its name.
+    """
     # Otherwise looked for in a thread of its own, once in a process, by the first call.
     TOKENIZERS.find(MODEL, may_block=True)
+    tracing: dict[Any, Breaking] = {
+        Connection: _numbered,
+        Deadline: _numbered,
+        FunctionBackend: _traced,
+        HttpBackend: _traced_http,
+        Journal: _traced_journal,
+        ResultsFile: _traced_file,
+        Retry: _traced_retry,
+        Runner: _on_clock,
+        SYSTEM: lambda _: CLOCK,
+        open_limiter: _noted,
+    }
+    broken = part if breaking is None else breaking(part)
+    fakes = [(own, trace(broken if own is part else own)) for own, trace in tracing.items()]
+    if part is not None and part not in tracing:
+        fakes.append((part, broken))
 
-    def copy(module: ModuleType, **names: Any) -> Any:
-        line = changed.pop(module, None)
-        return with_names(module, **names) if line is None else mutant(module, *line, **names)
+    @contextmanager
+    def parts() -> Iterator[None]:
+        time = pool.time
+        with Swap(*fakes):
+            pool.time = SimpleNamespace(monotonic=CLOCK.now_s)  # type: ignore[assignment]
+            try:
+                yield
+            finally:
+                pool.time = time
 
-    opened = copy(resume, Journal=_traced_journal(copy))
-    whole = copy(
-        execute,
-        SYSTEM=CLOCK,
-        HttpBackend=_traced(_http(copy).HttpBackend),
-        FunctionBackend=_traced(copy(function).FunctionBackend),
-        Retry=_traced_retry(copy(retry).Retry),
-        Runner=_on_clock(copy(runner).Runner),
-        Feed=copy(feed).Feed,
-        open_journal=opened.open_journal,
-    )
-    if changed:
-        raise LookupError(f"not among the parts: {', '.join(m.__name__ for m in changed)}")
-    run: Callable[..., Any] = whole.execute
-    return run
+    return parts
 
 
-def _http(copy: Callable[..., Any]) -> Any:
-    """calls/http.py with all that is below it, down to the connection."""
-    clocks = copy(deadlines)
-    clocks.Deadline = _numbered(clocks.Deadline)
-    connections = copy(
-        pool,
-        Connection=_numbered(copy(connection).Connection),
-        time=SimpleNamespace(monotonic=CLOCK.now_s),
-    )
-    direct_copy = copy(direct, Pool=connections.Pool, Deadlines=clocks.Deadlines)
-    return copy(
-        http, Transport=copy(transport, DirectTransport=direct_copy.DirectTransport).Transport
-    )
+def _noted(opening: Any) -> Any:
+    """Notes the limiter of the run's endpoint or function, which must be empty at its end."""
+
+    def open_noted(*given: Any) -> Any:
+        limiter = _part().limiter = opening(*given)
+        return limiter
+
+    return open_noted
 
 
 def _numbered(base: Any) -> Any:
@@ -158,6 +163,19 @@ def _traced(base: Any) -> Any:
             part.note(name, call.attempts, "ends", _result(outcome))
             return outcome
 
+    return Traced
+
+
+def _traced_http(base: Any) -> Any:
+    class TracedHttp(_traced(base)):  # type: ignore[misc]
+        async def go_ahead(self, exchange: Any) -> None:
+            await super().go_ahead(exchange)
+            _part().ahead.add(exchange)
+
+        def leave_ahead(self, exchange: Any) -> None:
+            super().leave_ahead(exchange)
+            _part().ahead.remove(exchange)
+
         def wrote(self, exchange: Any, *given: Any) -> None:
             part, call = _part(), exchange.call
             super().wrote(exchange, *given)
@@ -165,7 +183,7 @@ def _traced(base: Any) -> Any:
             one.writes, one.bookings = one.writes + 1, exchange.grant.taken
             part.note(_name(exchange.request.body), call.attempts, "written")
 
-    return Traced
+    return TracedHttp
 
 
 def _result(outcome: Any) -> str:
@@ -195,15 +213,20 @@ def _traced_retry(base: Any) -> Any:
     return Traced
 
 
-def _traced_journal(copy: Callable[..., Any]) -> Any:
-    class TracedFile(copy(results_file).ResultsFile):  # type: ignore[misc]
-        def __init__(self, path: Any, on_entry: Any) -> None:
-            super().__init__(path, on_entry)
+def _traced_file(base: Any) -> Any:
+    class TracedFile(base):  # type: ignore[misc]
+        def __init__(self, path: Any, on_found: Any) -> None:
+            self._lines = 0
+            super().__init__(path, on_found)
             # What an earlier process left has been there for long enough.
             self._tell_synced()
 
+        def add(self, line: bytes) -> None:
+            self._lines += 1
+            super().add(line)
+
         def flush(self) -> None:
-            lines = len(self._pending)
+            lines, self._lines = self._lines, 0
             super().flush()
             if lines:
                 _part().note(self.path.name, lines, "on disk")
@@ -214,7 +237,7 @@ def _traced_journal(copy: Callable[..., Any]) -> Any:
             if part.syncs == part.sync_fails:
                 part.trace.facts.has_sync_failed = True
                 part.note(self.path.name, part.syncs, "sync fails")
-                raise self._failed(OSError(errno.EIO, "Input/output error"))
+                raise unwritable(self.path, OSError(errno.EIO, "Input/output error"))
             super().sync()
             self._tell_synced()
             part.note(self.path.name, part.syncs, "synced")
@@ -224,8 +247,10 @@ def _traced_journal(copy: Callable[..., Any]) -> Any:
             if not trace.is_closed:
                 trace.facts.synced_bytes[self.path.name] = self.path.stat().st_size
 
-    base: Any = copy(journal, ResultsFile=TracedFile).Journal
+    return TracedFile
 
+
+def _traced_journal(base: Any) -> Any:
     class TracedJournal(base):  # type: ignore[misc]
         def __init__(self, output: Any, acknowledge: Callable[[list[Any]], None]) -> None:
             def acknowledged(results: list[Any]) -> None:
@@ -238,9 +263,9 @@ def _traced_journal(copy: Callable[..., Any]) -> Any:
 
             super().__init__(output, acknowledged)
 
-        def _take(self, result: Any) -> None:
+        def append(self, result: Any) -> None:
             part = _part()
-            super()._take(result)
+            super().append(result)
             if not part.trace.is_closed:
                 part.trace.facts.taken.append(result)
             outcome = result.outcome

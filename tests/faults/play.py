@@ -6,7 +6,7 @@ import asyncio
 import os
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,12 +17,13 @@ from faults.broken import Broken
 from faults.ended import Disk, Ended
 from faults.files import Files, read_files
 from faults.network import FaultLoop
-from faults.parts import Part, assemble
+from faults.parts import Part, Parts, assemble
 from faults.ran import Ran
 from faults.script import LONGEST_REPLY_BYTES, Run, Script
 from faults.server import Server
 from faults.trace import Trace
 from redline.calls import Endpoint
+from redline.run.execute import execute
 from redline.run.settings import Hooks, Job, Output, Prompting
 from redline.testing import Deadlock
 
@@ -70,25 +71,26 @@ class Played:
 
 
 @cache
-def _redline() -> Callable[..., Any]:
+def _redline() -> Parts:
     return assemble()
 
 
-def play(seed: int, mutated: Callable[..., Any] | None = None) -> Played:
+def play(seed: int, parts: Parts | None = None) -> Played:
     """The script of this seed, played to its end. Raises BrokenLaw.
 
-    mutated: another `execute` than redline's.
+    parts: assembled; redline's own unless given.
     """
     script, trace = Script(seed), Trace()
     ended: list[Ran] = []
     base = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="redline-faults-", dir=base) as folder:
-        stage = _Stage(script, trace, Path(folder), mutated or _redline())
+        stage = _Stage(script, trace, Path(folder))
         for number, run in enumerate(script.runs, 1):
             if ended and _is_idle(script, run, ended[-1].after):
                 continue
             try:
-                ended.append(stage.play(number, run))
+                with (parts or _redline())():
+                    ended.append(stage.play(number, run))
                 law.check(script, ended, stage.job(run))
             except (Broken, Deadlock) as error:
                 raise BrokenLaw(script, number, str(error), trace) from error
@@ -104,11 +106,10 @@ def _is_idle(script: Script, run: Run, files: Files) -> bool:
 class _Stage:
     """The folder of one script, its clock, and what its server remembers."""
 
-    def __init__(self, script: Script, trace: Trace, folder: Path, execute: Any) -> None:
+    def __init__(self, script: Script, trace: Trace, folder: Path) -> None:
         self._script = script
         self._trace = trace
         self._folder = folder
-        self._execute = execute
         self._output = Output(
             path=folder / "out" / "labels.jsonl",
             format=script.settings.format,
@@ -188,7 +189,7 @@ class _Stage:
         trace.begin(run.ending, ending.happen)
         ran = Ran(run, trace.facts, before, before)
         ending.task = asyncio.create_task(
-            self._execute(
+            execute(
                 self.job(run, loop.world.call),
                 display=ending,
                 on_start=ending.started,

@@ -17,7 +17,6 @@ import pytest
 from faults.mutations import MUTATIONS, Mutation, caught_by
 from faults.play import play
 from faults.script import KINDS, STAGES
-from mutants import mutant
 
 TESTS = Path(__file__).parent.parent
 SEEDS = range(1, 201)
@@ -66,15 +65,10 @@ def test_a_seed_gives_the_same_trace_again_in_any_process() -> None:
         assert [found[f"seed {seed}"] for seed in seeds] == here
 
 
-def test_the_lines_that_only_the_campaign_changes_are_still_there() -> None:
-    for mutation in MUTATIONS:
-        assert mutant(mutation.module, mutation.line, mutation.replacement)
-
-
 @pytest.mark.parametrize(
     "mutation", [m for m in MUTATIONS if not m.is_rare], ids=lambda mutation: mutation.name
 )
-def test_the_scripts_notice_a_changed_line(mutation: Mutation) -> None:
+def test_the_scripts_notice_a_broken_part(mutation: Mutation) -> None:
     broken = caught_by(mutation, SEEDS)
     assert broken is not None, "no script notices it"
     assert mutation.is_named_by(broken), str(broken)
