@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from mutants import assert_caught, mutant
 from redline.calls import Call, Outcome, Reply, Request
 from redline.errors import ConfigError, Rejected, ServerFailed
 from redline.run.task import Ask
-from redline.tasks import judge
 from redline.tasks.evaluation import Evaluation, Grading
-from redline.tasks.judge import JudgeSettings
+from redline.tasks.judge import JudgeSettings, verdict_in
 from redline.testing import ScriptedBackend, Send, virtual_run
 
 ROW = {"question": "Who wrote it?", "answer": "Mary Shelley"}
@@ -39,12 +36,12 @@ ASKED = Request(body={"model": "small", "messages": [{"role": "user", "content":
     ],
 )
 def test_the_last_verdict_counts(text: Any, said: bool | None) -> None:
-    assert judge.verdict_in(text) is said
+    assert verdict_in(text) is said
 
 
 def test_the_pattern_takes_linear_time() -> None:
-    assert judge.verdict_in("verdict " * 50_000) is None
-    assert judge.verdict_in("verdict:" + " " * 100_000 + "correct") is None
+    assert verdict_in("verdict " * 50_000) is None
+    assert verdict_in("verdict:" + " " * 100_000 + "correct") is None
 
 
 def outcome_of(
@@ -54,23 +51,15 @@ def outcome_of(
     backend = ScriptedBackend(script)
 
     async def main() -> Outcome:
-        task = grading or grading_of(judge)
+        task = grading or grading_of()
         return await task.do(dict(ROW), ASKED, Ask(backend, Call()))
 
     return virtual_run(main()), backend.sends
 
 
-def grading_of(module: ModuleType, **settings: Any) -> Grading:
-    made = Grading(
-        Evaluation(
-            name="novels",
-            prompt="{{ question }}",
-            metric="judge",
-            judge=JudgeSettings(model="large", **settings),
-        )
-    )
-    made._judge = module.Judge(JudgeSettings(model="large", **settings))
-    return made
+def grading_of(**settings: Any) -> Grading:
+    judge = JudgeSettings(model="large", **settings)
+    return Grading(Evaluation(name="novels", prompt="{{ question }}", metric="judge", judge=judge))
 
 
 def says(*texts: str) -> Callable[[Send], Any]:
@@ -95,7 +84,7 @@ def test_the_judge_sees_what_was_asked_and_answered() -> None:
 
 
 def test_a_prompt_of_ones_own_has_the_columns() -> None:
-    own = grading_of(judge, prompt="{{ question }}|{{ gold }}|{{ reply }}", params={"top_p": 1})
+    own = grading_of(prompt="{{ question }}|{{ gold }}|{{ reply }}", params={"top_p": 1})
     outcome, sends = outcome_of(says("X", "VERDICT: INCORRECT"), own)
     assert outcome.fields is not None
     assert outcome.fields["verdict"] == "wrong"
@@ -103,24 +92,17 @@ def test_a_prompt_of_ones_own_has_the_columns() -> None:
     assert sends[1].request.body["top_p"] == 1
 
 
-def check_no_verdict(module: ModuleType) -> None:
+def test_without_a_verdict_the_question_fails() -> None:
     """Two tries, and then a failure: neither right nor wrong."""
-    outcome, sends = outcome_of(says("X", "Well.", "Hm."), grading_of(module))
+    outcome, sends = outcome_of(says("X", "Well.", "Hm."))
     assert outcome.status == "rejected"
     assert isinstance(outcome.error, Rejected)
     assert "large gave no verdict in 2 tries" in outcome.error.what
     assert len(sends) == 3
-    again, sends = outcome_of(says("X", "Well.", "VERDICT: CORRECT"), grading_of(module))
+    again, sends = outcome_of(says("X", "Well.", "VERDICT: CORRECT"))
     assert again.fields is not None
     assert again.fields["correct"]
     assert len(sends) == 3
-
-
-def test_without_a_verdict_the_question_fails() -> None:
-    check_no_verdict(judge)
-    line = "if is_right is not None:"
-    assert_caught(check_no_verdict, judge, mutant(judge, line, "if True:"))
-    assert_caught(check_no_verdict, judge, mutant(judge, "_TRIES = 2", "_TRIES = 1"))
 
 
 def test_a_judge_that_cannot_be_asked_is_named() -> None:
@@ -156,7 +138,7 @@ def test_a_judge_that_does_not_fit_is_refused(settings: dict[str, Any], words: s
 
 
 def test_another_judge_is_another_evaluation() -> None:
-    settings = [grading_of(judge).settings()]
+    settings = [grading_of().settings()]
     other = Evaluation(name="x", prompt="", metric="judge", judge=JudgeSettings(model="other"))
     settings.append(Grading(other).settings())
     assert settings[0] != settings[1]

@@ -6,13 +6,10 @@ import random
 import sys
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Any
 
 import pytest
 
-from mutants import assert_caught, mutant
 from redline.errors import ConfigError
-from redline.tasks import near_duplicates as module
 from redline.tasks.near_duplicates import NearDuplicates, longest_band, runs_of
 
 WORDS = [f"w{number}" for number in range(60)]
@@ -44,7 +41,7 @@ def texts_of(seed: int, count: int) -> list[str]:
     return texts
 
 
-def kept(index: Any, texts: Sequence[str]) -> list[int]:
+def kept(index: NearDuplicates, texts: Sequence[str]) -> list[int]:
     """The places of the texts that were taken in."""
     return [place for place, text in enumerate(texts) if index.add(text, place) is None]
 
@@ -58,33 +55,12 @@ def kept_by_pairs(texts: Sequence[str], least: float) -> list[int]:
 
 
 @pytest.mark.parametrize("least", [0.5, 0.8, 0.95])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 1, 7])
 def test_the_texts_kept_are_those_that_all_pairs_say(seed: int, least: float) -> None:
     texts = texts_of(seed, 100)
     expected = kept_by_pairs(texts, least)
     assert 0.2 < len(expected) / len(texts) < 1
     assert kept(NearDuplicates(least), texts) == expected
-
-
-def check_exactly(changed: Any) -> None:
-    texts = texts_of(7, 100)
-    assert kept(changed.NearDuplicates(0.8), texts) == kept_by_pairs(texts, 0.8)
-
-
-@pytest.mark.parametrize(
-    ("line", "replacement"),
-    [
-        ("self._take(number, runs, sketch)", "self._texts.append((number, runs))"),
-        (
-            "if common / (len(found) + len(theirs) - common) >= self._similarity:",
-            "if common / len(found) >= self._similarity:",
-        ),
-        ("_MOST_MISSED = 1e-4", "_MOST_MISSED = 1.0"),
-        ("_RUN_WORDS = 3", "_RUN_WORDS = 2"),
-    ],
-)
-def test_a_wrong_index_is_noticed(line: str, replacement: str) -> None:
-    assert_caught(check_exactly, module, mutant(module, line, replacement))
 
 
 def test_two_texts_are_judged_alike_in_either_order() -> None:
