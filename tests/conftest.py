@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# No example may take a busy machine too long.
+settings.register_profile("redline", deadline=None)
+settings.load_profile("redline")
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
