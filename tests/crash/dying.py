@@ -1,6 +1,7 @@
 """A program that lets a run, or a repair, die on the disk, and goes on with it each time.
 
-    PYTHONPATH=tests python tests/crash/dying.py WHAT PLACE/LOSS [--seed N] [--mutant NAME]
+    PYTHONPATH=tests python tests/crash/dying.py WHAT PLACE/LOSS [--last-first] [--seed N]
+        [--mutant NAME]
     PYTHONPATH=tests python tests/crash/dying.py WHAT PLACE/LOSS/STEP... [--seed N] [--mutant NAME]
 
 What: a scenario of scenarios.py, or `repair`. A step is one call that changes a file, or reads
@@ -76,11 +77,17 @@ def die(work: Work, seed: int, deaths: Sequence[Death], folder: Path) -> list[st
         shutil.rmtree(base)
 
 
-def sweep(work: Work, seed: int, manner: tuple[str, str], folder: Path) -> Counter[str]:
-    """How many deaths there were at which moment: one at each step that has this place."""
+def sweep(
+    work: Work, seed: int, manner: tuple[str, str], folder: Path, *, last_first: bool = False
+) -> Counter[str]:
+    """How many deaths there were at which moment: one at each step that has this place.
+
+    last_first: from the last step to the first.
+    """
     chance = Random(seed)
     moments: Counter[str] = Counter()
-    for number, step in enumerate(survey(work, seed, folder), 1):
+    steps = list(enumerate(survey(work, seed, folder), 1))
+    for number, step in reversed(steps) if last_first else steps:
         places = [place for place in PLACES if step.moment(place)]
         if manner[0] != ANY:
             places = [place for place in places if place == manner[0]]
@@ -140,6 +147,7 @@ def main() -> None:
     parser.add_argument("deaths", nargs="+", metavar="PLACE/LOSS[/STEP]")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--last-first", action="store_true")
     parser.add_argument("--mutant")
     given = parser.parse_args()
     if given.mutant:
@@ -147,7 +155,8 @@ def main() -> None:
     work, words = WORKS[given.work], [death.split("/") for death in given.deaths]
     with tempfile.TemporaryDirectory(prefix="redline-dying-", dir=given.folder) as name:
         if len(words[0]) == 2:
-            moments = sweep(work, given.seed, (words[0][0], words[0][1]), Path(name))
+            manner = (words[0][0], words[0][1])
+            moments = sweep(work, given.seed, manner, Path(name), last_first=given.last_first)
         else:
             deaths = [Death(int(step), place, loss, given.seed) for place, loss, step in words]
             moments = Counter(die(work, given.seed, deaths, Path(name)))
