@@ -38,7 +38,7 @@ def test_one_signal_finishes_and_saves_what_is_in_flight(
 ) -> None:
     rows, output = tmp_path / "rows.jsonl", tmp_path / "labels.jsonl"
     write_rows(rows, ROWS)
-    with serving("--latency", "0.3-0.6") as server:
+    with serving("--latency", "0.15-0.3") as server:
         flags = run_flags(rows, output, server, "-c", "8")
         with started(flags) as process:
             await_lines(output, 5, process)
@@ -110,7 +110,7 @@ def test_a_signal_while_the_run_begins_leaves_nothing_broken(
         # From the start of Python to the first requests.
         for step in range(8):
             with started(flags) as process:
-                time.sleep(0.1 * step)
+                time.sleep(0.06 * step)
                 process.send_signal(number)
                 status, _, err = ended(process)
                 statuses.add(status)
