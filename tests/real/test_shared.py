@@ -66,7 +66,7 @@ def test_four_processes_are_as_fast_as_one_and_one_of_them_dies(
 ) -> None:
     """Kill -9 midway: no rejection by the server's own count, and the share is used again."""
     # The guard is what the processes, more than there are cores, may delay one another.
-    rate, each, guard_s = 100, 180, 0.25
+    rate, each, guard_s = 100, 320, 0.25
     limits = Limits(requests=f"{rate}/1s", guard_s=guard_s)
     with simulated("--requests", f"{rate}/1s", "--algorithm", "moving") as sim:
         command = [sys.executable, str(WORKER), sim.base_url, target(kind, request, tmp_path)]
@@ -83,7 +83,7 @@ def test_four_processes_are_as_fast_as_one_and_one_of_them_dies(
                 assert worker.stdin is not None
                 worker.stdin.write(b"\n")
                 worker.stdin.flush()
-            time.sleep(2.5)
+            time.sleep(5)
             workers[0].send_signal(signal.SIGKILL)
             killed_s = time.monotonic()
             for worker in workers[1:]:
@@ -98,7 +98,7 @@ def test_four_processes_are_as_fast_as_one_and_one_of_them_dies(
         stats, arrivals_s = sim.stats(), [record["arrival_s"] for record in sim.requests()]
     arrivals_s.sort()
     assert stats["rejected"] == 0
-    assert len(arrivals_s) >= 3 * each + 30
+    assert len(arrivals_s) >= 3 * each + 60
     span_s = 1 + guard_s
     one_s = (len(arrivals_s) - 1) * span_s / rate
     lease_s = lease_s_of(limits)

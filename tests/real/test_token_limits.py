@@ -19,7 +19,7 @@ from redline.calls import Call, Endpoint, HttpBackend, Request
 from redline.limits import Limits, Rate
 from simulated import Simulated, simulated
 
-RATE = Rate(40_000, 4.0)
+RATE = Rate(60_000, 6.0)
 WINDOWS = 3.3
 USED = 0.95
 # The simulated model echoes its question, so the outputs have 215 tokens and 20 to either side. A
@@ -43,7 +43,7 @@ class Trial:
     @property
     def flags(self) -> list[str]:
         return [
-            *("--tokens", "40k/4s", "--algorithm", self.algorithm, "--charge", self.charge),
+            *("--tokens", "60k/6s", "--algorithm", self.algorithm, "--charge", self.charge),
             *("--latency", "0.2-0.5", "--headers", "none"),
         ]
 
