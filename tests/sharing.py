@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,10 @@ from redline.limits import Cost, Limits
 from redline.limits import schedule as schedule_module
 from redline.limits.schedule import Lease, LeaseRequest, State
 from redline.limits.shared import SharedLimiter
-from redline.testing import VirtualClock, virtual_run
+from redline.testing import VirtualClock, VirtualLoop
+
+# By how much the timers ring late that are set in this context, in turn.
+_LATES_S: ContextVar[Iterator[float] | None] = ContextVar("_LATES_S", default=None)
 
 
 class Memory:
@@ -23,6 +27,7 @@ class Memory:
     def __init__(self, rule: Any = schedule_module) -> None:
         self.rule = rule
         self.state: State | None = None
+        self.lease: Lease | None = None  # the last one
         self.turns = 0
         self.is_lost = False
 
@@ -30,8 +35,8 @@ class Memory:
         if self.is_lost:
             raise NoEndpoint("the ledger does not answer")
         self.turns += 1
-        self.state, lease = self.rule.transact(self.state, request, now_s)
-        return lease
+        self.state, self.lease = self.rule.transact(self.state, request, now_s)
+        return self.lease
 
 
 class OffsetClock(VirtualClock):
@@ -53,6 +58,7 @@ class MemoryLedger:
         self.clock = OffsetClock(ahead_s)
         self.lead_s = 2 * way_s
         self.unsure_s = way_s
+        self.is_cut_off = False
         self._way_s = way_s
 
     def local_s(self, ledger_s: float) -> tuple[float, float]:
@@ -64,10 +70,12 @@ class MemoryLedger:
 
     async def transact(self, request: LeaseRequest) -> Lease:
         if self._way_s:
-            await asyncio.sleep(self._way_s)
+            await _sleep(self._way_s)
+        if self.is_cut_off:
+            raise NoEndpoint("the process was killed")
         lease = self.memory.transact(request, asyncio.get_running_loop().time())
         if self._way_s:
-            await asyncio.sleep(self._way_s)
+            await _sleep(self._way_s)
         return lease
 
     async def aclose(self) -> None:
@@ -132,8 +140,34 @@ def share(limits: Limits, processes: Sequence[Process], rule: Any = schedule_mod
             for number, process in enumerate(processes):
                 group.create_task(_run(shared, limits, process, number))
 
-    virtual_run(main(), start_s=1000.0, limit_s=3600.0)
+    late_run(main())
     return shared
+
+
+class LateLoop(VirtualLoop):
+    """A virtual loop whose timers ring late, in tasks for which `ring_late` was called."""
+
+    def call_later(self, delay: float, *rest: Any, **named: Any) -> asyncio.TimerHandle:
+        lates_s = _LATES_S.get()
+        return super().call_later(delay + (next(lates_s) if lates_s else 0.0), *rest, **named)
+
+
+def late_run(main: Coroutine[Any, Any, None]) -> None:
+    """Runs `main` in a LateLoop."""
+    with asyncio.Runner(loop_factory=lambda: LateLoop(start_s=1000.0, limit_s=3600.0)) as runner:
+        runner.run(main)
+
+
+def ring_late(lates_s: Sequence[float]) -> None:
+    """Timers that this task and those it makes set from now on ring late by these, in turn."""
+    _LATES_S.set(itertools.cycle(lates_s))
+
+
+async def _sleep(wait_s: float) -> None:
+    """Sleeps without being late."""
+    token = _LATES_S.set(None)
+    await asyncio.sleep(wait_s)
+    _LATES_S.reset(token)
 
 
 async def _run(shared: Shared, limits: Limits, process: Process, number: int) -> None:
@@ -141,17 +175,9 @@ async def _run(shared: Shared, limits: Limits, process: Process, number: int) ->
     limiter = SharedLimiter(limits, ledger, ledger.clock)
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    lates_s = itertools.cycle(process.lates_s)
-    rang = limiter._rang
-
-    def ring_late() -> None:
-        late_s = next(lates_s)
-        limiter._timer = loop.call_later(late_s, rang) if late_s else rang()
-
-    limiter._rang = ring_late  # type: ignore[method-assign]
 
     async def call(ask: Ask) -> None:
-        await asyncio.sleep(ask.arrival_s)
+        await _sleep(ask.arrival_s)
         try:
             async with asyncio.timeout(None if ask.gone_s == math.inf else ask.gone_s):
                 grant = await limiter.acquire(Cost(ask.tokens), ask.priority)
@@ -164,26 +190,24 @@ async def _run(shared: Shared, limits: Limits, process: Process, number: int) ->
         send = Sent(loop.time() - began_s, number, ask, ask.tokens or 1)
         shared.sends.append(send)
         if ask.used is not None:
-            await asyncio.sleep(ask.answer_s)
+            await _sleep(ask.answer_s)
             grant.settle(ask.used)
             send.amount = ask.used
 
+    ring_late(process.lates_s)
     calls = [asyncio.create_task(call(ask)) for ask in process.asks]
+    ring_late([0.0])
     _, unfinished = await asyncio.wait(
         calls, timeout=None if process.dies_s == math.inf else process.dies_s
     )
     if unfinished:
-        # As a kill does it: nothing is given back, nobody is told.
-        limiter._is_closed = True
-        for task in (*unfinished, limiter._task):
-            if task is not None:
-                task.cancel()
-        if limiter._timer is not None:
-            limiter._timer.cancel()
+        # As a kill does it: nothing is given back, and no other process is told.
+        ledger.is_cut_off = True
+        for task in unfinished:
+            task.cancel()
         await asyncio.wait(unfinished)
-        return
-    for task in calls:
-        task.result()
+    else:
+        await asyncio.gather(*calls)
     await limiter.aclose()
 
 
