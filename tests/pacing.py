@@ -124,17 +124,21 @@ def most_in(sends: Sequence[Sent], span_s: float) -> int:
     return most
 
 
-class SmallBucket(TokenBucket):
+class SmallBucket:
     """The smallest bucket that `any` is made for: 1 + J N / W, J being the jitter it sees."""
 
     def __init__(self, rate: Rate, jitter_s: float) -> None:
-        super().__init__(rate)
-        self._level = self._small = 1 + jitter_s * rate.count / rate.window_s
+        self.per_s = rate.count / rate.window_s
+        self.level = self.most = 1 + jitter_s * self.per_s
+        self.at_s = -math.inf
 
     def wait_s(self, amount: int, now_s: float) -> float:
-        self._roll(now_s)
-        self._level = min(self._level, self._small)
-        return super().wait_s(amount, now_s)
+        self.level = min(self.most, self.level + (now_s - self.at_s) * self.per_s)
+        self.at_s = now_s
+        return max(0.0, amount - self.level) / self.per_s
+
+    def take(self, amount: int, now_s: float) -> None:
+        self.level -= amount
 
 
 class AlignedWindow:

@@ -8,11 +8,11 @@ import itertools
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
-from mutants import assert_caught, mutant
+from mutants import assert_caught
 from redline.limits import Cost, Limits, Rate
-from redline.limits import feedback as feedback_module
 from redline.limits.budget import Budget
 from redline.limits.feedback import Feedback
 from redline.limits.headers import HeaderReader
@@ -502,10 +502,9 @@ def test_without_limits_429s_change_nothing() -> None:
     assert budget.lines == []
 
 
-def check_the_fullest_limit(feedback: Any) -> None:
-    """Others use most of the tokens: requests, of which we use nearly all, are not cut to a bit."""
+def test_a_limit_that_others_crowd_does_not_cut_one_that_they_leave() -> None:
     budget = Budget(Limits(requests="60/6s", tokens="1000/6s", guard_s=0.0))
-    steered = feedback(budget)
+    steered = Feedback(budget)
     now_s = 0.0
     while now_s < 60:
         bookings = budget.book(Cost(4), now_s)
@@ -514,50 +513,43 @@ def check_the_fullest_limit(feedback: Any) -> None:
         ours = budget.lines[1].window.used(now_s)
         steered.heard((Stated("tokens", 1000, max(0, 400 - ours)),), bookings, now_s + 0.01)
         now_s += max(0.01, budget.wait_s(Cost(4), now_s))
-    # 240 of the 400 tokens that are left are all that the requests allow.
+    # Others use most of the tokens, and 240 of the 400 left are all that the requests allow.
     assert budget.share > 0.9
 
 
-def test_a_limit_that_others_crowd_does_not_cut_one_that_they_leave() -> None:
-    check_the_fullest_limit(Feedback)
+class Deaf(Feedback):
+    """Headers say nothing to it."""
+
+    def heard(self, stated: Any, bookings: Any, now_s: float) -> bool:
+        return False
 
 
-MUTANTS: list[tuple[Any, str, str]] = [
-    # Others are not seen, or seen where nobody is.
-    (check_others, "if is_seen:", "if False:"),
-    (check_alone, "ours = max(then.in_window, now.in_window)", "ours = then.in_window"),
-    (check_alone, "return max(1.0, limit * _NOISE) + overtaken", "return -limit"),
-    # A server that is taken for a bucket, or never.
-    (check_others, "if used * unit_s + 2 * slack_s > _TELLING * window_s:", "if False:"),
-    (check_others, "line.steady *= 1 - 3 * _STEADY_RATE", "pass"),
-    # What others have left is not taken up again.
-    (check_others, "elif self.share == 1:", "else:"),
-    # Chance is taken for a limit; a limit for chance; nothing is taken up again; all is given up.
-    (
-        check_random_429s,
-        "is_clear = limited > expected + 3 * math.sqrt(expected)",
-        "is_clear = limited > expected",
-    ),
-    (
-        check_random_429s,
-        "if not self._is_certain or limited <= expected:",
-        "if limited <= expected:",
-    ),
-    (
-        check_random_429s,
-        "self.share = min(1.0, self.share + self._RAISE * self._quiet)",
-        "pass",
-    ),
-    (check_random_429s, "least = _LEAST if rejected > 0.5 else self._LEAST_ACCEPTED", "least = 0"),
-    (check_a_wrong_limit, "self.share = max(least, self.share * (1 - cut) + self._RAISE)", "pass"),
-    (
-        check_the_fullest_limit,
-        "share = self._lead(line, now_s) * (max(1.0, ours) + change) / usable",
-        "share = (max(1.0, ours) + change) / usable",
-    ),
-]
+class Suspicious(Feedback):
+    """Takes a third of the limit for used by others, whatever the headers say."""
+
+    def heard(self, stated: Any, bookings: Any, now_s: float) -> bool:
+        fewer = [
+            msgspec.structs.replace(each, remaining=max(0, each.remaining - each.limit // 3))
+            for each in stated
+        ]
+        return super().heard(fewer, bookings, now_s)
 
 
-@pytest.mark.parametrize(("check", "line", "replacement"), MUTANTS)
-def test_mutants_are_caught(check: Any, line: str, replacement: str) -> None:
-    assert_caught(check, Feedback, mutant(feedback_module, line, replacement).Feedback)
+class Unmoved(Feedback):
+    """429s change nothing."""
+
+    def answered(self, now_s: float, *, is_limited: bool) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("check", "wrong"),
+    [
+        (check_others, Deaf),
+        (check_alone, Suspicious),
+        (check_random_429s, Unmoved),
+        (check_a_wrong_limit, Unmoved),
+    ],
+)
+def test_a_wrong_feedback_is_noticed(check: Any, wrong: Any) -> None:
+    assert_caught(check, Feedback, wrong)

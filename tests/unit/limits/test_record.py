@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mutants import assert_caught, mutant
-from redline.limits import record as record_module
+from held import held
+from mutants import assert_caught
 from redline.limits.cost import CERTAIN, Spread
 from redline.limits.record import BucketLevel, Doubt
 
@@ -45,11 +45,11 @@ def test_four_deviations_where_nothing_is_skewed() -> None:
     assert doubt.margin(Spread(100.0, 0.0, 1e6)) == pytest.approx(4 * math.sqrt(1600))
 
 
-def is_rarely_passed(module: Any) -> None:
+def is_rarely_passed(kind: Any) -> None:
     """Sums of few and of many long-tailed amounts pass their margin once in thousands."""
     chance, spread = random.Random(1), lognormal_spread()
     for number in (1, 3, 20):
-        doubt = module.Doubt()
+        doubt = kind()
         for _ in range(number - 1):
             doubt.add(spread)
         most = number * MEAN + doubt.margin(spread)
@@ -59,33 +59,41 @@ def is_rarely_passed(module: Any) -> None:
         assert doubt.margin(spread) < 10.5 * math.sqrt(number * spread.variance)
 
 
-def test_the_margin_covers_a_long_tail() -> None:
-    line = "margin = z * math.sqrt(variance) + (z * z - 1) / 6 * third / variance"
-    symmetric = mutant(record_module, line, "margin = z * math.sqrt(variance)")
-    assert_caught(is_rarely_passed, record_module, symmetric)
-    narrow = mutant(record_module, "_DEVIATIONS = 4.0", "_DEVIATIONS = 2.0")
-    assert_caught(is_rarely_passed, record_module, narrow)
-    one_by_one = mutant(
-        record_module, line, "margin = 4 * (z + 2.5 * 2.3) * math.sqrt(spread.variance)"
-    )
-    assert_caught(is_rarely_passed, record_module, one_by_one)
+class Symmetric(Doubt):
+    """Four deviations, whatever the skewness."""
+
+    def margin(self, spread: Spread) -> float:
+        return 4 * math.sqrt(self.variance + spread.variance)
 
 
-def keeps_no_more_than_can_come(module: Any) -> None:
-    doubt = module.Doubt()
+class EachForItself(Doubt):
+    """The margins of all added up, as if they were at their worst together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def add(self, spread: Spread, sign: int = 1) -> None:
+        self.number += sign
+
+    def margin(self, spread: Spread) -> float:
+        return (self.number + 1) * Doubt().margin(spread)
+
+
+@pytest.mark.parametrize("wrong", [Symmetric, EachForItself])
+def test_the_margin_covers_a_long_tail_and_no_more(wrong: Any) -> None:
+    assert_caught(is_rarely_passed, Doubt, wrong)
+
+
+def test_the_margin_is_no_larger_than_the_maxima_allow() -> None:
+    doubt = Doubt()
     doubt.add(Spread(10_000.0, 1e6, 50.0))
     assert doubt.margin(Spread(10_000.0, 1e6, 30.0)) == 80.0
 
 
-def test_the_margin_is_no_larger_than_the_maxima_allow() -> None:
-    line = "return max(0.0, min(margin, self.most + spread.most))"
-    unbounded = mutant(record_module, line, "return max(0.0, margin)")
-    assert_caught(keeps_no_more_than_can_come, record_module, unbounded)
-
-
-def gives_all_back(module: Any) -> None:
+def test_nothing_is_left_when_all_is_settled() -> None:
     chance = random.Random(2)
-    doubt, part = module.Doubt(), module.Doubt()
+    doubt, part = Doubt(), Doubt()
     spreads = [Spread(chance.uniform(0, 1e9), chance.uniform(0, 1e13), 1e6) for _ in range(3000)]
     for spread in spreads:
         doubt.add(spread)
@@ -96,12 +104,6 @@ def gives_all_back(module: Any) -> None:
     doubt.subtract(part)
     assert doubt.variance == pytest.approx(0.0, abs=1.0)
     assert doubt.margin(CERTAIN) == pytest.approx(0.0, abs=1.0)
-
-
-def test_nothing_is_left_when_all_is_settled() -> None:
-    line = "self.variance -= other.variance"
-    leaking = mutant(record_module, line, "self.variance -= 0.999 * other.variance")
-    assert_caught(gives_all_back, record_module, leaking)
 
 
 # A bucket's level.
@@ -130,10 +132,10 @@ class Known:
         return full_at_s
 
 
-def is_as_if_known_from_the_start(module: Any) -> None:
+def is_as_if_known_from_the_start(kind: Any) -> None:
     chance = random.Random(3)
     for _ in range(200):
-        level, known, open_takes, now_s = module.BucketLevel(), Known(), [], 0.0
+        level, known, open_takes, now_s = kind(), Known(), [], 0.0
         for _ in range(60):
             now_s += chance.choice([0.0, 0.1, 1.0, 20.0])
             if open_takes and chance.random() < 0.5:
@@ -148,18 +150,23 @@ def is_as_if_known_from_the_start(module: Any) -> None:
                 assert level.full_at_s(UNIT_S) == pytest.approx(known.full_at_s(UNIT_S))
 
 
-def test_the_level_is_as_if_each_amount_had_been_known_when_it_was_taken() -> None:
-    line = "return begun_s + entry.amount * unit_s"
-    begun = "begun_s = entry.at_s if full_at_s is None else max(full_at_s, entry.at_s)"
-    for old, new in (
-        # A refund that the full bucket could not have held is credited.
-        (begun, "begun_s = entry.at_s if full_at_s is None else full_at_s"),
-        (line, "return begun_s + max(1, entry.amount) * unit_s"),
-        # The level before an amendment is remembered.
-        ("if entry.amount != amount:", "if entry.amount < amount:"),
-    ):
-        changed = mutant(record_module, old, new)
-        assert_caught(is_as_if_known_from_the_start, record_module, changed)
+class Crediting(BucketLevel):
+    """Gives back what was taken too much as if the bucket could hold more than there is."""
+
+    def amend(self, entry: Any, amount: int) -> None:
+        full_at_s = self.full_at_s(UNIT_S) or 0.0
+        self.cap(full_at_s + (amount - entry.amount) * UNIT_S, UNIT_S)
+        super().amend(entry, amount)
+
+
+class Unamended(BucketLevel):
+    def amend(self, entry: Any, amount: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("wrong", [Crediting, Unamended])
+def test_the_level_is_as_if_each_amount_had_been_known_when_it_was_taken(wrong: Any) -> None:
+    assert_caught(is_as_if_known_from_the_start, BucketLevel, wrong)
 
 
 def test_a_refund_credits_nothing_that_the_bucket_could_not_have_held() -> None:
@@ -180,20 +187,14 @@ def test_another_rate_counts_at_its_own_unit() -> None:
     assert level.full_at_s(0.1) == 2.0
 
 
-def holds_little(module: Any) -> None:
-    level = module.BucketLevel()
+def test_one_call_that_is_never_settled_does_not_keep_all_the_others() -> None:
+    level = BucketLevel()
     stuck = level.take(0.0, 100)
     for number in range(6000):
         level.amend(level.take(float(number), 1), 1)
         level.full_at_s(UNIT_S)
-    assert len(level._entries) <= 4096
+    assert held(level) <= 4 * 4096 + 100
     # What was never settled counts as it was taken.
     before = level.full_at_s(UNIT_S)
     level.amend(stuck, 1)
     assert level.full_at_s(UNIT_S) == before
-
-
-def test_one_call_that_is_never_settled_does_not_keep_all_the_others() -> None:
-    line = "while entries and (entries[0].is_final or len(entries) > _MOST_ENTRIES):"
-    unbounded = mutant(record_module, line, "while entries and entries[0].is_final:")
-    assert_caught(holds_little, record_module, unbounded)
