@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from mutants import assert_caught, mutant, with_names
-from redline.calls import Cache, cache_file, cache_store
+from mutants import assert_caught
+from redline.calls import Cache
+from redline.calls.cache_file import Connection
 from redline.calls.cache_store import AnswerStore
 from redline.errors import ConfigError
 from redline.testing import ManualClock
@@ -75,29 +76,31 @@ async def test_an_answer_is_found_at_once_and_by_the_next_process(tmp_path: Path
 
 async def test_an_answer_is_found_while_it_is_being_written(tmp_path: Path) -> None:
     store = store_in(tmp_path)
-    for number in range(200):
-        store.put(key(number), value(number))
-        if number % 50 == 49:
-            store._write_group()
-        assert (await found_in(store, range(number, number + 2)))[number] == value(number)
+    # Every 4 MB are written at once.
+    for number in range(60):
+        store.put(key(number), value(number, 200_000))
+        assert (await found_in(store, range(number, number + 2)))[number] == value(number, 200_000)
     await store.aclose()
 
 
-async def test_lookups_of_one_turn_are_read_together(tmp_path: Path) -> None:
+async def test_lookups_of_one_turn_are_read_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = store_in(tmp_path)
     await written(store, range(300))
-    sizes: list[int] = []
-    read = store._read
+    turns = 0
+    do = Connection.do
 
-    def counted(keys: Any) -> Any:
-        sizes.append(len(keys))
-        return read(keys)
+    def counted(self: Connection, *given: Any) -> Any:
+        nonlocal turns
+        turns += 1
+        return do(self, *given)
 
-    store._read = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(Connection, "do", counted)
     assert await found_in(store, range(400)) == {
         number: value(number) if number < 300 else None for number in range(400)
     }
-    assert sizes == [400]
+    assert turns == 1
     await store.aclose()
 
 
@@ -145,23 +148,19 @@ async def test_the_file_is_bounded_and_the_oldest_go(tmp_path: Path, size: int) 
     await bounded(tmp_path, AnswerStore, size)
 
 
-@pytest.mark.parametrize(
-    ("line", "replacement"),
-    [
-        ("if over <= 0:", "if True:"),
-        ('"SELECT rowid, length(value) FROM answers ORDER BY used, rowid"',
-         '"SELECT rowid, length(value) FROM answers ORDER BY used DESC, rowid DESC"'),
-    ],
-)  # fmt: skip
-def test_a_bound_that_does_not_hold_is_noticed(tmp_path: Path, line: str, replacement: str) -> None:
+class Unbounded(AnswerStore):
+    def __init__(self, folder: Path, max_bytes: int, **settings: Any) -> None:
+        super().__init__(folder, 10 * max_bytes, **settings)
+
+
+def test_a_bound_that_does_not_hold_is_noticed(tmp_path: Path) -> None:
     places = iter((tmp_path / "a", tmp_path / "b"))
-    changed = mutant(cache_store, line, replacement).AnswerStore
-    assert_caught(lambda kind: asyncio.run(bounded(next(places), kind)), AnswerStore, changed)
+    assert_caught(lambda kind: asyncio.run(bounded(next(places), kind)), AnswerStore, Unbounded)
 
 
-async def used_stay(folder: Path, kind: Any) -> None:
+async def test_what_is_used_stays(tmp_path: Path) -> None:
     clock = ManualClock()
-    store = store_in(folder, kind, max_bytes=2 * MB, clock=clock)
+    store = store_in(tmp_path, max_bytes=2 * MB, clock=clock)
     await written(store, range(100))
     for start in range(100, 5000, 100):
         clock.advance(700)
@@ -169,14 +168,6 @@ async def used_stay(folder: Path, kind: Any) -> None:
         await written(store, range(start, start + 100))
     assert (await found_in(store, [8]))[8] is None
     await store.aclose()
-
-
-def test_what_is_used_stays(tmp_path: Path) -> None:
-    places = iter((tmp_path / "a", tmp_path / "b"))
-    changed = mutant(cache_store, "if value is not None and used_s < stale_s:", "if False:")
-    assert_caught(
-        lambda kind: asyncio.run(used_stay(next(places), kind)), AnswerStore, changed.AnswerStore
-    )
 
 
 async def test_a_bound_that_was_lowered_is_kept_from_the_next_answer_on(tmp_path: Path) -> None:
@@ -198,13 +189,12 @@ async def test_one_answer_does_not_drive_out_all_others(tmp_path: Path) -> None:
 
 
 async def test_memory_is_bounded_where_the_disk_does_not_keep_up(tmp_path: Path) -> None:
-    kind = mutant(
-        cache_store, "_MOST_PENDING_BYTES = 64 * 1024 * 1024", "_MOST_PENDING_BYTES = 10_000"
-    ).AnswerStore
-    store = store_in(tmp_path, kind)
-    for number in range(100):
-        store.put(key(number), value(number))
-    assert store._pending_bytes <= 10_000
+    store = store_in(tmp_path)
+    text = bytes(5 * MB)
+    for number in range(15):
+        store.put(key(number), text)
+    assert await store.look_up(key(0)) == text
+    assert await store.look_up(key(14)) is None
     await store.aclose()
     assert ["faster than the disk" in note for note in store.notes] == [True]
 
@@ -293,8 +283,8 @@ def test_a_file_that_is_damaged_anywhere_gives_no_wrong_answer(tmp_path: Path) -
     assert sum(map(bool, notes)) >= 9, "most damage is noticed; some hits free pages"
 
 
-async def flipped(folder: Path, kind: Any) -> None:
-    path = await filled(folder, 20)
+async def test_an_answer_that_was_changed_is_none(tmp_path: Path) -> None:
+    path = await filled(tmp_path, 20)
     with sqlite3.connect(path) as database:
         database.execute("UPDATE answers SET value = ? WHERE key = ?", (b"x" * 100, key(3)))
         database.execute("UPDATE answers SET value = 'text' WHERE key = ?", (key(4),))
@@ -304,27 +294,13 @@ async def flipped(folder: Path, kind: Any) -> None:
             (key(6), key(5)),
         )
     database.close()
-    store = store_in(folder, kind)
+    store = store_in(tmp_path)
     found = await found_in(store, range(20))
     assert [number for number, text in found.items() if text is None] == [3, 4, 5]
     assert ["some answers in it were damaged" in note for note in store.notes] == [True]
     await written(store, [3, 4, 5])
     assert await found_in(store, range(20)) == {number: value(number) for number in range(20)}
     await store.aclose()
-
-
-@pytest.mark.parametrize(
-    ("line", "replacement"),
-    [
-        ("return value if sealed[:_CHECK_BYTES] == check else None", "return value"),
-        ("check = blake2b(value, digest_size=_CHECK_BYTES, key=key).digest()",
-         "check = sealed[:_CHECK_BYTES]"),
-    ],
-)  # fmt: skip
-def test_an_answer_that_was_changed_is_none(tmp_path: Path, line: str, replacement: str) -> None:
-    places = iter((tmp_path / "a", tmp_path / "b"))
-    changed = mutant(cache_store, line, replacement).AnswerStore
-    assert_caught(lambda kind: asyncio.run(flipped(next(places), kind)), AnswerStore, changed)
 
 
 def broken_in_use(path: Path) -> None:
@@ -352,11 +328,19 @@ async def test_damage_in_use_is_noticed_by_all_and_they_go_on_in_one_file(tmp_pa
     assert all("is damaged" in store.notes[0] for store in (one, two))
 
 
-async def test_a_full_disk_keeps_nothing_and_says_so(tmp_path: Path) -> None:
+async def test_a_full_disk_keeps_nothing_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = sqlite3.connect
+
+    def full(*given: Any, **settings: Any) -> sqlite3.Connection:
+        database = connect(*given, **settings)
+        database.execute("PRAGMA max_page_count = 50")
+        return database
+
+    monkeypatch.setattr(sqlite3, "connect", full)
     store = store_in(tmp_path)
     await written(store, [1])
-    database = store._write_connection.opened()
-    database.execute(f"PRAGMA max_page_count = {cache_file.number_of(database, 'page_count')}")
     await written(store, range(2, 300))
     assert (await found_in(store, [1, 2])) == {1: value(1), 2: None}
     assert store.notes == ["answers cannot be kept: database or disk is full"]
@@ -366,11 +350,15 @@ async def test_a_full_disk_keeps_nothing_and_says_so(tmp_path: Path) -> None:
 
 
 async def test_a_file_that_another_holds_is_waited_for_and_then_done_without(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patient = mutant(cache_file, "_BUSY_S = 5.0", "_BUSY_S = 0.05")
-    kind = with_names(cache_store, Connection=patient.Connection).AnswerStore
-    store = store_in(tmp_path, kind)
+    connect = sqlite3.connect
+
+    def impatient(*given: Any, **settings: Any) -> sqlite3.Connection:
+        return connect(*given, **{**settings, "timeout": 0.05})
+
+    monkeypatch.setattr(sqlite3, "connect", impatient)
+    store = store_in(tmp_path)
     await written(store, [1])
     with sqlite3.connect(tmp_path / "answers-v1.1.sqlite3", isolation_level=None) as other:
         other.execute("BEGIN IMMEDIATE")

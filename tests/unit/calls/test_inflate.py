@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from types import ModuleType
 
 import pytest
 
-from mutants import assert_caught, mutant
 from redline.calls import inflate
 from redline.errors import BadReply
 
@@ -45,17 +43,9 @@ def test_what_changes_nothing_needs_nothing(coding: str) -> None:
     assert inflate.inflate_for({"content-encoding": coding}) is None
 
 
-def check_refused(module: ModuleType) -> None:
-    for coding in ("br", "gzip, gzip", "deflate, gzip", "gzip;q=1", "gzip deflate", "identity br"):
-        try:
-            found = module.inflate_for({"content-encoding": coding})
-        except BadReply:
-            continue
-        raise AssertionError(f"{coding} is undone by {found}")
-
-
-def test_what_was_not_asked_for_is_refused() -> None:
-    check_refused(inflate)
-    line = 'if len(kinds) > 1 or kinds[0] not in ("gzip", "x-gzip", "deflate"):'
-    changed = mutant(inflate, line, line.replace("len(kinds) > 1 or ", ""))
-    assert_caught(check_refused, inflate, changed)
+@pytest.mark.parametrize(
+    "coding", ["br", "gzip, gzip", "deflate, gzip", "gzip;q=1", "gzip deflate", "identity br"]
+)
+def test_what_was_not_asked_for_is_refused(coding: str) -> None:
+    with pytest.raises(BadReply):
+        inflate.inflate_for({"content-encoding": coding})

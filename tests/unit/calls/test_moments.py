@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from mutants import assert_caught, mutant
-from redline.calls import moments as module_of_moments
 from redline.calls.moments import OutputMoments
 
 EVERY_S = 0.05
@@ -62,10 +60,10 @@ def test_too_few_outputs_say_nothing() -> None:
     assert moments.read() == ALWAYS_TEN
 
 
-def moments_are_right(module: Any) -> None:
+def test_mean_variance_and_skewness_are_those_of_the_outputs() -> None:
     chance = random.Random(1)
     outputs = [lognormal(chance) for _ in range(300)]
-    mean, variance, third = in_step(module.OutputMoments(), outputs).read()
+    mean, variance, third = in_step(OutputMoments(), outputs).read()
     kept = [0.99667 ** (299 - index) for index in range(300)]
     true = sum(map(float.__mul__, kept, map(float, outputs))) / sum(kept)
     parts = [tokens - true for tokens in outputs]
@@ -76,28 +74,9 @@ def moments_are_right(module: Any) -> None:
     assert third == pytest.approx(true_third, rel=1e-3)
 
 
-def test_mean_variance_and_skewness_are_those_of_the_outputs() -> None:
-    line = "central = third / weight - 3 * mean * second / weight + 2 * mean**3"
-    wrong = "central = third / weight - mean**3"
-    changed = mutant(module_of_moments, line, wrong)
-    assert_caught(moments_are_right, module_of_moments, changed)
-    without = mutant(
-        module_of_moments,
-        "return mean + 2 * error, variance, skewed",
-        "return mean, variance, skewed",
-    )
-    assert_caught(moments_are_right, module_of_moments, without)
-
-
-def one_outlier_is_bounded(module: Any) -> None:
-    _, variance, third = in_step(module.OutputMoments(), [10] * 299 + [100_000]).read()
-    assert third <= 6.0 * variance**1.5 * 1.001
-
-
 def test_a_single_outlier_does_not_make_the_skewness() -> None:
-    line = "skewed = min(max(0.0, central), _MOST_SKEWNESS * variance**1.5)"
-    unbounded = mutant(module_of_moments, line, "skewed = max(0.0, central)")
-    assert_caught(one_outlier_is_bounded, module_of_moments, unbounded)
+    _, variance, third = in_step(OutputMoments(), [10] * 299 + [100_000]).read()
+    assert third <= 6.0 * variance**1.5 * 1.001
 
 
 @pytest.mark.parametrize("outputs", [[7] * 50, [0] * 50, [1000] * 25 + [1] * 25, [0, 1] * 25])
@@ -111,72 +90,54 @@ def test_no_moment_is_below_nothing(outputs: list[int]) -> None:
 # The two biases.
 
 
-def begins_without_haste(module: Any) -> None:
+def test_the_first_answers_are_not_taken_for_all() -> None:
     """As soon as anything is known, it is not from the short ones alone."""
     means = []
     for seed in range(40):
-        flight = Flight(module.OutputMoments(), seed)
+        flight = Flight(OutputMoments(), seed)
         while not flight.moments.is_known:
             flight.send()
-        means.append(flight.moments._sums[1] / flight.moments._sums[0])
+        means.append(flight.moments.read()[0])
     # The outputs' own mean is 200; weighted by the time in flight it is 262. The answers of the
-    # first seconds have 150.
-    assert sum(means) / len(means) > 210
+    # first seconds have 150. Two standard errors are added.
+    assert sum(means) / len(means) > 250
 
 
-def test_the_first_answers_are_not_taken_for_all() -> None:
-    line = "self._over[number] = None if tokens is None else (tokens, took_s)"
-    as_they_come = mutant(module_of_moments, line, "self._count(tokens, took_s); return")
-    assert_caught(begins_without_haste, module_of_moments, as_they_come)
-
-
-def is_of_those_in_flight(module: Any) -> None:
+def test_outputs_count_by_their_time_in_flight() -> None:
     """The mean is that of the calls in flight at any time, not that of all calls."""
-    flight = Flight(module.OutputMoments(), 5)
+    flight = Flight(OutputMoments(), 5)
     flying: list[int] = []
     means = []
     for number in range(6000):
         flight.send()
         if number > 1000 and number % 20 == 0:
             flying += flight.outputs
-            means.append(flight.moments._sums[1] / flight.moments._sums[0])
+            means.append(flight.moments.read()[0])
     mean = sum(flying) / len(flying)
     assert mean > 250
-    assert sum(means) / len(means) == pytest.approx(mean, rel=0.03)
-
-
-def test_outputs_count_by_their_time_in_flight() -> None:
-    line = "weight = max(took_s, 1e-3)"
-    equal = mutant(module_of_moments, line, "weight = 1.0")
-    assert_caught(is_of_those_in_flight, module_of_moments, equal)
+    # Two standard errors are added.
+    assert mean < sum(means) / len(means) < 1.08 * mean
 
 
 # What never ends, and what changes.
 
 
-def bears_a_lost_call(module: Any) -> None:
-    """One call is never over; the others are learned from all the same, and hold little memory."""
-    moments = module.OutputMoments()
+def test_a_call_that_never_ends_holds_up_no_more_than_4096() -> None:
+    """One call is never over; the others are learned from all the same."""
+    moments = OutputMoments()
     moments.begin()
     in_step(moments, [10] * 4096)
     assert not moments.is_known
     in_step(moments, [10] * 21)
     assert moments.is_known
-    assert len(moments._over) <= 4096
     # Late, it changes nothing but the largest.
     moments.end(0, 900, 1.0)
     assert moments.read() == ALWAYS_TEN
     assert moments.largest == 900
 
 
-def test_a_call_that_never_ends_holds_up_no_more_than_4096() -> None:
-    line = "self._next = min(self._over)"
-    for_ever = mutant(module_of_moments, line, "pass")
-    assert_caught(bears_a_lost_call, module_of_moments, for_ever)
-
-
-def skips_what_told_nothing(module: Any) -> None:
-    moments = module.OutputMoments()
+def test_a_call_without_usage_is_skipped() -> None:
+    moments = OutputMoments()
     first, second = moments.begin(), moments.begin()
     moments.end(second, 10, 1.0)
     moments.end(first, None, 600.0)
@@ -185,20 +146,8 @@ def skips_what_told_nothing(module: Any) -> None:
     assert moments.read() == ALWAYS_TEN
 
 
-def test_a_call_without_usage_is_skipped() -> None:
-    as_nothing = "self._over[number] = (tokens or 0, took_s)"
-    line = "self._over[number] = None if tokens is None else (tokens, took_s)"
-    counted = mutant(module_of_moments, line, as_nothing)
-    assert_caught(skips_what_told_nothing, module_of_moments, counted)
-
-
-def follows_a_change(module: Any) -> None:
+def test_other_outputs_are_followed() -> None:
     chance = random.Random(9)
-    moments = in_step(module.OutputMoments(), [lognormal(chance, 100) for _ in range(2000)])
+    moments = in_step(OutputMoments(), [lognormal(chance, 100) for _ in range(2000)])
     in_step(moments, [lognormal(chance, 400) for _ in range(1000)])
     assert moments.read()[0] == pytest.approx(400, rel=0.15)
-
-
-def test_other_outputs_are_followed() -> None:
-    endless = mutant(module_of_moments, "_KEPT = 1 - 1 / _MEMORY", "_KEPT = 1")
-    assert_caught(follows_a_change, module_of_moments, endless)
