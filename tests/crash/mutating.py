@@ -1,99 +1,126 @@
-"""Journals with one line broken, each of which a sweep of deaths must notice."""
+"""Parts of the journal that break a promise, each of which a sweep of deaths must notice."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-from mutants import mutant, with_names
-from redline.run import entries, execute, journal, manifest, results_file, resume, rewrite
-from redline.run import repair as repairs
+from broken_parts import acknowledges_early, keeps_torn_lines, knows_nothing
+from redline.errors import JournalError
+from redline.run import repair, resume
+from redline.run.entries import Stretch, read_stretches
+from redline.run.identity import Identifier
+from redline.run.journal import Journal
+from redline.run.results_file import ResultsFile, replace_file, sync_name, take_out
+from swapping import Swap
+
+Write = Callable[[int], None]
 
 
-class _UnsyncedFiles:
-    """`os`, but a file's fsync does nothing; a folder's does."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
-
-    def fsync(self, fd: int) -> None:
-        if os.path.isdir(f"/proc/self/fd/{fd}"):
-            os.fsync(fd)
+def _nothing(*_: Any) -> None:
+    return None
 
 
-def _results_file(line: str, broken: str) -> None:
-    journal.ResultsFile = mutant(results_file, line, broken).ResultsFile
+class _NeverSynced(ResultsFile):
+    def sync(self) -> None:
+        return
 
 
-def _replacing(copy: Any) -> None:
-    rewrite.replace_file = manifest.replace_file = copy.replace_file
+class _OpenedUnsynced(ResultsFile):
+    is_open = False
+
+    def __init__(self, path: Path, on_found: Callable[[Stretch], None]) -> None:
+        super().__init__(path, on_found)
+        self.is_open = True
+
+    def sync(self) -> None:
+        if self.is_open:
+            super().sync()
 
 
-def _told_too_early() -> None:
-    line = "await loop.run_in_executor(self._disk, self._sync)"
-    early = f"self._acknowledge(group.results); {line}; group.results = []"
-    resume.Journal = mutant(journal, line, early).Journal
+def _opened_with(function: Any, fake: Any) -> type[ResultsFile]:
+    """A file of results that sees `fake` in place of the function while it is opened."""
+
+    class Opened(ResultsFile):
+        def __init__(self, path: Path, on_found: Callable[[Stretch], None]) -> None:
+            with Swap((function, fake)):
+                super().__init__(path, on_found)
+
+    return Opened
 
 
-def _done_is_asked_again() -> None:
-    copy = mutant(execute, "run.feed.identifier = run.identifier(journal)", "pass")
-    execute._opened = copy._opened
+def _refuse(*_: Any) -> None:
+    raise JournalError("a line is damaged")
 
 
-def _checksum_ignored() -> None:
-    # What does not hold for the lines of a block is asked of each of them.
-    unchecked = mutant(
-        entries, 'if tail != b"%s%08x%s" % (_TAIL, crc32(body), _TAIL_END):', "if False:"
-    )
-    read = unchecked.read_stretches
-    journal.ResultsFile = with_names(results_file, read_stretches=read).ResultsFile
+def _sound_only(fd: int, start: int = 0) -> Iterator[Stretch]:
+    return (found for found in read_stretches(fd, start) if found.keys)
 
 
-def _aside_not_synced() -> None:
-    resume._put_aside = mutant(resume, "sync_name(path)", "pass")._put_aside
+def _replace_removed(path: Path, write: Write) -> None:
+    path.unlink(missing_ok=True)
+    replace_file(path, write)
 
 
-def _old_file_removed_first() -> None:
-    line = "os.replace(beside, _real(path))"
-    _replacing(mutant(results_file, line, f"path.unlink(missing_ok=True); {line}"))
+def _replace_unsynced(path: Path, write: Write) -> None:
+    fsync = os.fsync
+    os.fsync = lambda fd: fsync(fd) if os.path.isdir(f"/proc/self/fd/{fd}") else None
+    try:
+        replace_file(path, write)
+    finally:
+        os.fsync = fsync
 
 
-_ASIDE = "replace_file(aside, _copier(fd, bounds))"
-_KEPT = "replace_file(path, _copier(fd, kept))"
-_UNSYNCED_ASIDE = (
-    'aside.write_bytes(b"".join(os.pread(fd, e - b, b) for b, e in zip(bounds[::2], bounds[1::2])))'
-)
+def _take_out_last_first(
+    path: Path, fd: int, bounds: array[int], aside: Path | None = None
+) -> Path:
+    replaced: list[tuple[Path, Write]] = []
+    with Swap((replace_file, lambda *given: replaced.append(given))):
+        aside = take_out(path, fd, bounds, aside)
+    for given in reversed(replaced):
+        replace_file(*given)
+    return aside
 
 
-def _taking_out(line: str, broken: str) -> None:
-    repairs.take_out = mutant(results_file, line, broken).take_out
+def _take_out_unsynced(path: Path, fd: int, bounds: array[int], aside: Path | None = None) -> Path:
+    def replace(at: Path, write: Write) -> None:
+        if at == path:
+            replace_file(at, write)
+            return
+        new_fd = os.open(at, os.O_RDWR | os.O_CREAT)
+        write(new_fd)
+        os.close(new_fd)
+
+    with Swap((replace_file, replace)):
+        return take_out(path, fd, bounds, aside)
 
 
-def _repaired_name_not_synced() -> None:
-    repairs.repair = mutant(repairs, "sync_name(path)", "pass").repair
-
-
-MUTANTS: dict[str, Callable[[], None]] = {
-    "not-synced": lambda: _results_file("os.fsync(self._fd)", "pass"),
-    "found-lines-not-synced": lambda: _results_file("self.sync()", "pass"),
-    "names-not-synced": lambda: _results_file("sync_name(self.path)", "pass"),
-    "torn-tail-kept": lambda: _results_file("elif has_torn_tail:", "elif False:"),
-    "checksum-ignored": _checksum_ignored,
-    "lost-lines-refused": lambda: _results_file("return _ZERO in line", "return False"),
-    "lost-lines-kept": lambda: _results_file("take_out(self.path, self._fd, lost)", "pass"),
-    "told-too-early": _told_too_early,
-    "done-is-asked-again": _done_is_asked_again,
-    "old-file-removed-first": _old_file_removed_first,
-    "new-file-not-synced": lambda: _replacing(with_names(results_file, os=_UnsyncedFiles())),
-    "old-files-aside-not-synced": _aside_not_synced,
-    "repaired-name-not-synced": _repaired_name_not_synced,
-    "aside-comes-last": lambda: _taking_out(_ASIDE, f"{_KEPT}; {_ASIDE}"),
-    "aside-not-synced": lambda: _taking_out(_ASIDE, _UNSYNCED_ASIDE),
-    "repaired-file-removed-first": lambda: _taking_out(_KEPT, f"path.unlink(); {_KEPT}"),
+# What is replaced by what.
+MUTANTS: dict[str, tuple[Any, Any]] = {
+    "not-synced": (ResultsFile, _NeverSynced),
+    "found-lines-not-synced": (ResultsFile, _OpenedUnsynced),
+    "names-not-synced": (ResultsFile, _opened_with(sync_name, _nothing)),
+    "torn-tail-kept": (ResultsFile, keeps_torn_lines(ResultsFile)),
+    "damage-not-seen": (read_stretches, _sound_only),
+    "lost-lines-refused": (ResultsFile, _opened_with(take_out, _refuse)),
+    "lost-lines-kept": (ResultsFile, _opened_with(take_out, _nothing)),
+    "told-too-early": (Journal, acknowledges_early(Journal)),
+    "done-is-asked-again": (Identifier, knows_nothing(Identifier)),
+    "old-file-removed-first": (replace_file, _replace_removed),
+    "new-file-not-synced": (replace_file, _replace_unsynced),
+    "aside-comes-last": (take_out, _take_out_last_first),
+    "aside-not-synced": (take_out, _take_out_unsynced),
 }
+# The modules that then do not sync the names of their files.
+UNSYNCED = {"old-files-aside-not-synced": resume, "repaired-name-not-synced": repair}
 
 
 def mutate(name: str) -> None:
-    """Breaks one line, so that the sweep must fail."""
-    MUTANTS[name]()
+    """Breaks one part for the life of the process, so that the sweep must fail."""
+    if name in UNSYNCED:
+        UNSYNCED[name].sync_name = _nothing  # type: ignore[attr-defined]
+    else:
+        Swap(MUTANTS[name]).__enter__()

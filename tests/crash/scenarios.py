@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -19,7 +20,7 @@ import msgspec
 
 import redline
 from redline.errors import Rejected
-from redline.run import api, execute, resume
+from redline.run import api, journal, resume
 from redline.testing import VirtualLoop
 
 OUTPUT, FAILED = "labels.jsonl", "labels.failed.jsonl"
@@ -86,12 +87,13 @@ class Log:
 
 
 class _Loop(VirtualLoop):
-    """Virtual time, in which an fsync takes `fsync_s`, and answers come meanwhile."""
+    """Virtual time, in which the journal's thread takes `fsync_s`, and answers come meanwhile."""
 
     fsync_s = 0.0
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
-        if getattr(func, "__name__", "") == "_sync":
+        # That of the input's reader is of a class of redline's own.
+        if type(executor) is ThreadPoolExecutor:
             return self.create_task(self._sync(func))
         return super().run_in_executor(executor, func, *args)
 
@@ -111,21 +113,23 @@ def one_run(case: Case, folder: Path, log: Log, bad: frozenset[str], **options: 
             raise Rejected("a row of the kind that fails")
         return f"{options['model']} answers {row['text']}"
 
-    acknowledge = execute._Run.acknowledge
+    class Saying(resume.Journal):
+        def __init__(self, output: Any, acknowledge: Any) -> None:
+            def acknowledged(results: list[Any]) -> None:
+                for result in results:
+                    log.say("saved", result.custom_id)
+                acknowledge(results)
 
-    def acknowledged(run: Any, results: list[Any]) -> None:
-        for result in results:
-            log.say("saved", result.custom_id)
-        acknowledge(run, results)
+            super().__init__(output, acknowledged)
 
     def new_event_loop() -> asyncio.AbstractEventLoop:
         loop = _Loop()
         loop.fsync_s = case.fsync_s
         return loop
 
-    execute._Run.acknowledge = acknowledged
+    resume.Journal = Saying
     api.new_event_loop = new_event_loop
-    resume.Journal.__init__.__globals__["GROUP_S"] = case.group_s
+    journal.GROUP_S = case.group_s
     report = redline.run(
         case.rows, call=call, output=folder / OUTPUT, progress=False, **case.options, **options
     )

@@ -7,8 +7,13 @@ synced`; a death at a call is a death at the moment before it, after it, or with
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
+
+from redline.run import manifest, repair, results_file, resume, rewrite
+from redline.run.lock import OutputLock
+from redline.run.results_file import ResultsFile
 
 CALLS = (
     *("open", "mkdir", "write", "pwrite", "pread", "fsync", "ftruncate"),
@@ -16,22 +21,19 @@ CALLS = (
 )
 
 # Functions by which a call is told from the same call for another purpose; the innermost decides.
-_PURPOSES = {
-    ("lock.py", "__init__"): "opening",
-    ("results_file.py", "__init__"): "resume",
-    ("results_file.py", "_mend"): "lost lines",
-    ("results_file.py", "drop_unfinished"): "resume",
-    ("results_file.py", "drop"): "old lines",
-    ("manifest.py", "save"): "manifest",
-    ("recent.py", "attach"): "recent sends",
-    ("recent.py", "_write"): "recent sends",
-    ("repair.py", "_repaired"): "repair",
-    ("resume.py", "_put_aside"): "restart",
-    ("resume.py", "open_journal"): "resume",
-    ("rewrite.py", "drop_mended"): "failures rewritten",
-    ("rewrite.py", "put_in_order"): "sorting",
-    ("rewrite.py", "set_aside"): "failures rewritten",
+_PURPOSES: dict[CodeType, str] = {
+    OutputLock.__init__.__code__: "opening",
+    ResultsFile.__init__.__code__: "resume",
+    ResultsFile.drop.__code__: "old lines",
+    results_file.drop_unfinished.__code__: "resume",
+    manifest.save.__code__: "manifest",
+    repair.repair.__code__: "repair",
+    resume.open_journal.__code__: "restart",
+    rewrite.drop_mended.__code__: "failures rewritten",
+    rewrite.put_in_order.__code__: "sorting",
+    rewrite.set_aside.__code__: "failures rewritten",
 }
+_TAKE_OUT = results_file.take_out.__code__
 # By call: the moment before it, within it, and after it.
 _REPLACING = {
     "open": ("before its write", "", "before its write"),
@@ -83,18 +85,19 @@ class Step:
 
 def step_of(call: str, path: str, frame: FrameType | None) -> Step:
     """The step that `call` on `path` is, made from `frame`."""
-    purpose = _purpose(frame)
+    around = list(_codes(frame))
+    purpose = next((_PURPOSES[code] for code in around if code in _PURPOSES), "")
     if call == "fsync" and os.path.isdir(path):
         call = "fsync folder"
+    if "limits" in path.split(os.sep):
+        within = "recent sends: within a write" if call == "pwrite" else ""
+        return Step(call, "recent sends", within, "recent sends")
     if not purpose:
         purpose = "failures" if path.endswith(".failed.jsonl") else "group"
     if purpose == "opening":
         return Step(call, *["opening"] * 3)
-    if purpose == "recent sends":
-        within = f"{purpose}: within a write" if call == "pwrite" else ""
-        return Step(call, purpose, within, purpose)
-    if purpose == "lost lines" and not _is_within(frame, "take_out"):
-        purpose = "resume"
+    if purpose == "resume" and _TAKE_OUT in around:
+        purpose = "lost lines"
     if ".damaged-" in path or ".outdated-" in path:
         purpose += ", aside"
     before, within, after = (
@@ -103,18 +106,8 @@ def step_of(call: str, path: str, frame: FrameType | None) -> Step:
     return Step(call, before, within, after)
 
 
-def _purpose(frame: FrameType | None) -> str:
+def _codes(frame: FrameType | None) -> Iterator[CodeType]:
+    """What runs, from the innermost outwards."""
     while frame is not None:
-        name = (os.path.basename(frame.f_code.co_filename), frame.f_code.co_name)
-        if name in _PURPOSES:
-            return _PURPOSES[name]
+        yield frame.f_code
         frame = frame.f_back
-    return ""
-
-
-def _is_within(frame: FrameType | None, function: str) -> bool:
-    while frame is not None:
-        if frame.f_code.co_name == function:
-            return True
-        frame = frame.f_back
-    return False

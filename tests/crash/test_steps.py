@@ -32,7 +32,7 @@ MUTANTS = [
     ("found-lines-not-synced", "new", "after/none", ONCE),
     ("names-not-synced", "ordered", "before/none", ONCE),
     ("torn-tail-kept", "resume", "before/none", "did not finish"),
-    ("checksum-ignored", "lost-blocks", "before/none", "did not finish"),
+    ("damage-not-seen", "lost-blocks", "before/none", "a damaged line"),
     ("lost-lines-kept", "lost-blocks", "before/none", "did not finish"),
     ("lost-lines-refused", "lost-blocks", "before/none", "did not finish"),
     ("told-too-early", "new", "before/all", LOST),
@@ -41,8 +41,8 @@ MUTANTS = [
     ("new-file-not-synced", "ordered", "before/all", ONCE),
     ("old-files-aside-not-synced", "restart", "before/all", "a line of the old run"),
     ("aside-comes-last", "repair", "before/none", "what went out is gone"),
-    ("aside-not-synced", "repair", "before/all", "what went out is gone"),
-    ("repaired-file-removed-first", "repair", "before/none", "labels.jsonl is gone"),
+    ("aside-not-synced", "repair", "before/all", "beside labels.jsonl"),
+    ("old-file-removed-first", "repair", "before/none", "labels.jsonl is gone"),
     ("repaired-name-not-synced", "repair", "before/none", "is neither"),
 ]
 
@@ -79,7 +79,7 @@ def test_a_run_that_dies_at_any_step_loses_nothing_and_is_resumed(
 
 
 @pytest.mark.parametrize(("mutant", "work", "manner", "reason"), MUTANTS)
-def test_the_sweep_notices_a_broken_line_and_says_how_to_see_it_again(
+def test_the_sweep_notices_a_broken_part_and_says_how_to_see_it_again(
     tmp_path: Path, mutant: str, work: str, manner: str, reason: str
 ) -> None:
     order = ["--last-first"] * (mutant in LATE)

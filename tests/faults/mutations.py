@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from broken_parts import acknowledges_early, keeps_torn_lines, knows_nothing
 from faults.parts import Breaking, assemble
 from faults.play import BrokenLaw, play
 from redline.calls import Call, HttpBackend, Retry
@@ -61,21 +62,6 @@ def _acknowledges_twice(base: Any) -> Any:
     return Twice
 
 
-def acknowledges_early(base: Any) -> Any:
-    """A journal that acknowledges rows when it takes them."""
-
-    class Early(base):  # type: ignore[misc]
-        def __init__(self, output: Any, acknowledge: Any) -> None:
-            super().__init__(output, lambda _: None)
-            self._early = acknowledge
-
-        def append(self, result: Any) -> None:
-            super().append(result)
-            self._early([result])
-
-    return Early
-
-
 def _keeps_slots(base: Any) -> Any:
     class Keeping(base):  # type: ignore[misc]
         async def send(self, request: Any, call: Any, sink: Any = None) -> Any:
@@ -86,11 +72,6 @@ def _keeps_slots(base: Any) -> Any:
                 raise
 
     return Keeping
-
-
-def knows_nothing(base: Any) -> Any:
-    """An identifier that is told of no row that has succeeded."""
-    return lambda *_: base()
 
 
 def _tries_once_more(base: Any) -> Any:
@@ -121,22 +102,6 @@ def _without(*names: str) -> Breaking:
         return type(base.__name__, (base,), dict.fromkeys(names, lambda *_: None))
 
     return breaking
-
-
-def keeps_torn_lines(base: Any) -> Any:
-    """A file of results that writes behind half a line."""
-
-    class Torn(base):  # type: ignore[misc]
-        def __init__(self, path: Any, on_found: Any) -> None:
-            old = path.read_bytes() if path.exists() else b""
-            super().__init__(path, on_found)
-            self._half = old[old.rfind(b"\n") + 1 :]
-
-        def add(self, line: bytes) -> None:
-            super().add(self._half + line)
-            self._half = b""
-
-    return Torn
 
 
 def _flushes_late(base: Any) -> Any:
