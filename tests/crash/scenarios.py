@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 import redline
+from crash.hearing import hearing
 from redline.errors import Rejected
 from redline.run import api, journal, resume
 from redline.testing import VirtualLoop
@@ -113,21 +114,16 @@ def one_run(case: Case, folder: Path, log: Log, bad: frozenset[str], **options: 
             raise Rejected("a row of the kind that fails")
         return f"{options['model']} answers {row['text']}"
 
-    class Saying(resume.Journal):
-        def __init__(self, output: Any, acknowledge: Any) -> None:
-            def acknowledged(results: list[Any]) -> None:
-                for result in results:
-                    log.say("saved", result.custom_id)
-                acknowledge(results)
-
-            super().__init__(output, acknowledged)
+    def hear(results: list[Any]) -> None:
+        for result in results:
+            log.say("saved", result.custom_id)
 
     def new_event_loop() -> asyncio.AbstractEventLoop:
         loop = _Loop()
         loop.fsync_s = case.fsync_s
         return loop
 
-    resume.Journal = Saying
+    resume.Journal = hearing(hear, resume.Journal)
     api.new_event_loop = new_event_loop
     journal.GROUP_S = case.group_s
     report = redline.run(

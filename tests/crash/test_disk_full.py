@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 import redline
+from crash.hearing import hearing
 from crash.killing import ids, sealed_lines, sim_flags, write_rows
 from crash.killing import redline as command
 from crash.small_disk import fill, mounted
 from redline.errors import JournalError
-from redline.run import execute, journal, results_file
+from redline.run import journal, resume
 from redline.run.record import Result
 
 pytestmark = pytest.mark.crash
@@ -123,18 +124,19 @@ def test_a_disk_too_full_to_sort_leaves_the_results_and_sorts_them_later(
 
 
 class Full:
-    """`os` as results_file sees it, on a disk that takes `room` bytes, and then some of a write."""
+    """A disk below `folder` that takes `room` bytes in all, the last of them in part of a write."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, folder: Path, room: int) -> None:
+        self.folder = folder
         self.room = room
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
+        self._write = os.write
 
     def write(self, fd: int, data: bytes) -> int:
+        if not os.readlink(f"/proc/self/fd/{fd}").startswith(str(self.folder)):
+            return self._write(fd, data)
         if not self.room:
             raise OSError(28, "No space left on device")
-        written = os.write(fd, data[: self.room])
+        written = self._write(fd, data[: self.room])
         self.room -= written
         return written
 
@@ -157,10 +159,8 @@ def test_what_was_acknowledged_before_the_disk_filled_is_whole(
 ) -> None:
     output = tmp_path / "labels.jsonl"
     acknowledged: list[str | None] = []
-    told = execute._Run.acknowledge
 
-    def acknowledge(run: execute._Run, results: list[Result]) -> None:
-        told(run, results)
+    def hear(results: list[Result]) -> None:
         acknowledged.extend(result.custom_id for result in results)
 
     async def call(row: dict[str, Any]) -> str:
@@ -171,8 +171,8 @@ def test_what_was_acknowledged_before_the_disk_filled_is_whole(
 
     with monkeypatch.context() as patch:
         patch.setattr(journal, "GROUP_S", 0.0)
-        patch.setattr(execute._Run, "acknowledge", acknowledge)
-        patch.setattr(results_file, "os", Full(room + 300))
+        patch.setattr(resume, "Journal", hearing(hear))
+        patch.setattr(os, "write", Full(tmp_path, room + 300).write)
         stopped = error_of(work)
     assert stopped.hint.startswith("make room")
     assert set(ids(output)) >= set(acknowledged)

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 import redline
+from crash.hearing import hearing
 from crash.killing import ids, sealed_lines, sim_flags, write_rows
 from crash.killing import redline as command
 from crash.small_disk import fill, mounted
 from redline.errors import JournalError, Rejected
-from redline.run import execute, results_file
+from redline.run import results_file, resume
 from redline.run.record import Result
 from redline.run.settings import Output
 from redline.run.verify import verify
@@ -43,13 +44,11 @@ class Bench:
         self.acknowledged: set[str] = set()
         self.fills_at, self.left_blocks = "", 0
         self.on_call: Callable[[str], None] = str
-        told = execute._Run.acknowledge
 
-        def acknowledge(run: execute._Run, results: list[Result]) -> None:
-            told(run, results)
+        def hear(results: list[Result]) -> None:
             self.acknowledged |= {str(result.custom_id) for result in results}
 
-        monkeypatch.setattr(execute._Run, "acknowledge", acknowledge)
+        monkeypatch.setattr(resume, "Journal", hearing(hear))
 
     async def call(self, row: dict[str, Any]) -> str:
         self.asked.append(row["custom_id"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 
 import redline
 from crash.killing import sealed_lines
-from mutants import assert_caught, mutant
+from mutants import assert_caught
 from redline.errors import ConfigError, JournalError, Rejected
-from redline.run import journal, results_file
+from redline.run.results_file import replace_file, take_out
 from redline.run.settings import Output
 from redline.run.verify import verify
+from swapping import Swap
 
 ROWS = [{"custom_id": f"r{number}", "text": f"text {number} é"} for number in range(1, 9)]
 
@@ -164,31 +166,37 @@ def test_a_binary_file_of_something_else_is_left_alone_even_by_force(
     assert not list(tmp_path.glob("*.damaged-*"))
 
 
+def _take_out_the_rest(path: Path, fd: int, bounds: Any, *aside: Path) -> Path:
+    return take_out(path, fd, array("Q", [bounds[0], path.stat().st_size]), *aside)
+
+
+def _keep_nothing_aside(path: Path, write: Any) -> None:
+    if ".damaged-" not in path.name:
+        replace_file(path, write)
+
+
 @pytest.mark.parametrize(
-    ("line", "broken"),
+    ("function", "fake"),
     [
-        ("take_out(self.path, self._fd, lost)", "pass"),
-        (
-            'kept = array("Q", [0, *bounds, os.fstat(fd).st_size])',
-            'kept = array("Q", [0, bounds[0]])',
-        ),
-        ("replace_file(aside, _copier(fd, bounds))", "pass"),
+        (take_out, lambda *_: None),
+        (take_out, _take_out_the_rest),
+        (replace_file, _keep_nothing_aside),
     ],
 )
 def test_a_hole_that_stays_or_takes_sound_lines_along_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, broken: str
+    tmp_path: Path, function: Any, fake: Any
 ) -> None:
     output = tmp_path / "labels.jsonl"
     work(output)
     wrong, _ = hurt(output.read_bytes(), HURT["from a line into a later one"])
 
-    def check(module: Any) -> None:
+    def check(used: Any) -> None:
         output.write_bytes(wrong)
         for old in tmp_path.glob("*.damaged-*"):
             old.unlink()
-        monkeypatch.setattr(journal, "ResultsFile", module.ResultsFile)
-        work(output)
+        with Swap((function, used)):
+            work(output)
         assert len(sealed_lines(output)) == 6
         assert list(tmp_path.glob("*.damaged-*"))
 
-    assert_caught(check, results_file, mutant(results_file, line, broken))
+    assert_caught(check, function, fake)

@@ -8,12 +8,10 @@ import random
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from mutants import mutant
 from redline.run.api import new_event_loop
 from redline.run.identity import KeySet
 from simulated import simulated
@@ -94,16 +92,18 @@ def test_what_row_keys_take_is_looked_up() -> None:
     assert soak.keys_mb() == before_mb
 
 
-def soaked(module: ModuleType, url: str, output: Path) -> Any:
+def soaked(url: str, output: Path) -> Any:
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        found = runner.run(module.soak(url, output, (2.0, 0.08), CONCURRENCY))
+        found = runner.run(soak.soak(url, output, (2.0, 0.08), CONCURRENCY))
     assert found[-1]["calls"] > 50
-    return module.judge(found, CONCURRENCY)
+    return soak.judge(found, CONCURRENCY)
 
 
 @pytest.mark.real
 @pytest.mark.timeout(60)
-def test_a_run_with_faults_is_flat_and_one_that_keeps_things_is_caught(tmp_path: Path) -> None:
+def test_a_run_with_faults_is_flat_and_one_that_keeps_things_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept: list[Any] = []
     last_s = 0.0
 
@@ -120,15 +120,21 @@ def test_a_run_with_faults_is_flat_and_one_that_keeps_things_is_caught(tmp_path:
             kept.append(b"x" * 400_000)
             kept.append([object() for _ in range(500)])
 
-    line = "sampler.calls += 1"
-    leaky = mutant(soak, line, f"{line}; keep()", keep=keep)
+    class Keeping(soak.Sampler):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "calls":
+                keep()
+
     with simulated("--faults", "0.05", "--latency", "0.002-0.01") as server:
-        caught = soaked(leaky, server.base_url, tmp_path / "leaky.jsonl")
+        with monkeypatch.context() as patch:
+            patch.setattr(soak, "Sampler", Keeping)
+            caught = soaked(server.base_url, tmp_path / "leaky.jsonl")
         for thing in kept:
             if hasattr(thing, "close"):
                 thing.close()
         kept.clear()
-        verdict = soaked(soak, server.base_url, tmp_path / "out.jsonl")
+        verdict = soaked(server.base_url, tmp_path / "out.jsonl")
         faults = server.stats()["faults"]
     assert [caught[figure]["is_leak"] for figure in FLAT] == [True] * 4, caught
     assert verdict["is_flat"], verdict

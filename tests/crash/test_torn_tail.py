@@ -10,9 +10,7 @@ import pytest
 
 import redline
 from crash.killing import sealed_lines
-from mutants import assert_caught, mutant
 from redline.errors import ConfigError, JournalError, Rejected
-from redline.run import results_file
 from redline.run.entries import Stretch, read_stretches
 from redline.run.repair import repair
 from redline.run.results_file import ResultsFile
@@ -37,10 +35,10 @@ def work(output: Path, rows: object = ROWS, **options: Any) -> list[str]:
     return asked
 
 
-def keys(path: Path, module: Any = results_file) -> list[str]:
+def keys(path: Path) -> list[str]:
     """The lines that opening `path` accepts."""
     found: list[str] = []
-    module.ResultsFile(path, lambda lines: found.extend(map(name_of, lines.keys))).close()
+    ResultsFile(path, lambda lines: found.extend(map(name_of, lines.keys))).close()
     return found
 
 
@@ -173,24 +171,6 @@ def test_an_edited_last_line_is_refused_and_its_row_done_again_after_a_repair(
     repair(Output(path=output))
     assert work(output) == ["r5"]
     assert verify(Output(path=output), ROWS).is_whole
-
-
-def _torn_tail_goes(folder: Path) -> Any:
-    output = folder / "labels.jsonl"
-    work(output)
-    data = output.read_bytes()
-
-    def check(module: Any) -> None:
-        output.write_bytes(data[:-1])
-        keys(output, module)
-        assert output.read_bytes() == data[: data[:-1].rfind(b"\n") + 1]
-
-    return check
-
-
-def test_the_torn_tail_test_notices_a_tail_that_stays(tmp_path: Path) -> None:
-    kept = mutant(results_file, "elif has_torn_tail:", "elif False:")
-    assert_caught(_torn_tail_goes(tmp_path), results_file, kept)
 
 
 def sound_keys(path: Path) -> list[int]:
