@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from mutants import assert_caught, mutant
 from redline.calls import Call, Chunk, Outcome, Reply, Request, Retry, RetryPolicy, apis
-from redline.calls import cache as module
 from redline.calls.cache import Cached
 from redline.calls.cache_store import AnswerStore
 from redline.errors import BadReply, Disconnected, Refused, Rejected, ServerFailed, TimedOut
@@ -56,14 +54,14 @@ class Heard:
 class World:
     """A cache over a real store, in front of a backend with a script."""
 
-    def __init__(self, folder: Path, script: Any, kind: Any = Cached, **settings: Any) -> None:
+    def __init__(self, folder: Path, script: Any, **settings: Any) -> None:
         self.clock = VirtualClock(asyncio.get_running_loop())
         latency_s = settings.pop("latency_s", 1.0)
         self.backend = ScriptedBackend(script, latency_s=latency_s, label="here")
         self.store = AnswerStore(folder, 10_000_000, clock=self.clock)
         self.store.open()
         self.heard = Heard()
-        self.cached = kind(
+        self.cached = Cached(
             self.backend, self.store, "here", clock=self.clock, listener=self.heard, **settings
         )
 
@@ -132,7 +130,7 @@ def test_nobody_changes_anybody_elses_answer(tmp_path: Path) -> None:
     play(tmp_path, [reply], story)
 
 
-def sampled(tmp_path: Path, kind: Any) -> None:
+def test_sampled_answers_are_asked_each_time(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         request = ask(temperature=None)
         outcomes = [*await asyncio.gather(*(world.send(request) for _ in range(3)))]
@@ -141,17 +139,7 @@ def sampled(tmp_path: Path, kind: Any) -> None:
         assert [outcome.output for outcome in outcomes] == ["1", "2", "3", "4"]
         assert world.heard.found == ["passed"] * 4
 
-    play(tmp_path, lambda send: answer(str(send.number)), story, kind=kind)
-
-
-def test_sampled_answers_are_asked_each_time(tmp_path: Path) -> None:
-    changed = mutant(
-        module,
-        "is_kept = only_asks(request) if self._includes_sampled else is_determined(request)",
-        "is_kept = only_asks(request)",
-    )
-    places = iter((tmp_path / "a", tmp_path / "b"))
-    assert_caught(lambda kind: sampled(next(places), kind), Cached, changed.Cached)
+    play(tmp_path, lambda send: answer(str(send.number)), story)
 
 
 def test_sampled_answers_are_kept_where_that_is_wanted(tmp_path: Path) -> None:
@@ -188,7 +176,18 @@ def answer_of_status(status: int) -> Reply:
     return reply
 
 
+def cut_response() -> Reply:
+    """Of the Responses API, whose choices have no reasons."""
+    response = {
+        "status": "incomplete",
+        "incomplete_details": {"reason": "max_output_tokens"},
+        "output": [{"type": "message", "content": [{"type": "text", "text": "a"}]}],
+    }
+    return apis.read("/v1/responses", json.dumps(response).encode())
+
+
 UNKEPT: dict[str, Step] = {
+    "a response that is cut": cut_response(),
     "cut": answer(reason="length"),
     "filtered": answer(reason="content_filter"),
     "ended in a way of its own": answer(reason="sensitive"),
@@ -210,12 +209,14 @@ UNKEPT: dict[str, Step] = {
 
 
 REQUESTS = {
+    "a response that is cut": Request(url="/v1/responses", body={"temperature": 0}),
     "an error inside": Request(url="/ask", body={"temperature": 0}),
     "the second of two is cut": ask(n=2),
 }
 
 
-def unkept(folder: Path, name: str, kind: Any) -> None:
+@pytest.mark.parametrize("name", UNKEPT)
+def test_only_whole_successes_are_kept(tmp_path: Path, name: str) -> None:
     step, request = UNKEPT[name], REQUESTS.get(name, ask())
 
     async def story(world: World) -> None:
@@ -223,80 +224,7 @@ def unkept(folder: Path, name: str, kind: Any) -> None:
         assert world.sends == 2
         assert not any(outcome.is_cached for outcome in outcomes)
 
-    play(folder, [step], story, kind=kind)
-
-
-@pytest.mark.parametrize("name", UNKEPT)
-def test_only_whole_successes_are_kept(tmp_path: Path, name: str) -> None:
-    unkept(tmp_path, name, Cached)
-
-
-KEEPING = "if not outcome.is_success or reply is None or reply.status != 200 or not reply.body:"
-
-
-REASONS = "if any(reason is not None and reason not in _WHOLE for reason in reasons):"
-ENDING = "return not endings.error and all(choice.finish_reason is not None for choice in choices)"
-
-
-@pytest.mark.parametrize(
-    ("name", "line", "replacement"),
-    [
-        (
-            "cut",
-            REASONS,
-            "if False:",
-        ),
-        (
-            "the second of two is cut",
-            REASONS,
-            "if reasons[0] is not None and reasons[0] not in _WHOLE:",
-        ),
-        (
-            "no reason",
-            ENDING,
-            "return not endings.error",
-        ),
-        (
-            "an error inside",
-            ENDING,
-            "return all(choice.finish_reason is not None for choice in choices)",
-        ),
-        ("another status", KEEPING, "if reply is None or not reply.body:"),
-        ("a failure with an answer", KEEPING, "if reply is None or reply.status != 200:"),
-        (
-            "not what was read",
-            "if read.output != reply.output or not _is_whole(ending):",
-            "if not _is_whole(ending):",
-        ),
-    ],
-)
-def test_keeping_more_is_noticed(tmp_path: Path, name: str, line: str, replacement: str) -> None:
-    if name == "cut":
-        # The choices' own reasons would catch it; a response of the Responses API has none.
-        step = apis.read(
-            "/v1/responses",
-            json.dumps(
-                {
-                    "status": "incomplete",
-                    "incomplete_details": {"reason": "max_output_tokens"},
-                    "output": [{"type": "message", "content": [{"type": "text", "text": "a"}]}],
-                }
-            ).encode(),
-        )
-        request = Request(url="/v1/responses", body={"temperature": 0})
-    else:
-        step, request = UNKEPT[name], REQUESTS.get(name, ask())  # type: ignore[assignment]
-    places = iter((tmp_path / "a", tmp_path / "b"))
-
-    def check(kind: Any) -> None:
-        async def story(world: World) -> None:
-            await world.send(request)
-            await world.send(request)
-            assert world.sends == 2
-
-        play(next(places), [step], story, kind=kind)
-
-    assert_caught(check, Cached, mutant(module, line, replacement).Cached)
+    play(tmp_path, [step], story)
 
 
 @pytest.mark.parametrize("reason", ["stop", "tool_calls", "function_call", "eos_token"])
@@ -345,7 +273,7 @@ def test_an_output_path_does_not_hide_that_an_answer_was_cut(tmp_path: Path) -> 
     play(tmp_path, [reply], story)
 
 
-def asked_once(folder: Path, kind: Any) -> None:
+def test_equal_calls_in_flight_are_asked_once(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         outcomes = await asyncio.gather(*(world.send(ask(text)) for text in "abab" * 10))
         assert [outcome.output for outcome in outcomes] == ["a", "b"] * 20
@@ -354,17 +282,7 @@ def asked_once(folder: Path, kind: Any) -> None:
         assert [outcome.attempts for outcome in outcomes] == [1, 1] + [0] * 38
         assert sorted(world.heard.found) == ["miss"] * 2 + ["shared"] * 38
 
-    play(folder, lambda send: answer(send.request.body["messages"][0]["content"]), story, kind=kind)
-
-
-def test_equal_calls_in_flight_are_asked_once(tmp_path: Path) -> None:
-    changed = mutant(
-        module,
-        "flight = self._flights[key] = _Flight()",
-        "key += bytes([len(self._flights)]); flight = self._flights[key] = _Flight()",
-    )
-    places = iter((tmp_path / "a", tmp_path / "b"))
-    assert_caught(lambda kind: asked_once(next(places), kind), Cached, changed.Cached)
+    play(tmp_path, lambda send: answer(send.request.body["messages"][0]["content"]), story)
 
 
 def test_those_who_wait_for_a_lookup_have_what_it_finds(tmp_path: Path) -> None:
@@ -381,7 +299,7 @@ def test_those_who_wait_for_a_lookup_have_what_it_finds(tmp_path: Path) -> None:
     play(tmp_path, [answer()], second)
 
 
-def handed_on(folder: Path, kind: Any) -> None:
+def test_a_failure_is_its_own_and_the_next_one_asks(tmp_path: Path) -> None:
     """Three fail in turn, each asked by another of those who wait; the fourth has the answer."""
     steps: list[Step] = [Rejected("1"), Rejected("2"), Rejected("3"), answer()]
 
@@ -393,16 +311,10 @@ def handed_on(folder: Path, kind: Any) -> None:
         assert world.backend.most_in_flight == 1
         assert world.sends == 4
 
-    play(folder, steps, story, kind=kind)
+    play(tmp_path, steps, story)
 
 
-def test_a_failure_is_its_own_and_the_next_one_asks(tmp_path: Path) -> None:
-    changed = mutant(module, "flight.end(found)", "pass")
-    places = iter((tmp_path / "a", tmp_path / "b"))
-    assert_caught(lambda kind: handed_on(next(places), kind), Cached, changed.Cached)
-
-
-def cancelled_leader(folder: Path, kind: Any) -> None:
+def test_the_lead_is_handed_on_where_its_call_is_given_up(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         calls = [asyncio.ensure_future(world.send()) for _ in range(4)]
         await asyncio.sleep(0.5)
@@ -416,13 +328,7 @@ def cancelled_leader(folder: Path, kind: Any) -> None:
         assert (ended[1].is_cached, ended[3].is_cached) == (False, True)
         assert (world.sends, world.backend.cancelled) == (2, 1)
 
-    play(folder, [answer()], story, kind=kind)
-
-
-def test_the_lead_is_handed_on_where_its_call_is_given_up(tmp_path: Path) -> None:
-    changed = mutant(module, "flight.end(found)", "flight.end(found) if found else None")
-    places = iter((tmp_path / "a", tmp_path / "b"))
-    assert_caught(lambda kind: cancelled_leader(next(places), kind), Cached, changed.Cached)
+    play(tmp_path, [answer()], story)
 
 
 def test_one_who_waits_and_is_given_up_disturbs_nobody(tmp_path: Path) -> None:
@@ -438,7 +344,7 @@ def test_one_who_waits_and_is_given_up_disturbs_nobody(tmp_path: Path) -> None:
     play(tmp_path, [answer()], story)
 
 
-def own_deadlines(folder: Path, kind: Any) -> None:
+def test_each_waits_by_its_own_deadline(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         now_s = world.clock.now_s()
         leader = asyncio.ensure_future(world.send())
@@ -452,13 +358,7 @@ def own_deadlines(folder: Path, kind: Any) -> None:
         assert late.error.phase == "row"
         assert ((await leader).output, (await long).output) == ("yes", "yes")
 
-    play(folder, [answer()], story, kind=kind)
-
-
-def test_each_waits_by_its_own_deadline(tmp_path: Path) -> None:
-    changed = mutant(module, "if call.deadline_s == math.inf:", "if True:")
-    places = iter((tmp_path / "a", tmp_path / "b"))
-    assert_caught(lambda kind: own_deadlines(next(places), kind), Cached, changed.Cached)
+    play(tmp_path, [answer()], story)
 
 
 def test_it_stands_outside_the_retry(tmp_path: Path) -> None:

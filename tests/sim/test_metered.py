@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from mutants import assert_caught, mutant, with_names
+from mutants import assert_caught
 from redline.calls import Call, Outcome, Reply, Request
-from redline.calls import metered as metered_module
-from redline.calls import spending as spending_module
+from redline.calls.metered import Metered
 from redline.calls.prices import Prices, parse_price
 from redline.calls.spending import NOTHING, Allowance, Amount, Spending
 from redline.calls.worst import worst_of
@@ -51,10 +50,10 @@ def worth(calls: float) -> Allowance:
     return Allowance(picodollars=round(WORST.picodollars * calls))
 
 
-def metered(backend: Any, allowance: Allowance, module: Any = metered_module, **more: Any) -> Any:
+def metered(backend: Any, allowance: Allowance, **more: Any) -> Any:
     clock = VirtualClock(asyncio.get_running_loop())
     spending = more.pop("spending", Spending)(allowance)
-    return module.Metered(backend, spending, PRICES, clock=clock, **more)
+    return Metered(backend, spending, PRICES, clock=clock, **more)
 
 
 def one(step: Any, *, allowance: Allowance | None = None, request: Request = REQUEST) -> Any:
@@ -211,12 +210,12 @@ def test_without_a_stated_maximum_the_output_is_estimated() -> None:
     virtual_run(main())
 
 
-def kept_in_order(module: Any) -> None:
-    """Calls wait for those before them, and none overtakes, however small it is."""
+def test_calls_wait_in_order_of_arrival() -> None:
+    """None overtakes those before it, however small it is."""
 
     async def main() -> None:
         inner = ScriptedBackend([ok()], latency_s=lambda send: 1.0 + send.number / 100)
-        backend = metered(inner, worth(1.6), module)
+        backend = metered(inner, worth(1.6))
         small = Request(body={**REQUEST.body, "max_tokens": 1})
         requests = [REQUEST, REQUEST, small, REQUEST]
         outcomes = await asyncio.gather(*(backend.send(one, Call()) for one in requests))
@@ -228,48 +227,34 @@ def kept_in_order(module: Any) -> None:
     virtual_run(main(), limit_s=100.0)
 
 
-def test_calls_wait_in_order_of_arrival() -> None:
-    kept_in_order(metered_module)
+def test_a_cancelled_waiter_gives_its_place_up() -> None:
+    """Also if it has just been let in."""
 
+    class Letting(Spending):
+        """Cancels the second call in the turn of the loop in which it is let in."""
 
-def test_a_call_that_overtakes_is_noticed() -> None:
-    changed = mutant(
-        metered_module, "if not self._waiting and self._take(worst):", "if self._take(worst):"
-    )
-    assert_caught(kept_in_order, metered_module, changed)
-
-
-def none_is_left_behind(module: Any) -> None:
-    """A cancelled waiter gives its place up, also where it has just been let in."""
+        def reserve(self, worst: Amount) -> bool:
+            is_free = super().reserve(worst)
+            if is_free and asyncio.get_running_loop().time():
+                asyncio.get_running_loop().call_soon(second.cancel)
+            return is_free
 
     async def main() -> None:
+        nonlocal second
         inner = ScriptedBackend([ok()], latency_s=1.0)
-        backend = metered(inner, worth(1), module)
+        backend = metered(inner, worth(1.6), spending=Letting)
         first, second, third = (
             asyncio.ensure_future(backend.send(REQUEST, Call())) for _ in range(3)
         )
-        await asyncio.sleep(0.5)
-        # Lets the second one in, and cancels it before it has run.
-        backend.spending.allowance = worth(2)
-        backend._admit()
-        second.cancel()
         outcomes = await asyncio.gather(first, third)
         assert all(outcome.is_success for outcome in outcomes)
         # The third has the place that the second gave up.
-        assert [send.at_s for send in inner.sends] == [0.0, 0.5]
+        assert [send.at_s for send in inner.sends] == [0.0, 1.0]
         assert second.cancelled()
         assert backend.spending.reserved == NOTHING
 
+    second: Any = None
     virtual_run(main(), limit_s=100.0)
-
-
-def test_a_cancelled_waiter_gives_its_place_up() -> None:
-    none_is_left_behind(metered_module)
-
-
-def test_a_place_that_is_kept_is_noticed() -> None:
-    changed = mutant(metered_module, "self._give_up(entry)", "pass")
-    assert_caught(none_is_left_behind, metered_module, changed)
 
 
 def test_a_row_waits_no_longer_than_its_deadline() -> None:
@@ -313,7 +298,7 @@ class Book:
         self.kept.append(committed)
 
 
-def told_in_time(module: Any) -> None:
+def test_the_account_is_told_before_each_write_and_after_each_settlement() -> None:
     """The account knows of a call before it is written, and of no call that is not."""
 
     async def main() -> None:
@@ -325,7 +310,7 @@ def told_in_time(module: Any) -> None:
                 return await super().send(request, call, sink)
 
         inner = Watched([ok()], latency_s=1.0)
-        backend = metered(inner, worth(10), module, account=book)
+        backend = metered(inner, worth(10), account=book)
         calls = [asyncio.ensure_future(backend.send(REQUEST, Call())) for _ in range(2)]
         await asyncio.sleep(1.0)
         assert book.kept == [NOTHING]
@@ -335,23 +320,6 @@ def told_in_time(module: Any) -> None:
         assert book.kept[-1] == USED.plus(USED)
 
     virtual_run(main())
-
-
-def test_the_account_is_told_before_each_write_and_after_each_settlement() -> None:
-    told_in_time(metered_module)
-
-
-@pytest.mark.parametrize(
-    ("line", "replacement"),
-    [
-        ("self.account.keep(own.plus(self._written))",
-         "self.account.keep(own)"),
-        ("self.account.keep(own.plus(self._written))",
-         "self.account.keep(self.spending.committed.plus(self._written))"),
-    ],
-)  # fmt: skip
-def test_an_account_that_hears_too_little_is_noticed(line: str, replacement: str) -> None:
-    assert_caught(told_in_time, metered_module, mutant(metered_module, line, replacement))
 
 
 def test_a_disk_that_is_full_ends_the_run_before_the_write() -> None:
@@ -387,35 +355,13 @@ def test_a_request_that_is_written_twice_is_paid_for_twice() -> None:
     virtual_run(main())
 
 
-def billed_as_worst(module: Any) -> None:
-    async def main() -> None:
-        for step in (TimedOut("attempt", 1.0), BadReply("half"), Reply(output="x")):
-            backend = metered(ScriptedBackend([step]), worth(1), module)
-            await backend.send(REQUEST, Call())
-            assert backend.spending.spent == WORST
-
-    virtual_run(main())
-
-
-@pytest.mark.parametrize(
-    ("line", "replacement"),
-    [
-        ("return NOTHING if is_refusal else attempt.worst", "return NOTHING"),
-        ("if usage is None:", "if usage is None and (usage := read_usage({'prompt_tokens': 1}, "
-         "has_output=False)) is None:"),
-    ],
-)  # fmt: skip
-def test_a_count_that_forgets_failed_calls_is_noticed(line: str, replacement: str) -> None:
-    assert_caught(billed_as_worst, metered_module, mutant(metered_module, line, replacement))
-
-
-def never_above(names: Any) -> None:
+def never_above(spending: Any) -> None:
     """Ten calls at once, each of which costs its worst case: as many as the budget pays for."""
 
     async def main() -> None:
         dear = ok(BOUND.input_tokens, 100)
         inner = ScriptedBackend([dear], latency_s=1.0)
-        backend = metered(inner, worth(4.5), names, spending=names.Spending)
+        backend = metered(inner, worth(4.5), spending=spending)
         await asyncio.gather(*(backend.send(REQUEST, Call()) for _ in range(10)))
         assert len(inner.sends) == 4
         assert backend.spending.spent.picodollars == 4 * WORST.picodollars
@@ -423,15 +369,24 @@ def never_above(names: Any) -> None:
     virtual_run(main())
 
 
-@pytest.mark.parametrize(
-    ("line", "replacement"),
-    [
-        ("after = self.committed.plus(worst)", "after = self.spent.plus(worst)"),
-        ("after = self.committed.plus(worst)", "after = self.committed"),
-        ("self.spent = self.spent.plus(actual)", "pass"),
-    ],
-)
-def test_a_budget_that_is_passed_is_noticed(line: str, replacement: str) -> None:
-    changed = mutant(spending_module, line, replacement)
-    broken = with_names(metered_module, Spending=changed.Spending)
-    assert_caught(never_above, metered_module, broken)
+class Unreserved(Spending):
+    """Counts what is spent, and not what the calls on their way may cost."""
+
+    def reserve(self, worst: Amount) -> bool:
+        self.reserved = NOTHING
+        return super().reserve(worst)
+
+    def settle(self, reserved: Amount, actual: Amount) -> None:
+        super().settle(NOTHING, actual)
+
+
+class Free(Spending):
+    """Spends nothing."""
+
+    def settle(self, reserved: Amount, actual: Amount) -> None:
+        super().settle(reserved, NOTHING)
+
+
+@pytest.mark.parametrize("wrong", [Unreserved, Free])
+def test_a_budget_that_is_passed_is_noticed(wrong: Any) -> None:
+    assert_caught(never_above, Spending, wrong)

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from mutants import assert_caught, mutant
 from redline.calls import Call, Chunk, Outcome, Reply, Request, Retry, RetryPolicy
-from redline.calls import retry as retry_module
 from redline.errors import (
     BadReply,
     CallError,
@@ -423,76 +421,3 @@ def test_cancelled_sends_are_counted() -> None:
 def test_an_empty_script_is_refused() -> None:
     with pytest.raises(ConfigError, match="script is empty"):
         ScriptedBackend([])
-
-
-# Mutants.
-
-
-def check_bad_replies(kind: Any) -> None:
-    assert len(call_once([BadReply("x")], kind=kind)[1].sends) == 3
-
-
-def check_limited(kind: Any) -> None:
-    error = RateLimited("full", retry_after_s=7.0)
-    _, backend = call_once([error], kind=kind, max_retries=2)
-    assert len(backend.sends) == 21
-    assert gaps(backend) == pytest.approx([7.0] * 20)
-
-
-def check_committed(kind: Any) -> None:
-    _, backend = call_once([broken(), OK], kind=kind, call=Call(committed=True))
-    assert len(backend.sends) == 1
-
-
-def check_deadline(kind: Any) -> None:
-    _, backend = call_once([broken()], kind=kind, call=Call(deadline_s=5.0), base_s=4.0)
-    assert backend.sends[-1].at_s < 5.0
-
-
-def check_share(kind: Any) -> None:
-    async def main() -> None:
-        backend = ScriptedBackend(lambda send: broken() if send.attempt == 1 else OK)
-        retry = retry_of(backend, kind=kind, base_s=0.001)
-        await crowd(retry, [str(number) for number in range(300)], at_once=300)
-        assert now_s() > 15
-
-    virtual_run(main())
-
-
-def check_outage(kind: Any) -> None:
-    outcome, _ = call_once([unreachable()] * 20 + [broken(), OK], kind=kind, max_retries=2)
-    assert outcome.is_success
-
-
-def check_poison(kind: Any) -> None:
-    async def main() -> None:
-        backend = ScriptedBackend(poisoned(lambda send: broken(502)), latency_s=0.1)
-        outcomes = await crowd(retry_of(backend, kind=kind, max_retries=9), ROWS)
-        assert outcomes["poison"].attempts == 5
-        failing = ScriptedBackend([broken()], latency_s=0.1)
-        outcomes = await crowd(retry_of(failing, kind=kind, max_retries=9), ROWS[:40])
-        assert {outcome.attempts for outcome in outcomes.values()} == {10}
-
-    virtual_run(main())
-
-
-MUTANTS: list[tuple[Callable[[Any], None], str, str]] = [
-    (check_bad_replies, "self.bad_replies += isinstance(error, BadReply)", "pass"),
-    (check_limited, "self.limited += 1", "self.blamed += 1"),
-    (check_limited, "return error.retry_after_s", "pass"),
-    (
-        check_committed,
-        "if call.committed or not isinstance(error, Retryable):",
-        "if not isinstance(error, Retryable):",
-    ),
-    (check_deadline, "if self._clock.now_s() + wait_s >= call.deadline_s:", "if False:"),
-    (check_share, "self._balance -= 1", "pass"),
-    (check_outage, "self.outages += 1", "self.blamed += 1"),
-    (check_poison, "if self._is_to_blame(history):", "if False:"),
-    (check_poison, "succeeded >= _NEIGHBOURS_LEAST", "True"),
-]
-
-
-@pytest.mark.parametrize(("check", "line", "replacement"), MUTANTS)
-def test_mutants_are_caught(check: Callable[[Any], None], line: str, replacement: str) -> None:
-    assert_caught(check, Retry, mutant(retry_module, line, replacement).Retry)

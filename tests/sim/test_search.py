@@ -8,18 +8,15 @@ from __future__ import annotations
 import importlib.util
 import random
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from mutants import assert_caught, mutant, with_names
+from mutants import assert_caught
 from redline.limits import Rate
-from redline.limits import bracket as bracket_module
-from redline.limits import hold as hold_module
-from redline.limits import search as search_module
+from redline.limits.search import RateSearch
 from redline.sim.admission import MovingWindow
 
 
@@ -42,13 +39,13 @@ PER_SECOND, PER_MINUTE = Rate(20, 1.0), Rate(600, 60.0)
 SERVERS = ("fixed", "moving", "bucket")
 
 
-def drive(case: Any, module: Any = search_module, start: Rate | None = None) -> tuple[Any, Any]:
-    search = module.RateSearch(start)
+def drive(case: Any, kind: Any = RateSearch, start: Rate | None = None) -> tuple[Any, Any]:
+    search = kind(start)
     return bench.Driver(case, search).run(), search
 
 
-def check_bars(module: Any, server: str, rate: Rate, lasts_s: float = 900.0, seed: int = 1) -> None:
-    seen, search = drive(bench.Case(bench.SERVERS[server](rate), seed, lasts_s), module)
+def check_bars(kind: Any, server: str, rate: Rate, lasts_s: float = 900.0, seed: int = 1) -> None:
+    seen, search = drive(bench.Case(bench.SERVERS[server](rate), seed, lasts_s), kind)
     used, rejected = seen.share(rate, lasts_s / 2, lasts_s)
     assert used >= bench.LEAST_USED, f"{used:.2%} used, found {search.found}"
     assert rejected <= bench.MOST_REJECTED, f"{rejected:.3%} rejected"
@@ -58,12 +55,12 @@ def check_bars(module: Any, server: str, rate: Rate, lasts_s: float = 900.0, see
 @pytest.mark.parametrize("rate", [PER_SECOND, PER_MINUTE], ids=str)
 @pytest.mark.parametrize("server", SERVERS)
 def test_an_unknown_limit_is_used_to_the_full(server: str, rate: Rate) -> None:
-    check_bars(search_module, server, rate)
+    check_bars(RateSearch, server, rate)
 
 
 @pytest.mark.parametrize("rate", [Rate(3, 1.0), Rate(500, 60.0)], ids=str)
 def test_other_limits_are_found_as_well(rate: Rate) -> None:
-    check_bars(search_module, "moving", rate, 1500.0)
+    check_bars(RateSearch, "moving", rate, 1500.0)
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -83,10 +80,10 @@ def test_slow_verdicts_with_many_calls_in_flight(server: str) -> None:
     assert rejected <= 2 * bench.MOST_REJECTED
 
 
-def check_quick_verdicts(module: Any, server: str) -> None:
+def check_quick_verdicts(kind: Any, server: str) -> None:
     make = bench.SERVERS[server]
     quick: dict[str, Any] = {"jitter_s": 0.002, "guard_s": 0.007, "latency_s": (0.004, 0.008)}
-    seen, search = drive(bench.Case(make(PER_SECOND), 1, 600.0, **quick), module)
+    seen, search = drive(bench.Case(make(PER_SECOND), 1, 600.0, **quick), kind)
     used, rejected = seen.share(PER_SECOND, 300.0, 600.0)
     assert used >= bench.LEAST_USED, f"{used:.2%} used, found {search.found}"
     assert rejected <= bench.MOST_REJECTED, f"{rejected:.3%} rejected, found {search.found}"
@@ -94,12 +91,12 @@ def check_quick_verdicts(module: Any, server: str) -> None:
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_verdicts_of_a_server_next_door(server: str) -> None:
-    check_quick_verdicts(search_module, server)
+    check_quick_verdicts(RateSearch, server)
 
 
-def check_told(module: Any, server: str, rate: Rate) -> None:
+def check_told(kind: Any, server: str, rate: Rate) -> None:
     case = bench.Case(bench.SERVERS[server](rate), 1, 900.0, is_told=True)
-    seen, search = drive(case, module)
+    seen, search = drive(case, kind)
     used, rejected = seen.share(rate, 450.0, 900.0)
     assert used >= bench.LEAST_USED, f"{used:.2%} used, found {search.found}"
     assert rejected <= bench.MOST_REJECTED, f"{rejected:.3%} rejected, found {search.found}"
@@ -108,12 +105,7 @@ def check_told(module: Any, server: str, rate: Rate) -> None:
 @pytest.mark.parametrize("rate", [PER_SECOND, PER_MINUTE], ids=str)
 @pytest.mark.parametrize("server", SERVERS)
 def test_a_server_that_says_when_to_come_back(server: str, rate: Rate) -> None:
-    check_told(search_module, server, rate)
-
-
-def test_a_search_that_takes_silence_for_room_is_caught() -> None:
-    deaf = mutant(search_module, "if full_s > 0:", "if full_s > math.inf:")
-    assert_caught(lambda module: check_told(module, "fixed", PER_MINUTE), search_module, deaf)
+    check_told(RateSearch, server, rate)
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -172,46 +164,24 @@ def test_a_remembered_rate_needs_no_search() -> None:
     assert seen.between(0.0, 300.0)[1] <= 3
 
 
-def _with_evidence(line: str, replacement: str) -> Any:
-    changed = mutant(bracket_module, line, replacement)
-    return with_names(search_module, Evidence=changed.Evidence)
+class Untold(RateSearch):
+    """Does not hear when it may come back."""
+
+    def answered(
+        self, now_s: float, sent_s: float, is_limited: bool, retry_after_s: float | None = None
+    ) -> bool:
+        return super().answered(now_s, sent_s, is_limited)
 
 
-def _with_hold(line: str, replacement: str) -> Any:
-    changed = mutant(hold_module, line, replacement)
-    return with_names(search_module, Hold=changed.Hold, Word=changed.Word)
+class Hasty(RateSearch):
+    """Takes each verdict for one on what is sent now."""
+
+    def answered(
+        self, now_s: float, sent_s: float, is_limited: bool, retry_after_s: float | None = None
+    ) -> bool:
+        return super().answered(now_s, now_s, is_limited, retry_after_s)
 
 
-MUTANTS: dict[str, Callable[[], Any]] = {
-    "old verdicts are taken for new ones": lambda: mutant(
-        search_module,
-        "if self._changed_s is None or sent_s < self._changed_s:",
-        "if self._changed_s is None:",
-    ),
-    "the loosest refusal counts, not the tightest": lambda: _with_evidence(
-        "most = min(self.count(at - window_s - _BLUR_S, at + _BLUR_S) for at in self._refused)",
-        "most = max(self.count(at - window_s - _BLUR_S, at + _BLUR_S) for at in self._refused)",
-    ),
-    "climbs follow each other at once": lambda: _with_hold(
-        "self._pause = min(_PAUSE * max(self._cost, 1) * self._failures, _LONGEST_PAUSE)",
-        "self._pause = _SOON",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_search_with_a_fault_is_caught(name: str) -> None:
-    assert_caught(
-        lambda module: check_bars(module, "fixed", PER_MINUTE), search_module, MUTANTS[name]()
-    )
-
-
-def test_refusals_in_pairs_that_never_trim_are_caught() -> None:
-    def check(module: Any) -> None:
-        check_quick_verdicts(module, "bucket")
-
-    changed = _with_hold(
-        "if self._since_first < (_CLOSE if is_first else 3 * _CLOSE):",
-        "if self._since_first < _CLOSE or not is_first:",
-    )
-    assert_caught(check, search_module, changed)
+@pytest.mark.parametrize(("check", "wrong"), [(check_told, Untold), (check_bars, Hasty)])
+def test_a_wrong_search_is_noticed(check: Any, wrong: Any) -> None:
+    assert_caught(lambda kind: check(kind, "fixed", PER_MINUTE), RateSearch, wrong)

@@ -83,27 +83,6 @@ def test_the_official_test_file_is_a_replay_file(shared_data: Path) -> None:
     assert answers.answer(line["question"]) == line["answer"]
 
 
-def test_a_message_is_compared_with_few_questions(
-    shared_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers = load_replay(shared_data / "gsm8k" / "answers-175b-finetuning.jsonl")
-    group = answers._groups[replay_module._LONG]
-    pieces = group._pieces
-    looked_at = 0
-
-    class Counting(dict[str, list[tuple[str, int]]]):
-        def get(self, key: str, default: object = None) -> object:  # type: ignore[override]
-            nonlocal looked_at
-            found = super().get(key, [])
-            looked_at += len(found)
-            return found
-
-    monkeypatch.setattr(group, "_pieces", Counting(pieces))
-    question = max(answers._answers, key=len)
-    assert answers.answer(f"Q: {question} A:") is not None
-    assert 1 <= looked_at < 20
-
-
 def test_a_byte_order_mark_and_empty_lines_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "replay.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"question": "a?", "answer": "1"}\r\n\r\n')
