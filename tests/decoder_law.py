@@ -11,24 +11,24 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor
 
 from engine_driver import Fixed, Heard
 from engine_tables import TOKENS, TableComputer, TableRunner, tables
-from mutants import mutant, with_names
-from redline.engine import core as core_module
-from redline.engine import draft as draft_module
 from redline.engine import judge as judge_module
-from redline.engine import speculate
 from redline.engine.core import Ask, Core, Speculation
+from redline.engine.draft import Drafts, LookupDrafter, ModelDrafter
 from redline.engine.params import SamplingParams
 from redline.engine.sampling import Past, distribution
 from redline.engine.scheduler import Bounds, Scheduler
-from sampling_law import WRONG_LINES, Examined, p_value
+from redline.engine.sequence import Sequence
+from redline.engine.speculate import verify
+from sampling_law import WRONG as WRONG_VERIFIERS
+from sampling_law import Examined, Verify, p_value
 
 # The first token follows the prompt, before anything is drafted; the next ones come by drafts of up
 # to three and the token behind them.
@@ -83,25 +83,36 @@ CASES = {
 }
 
 
-class Modules(NamedTuple):
-    """The core and the drafters that are examined, or mutants of them."""
+class Unfiltered(ModelDrafter):
+    """Tells the draft model's whole law, though the drafts were drawn from the filtered one."""
 
-    core: ModuleType = core_module
-    draft: ModuleType = draft_module
+    def draft(self, sequences: list[Sequence], most: list[int]) -> Drafts:
+        drafts, (_, guess) = super().draft(sequences, most), tables()
+        told = {}
+        for one in sequences:
+            known = [*one.tokens, *one.drafted]
+            places = range(len(one.tokens), len(known))
+            if places:
+                logits = [guess[known[at - 2], known[at - 1]] for at in places]
+                told[one.number] = torch.stack(logits).softmax(-1)
+        return drafts._replace(laws=told)
 
 
-RIGHT = Modules()
+class Parts(NamedTuple):
+    """What a decoder is made of beside its case, right or wrong."""
+
+    verify: Verify = verify
+    drafter: type[ModelDrafter] = ModelDrafter
 
 
-def wrong(name: str) -> Modules:
-    """The modules of a wrong variant, by its name."""
+RIGHT = Parts()
+
+
+def wrong(name: str) -> Parts:
+    """The parts of a wrong variant, by its name."""
     if name == "unfiltered q":
-        drawn = "for one, token, own in zip(who, _drawn(law, who, step), "
-        line, unfiltered = drawn + "law, strict=True):", drawn + "self._runner.last.softmax(-1)):"
-        return Modules(draft=mutant(draft_module, line, unfiltered))
-    changed = mutant(speculate, *WRONG_LINES[name])
-    judge = with_names(judge_module, verify=changed.verify)
-    return Modules(core=with_names(core_module, judge=judge.judge))
+        return Parts(drafter=Unfiltered)
+    return Parts(WRONG_VERIFIERS[name])
 
 
 # Each wrong variant, and the case in which it shows.
@@ -112,7 +123,7 @@ WRONG = {
 }
 
 
-def make_core(case: Case, modules: Modules = RIGHT) -> Core:
+def make_core(case: Case, parts: Parts = RIGHT) -> Core:
     target, guess = tables()
     bounds = Bounds(
         slots=case.slots,
@@ -123,22 +134,21 @@ def make_core(case: Case, modules: Modules = RIGHT) -> Core:
     )
     speculation = None
     if case.draft == "model":
-        drafter = modules.draft.ModelDrafter(TableRunner(guess, case.slots))
+        drafter = parts.drafter(TableRunner(guess, case.slots))
         speculation = Speculation(drafter, Fixed(case.drafts))
     elif case.draft == "lookup":
-        speculation = Speculation(modules.draft.LookupDrafter(), Fixed(case.drafts))
-    made: Core = modules.core.Core(
+        speculation = Speculation(LookupDrafter(), Fixed(case.drafts))
+    return Core(
         Scheduler(bounds),
         TableComputer(target, case.slots, case.steps_at_once),
         ends=frozenset(),
         speculation=speculation,
     )
-    return made
 
 
-def said(case: Case, draws: int, seed: int, modules: Modules = RIGHT) -> Tensor:
+def said(case: Case, draws: int, seed: int, parts: Parts = RIGHT) -> Tensor:
     """(draws, LENGTH) int64: what so many sequences say. A seed says the same each time."""
-    core = make_core(case, modules)
+    core = make_core(case, parts)
     askers = []
     for row in range(draws):
         own = row + (seed << 32)
@@ -155,8 +165,9 @@ def said(case: Case, draws: int, seed: int, modules: Modules = RIGHT) -> Tensor:
         askers.append(asker)
         sequence = core.add(Ask(list(case.prompt), params, len(case.prompt) + LENGTH, asker), 0.0)
         sequence.seed = own
-    while not core.scheduler.is_idle:
-        core.step()
+    with mock.patch.object(judge_module, "verify", parts.verify):
+        while not core.scheduler.is_idle:
+            core.step()
     assert (core.scheduler.preemptions > 0) == (case.cache_tokens < 1_000)
     assert (core.figures.drafted_tokens > core.figures.accepted_tokens > 0) == bool(case.draft)
     return torch.tensor([asker.tokens for asker in askers])
@@ -176,14 +187,12 @@ def law(case: Case) -> Tensor:
     return chances.view([TOKENS] * LENGTH)
 
 
-def examined(
-    case: Case, draws: int, seeds: Iterable[int], modules: Modules = RIGHT
-) -> list[Examined]:
+def examined(case: Case, draws: int, seeds: Iterable[int], parts: Parts = RIGHT) -> list[Examined]:
     """Tests each token and each pair of neighbours, of each seed."""
     chances = law(case)
     found = []
     for seed in seeds:
-        tokens = said(case, draws, seed, modules)
+        tokens = said(case, draws, seed, parts)
         for size, what in ((1, "token"), (2, "pair")):
             for place in range(LENGTH - size + 1):
                 kept = range(place, place + size)

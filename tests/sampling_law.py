@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from redline.engine import speculate
-from redline.engine.noise import Noise, Purpose
+from redline.engine.noise import Noise, Purpose, uniforms
 from redline.engine.params import SamplingParams
-from redline.engine.sampling import Past, distribution, sample
+from redline.engine.sampling import Past, distribution, draw, sample
+from redline.engine.speculate import Verdict, verify
 
 TOKENS = 8
 START = 0
@@ -31,6 +30,7 @@ LEAST_P = 0.001
 _LEAST_EXPECTED = 5.0
 
 Decoder = Callable[[int], Tensor]
+Verify = Callable[[Tensor, Tensor, Tensor | None, Tensor, Noise], Verdict]
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ def laws(logits: Tensor, params: SamplingParams) -> Tensor:
     return distribution(logits, [params] * TOKENS, [Past((), ())] * TOKENS)
 
 
-def table_decoder(case: Case, draws: int, verifier: ModuleType = speculate) -> Decoder:
-    """The decoder of one case: steps of drafting and `verifier.verify` until LENGTH tokens."""
+def table_decoder(case: Case, draws: int, verifier: Verify = verify) -> Decoder:
+    """The decoder of one case: steps of drafting and verifying until LENGTH tokens."""
     target_logits, draft_logits = models()
     target, drafter = laws(target_logits, case.params), laws(draft_logits, case.params)
     offered = drafter if case.told is None else laws(draft_logits, case.told)
@@ -85,16 +85,14 @@ def table_decoder(case: Case, draws: int, verifier: ModuleType = speculate) -> D
             fewer = (row[rows] // 4 + done[rows]) % (case.most + 1)
             lengths = torch.where(row[rows] % 4 == 0, fewer, case.most)
             told = offered[before[:, :-1]] if case.is_drawn else None
-            verdict = verifier.verify(before[:, 1:], lengths, told, target[before], noise)
+            verdict = verifier(before[:, 1:], lengths, told, target[before], noise)
             _append(tokens, done, rows, before[:, 1:], verdict)
         return tokens[:, 1:]
 
     return decode
 
 
-def _append(
-    tokens: Tensor, done: Tensor, rows: Tensor, draft: Tensor, verdict: speculate.Verdict
-) -> None:
+def _append(tokens: Tensor, done: Tensor, rows: Tensor, draft: Tensor, verdict: Verdict) -> None:
     """Writes what stays of each row's draft and the token that follows, in place."""
     for place in range(draft.shape[1] + 1):
         at = done[rows] + place + 1
@@ -190,17 +188,32 @@ CASES = {
     "seeded, filtered": Case(FILTERED, 2, is_exact=True),
     "seeded, looked up": Case(PLAIN, 2, is_drawn=False, is_exact=True),
 }
-# The wrong variants: what differs in `speculate`, or in what it is told.
-WRONG_LINES = {
-    "no correction": (
-        "law = torch.where(is_rejected & (total > 0), rest / total, law)",
-        "law = torch.where(is_rejected & (total > 0), law, law)",
-    ),
-    "off-by-one bonus": (
-        "law = target_probs[rows, accepted]",
-        "law = target_probs[rows, accepted.clamp(max=most - 1)]",
-    ),
-}
+
+
+def _uncorrected(
+    draft: Tensor, lengths: Tensor, offered: Tensor | None, target: Tensor, noise: Noise
+) -> Verdict:
+    """Draws from the target's whole law after a rejected draft token."""
+    accepted = verify(draft, lengths, offered, target, noise).accepted
+    return Verdict(accepted, _drawn_at(accepted, accepted, target, noise))
+
+
+def _early_bonus(
+    draft: Tensor, lengths: Tensor, offered: Tensor | None, target: Tensor, noise: Noise
+) -> Verdict:
+    """Draws the bonus token from the law of the place before it."""
+    verdict, most = verify(draft, lengths, offered, target, noise), draft.shape[1]
+    bonus = _drawn_at(verdict.accepted.clamp(max=most - 1), verdict.accepted, target, noise)
+    is_whole = verdict.accepted == most
+    return verdict._replace(following=torch.where(is_whole, bonus, verdict.following))
+
+
+def _drawn_at(places: Tensor, accepted: Tensor, target: Tensor, noise: Noise) -> Tensor:
+    law = target[torch.arange(len(target)), places]
+    return draw(law, uniforms(noise.seeds, noise.positions + accepted, Purpose.FOLLOWING))
+
+
+WRONG: dict[str, Verify] = {"no correction": _uncorrected, "off-by-one bonus": _early_bonus}
 UNFILTERED = Case(FILTERED, 3, told=PLAIN)
 
 

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch, of the extra `engine`, is not installed")
 
 import decoder_law  # noqa: E402
-from decoder_law import PAIRS, RIGHT, Case, Modules  # noqa: E402
+from decoder_law import PAIRS, Case  # noqa: E402
 from engine_driver import Heard, Setting, loaded, make_core  # noqa: E402
 from engine_models import near_draft, random_model, random_prompts  # noqa: E402
-from mutants import mutant, with_names  # noqa: E402
-from redline.engine import core as core_module  # noqa: E402
 from redline.engine import draft as draft_module  # noqa: E402
 from redline.engine import judge as judge_module  # noqa: E402
-from redline.engine import speculate  # noqa: E402
 from redline.engine.core import Ask, Core  # noqa: E402
+from redline.engine.judge import noise_of  # noqa: E402
 from redline.engine.noise import Noise  # noqa: E402
 from redline.engine.params import SamplingParams  # noqa: E402
+from redline.engine.sampling import Past  # noqa: E402
 from redline.engine.sequence import Sequence as Sequence_  # noqa: E402
+from redline.engine.speculate import Verdict, verify  # noqa: E402
 
 NEW = 16
 HOT = SamplingParams(temperature=2.0, ignore_eos=True)
@@ -104,13 +105,19 @@ CASES = [
 ]
 
 
-def check_tables(modules: Modules) -> None:
+@cache
+def asked_alone() -> tuple[list[Ask], list[list[int]]]:
+    """What is asked of the tables, and what each says alone."""
     asks = asks_of([PAIRS, PAIRS[:9]])
     # Tables of six tokens have no more to bias or to leave out.
     asks = [ask._replace(params=fitted(ask.params)) for ask in asks]
-    alone = [answers(decoder_law.make_core(ALONE), [ask])[0] for ask in asks]
+    return asks, [answers(decoder_law.make_core(ALONE), [ask])[0] for ask in asks]
+
+
+def check_tables() -> None:
+    asks, alone = asked_alone()
     for order, case in enumerate(CASES, 1):
-        core = decoder_law.make_core(case, modules)
+        core = decoder_law.make_core(case)
         assert answers(core, asks, company=12, order=order) == alone, case
 
 
@@ -120,60 +127,47 @@ def fitted(params: SamplingParams) -> SamplingParams:
 
 
 def test_tables_say_the_same_through_every_drafter() -> None:
-    check_tables(RIGHT)
-
-
-def changed_judge(module: ModuleType, line: str, replacement: str) -> Modules:
-    """The core and the drafters with a line of `judge` or `speculate` replaced."""
-    changed = mutant(module, line, replacement)
-    judge = changed
-    if module is speculate:
-        judge = with_names(judge_module, verify=changed.verify)
-    return Modules(
-        core=with_names(core_module, judge=judge.judge),
-        draft=with_names(draft_module, noise_of=judge.noise_of),
-    )
-
-
-MUTANTS = [
-    (
-        judge_module,
-        "return Past(tokens[:begin], tokens[begin:], sequence.drafted[:drafted])",
-        "return Past(tokens[:begin], tokens[begin:])",
-    ),
-    (
-        speculate,
-        "places = _places(noise.positions[exact], laws.shape[1])",
-        "places = _places(noise.positions[exact] * 0, laws.shape[1])",
-    ),
-]
-
-
-@pytest.mark.parametrize(("module", "line", "replacement"), MUTANTS)
-def test_seeds_that_hang_on_what_runs_beside_are_caught(
-    module: ModuleType, line: str, replacement: str
-) -> None:
-    with pytest.raises(AssertionError):
-        check_tables(changed_judge(module, line, replacement))
+    check_tables()
 
 
 def seeds_by_slot(sequences: list[Sequence_], device: torch.device, ahead: int = 0) -> Noise:
-    noise = judge_module.noise_of(sequences, device, ahead)
+    noise = noise_of(sequences, device, ahead)
     return noise._replace(seeds=noise.seeds + torch.tensor([one.slot for one in sequences]))
 
 
 def seeds_ignored(sequences: list[Sequence_], device: torch.device, ahead: int = 0) -> Noise:
-    noise = judge_module.noise_of(sequences, device, ahead)
+    noise = noise_of(sequences, device, ahead)
     return noise._replace(is_exact=torch.zeros_like(noise.is_exact))
 
 
-@pytest.mark.parametrize("noise_of", [seeds_by_slot, seeds_ignored])
-def test_noise_that_depends_on_what_runs_beside_is_caught(noise_of: Callable[..., Noise]) -> None:
-    judge = with_names(judge_module, noise_of=noise_of)
-    core = with_names(core_module, judge=judge.judge)
-    draft = with_names(draft_module, noise_of=noise_of)
+def past_without_drafts(prompt: Any, answer: Any, drafted: Any = ()) -> Past:
+    return Past(prompt, answer)
+
+
+def verified_at_one_place(
+    draft: Any, lengths: Any, offered: Any, law: Any, noise: Noise
+) -> Verdict:
+    return verify(draft, lengths, offered, law, noise._replace(positions=noise.positions * 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "fake"),
+    [
+        ("Past", past_without_drafts),
+        ("verify", verified_at_one_place),
+        ("noise_of", seeds_by_slot),
+        ("noise_of", seeds_ignored),
+    ],
+)
+def test_seeds_that_depend_on_what_runs_beside_are_caught(
+    name: str, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_alone()
+    monkeypatch.setattr(judge_module, name, fake)
+    if name == "noise_of":
+        monkeypatch.setattr(draft_module, name, fake)
     with pytest.raises(AssertionError):
-        check_tables(Modules(core=core, draft=draft))
+        check_tables()
 
 
 def test_the_choices_of_one_request_differ_and_are_the_same_each_time() -> None:

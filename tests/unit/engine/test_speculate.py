@@ -10,16 +10,16 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch, of the extra `engine`, is not installed")
 
-from mutants import assert_caught, mutant  # noqa: E402
-from redline.engine import speculate as speculate_module  # noqa: E402
+from mutants import assert_caught  # noqa: E402
 from redline.engine.noise import Noise, Purpose, uniforms  # noqa: E402
 from redline.engine.sampling import draw, gumbel_choice  # noqa: E402
-from redline.engine.speculate import verify, verify_choices  # noqa: E402
+from redline.engine.speculate import Verdict, verify, verify_choices  # noqa: E402
 from sampling_law import (  # noqa: E402
     CASES,
     UNFILTERED,
-    WRONG_LINES,
+    WRONG,
     Case,
+    Verify,
     assert_follows,
     examined,
     family,
@@ -221,11 +221,11 @@ def test_the_output_follows_the_targets_law() -> None:
 
 
 def check_law(case: Case, draws: int = DRAWS) -> Any:
-    """A check of a module `speculate`, for mutants."""
+    """A check of a verifier."""
 
-    def check(module: Any) -> None:
+    def check(verifier: Verify) -> None:
         target = laws(models()[0], case.params)
-        assert_follows(examined(table_decoder(case, draws, module), target, [1]))
+        assert_follows(examined(table_decoder(case, draws, verifier), target, [1]))
 
     return check
 
@@ -242,8 +242,7 @@ def check_law(case: Case, draws: int = DRAWS) -> Any:
     ],
 )
 def test_wrong_variants_are_caught(wrong: str, case: str) -> None:
-    changed = mutant(speculate_module, *WRONG_LINES[wrong])
-    assert_caught(check_law(CASES[case]), speculate_module, changed)
+    assert_caught(check_law(CASES[case]), verify, WRONG[wrong])
 
 
 def test_drafts_verified_with_a_law_they_were_not_drawn_from_are_caught() -> None:
@@ -255,14 +254,13 @@ def test_drafts_verified_with_a_law_they_were_not_drawn_from_are_caught() -> Non
     assert_caught(check, replace(UNFILTERED, told=None), UNFILTERED)
 
 
-def test_a_seeded_row_that_draws_again_is_caught() -> None:
-    line = "return Verdict(accepted, choices.gather(1, accepted[:, None])[:, 0])"
-    changed = mutant(
-        speculate_module,
-        line,
-        "return Verdict(accepted, choices.gather(1, (accepted - 1).clamp(min=0)[:, None])[:, 0])",
-    )
-    assert_caught(check_law(CASES["seeded"], 3000), speculate_module, changed)
+def test_a_seeded_row_that_repeats_its_last_draft_token_is_caught() -> None:
+    def repeating(draft: Any, *given: Any) -> Verdict:
+        accepted, following = verify(draft, *given)
+        last = draft.gather(1, (accepted - 1).clamp(min=0)[:, None])[:, 0]
+        return Verdict(accepted, torch.where(accepted > 0, last, following))
+
+    assert_caught(check_law(CASES["seeded"], 3000), verify, repeating)
 
 
 def test_the_chi_square_is_fair_and_sees_small_faults() -> None:
