@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-from types import ModuleType
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mutants import assert_caught, mutant
-from redline.engine import lookup as lookup_module
 from redline.engine.lookup import Lookup
 
 
@@ -89,13 +86,3 @@ def test_a_proposal_costs_no_more_in_a_long_text() -> None:
     tokens.reads = 0
     lookup.propose(tokens, 4)
     assert tokens.reads < 300
-
-
-def test_the_places_just_before_the_end_are_found_and_the_end_itself_is_not() -> None:
-    def check(module: ModuleType) -> None:
-        assert module.Lookup().propose([1, 2, 3], 2) == []
-        assert module.Lookup().propose([4, 4, 4], 2) == [4, 4]
-
-    line = "for place in range(len(self._earlier), end):"
-    changed = mutant(lookup_module, line, line.replace("end", "end - 1"))
-    assert_caught(check, lookup_module, changed)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vocabularies
-from mutants import assert_caught, mutant
-from redline.engine import text as text_module
 from redline.engine.text import Pieces, TextStream
 
 PIECES = {name: Pieces(make()) for name, make in vocabularies.ALL.items()}
@@ -49,11 +46,9 @@ def whole(name: str, tokens: list[int]) -> str:
     return PIECES[name].decode(tokens)
 
 
-def parts(
-    tokens: list[int], pieces: Pieces, stops: tuple[str, ...] = (), module: Any = text_module
-) -> list[str]:
+def parts(tokens: list[int], pieces: Pieces, stops: tuple[str, ...] = ()) -> list[str]:
     """What each push gives, and last what finishing gives."""
-    stream = module.TextStream(pieces, stops)
+    stream = TextStream(pieces, stops)
     return [*(stream.push(token) for token in tokens), stream.finish()]
 
 
@@ -90,16 +85,12 @@ def longest_run(name: str, tokens: list[int]) -> int:
     return longest
 
 
-def check_odd_tokens(module: Any) -> None:
+def test_tokens_that_are_no_text_come_as_the_whole_has_them() -> None:
     for name in vocabularies.ALL:
         for seed in range(30):
             tokens = odd_tokens(name, seed)
             if longest_run(name, tokens) < 64:
-                assert "".join(parts(tokens, PIECES[name], module=module)) == whole(name, tokens)
-
-
-def test_tokens_that_are_no_text_come_as_the_whole_has_them() -> None:
-    check_odd_tokens(text_module)
+                assert "".join(parts(tokens, PIECES[name])) == whole(name, tokens)
 
 
 @EVERY
@@ -109,7 +100,7 @@ def test_every_cut_of_a_text_is_flushed_as_the_whole_has_it(name: str) -> None:
         assert "".join(parts(tokens[:size], PIECES[name])) == whole(name, tokens[:size])
 
 
-def check_nothing_is_sent_too_early(module: Any) -> None:
+def test_nothing_is_sent_too_early() -> None:
     """What was sent is never taken back: it always begins the text that comes in the end."""
     for name in vocabularies.ALL:
         for seed in range(20):
@@ -117,28 +108,20 @@ def check_nothing_is_sent_too_early(module: Any) -> None:
             if longest_run(name, tokens) >= 64:
                 continue
             sent, end = "", whole(name, tokens)
-            for part in parts(tokens, PIECES[name], module=module):
+            for part in parts(tokens, PIECES[name]):
                 sent += part
                 assert end.startswith(sent)
 
 
-def check_nothing_is_sent_too_late(module: Any) -> None:
+def test_nothing_is_sent_too_late() -> None:
     """A token of plain words is handed on at once, and a character when its last byte has come."""
     tokens = encoded("byte_level", "the quick brown fox jumps over the lazy dog " * 3)
-    assert all(parts(tokens, PIECES["byte_level"], module=module)[:-1])
+    assert all(parts(tokens, PIECES["byte_level"])[:-1])
     for name in vocabularies.ALL:
-        given_parts = parts(encoded(name, "é" + "世 " * 40), PIECES[name], module=module)
+        given_parts = parts(encoded(name, "é" + "世 " * 40), PIECES[name])
         # The text ends with a space, and that is whole when it comes.
         assert given_parts[-1] == ""
         assert max(len(part) for part in given_parts) <= 3
-
-
-def test_nothing_is_sent_too_early() -> None:
-    check_nothing_is_sent_too_early(text_module)
-
-
-def test_nothing_is_sent_too_late() -> None:
-    check_nothing_is_sent_too_late(text_module)
 
 
 @EVERY
@@ -205,7 +188,7 @@ def cut_at(text: str, stops: tuple[str, ...]) -> str:
     return text
 
 
-def check_stops(module: Any) -> None:
+def test_a_stop_string_cuts_wherever_tokens_begin() -> None:
     for name, pieces in PIECES.items():
         for seed in range(40):
             draws = random.Random(seed)
@@ -215,7 +198,7 @@ def check_stops(module: Any) -> None:
                 for _ in range(draws.randrange(1, 4))
             )
             tokens = encoded(name, text)
-            stream = module.TextStream(pieces, stops)
+            stream = TextStream(pieces, stops)
             end, sent = cut_at(whole(name, tokens), stops), ""
             for token in tokens:
                 sent += stream.push(token)
@@ -227,11 +210,7 @@ def check_stops(module: Any) -> None:
                 assert stream.push(tokens[0]) == stream.finish() == ""
 
 
-def test_a_stop_string_cuts_wherever_tokens_begin() -> None:
-    check_stops(text_module)
-
-
-def check_first_stop(module: Any) -> None:
+def test_the_stop_that_is_whole_first_wins_and_then_the_longer_one() -> None:
     """Once with a letter a token, and once with letters that come together as one run of bytes."""
     rare = str.maketrans("abcdx", "ꦗꦮꦲꦴꦶ")
     for stops, left in [
@@ -244,12 +223,8 @@ def check_first_stop(module: Any) -> None:
         for name, letters in [("byte_level", {}), ("byte_fallback", rare)]:
             tokens = encoded(name, "xabcdx".translate(letters))
             wanted = tuple(stop.translate(letters) for stop in stops)
-            given_parts = parts(tokens, PIECES[name], wanted, module)
+            given_parts = parts(tokens, PIECES[name], wanted)
             assert "".join(given_parts) == left.translate(letters)
-
-
-def test_the_stop_that_is_whole_first_wins_and_then_the_longer_one() -> None:
-    check_first_stop(text_module)
 
 
 def test_a_stop_is_noticed_with_the_token_that_completes_it() -> None:
@@ -301,35 +276,6 @@ def test_special_and_unknown_tokens_are_silent() -> None:
     pieces = PIECES["byte_level"]
     assert pieces.of(2) == (b"</s>", True, False)
     assert pieces.of(10**6) == (b"", True, False)
-
-
-MUTANTS = [
-    (check_odd_tokens, "end = len(text) - text.endswith(_REPLACEMENT)", "end = len(text)"),
-    (check_odd_tokens, "if self.is_stopped or piece.is_silent:", "if self.is_stopped:"),
-    (check_odd_tokens, "_CONTEXT_TOKENS = 8", "_CONTEXT_TOKENS = 1"),
-    (check_odd_tokens, "open_chars = len(text) - self._taken", "open_chars = 0"),
-    (check_odd_tokens, "if self._run_tokens < _LONGEST_RUN_TOKENS:", "if False:"),
-    (
-        check_nothing_is_sent_too_early,
-        "end = len(text) - text.endswith(_REPLACEMENT)",
-        "end = len(text)",
-    ),
-    (
-        check_nothing_is_sent_too_late,
-        "end = len(text) - text.endswith(_REPLACEMENT)",
-        "end = len(text) - 1",
-    ),
-    (check_stops, "self._held = text[end:]", 'self._held = ""; end = len(text)'),
-    (check_stops, "return text[: min(found)[1]]", "return text[: min(found)[0]]"),
-    (check_first_stop, "return text[: min(found)[1]]", "return text[: min(at for _, at in found)]"),
-    (check_stops, "text = self._held + new", "text = new"),
-    (check_stops, "return text + held", "return text"),
-]
-
-
-@pytest.mark.parametrize(("check", "line", "replacement"), MUTANTS)
-def test_wrong_streams_are_caught(check: Any, line: str, replacement: str) -> None:
-    assert_caught(check, text_module, mutant(text_module, line, replacement))
 
 
 @EVERY
