@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from types import ModuleType
 
-from redline.engine import scheduler as scheduler_module
 from redline.engine.params import SamplingParams
 from redline.engine.scheduler import Bounds, Plan, Row, Scheduler
 from redline.engine.sequence import Sequence
@@ -28,9 +26,9 @@ def sequence_of(number: int, prompt: list[int], new: int, priority: int = 0) -> 
 class Driven:
     """A scheduler, the cache it decides about, and what the sequences must be."""
 
-    def __init__(self, bounds: Bounds, module: ModuleType = scheduler_module) -> None:
+    def __init__(self, bounds: Bounds, kind: type[Scheduler] = Scheduler) -> None:
         self.bounds = bounds
-        self.scheduler: Scheduler = module.Scheduler(bounds)
+        self.scheduler = kind(bounds)
         self.cache: list[dict[int, int]] = [{} for _ in range(bounds.slots)]
         self.under_way: deque[Plan] = deque()
         self.known: dict[int, list[int]] = {}
@@ -70,7 +68,8 @@ class Driven:
             self.cache[target].update({at: self.cache[source][at] for at in range(tokens)})
         for row in plan.rows:
             self._compute(row)
-        assert self.scheduler.used_tokens <= self.bounds.cache_tokens
+        used = sum(one.computed + one.under_way for one in self.scheduler.running)
+        assert used <= self.bounds.cache_tokens
         if plan.rows:
             self.under_way.append(plan)
         else:
@@ -137,8 +136,7 @@ class Driven:
             assert one.computed <= len(one.tokens)
         slots = [one.slot for one in scheduler.running]
         assert len(set(slots)) == len(slots)
-        assert set(slots).isdisjoint(scheduler._free)
-        assert len(slots) + len(scheduler._free) == self.bounds.slots
+        assert set(slots) <= set(range(self.bounds.slots))
         assert len(scheduler.waiting) + len(scheduler.running) >= len(self.alive)
         assert scheduler.is_idle == (scheduler.wait_s(1e9) > 0)
 
@@ -154,12 +152,11 @@ class Driven:
                 self.finish([0])
             assert self.plans < bound, "somebody starves"
         assert not self.alive
-        assert self.scheduler._free == set(range(self.bounds.slots))
         assert self.scheduler.used_tokens == 0
         self.check()
 
 
-def check_random(module: ModuleType, seeds: range = range(400)) -> None:
+def check_random(kind: type[Scheduler] = Scheduler, seeds: range = range(400)) -> None:
     """Random days of a scheduler, the same each time: what the machine does, and much faster."""
     for seed in seeds:
         draws = random.Random(seed)
@@ -173,15 +170,15 @@ def check_random(module: ModuleType, seeds: range = range(400)) -> None:
             draws.random() < 0.7,
             draws.randint(1, 3),
         )
-        driven = Driven(bounds, module)
+        driven = Driven(bounds, kind)
         for _ in range(80):
-            kind = draws.random()
-            if kind < 0.25:
+            turn = draws.random()
+            if turn < 0.25:
                 prompt = draws.choices([0, 1], k=draws.randint(1, MOST_PROMPT))
                 driven.add(prompt, draws.randint(1, MOST_NEW), draws.randint(0, 2))
-            elif kind < 0.3 and driven.alive:
+            elif turn < 0.3 and driven.alive:
                 driven.end(draws.choice(driven.alive))
-            elif kind < 0.7 and len(driven.under_way) < bounds.steps_at_once:
+            elif turn < 0.7 and len(driven.under_way) < bounds.steps_at_once:
                 driven.begin(draws.choices(range(MOST_DRAFTS + 1), k=3))
             elif driven.under_way:
                 driven.finish(draws.choices(range(MOST_DRAFTS + 1), k=3))
