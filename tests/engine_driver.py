@@ -104,7 +104,12 @@ def loaded(folder: Path) -> Loaded:
     return load(str(folder), read_config(str(folder)), dtype="float32", device="cpu")
 
 
-def make_core(model: Loaded | Computer, setting: Setting, draft: Loaded | None = None) -> Core:
+def make_core(
+    model: Loaded | Computer,
+    setting: Setting,
+    draft: Loaded | None = None,
+    lengths: DraftLength | None = None,
+) -> Core:
     """model: loaded, or what computes it already, with CAPACITY tokens a slot."""
     computer = model
     if isinstance(model, Loaded):
@@ -127,7 +132,7 @@ def make_core(model: Loaded | Computer, setting: Setting, draft: Loaded | None =
         Scheduler(bounds),
         computer,
         ends=frozenset(),
-        speculation=Speculation(drafter, Fixed(setting.drafts)) if drafter else None,
+        speculation=Speculation(drafter, lengths or Fixed(setting.drafts)) if drafter else None,
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
-from concurrent.futures import CancelledError
 from typing import Any, cast
 
 import pytest
@@ -13,25 +13,69 @@ import pytest
 pytest.importorskip("torch")
 
 import vocabularies
-from redline.calls import Request
-from redline.engine.backend import EngineBackend, Speaker, _Reader
+from redline.calls import Call, Outcome, Request
+from redline.engine.backend import EngineBackend, Speaker
+from redline.engine.core import Ask
+from redline.engine.guided import Grammars
 from redline.engine.text import Pieces
 from redline.engine.thread import EngineFailed
 from redline.errors import Rejected
 
 LIMIT_S = 60.0
+TOKENIZER = vocabularies.byte_level()
 ENDS = """
-import threading
-from redline.calls import Request
-from redline.engine.backend import _Reader
+import asyncio, threading
+from types import SimpleNamespace
+from redline.calls import Call, Request
+from redline.engine.backend import EngineBackend, Speaker
 
 begun = threading.Event()
-reader = _Reader(lambda request: begun.set() or threading.Event().wait())
-reader.read(Request(url="/v1/completions", body={}))
-assert begun.wait(60)
-reader.close()
+
+class Endless:
+    def encode(self, text, **ways):
+        begun.set()
+        threading.Event().wait()
+
+async def main():
+    speaker = Speaker(Endless(), SimpleNamespace(most_bytes=9), None, 420, 100, frozenset())
+    backend = EngineBackend(None, speaker, name="m", most_sequences=9)
+    request = Request(url="/v1/completions", body={"prompt": "hi"})
+    asked = asyncio.ensure_future(backend.send(request, Call()))
+    assert await asyncio.to_thread(begun.wait, 60)
+    asked.cancel()
+
+asyncio.run(main())
 print("the end", flush=True)
 """
+
+
+class NoEngine:
+    """Takes what is asked, and answers nothing."""
+
+    failure = None
+
+    def __init__(self) -> None:
+        self.prompts: list[list[int]] = []
+        self.is_asked = asyncio.Event()
+
+    def ask(self, asks: list[Ask]) -> None:
+        self.prompts += [ask.prompt for ask in asks]
+        self.is_asked.set()
+
+    def cancel(self, asker: Any) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def backend_of(engine: NoEngine, tokenizer: Any = TOKENIZER) -> EngineBackend:
+    grammars = Grammars(TOKENIZER, 420, ())
+    speaker = Speaker(tokenizer, Pieces(TOKENIZER), grammars, 420, 100, frozenset())
+    return EngineBackend(cast("Any", engine), speaker, name="m", most_sequences=1024)
+
+
+def sent(backend: EngineBackend, prompt: Any, **body: Any) -> asyncio.Task[Outcome]:
+    request = Request(url="/v1/completions", body={"prompt": prompt, **body})
+    return asyncio.ensure_future(backend.send(request, Call()))
 
 
 def test_a_long_reading_does_not_hold_the_exit() -> None:
@@ -41,43 +85,50 @@ def test_a_long_reading_does_not_hold_the_exit() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "the end\n", "")
 
 
-def test_what_was_given_up_is_not_read_and_a_failure_is_its_callers() -> None:
-    go, seen = threading.Event(), []
+async def test_what_was_given_up_is_not_read_and_a_failure_is_its_callers() -> None:
+    begun, go, seen = threading.Event(), threading.Event(), []
 
-    def read(request: Request) -> None:
-        seen.append(request.url)
-        assert go.wait(LIMIT_S)
-        if request.url == "bad":
-            raise KeyError(request.url)
+    class Reading:
+        def encode(self, text: str, **ways: Any) -> list[int]:
+            seen.append(text)
+            begun.set()
+            assert go.wait(LIMIT_S)
+            if text == "bad":
+                raise KeyError(text)
+            return [len(text)]
 
-    reader = _Reader(read)  # type: ignore[arg-type]
-    one, gone, bad, last = (reader.read(Request(url=u)) for u in ("one", "gone", "bad", "last"))
-    assert gone.cancel()
+    engine = NoEngine()
+    backend = backend_of(engine, Reading())
+    one, gone, bad, last = (sent(backend, text) for text in ("one", "gone", "bad", "last"))
+    assert await asyncio.to_thread(begun.wait, LIMIT_S)
+    gone.cancel()
+    await asyncio.wait([gone])
     go.set()
     with pytest.raises(KeyError):
-        bad.result(LIMIT_S)
-    with pytest.raises(CancelledError):
-        gone.result(LIMIT_S)
-    assert (one.result(LIMIT_S), last.result(LIMIT_S)) == (None, None)
-    assert seen == ["one", "bad", "last"]
-    reader.close()
+        await bad
+    while len(engine.prompts) < 2:
+        engine.is_asked.clear()
+        await asyncio.wait_for(engine.is_asked.wait(), LIMIT_S)
+    assert (seen, engine.prompts) == (["one", "bad", "last"], [[3], [4]])
+    one.cancel()
+    last.cancel()
+    await asyncio.wait([one, last])
+    await backend.aclose()
 
 
-def test_too_many_answers_are_refused_before_the_event_loop_makes_any() -> None:
-    tokenizer, nothing = vocabularies.byte_level(), cast("Any", None)
-    speaker = Speaker(tokenizer, Pieces(tokenizer), nothing, 420, 100, frozenset())
-    backend = EngineBackend(nothing, speaker, name="m", most_sequences=1024)
-    body = {"prompt": [[5]] * 2048, "n": 128}
-    read = backend._reader.read(Request(url="/v1/completions", body=body))
-    with pytest.raises(Rejected, match="asks for 262,144 answers"):
-        read.result(LIMIT_S)
-    backend._reader.close()
+async def test_too_many_answers_are_refused_before_the_event_loop_makes_any() -> None:
+    engine = NoEngine()
+    backend = backend_of(engine)
+    outcome = await sent(backend, [[5]] * 2048, n=128)
+    assert isinstance(outcome.error, Rejected)
+    assert "asks for 262,144 answers" in outcome.error.what
+    assert engine.prompts == []
+    await backend.aclose()
 
 
-def test_who_comes_after_the_end_is_told_so() -> None:
-    reader = _Reader(lambda _: None)  # type: ignore[arg-type, return-value]
-    before = reader.read(Request(url="/v1/completions", body={}))
-    reader.close()
-    assert before.result(LIMIT_S) is None
-    with pytest.raises(EngineFailed, match="closed"):
-        reader.read(Request(url="/v1/completions", body={}))
+async def test_who_comes_after_the_end_is_told_so() -> None:
+    backend = backend_of(NoEngine())
+    await backend.aclose()
+    outcome = await sent(backend, [5])
+    assert isinstance(outcome.error, EngineFailed)
+    assert "closed" in outcome.error.what

@@ -97,10 +97,8 @@ class Measured(Fixed):
 
 def test_a_step_whose_drafts_found_no_room_is_no_plain_one(models_folder: Path) -> None:
     model = loaded(random_model("llama", models_folder))
-    core = make_core(model, Setting(slots=1, step_tokens=1, drafts=2, draft="model"), model)
-    assert core._speculation is not None
     lengths = Measured(2)
-    core._speculation = core._speculation._replace(lengths=lengths)
+    core = make_core(model, Setting(slots=1, step_tokens=1, draft="model"), model, lengths)
     drive(core, [Joining([5], 6)])
     # Nothing was drafted for the first token, nor for the last.
     assert lengths.told == [(0, True), *[(0, False)] * 4, (0, True)]
