@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from mutants import assert_caught, mutant
+from mutants import assert_caught
 from redline.limits import Limits, Rate
 from redline.limits import redis_ledger as redis_module
 from redline.limits import schedule as schedule_module
-from redline.limits.schedule import lease_s_of
+from redline.limits.schedule import Lease, LeaseRequest, State, lease_s_of
 from sharing import Ask, Process, Sent, most_amount, share
 
 GUARD_S = 0.05
@@ -192,19 +195,38 @@ def test_shares(name: str) -> None:
     CHECKS[name](schedule_module)
 
 
-GONE = "line = [place for place in state.line if place.until_s > now_s or place.owner == owner]"
-MUTANTS = [
-    ("dead share", "if at_s > until_s:", "if at_s > until_s + 1e9:"),
-    ("large", "if all(place.kept_s <= now_s for place in line[:mine]):", "if True:"),
-    ("dead in line", GONE, "line = state.line"),
-    ("dying", "stamp_s = at_s + request.slack_s + request.guard_s", "stamp_s = at_s"),
-    ("burst", "excess = self.total + amount - rule.count", "excess = self.total - rule.count"),
-]  # fmt: skip
+def ruled(
+    asked: Callable[[LeaseRequest], LeaseRequest] = lambda request: request, **places: float
+) -> Any:
+    """The rule with other requests, or with other times of the places in line."""
+
+    def transact(state: State | None, request: LeaseRequest, now_s: float) -> tuple[State, Lease]:
+        state, lease = schedule_module.transact(state, asked(request), now_s)
+        for place in state.line:
+            for name, time_s in places.items():
+                setattr(place, name, time_s)
+        return state, lease
+
+    return SimpleNamespace(transact=transact)
 
 
-@pytest.mark.parametrize(("name", "line", "replacement"), MUTANTS)
-def test_a_wrong_rule_is_noticed(name: str, line: str, replacement: str) -> None:
-    assert_caught(CHECKS[name], schedule_module, mutant(schedule_module, line, replacement))
+def one_more(request: LeaseRequest) -> LeaseRequest:
+    rules = [replace(rule, count=rule.count + 1) for rule in request.rules]
+    return replace(request, rules=rules)
+
+
+WRONG = {
+    "dead share": ruled(lambda request: replace(request, lease_s=1e9)),
+    "large": ruled(kept_s=-math.inf),
+    "dead in line": ruled(until_s=math.inf),
+    "dying": ruled(lambda request: replace(request, slack_s=0.0, guard_s=0.0)),
+    "burst": ruled(one_more),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_rule_is_noticed(name: str) -> None:
+    assert_caught(CHECKS[name], schedule_module, WRONG[name])
 
 
 @settings(max_examples=100, deadline=None)

@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mutants import assert_caught, mutant, with_names
+from mutants import assert_caught
 from redline.calls import Call, Outcome, Reply, Request, Retry, RetryPolicy, failed
-from redline.calls import metered as metered_module
-from redline.calls import spending as spending_module
+from redline.calls.metered import Metered
 from redline.calls.prices import Price, Prices
 from redline.calls.spending import NOTHING, Allowance, Amount, Spending
 from redline.calls.worst import worst_of
@@ -133,14 +132,15 @@ def share_used(spending: Spending) -> float:
     return spent.tokens / allowance.tokens
 
 
-async def play(seed: int, module: Any) -> None:
+async def play(seed: int, kind: type[Spending] = Spending, price: Price = PRICE) -> None:
+    """price: what the meter takes for the server's."""
     chance = random.Random(seed)
     requests = [draw_request(chance) for _ in range(chance.randint(1, 400))]
     allowance, dearest = draw_allowance(chance, requests)
     server = Biller(chance, allowance)
     clock = VirtualClock(asyncio.get_running_loop())
-    spending = module.Spending(allowance)
-    metered = module.Metered(server, spending, Prices({"m": PRICE}), clock=clock)
+    spending = kind(allowance)
+    metered = Metered(server, spending, Prices({"m": price}), clock=clock)
     retry = Retry(metered, RetryPolicy(max_retries=3), clock=clock, seed=seed)
     queue = iter(requests)
     outcomes: list[Outcome] = []
@@ -166,43 +166,61 @@ async def play(seed: int, module: Any) -> None:
         assert share_used(spending) >= 0.95, "the budget is not used"
 
 
-def keeps_the_budget(module: Any) -> None:
-    for seed in range(30):
-        virtual_run(play(seed, module))
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1000, 10**9))
 def test_a_budget_is_never_passed_and_used_where_there_is_work(seed: int) -> None:
-    virtual_run(play(seed, metered_module))
+    virtual_run(play(seed))
 
 
-FORGETS = (
-    "self._close(worst, NOTHING if outcome is None else self._actual(attempt, request, outcome))"
-)
+class Forgetful(Spending):
+    """Does not see what is reserved for calls on their way."""
+
+    def reserve(self, worst: Amount) -> bool:
+        reserved, self.reserved = self.reserved, NOTHING
+        is_free = super().reserve(worst)
+        self.reserved = self.reserved.plus(reserved)
+        return is_free
 
 
-@pytest.mark.parametrize(
-    ("line", "replacement"),
-    [
-        ("return NOTHING if is_refusal else attempt.worst", "return NOTHING"),
-        ("self._close(worst, self._actual(attempt, request, outcome))", FORGETS),
-        ("elif not self._open:", "elif self._open < 20:"),
-    ],
-)
-def test_a_wrong_meter_is_noticed(line: str, replacement: str) -> None:
-    assert_caught(keeps_the_budget, metered_module, mutant(metered_module, line, replacement))
+class Late(Spending):
+    """Sees a call only once it is reserved."""
+
+    def reserve(self, worst: Amount) -> bool:
+        if not super().reserve(NOTHING):
+            return False
+        self.reserved = self.reserved.plus(worst)
+        return True
 
 
-@pytest.mark.parametrize(
-    "replacement",
-    [
-        "after = self.spent.plus(worst)",
-        "after = self.committed",
-        "after = self.committed.plus(worst).plus(worst)",
-    ],
-)
-def test_a_wrong_sum_is_noticed(replacement: str) -> None:
-    changed = mutant(spending_module, "after = self.committed.plus(worst)", replacement)
-    broken = with_names(metered_module, Spending=changed.Spending)
-    assert_caught(keeps_the_budget, metered_module, broken)
+class Hopeful(Spending):
+    """Takes a call of which nothing is known for one that was not billed."""
+
+    def settle(self, reserved: Amount, actual: Amount) -> None:
+        super().settle(reserved, NOTHING if actual == reserved else actual)
+
+
+class Timid(Spending):
+    """Wants room for two calls before it lets one go."""
+
+    def reserve(self, worst: Amount) -> bool:
+        if not super().reserve(worst.plus(worst)):
+            return False
+        self.reserved = self.reserved.minus(worst)
+        return True
+
+
+@pytest.mark.parametrize("wrong", [Forgetful, Late, Hopeful, Timid])
+def test_a_wrong_sum_is_noticed(wrong: type[Spending]) -> None:
+    def keeps_the_budget(kind: type[Spending]) -> None:
+        for seed in range(30):
+            virtual_run(play(seed, kind))
+
+    assert_caught(keeps_the_budget, Spending, wrong)
+
+
+def test_a_price_that_is_too_low_is_noticed() -> None:
+    def keeps_the_budget(price: Price) -> None:
+        for seed in range(30):
+            virtual_run(play(seed, price=price))
+
+    assert_caught(keeps_the_budget, PRICE, Price(input=150_000, cached_input=75_000, output=1))
