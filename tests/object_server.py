@@ -16,11 +16,9 @@ from typing import Any
 
 import boto3
 import botocore.loaders
+import fsspec
 import pytest
 import s3fs
-
-from redline.run import object_store
-from redline.run.object_url import ObjectUrl
 
 _START_S = 30.0
 _DRIVERS: dict[tuple[str, str], Any] = {}
@@ -229,15 +227,15 @@ class Surroundings:
 
     def share_drivers(self) -> None:
         """One driver for all stores of one address, where a test is not about credentials."""
-        make, made = object_store._driver, _DRIVERS
+        make, made = fsspec.core.url_to_fs, _DRIVERS
 
-        def driver(url: ObjectUrl, purpose: str) -> Any:
-            key = (url.scheme, os.environ["AWS_ENDPOINT_URL"])
+        def url_to_fs(url: str, **options: Any) -> Any:
+            key = (url.partition(":")[0], os.environ["AWS_ENDPOINT_URL"])
             if key not in made:
-                made[key] = make(url, purpose)
+                made[key] = make(url, **options)
             return made[key]
 
-        self._patch.setattr(object_store, "_driver", driver)
+        self._patch.setattr(fsspec.core, "url_to_fs", url_to_fs)
 
     def point_to(self, url: str) -> None:
         """The store that every client asks from now on."""

@@ -1,7 +1,7 @@
 """A consumer whose machine loses power at one fsync of its results: stream_worker.py URL OUT N.
 
 N: which fsync, counted from the one that opens the file; 0 for none. What no fsync has covered is
-lost. A fourth word `early` changes the journal: it acknowledges before it syncs.
+lost. A fourth word `early` changes the journal: it acknowledges what it takes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import time
 from typing import Any
 
 import redline
-from mutants import mutant
-from redline.run import journal, resume
+from broken_parts import acknowledges_early
+from redline.run import resume
+from redline.run.journal import Journal
 
 
 def lose_power_at(number: int, output: str) -> None:
@@ -48,9 +49,7 @@ async def answer(row: dict[str, Any]) -> str:
 def main(url: str, output: str, number: str, *changes: str) -> None:
     lose_power_at(int(number), output)
     if changes == ("early",):
-        line = "await loop.run_in_executor(self._disk, self._sync)"
-        early = f"self._acknowledge(group.results); {line}; group.results = []"
-        resume.Journal = mutant(journal, line, early).Journal  # type: ignore[misc]
+        resume.Journal = acknowledges_early(Journal)
     report = redline.run(url, call=answer, output=output, concurrency=4, until_empty=True)
     sys.exit(0 if report.is_complete else 1)
 

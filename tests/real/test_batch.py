@@ -17,12 +17,14 @@ import pytest
 
 import redline
 from crash.killing import LIMIT_S, sealed_lines
-from mutants import assert_caught, mutant
+from mutants import assert_caught
 from redline.calls import RetryPolicy
 from redline.calls.batch_api import Batch, BatchApi
 from redline.run import batch as batch_module
-from redline.run import batch_collect, batch_plan, batch_send
+from redline.run import batch_plan
+from redline.run.batch_collect import Collector
 from redline.run.batch_ledger import Ledger, Note
+from redline.run.batch_send import Sender
 from redline.run.settings import Output
 from redline.run.verify import verify
 from simulated import Simulated, simulated
@@ -259,32 +261,38 @@ def test_a_death_at_any_note_asks_no_row_twice_and_loses_none(
     dies_and_goes_on(plain, at, place)
 
 
+class FindsNothing(Sender):
+    async def find(self, part: Any) -> None:
+        return None
+
+
 def test_a_batch_that_is_made_twice_is_noticed(
     plain: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = "if is_its and batch.id not in part.batches:"
-
-    def check(module: Any) -> None:
-        monkeypatch.setattr(batch_module, "Sender", module.Sender)
+    def check(sender: type[Sender]) -> None:
+        monkeypatch.setattr(batch_module, "Sender", sender)
         for path in Path().glob("out*"):
             path.rename(path.with_name(f"old-{time.monotonic_ns()}"))
         dies_and_goes_on(plain, "batch", "before")
 
-    assert_caught(check, batch_send, mutant(batch_send, line, "if False:"))
+    assert_caught(check, Sender, FindsNothing)
+
+
+class KnowsNoLine(Collector):
+    def has_line(self, key: int, mark: int) -> bool:
+        return False
 
 
 def test_results_that_are_saved_twice_are_noticed(
     plain: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = "if not self._is_open(part, picked):"
-
-    def check(module: Any) -> None:
-        monkeypatch.setattr(batch_module, "Collector", module.Collector)
+    def check(collector: type[Collector]) -> None:
+        monkeypatch.setattr(batch_module, "Collector", collector)
         for path in Path().glob("out*"):
             path.rename(path.with_name(f"old-{time.monotonic_ns()}"))
         dies_and_goes_on(plain, "done", "before")
 
-    assert_caught(check, batch_collect, mutant(batch_collect, line, "if False:"))
+    assert_caught(check, Collector, KnowsNoLine)
 
 
 def test_rows_that_were_being_sent_again_at_a_death_are_in_one_batch_only() -> None:

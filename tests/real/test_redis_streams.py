@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ import redline
 from crash.killing import await_lines, ended, sealed_lines, serving, started
 from crash.killing import redline as command
 from crash.streaming import SMALL, consume_until_empty, consumer_flags, outcomes
-from mutants import assert_caught, mutant
+from mutants import assert_caught
 from redis_server import RedisServer, needs_redis, redis_server
-from redline.run import source_stream as stream_module
+from redline.run import source_stream
+from redline.run.stream_group import Group
 
 pytestmark = [pytest.mark.real, needs_redis]
 WORKER = Path(__file__).parents[1] / "stream_worker.py"
@@ -174,7 +175,7 @@ def test_what_a_dead_consumer_may_have_written_is_left_to_it_or_claimed_by_wish(
     assert (world.pending(), world.redis.hlen("redline:{tickets}:labels")) == (0, 0)
 
 
-def check_a_slow_consumer_keeps_its_messages(world: World, module: Any) -> None:
+def check_a_slow_consumer_keeps_its_messages(world: World, group: type[Group]) -> None:
     """Its calls take three times as long as a message may be idle, and another one waits."""
     world.redis.flushall()
     for path in world.folder.glob("*.jsonl"):
@@ -189,7 +190,7 @@ def check_a_slow_consumer_keeps_its_messages(world: World, module: Any) -> None:
 
     url = world.url(idle="300ms")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream_module, "StreamRows", module.StreamRows)
+        patch.setattr(source_stream, "Group", group)
         first = threading.Thread(target=lambda: world.run(slow, "a", url=url))
         first.start()
         while not asked:
@@ -201,17 +202,17 @@ def check_a_slow_consumer_keeps_its_messages(world: World, module: Any) -> None:
 
 
 def test_a_slow_consumer_that_lives_keeps_its_messages(world: World) -> None:
-    line = "await self._group.keep(list(self._held.values()))"
-    changed = mutant(stream_module, line, "pass")
+    class Silent(Group):
+        async def keep(self, ids: Sequence[bytes]) -> None:
+            return
+
     assert_caught(
-        lambda module: check_a_slow_consumer_keeps_its_messages(world, module),
-        stream_module,
-        changed,
+        lambda group: check_a_slow_consumer_keeps_its_messages(world, group), Group, Silent
     )
 
 
 def check_a_message_that_was_claimed_has_its_claimers_outcome_only(
-    world: World, module: Any
+    world: World, group: type[Group]
 ) -> None:
     world.redis.flushall()
     for path in world.folder.glob("*.jsonl"):
@@ -224,21 +225,22 @@ def check_a_message_that_was_claimed_has_its_claimers_outcome_only(
         return "done"
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream_module, "StreamRows", module.StreamRows)
+        patch.setattr(source_stream, "Group", group)
         report = world.run(losing, limit=6, until_empty=False)
     assert world.outcomes() == Counter(set(sent) - {sent[2]})
     assert (report.offered, report.succeeded, world.pending()) == (5, 5, 1)
 
 
 def test_a_message_that_was_claimed_has_its_claimers_outcome_only(world: World) -> None:
-    line = "is_permitted = await answer"
-    changed = mutant(stream_module, line, f"{line} or True")
+    class Permitting(Group):
+        async def mark(self, ids: Sequence[bytes]) -> list[bool]:
+            await super().mark(ids)
+            return [True] * len(ids)
+
     assert_caught(
-        lambda module: check_a_message_that_was_claimed_has_its_claimers_outcome_only(
-            world, module
-        ),
-        stream_module,
-        changed,
+        lambda group: check_a_message_that_was_claimed_has_its_claimers_outcome_only(world, group),
+        Group,
+        Permitting,
     )
 
 
