@@ -27,7 +27,6 @@ class Memory:
     def __init__(self, rule: Any = schedule_module) -> None:
         self.rule = rule
         self.state: State | None = None
-        self.lease: Lease | None = None  # the last one
         self.turns = 0
         self.is_lost = False
 
@@ -35,8 +34,8 @@ class Memory:
         if self.is_lost:
             raise NoEndpoint("the ledger does not answer")
         self.turns += 1
-        self.state, self.lease = self.rule.transact(self.state, request, now_s)
-        return self.lease
+        self.state, lease = self.rule.transact(self.state, request, now_s)
+        return lease
 
 
 class OffsetClock(VirtualClock):
