@@ -34,7 +34,7 @@ from urllib.parse import urlsplit
 import record
 from versions import checked_out
 
-PARTS = ("surface", "jobs", "engine", "source")
+PARTS = ("surface", "refusals", "jobs", "engine", "source")
 ROWS = [
     *({"custom_id": f"r{n}", "text": f"Ticket {n}.", "gold": f"{n}"} for n in range(4)),
     {"text": "Without a name.", "gold": "5"},
@@ -158,11 +158,11 @@ def serving(source: Path, folder: Path, arguments: list[str]) -> Iterator[str]:
             process.send_signal(signal.SIGINT)
 
 
-def surface(source: Path, folder: Path) -> list[str]:
-    """Commands, settings and the Python API, from a process of that redline."""
+def surface(source: Path, folder: Path, what: str = "surface") -> list[str]:
+    """Commands, settings and the Python API, or refusals, from a process of that redline."""
     script = Path(__file__).with_name("surface.py")
     shown = subprocess.run(
-        [sys.executable, script],
+        [sys.executable, script, what],
         cwd=folder,
         env=environment(source, folder),
         capture_output=True,
@@ -442,8 +442,8 @@ def inventory(source: Path, folder: Path, paths: set[str], parts: Iterable[str])
     lines: list[str] = []
     for part in parts:
         match part:
-            case "surface":
-                lines += surface(source, folder)
+            case "surface" | "refusals":
+                lines += surface(source, folder, part)
             case "jobs":
                 lines += sorted({*sim_lines(source, folder, paths)})
             case "engine":

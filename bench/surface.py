@@ -1,7 +1,8 @@
 """The part of bench/inventory.py that runs inside the process whose redline is described.
 
 It prints the commands with their flags and help, the settings of `redline.toml` and of an
-evaluation's task file, and the Python API. Nothing here knows a module below the public ones.
+evaluation's task file, and the Python API; with the argument `refusals`, what is said to values
+that flags and options do not take. Nothing here knows a module below the public ones.
 """
 
 from __future__ import annotations
@@ -32,6 +33,19 @@ PROTOCOL = {
 UNKNOWN = "qqqqqqqqqqqq"
 # What a setting must be, asked by a value that fits none.
 MISFIT = "[[1], [2]]"
+
+
+TASK = 'prompt = "{{ a }}"\ngold = "a"\nmetric = "exact"\n'
+MISFITTING = {1: (2,)}
+_PROMPTED = ["--prompt={{ a }}", "--model=m", "--endpoint=sim", "--dry-run"]
+# Each sends nothing.
+ASKING = {
+    "run": ["run", "in.jsonl", *_PROMPTED],
+    "tag": ["tag", "in.jsonl", "--schema=labels.json", *_PROMPTED],
+    "synth": ["synth", "--count=3", "--output=out.jsonl", *_PROMPTED],
+    "eval": ["eval", "--task=task.toml", "--data=in.jsonl", "--endpoint=sim", "--dry-run"],
+    "verify": ["verify", "out.jsonl"],
+}
 
 
 class _Found(BaseException):
@@ -140,6 +154,29 @@ def _table(form: str) -> str:
 
 def _first_line(text: str) -> str:
     return text.split("\n\n")[0].replace("\n", " ").replace(os.getcwd(), "HERE").strip()
+
+
+def refusals(group: click.Group) -> Iterator[str]:
+    """What is said to a value that most flags refuse, and to one that most options of `run` do."""
+    context = click.Context(group)
+    for name, arguments in ASKING.items():
+        child = group.get_command(context, name)
+        assert child is not None
+        for param in child.params:
+            if isinstance(param, click.Option) and not param.is_flag:
+                flag = max(param.opts, key=len)
+                given = [word for word in arguments if not word.startswith(f"{flag}=")]
+                said = _first_line(told([*given, f"{flag}={UNKNOWN}"])) or "nothing"
+                yield f"refusal {name} {flag} {UNKNOWN}: {said}"
+    run = importlib.import_module("redline").run
+    for option in inspect.signature(run).parameters:
+        if option != "rows":
+            try:
+                run([{"prompt": "one"}], **{"endpoint": "sim", "model": "m", option: MISFITTING})
+                said = "nothing"
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}"
+            yield f"refusal redline.run({option}=MISFITTING): {plain(said)}"
 
 
 def python() -> Iterator[str]:
@@ -273,14 +310,22 @@ def plain(text: str) -> str:
 
 
 def main() -> None:
+    stdout = os.dup(1)
     os.environ.update(COLUMNS="100", NO_COLOR="1", TERM="dumb")
-    sys.argv = ["redline"]
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         Path("in.jsonl").write_text('{"a": 1}\n')
-        lines = [*commands(program()), *sorted(settings()), *sorted(python())]
+        Path("labels.json").write_text('["bug", "question"]')
+        group = program()
+        if sys.argv[1:] == ["refusals"]:
+            Path("task.toml").write_text(TASK)
+            lines = [*refusals(group)]
+        else:
+            lines = [*commands(group), *sorted(settings()), *sorted(python())]
         os.chdir("/")
-    print("\n".join(lines))
+    # The command line may have closed stdout after an error.
+    with open(stdout, "w") as file:
+        file.write("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -48,11 +47,16 @@ def planted(tmp_path: Path) -> Path:
     return source
 
 
-def test_the_surface_of_a_checkout_does_not_differ_from_itself() -> None:
-    command = [sys.executable, BENCH / "inventory.py", ".", ".", "--parts", "surface"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith(" lines, no difference\n")
+def test_a_checkout_does_not_differ_from_itself(
+    inventory: ModuleType,
+    planted: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(inventory.record, "ROOT", planted.parent)
+    monkeypatch.setattr(sys, "argv", ["inventory.py", ".", ".", "--parts", "source"])
+    assert inventory.main() == 0
+    assert capsys.readouterr().out == "6 lines, no difference\n"
 
 
 def test_commands_settings_and_python_are_listed(inventory: ModuleType, tmp_path: Path) -> None:
