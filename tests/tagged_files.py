@@ -11,8 +11,8 @@ from redline.calls import Outcome, Reply
 from redline.errors import Rejected
 from redline.run import manifest as manifests
 from redline.run.manifest import Manifest
+from redline.run.output import Output
 from redline.run.record import Result, failure_line, result_line
-from redline.run.settings import Output
 from redline.run.source import Row
 
 

@@ -12,9 +12,10 @@ from broken_parts import acknowledges_early, keeps_torn_lines, knows_nothing
 from redline.errors import JournalError
 from redline.run import repair, resume
 from redline.run.entries import Stretch, read_stretches
+from redline.run.files import replace_file, sync_name
 from redline.run.identity import Identifier
 from redline.run.journal import Journal
-from redline.run.results_file import ResultsFile, replace_file, sync_name, take_out
+from redline.run.results_file import ResultsFile, take_out
 from swapping import Swap
 
 Write = Callable[[int], None]

@@ -14,7 +14,7 @@ from crash.platter import Platter
 from crash.scenarios import FAILED, OUTPUT, Log, in_child
 from crash.steps import Step
 from redline.run import repair as repairs
-from redline.run.settings import Output
+from redline.run.output import Output
 
 
 def line(number: int, size: int = 0) -> bytes:

@@ -27,7 +27,7 @@ from crash.scenarios import (
 )
 from crash.steps import Step
 from redline.run.identity import mark_of
-from redline.run.settings import Output
+from redline.run.output import Output
 from redline.run.source_row import Row
 from redline.run.verify import verify
 

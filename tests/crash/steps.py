@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
 
-from redline.run import manifest, repair, results_file, resume, rewrite
+from redline.run import files, manifest, repair, results_file, resume, rewrite
 from redline.run.lock import OutputLock
 from redline.run.results_file import ResultsFile
 
@@ -25,7 +25,7 @@ _PURPOSES: dict[CodeType, str] = {
     OutputLock.__init__.__code__: "opening",
     ResultsFile.__init__.__code__: "resume",
     ResultsFile.drop.__code__: "old lines",
-    results_file.drop_unfinished.__code__: "resume",
+    files.drop_unfinished.__code__: "resume",
     manifest.save.__code__: "manifest",
     repair.repair.__code__: "repair",
     resume.open_journal.__code__: "restart",

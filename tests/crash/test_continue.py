@@ -12,7 +12,7 @@ import pytest
 import redline
 from crash.killing import ids, sealed_lines
 from redline.errors import ConfigError, Rejected
-from redline.run.settings import Output
+from redline.run.output import Output
 from redline.run.verify import Verdict, verify
 
 pytestmark = pytest.mark.crash

@@ -17,8 +17,8 @@ from crash.killing import redline as command
 from crash.small_disk import fill, mounted
 from redline.errors import JournalError, Rejected
 from redline.run import results_file, resume
+from redline.run.output import Output
 from redline.run.record import Result
-from redline.run.settings import Output
 from redline.run.verify import verify
 
 pytestmark = pytest.mark.crash

@@ -17,8 +17,8 @@ from crash.killing import await_lines, ended, ids, sim_flags, started, write_row
 from crash.killing import redline as command
 from redline.errors import ConfigError, JournalError, RedlineError, Rejected
 from redline.run.lock import OutputLock
+from redline.run.output import Output
 from redline.run.repair import repair
-from redline.run.settings import Output
 from redline.run.verify import verify
 
 pytestmark = pytest.mark.crash

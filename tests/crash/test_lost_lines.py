@@ -12,8 +12,9 @@ import redline
 from crash.killing import sealed_lines
 from mutants import assert_caught
 from redline.errors import ConfigError, JournalError, Rejected
-from redline.run.results_file import replace_file, take_out
-from redline.run.settings import Output
+from redline.run.files import replace_file
+from redline.run.output import Output
+from redline.run.results_file import take_out
 from redline.run.verify import verify
 from swapping import Swap
 

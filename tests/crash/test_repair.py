@@ -11,7 +11,7 @@ import redline
 from crash.killing import ids, sim_flags, write_rows
 from crash.killing import redline as command
 from redline.errors import JournalError
-from redline.run.settings import Output
+from redline.run.output import Output
 from redline.run.verify import verify
 
 pytestmark = pytest.mark.crash

@@ -12,9 +12,9 @@ import redline
 from crash.killing import sealed_lines
 from redline.errors import ConfigError, JournalError, Rejected
 from redline.run.entries import Stretch, read_stretches
+from redline.run.output import Output
 from redline.run.repair import repair
 from redline.run.results_file import ResultsFile
-from redline.run.settings import Output
 from redline.run.verify import verify
 
 ROWS = [{"custom_id": f"r{number}", "text": f"text {number} é"} for number in range(1, 7)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from redline.run.settings import Output
+from redline.run.output import Output
 
 
 @dataclass

@@ -22,8 +22,9 @@ from redline.calls.deadlines import Deadline
 from redline.calls.tokenizer import TOKENIZERS
 from redline.clock import SYSTEM
 from redline.limits.opening import open_limiter
+from redline.run.files import unwritable
 from redline.run.journal import Journal
-from redline.run.results_file import ResultsFile, unwritable
+from redline.run.results_file import ResultsFile
 from redline.run.runner import Runner
 from redline.testing.clock import WALL_START_S
 from swapping import Swap

@@ -24,7 +24,8 @@ from faults.server import Server
 from faults.trace import Trace
 from redline.calls import Endpoint
 from redline.run.execute import execute
-from redline.run.settings import Hooks, Job, Output, Prompting
+from redline.run.output import Output
+from redline.run.settings import Hooks, Job, Prompting
 from redline.testing import Deadlock
 
 # A file's fsync takes 2 us there and 80 us on a disk; what it makes durable is for tests/crash.

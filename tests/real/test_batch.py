@@ -25,7 +25,7 @@ from redline.run import batch_plan
 from redline.run.batch_collect import Collector
 from redline.run.batch_ledger import Ledger, Note
 from redline.run.batch_send import Sender
-from redline.run.settings import Output
+from redline.run.output import Output
 from redline.run.verify import verify
 from simulated import Simulated, simulated
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from redline.run.settings import Output
+from redline.run.output import Output
 from redline.run.verify import verify
 from simulated import simulated
 

@@ -24,7 +24,7 @@ from redline.run import mirror, multipart
 from redline.run.mirror import Mirror
 from redline.run.object_store import ObjectStore, S3Store, store_of
 from redline.run.object_url import ObjectUrl
-from redline.run.settings import Output
+from redline.run.output import Output
 from redline.run.store_errors import StoreError
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("object-output")]

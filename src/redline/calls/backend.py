@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from redline.calls.intake import Held
 from redline.calls.outcome import Outcome
 from redline.limits import Cost
 
@@ -27,6 +26,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     url: str = "/v1/chat/completions"
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     output_path: tuple[str | int, ...] = ()
+
+
+class Held(Protocol):
+    """Room that is taken until it is released."""
+
+    def release(self) -> None:
+        """May be called again."""
+        ...
 
 
 class Call(msgspec.Struct, kw_only=True):

@@ -13,8 +13,8 @@ import msgspec
 from redline.errors import ConfigError, JournalError, RedlineError
 from redline.lasting import lasting
 from redline.printable import printable, printable_json
+from redline.run.output import Output
 from redline.run.record import Result, error_fields, result_line
-from redline.run.settings import Output
 
 # Of a line of 10 MB, so much is written before the event loop has its turn again: about 1 ms.
 _TURN_BYTES = 256 * 1024

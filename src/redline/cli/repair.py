@@ -10,9 +10,9 @@ from redline.cli.output import say
 from redline.cli.verify import results_path
 from redline.errors import ConfigError
 from redline.run.object_url import url_of
+from redline.run.output import Output
 from redline.run.repair import Repair
 from redline.run.repair import repair as take_out
-from redline.run.settings import Output
 
 
 def repair(

@@ -26,9 +26,11 @@ from redline.limits.settings import (
 )
 from redline.run.default_key import KEY_VARIABLE, URL_VARIABLE, default_key
 from redline.run.embedded import UNKNOWN_URL, Embedded, EmbeddedSim
+from redline.run.flaws import FAIL_ON
 from redline.run.object_url import local_path, url_of
 from redline.run.options import OPENAI, SIM, allowance, memory_path
-from redline.run.settings import FAIL_ON, FORMATS, VIAS, Job, Output, Prompting
+from redline.run.output import FORMATS, Output
+from redline.run.settings import VIAS, Job, Prompting
 from redline.run.source import open_source, opened
 from redline.run.stream_url import stream_of
 

@@ -36,7 +36,9 @@ from redline.cli.limit_flags import (
 )
 from redline.cli.session import LOGS, run_command
 from redline.cli.via_flag import ViaFlag
-from redline.run.settings import FAIL_ON, FORMATS, METHODS
+from redline.run.flaws import FAIL_ON
+from redline.run.output import FORMATS
+from redline.run.settings import METHODS
 
 _PROMPT, _ENDPOINT = "How a row becomes a request", "Who answers"
 _OUTPUT, _AGAIN = "What comes out", "When the output is there already"

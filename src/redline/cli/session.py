@@ -19,11 +19,11 @@ from redline.cli.output import Lines, Notes, lost_stdout, say, tell
 from redline.cli.present import plan_text, summary_line, summary_text
 from redline.cli.resolve import Resolved, resolve
 from redline.run import Report, run_job
-from redline.run.execute import Display
 from redline.run.plan import plan
 from redline.run.progress import JsonProgress, PlainProgress, TerminalProgress
 from redline.run.resume import another_input
 from redline.run.settings import Job
+from redline.run.view import Display
 
 ALL_DONE, SOME_FAILED, STOPPED, INTERRUPTED = 0, 1, 2, 130
 LOGS = ("text", "json")

@@ -17,7 +17,8 @@ from redline.cli.output import say
 from redline.cli.run import run
 from redline.cli.session import Session
 from redline.errors import ConfigError
-from redline.run.settings import Job, Output, Prompting
+from redline.run.output import Output
+from redline.run.settings import Job, Prompting
 from redline.tasks.columns import Gold, first_row, gold_of, prompt_of
 from redline.tasks.schema import Schema, load
 from redline.tasks.structured import FORMATS, Structured

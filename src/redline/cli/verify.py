@@ -14,7 +14,7 @@ from redline.cli.flags import Argument, Option
 from redline.cli.output import say
 from redline.errors import ConfigError, nearest
 from redline.run.object_url import ObjectUrl, local_path, url_of
-from redline.run.settings import Output
+from redline.run.output import Output
 from redline.run.verify import Verdict
 from redline.run.verify import verify as check
 

@@ -17,8 +17,8 @@ import msgspec
 
 from redline.calls.spending import NOTHING, Amount
 from redline.errors import JournalError
-from redline.run.results_file import replace_file
-from redline.run.settings import Output
+from redline.run.files import replace_file
+from redline.run.output import Output
 
 _LINE_BYTES = 160
 _HINT = "see what the provider has billed, and start over with --restart, or run without a budget"

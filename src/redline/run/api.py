@@ -15,7 +15,7 @@ import msgspec
 from redline.calls import Outcome
 from redline.errors import ConfigError
 from redline.lasting import lasting
-from redline.run.execute import Display, execute
+from redline.run.execute import execute
 from redline.run.interrupts import GIVE_UP_S, Interrupts
 from redline.run.object_url import url_of
 from redline.run.options import Options, lists_options, make_job
@@ -25,6 +25,7 @@ from redline.run.report import Report
 from redline.run.runner import OnResult, Runner
 from redline.run.settings import Job
 from redline.run.source import opened
+from redline.run.view import Display
 from redline.threads import DaemonThreads
 
 T = TypeVar("T")

@@ -40,8 +40,8 @@ from redline.run.batch_plan import (
 )
 from redline.run.batch_send import Sender
 from redline.run.batch_spool import PartReader, marked_keys_of
+from redline.run.files import telling
 from redline.run.identity import KeySet
-from redline.run.results_file import telling
 from redline.run.tally import BatchUse
 
 _LONGEST_PAUSE_S = 1.0

@@ -41,8 +41,8 @@ from redline.run.batch_spool import (
     is_torn,
 )
 from redline.run.feed import Feed, Picked
+from redline.run.files import telling
 from redline.run.journal import Journal
-from redline.run.results_file import telling
 from redline.run.runner import Runner
 from redline.run.settings import Job
 from redline.run.tally import BatchUse, Tally

@@ -26,8 +26,8 @@ import msgspec
 
 from redline.calls.spending import NOTHING, Amount
 from redline.errors import JournalError
-from redline.run.results_file import sync_name, telling, unwritable
-from redline.run.settings import Output
+from redline.run.files import sync_name, telling, unwritable
+from redline.run.output import Output
 
 _HINT = "see which batches the provider has of this run, and start over with --restart"
 

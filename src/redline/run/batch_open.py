@@ -8,7 +8,8 @@ from redline.run import manifest as manifests
 from redline.run.batch import BatchRunner
 from redline.run.batch_collect import World
 from redline.run.batch_ledger import Ledger
-from redline.run.settings import BATCHING, Job, Output
+from redline.run.output import Output
+from redline.run.settings import BATCHING, Job
 
 
 def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
@@ -37,7 +38,7 @@ def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
         raise ConfigError(f"{what}: {ledger.place}", hint="give the same --base-url")
     old = manifests.load(output)
     if old is not None and not job.force:
-        manifests.check(old, manifests.make(job), output)
+        manifests.check(old, job.manifest(), output)
     return ledger
 
 

@@ -20,8 +20,8 @@ from redline.calls import Request
 from redline.calls.loose_json import BOM
 from redline.calls.spending import NOTHING, Amount
 from redline.run.feed import Picked
+from redline.run.files import telling
 from redline.run.identity import mark_of
-from redline.run.results_file import telling
 from redline.run.source_row import Row
 
 _BUFFER_BYTES = 1 << 20

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from redline.calls import Backend, FunctionBackend, HttpBackend, Retry, Stores
 from redline.calls.metered import Metered
@@ -22,25 +22,27 @@ from redline.run.account import AccountFile
 from redline.run.bill import Bill
 from redline.run.descriptors import raise_limit
 from redline.run.feed import Feed
+from redline.run.files import telling
 from redline.run.flaws import flaw_of
 from redline.run.identity import Identifier, KeySet, MessageKeys
 from redline.run.journal import Journal
 from redline.run.load import Load, paced
 from redline.run.lock import OutputLock
 from redline.run.manifest import Manifest
+from redline.run.output import Output
 from redline.run.place import check_place
 from redline.run.record import Result
 from redline.run.report import Report
-from redline.run.results_file import telling
 from redline.run.resume import open_journal
 from redline.run.rewrite import put_in_order, set_aside
 from redline.run.row_count import InputCounts, RowCount
 from redline.run.runner import OnResult, Runner
-from redline.run.settings import BATCHING, Job, Output
+from redline.run.settings import BATCHING, Job
 from redline.run.source import open_source, row_counts
 from redline.run.source_repeated import sampled
 from redline.run.stream_url import stream_of
 from redline.run.tally import Tally
+from redline.run.view import Display
 
 if TYPE_CHECKING:
     from redline.calls.cache_store import AnswerStore
@@ -50,27 +52,6 @@ if TYPE_CHECKING:
 
 # A count reads about 1 GB of JSON Lines a second: what is left is known at the end of most runs.
 _LAST_COUNT_S = 0.5
-
-
-class View(Protocol):
-    """What a display may look at while a run goes on."""
-
-    job: Job
-    tally: Tally
-    feed: Feed
-    runner: Runner
-    bill: Bill
-    source_name: str
-
-    def counts(self) -> InputCounts: ...
-
-    def flawed(self) -> dict[str, int]: ...
-
-
-class Display(Protocol):
-    """Shows a run; `show` is a task that is cancelled at the run's end."""
-
-    async def show(self, view: View) -> None: ...
 
 
 class _Run:
@@ -217,7 +198,7 @@ class _Run:
 
     def acknowledge(self, results: list[Result]) -> None:
         if self.stream is not None:
-            self.stream.acknowledge(results)
+            self.stream.acknowledge([result.key for result in results])
         succeeded = sum([result.outcome.status == "succeeded" for result in results])
         flaws = Counter(filter(None, [flaw_of(result.outcome) for result in results]))
         failed = len(results) - succeeded
@@ -437,7 +418,7 @@ def _has_same_input(job: Job, output: Output) -> bool:
     except JournalError:
         # To be reported, or overruled, when the journal is opened.
         return False
-    return old is not None and bool(old.input) and old.input == manifests.make(job).input
+    return old is not None and bool(old.input) and old.input == job.manifest().input
 
 
 async def _close_journal(run: _Run, journal: Journal) -> None:
@@ -486,7 +467,10 @@ def _stream(job: Job) -> StreamRows | None:
     # Imported here: a run on files does not pay for it.
     from redline.run.source_stream import StreamRows
 
-    return StreamRows(url, job)
+    assert job.output is not None
+    return StreamRows(
+        url, job.output.state_path / "consumer", limit=job.limit, until_empty=job.until_empty
+    )
 
 
 def _metered(job: Job, backend: Backend) -> Metered | None:

@@ -17,8 +17,14 @@ import msgspec
 
 from redline.calls import Outcome
 from redline.run.entries import read_stretches
-from redline.run.settings import FAIL_ON
 
+# Finish reasons that a user may refuse, in words.
+FAIL_ON = {
+    "length": "the answer was cut at the token limit",
+    "empty": "the answer is empty",
+    "content_filter": "the answer was cut by a content filter",
+    "refusal": "the model refused to answer",
+}
 # What is said of them after a number: `4,003 cut by max_tokens`.
 _WORDS = {
     "length": "cut by max_tokens",

@@ -21,10 +21,10 @@ from zlib import crc32
 import msgspec
 
 from redline.run.source import Row
+from redline.run.source_row import custom_id
+from redline.run.stream_url import message_key
 
 _FIRST_SLOTS = 1024
-# Every whole number below it is a float of its own.
-_MOST_WHOLE = 2.0**53
 _KEY_BYTES = 8
 # What is hashed begins so. Copying a hash that has begun takes half as long as making one.
 _NAMED = blake2b(b"custom_id:", digest_size=_KEY_BYTES)
@@ -362,26 +362,6 @@ class MessageKeys:
         return Identified(
             keys, [], [place for place, key in enumerate(keys) if key not in self._done]
         )
-
-
-def message_key(stream: bytes, content: bytes) -> int:
-    """The key of a stream's message. content: its row's."""
-    return _hash(b"message:%s %s" % (stream, content))
-
-
-def custom_id(row: Row) -> str | None:
-    """The row's own name, None where it has none. A number counts as its decimal digits.
-
-    A whole number that is a float has no decimals: tables make floats of integers beside a null.
-    """
-    data = row.data
-    value = data.get("custom_id") if data is not None else None
-    if type(value) is str:
-        return value or None
-    if type(value) is float:
-        is_whole = value.is_integer() and abs(value) < _MOST_WHOLE
-        return str(int(value)) if is_whole else str(value)
-    return str(value) if type(value) is int else None
 
 
 def _hash(data: bytes) -> int:

@@ -37,10 +37,10 @@ from redline.errors import JournalError, Rejected
 from redline.run.entries import Stretch
 from redline.run.flaws import Answers
 from redline.run.identity import KeySet, is_other
+from redline.run.output import Output
 from redline.run.record import Result, failure_line, result_line
 from redline.run.results_file import ResultsFile, ResultsLost
 from redline.run.rewrite import drop_mended
-from redline.run.settings import Output
 from redline.run.source import Row
 
 # A group is synced this long after its first row: at most so much is done again after a power

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from redline.errors import ConfigError
 from redline.locked import LockedFile
-from redline.run.settings import Output
+from redline.run.output import Output
 
 
 class OutputLock:

@@ -11,9 +11,9 @@ import msgspec
 
 from redline._version import __version__
 from redline.errors import ConfigError, JournalError
+from redline.run.files import replace_file
 from redline.run.object_url import local_path, url_of
-from redline.run.results_file import replace_file
-from redline.run.settings import Job, Output
+from redline.run.output import Output
 
 _LONGEST_SHOWN = 60
 
@@ -38,11 +38,8 @@ def path_of(output: Output) -> Path:
     return output.state_path / "manifest.json"
 
 
-def make(job: Job) -> Manifest:
-    """The manifest of a new run."""
-    assert job.output is not None
-    call = getattr(job.call, "__qualname__", type(job.call).__name__) if job.call else None
-    rows = job.rows
+def make(rows: object, settings: dict[str, Any]) -> Manifest:
+    """The manifest of a new run over `rows`. settings: those that are not empty are kept."""
     path = ""
     url = url_of(rows)
     if url is not None:
@@ -51,21 +48,7 @@ def make(job: Job) -> Manifest:
     elif isinstance(rows, (str, os.PathLike)) and os.fspath(rows) != "-":
         # A file's name may be no UTF-8; then it can be shown, and verify is told it again.
         path = os.fsencode(os.path.abspath(local_path(rows))).decode("utf-8", "replace")
-    settings = {
-        "call": call,
-        **msgspec.to_builtins(job.prompting),
-        # It is asked for, and changes no request.
-        "constant_prompt": None,
-        "format": job.output.format,
-        "raw": job.output.raw,
-        "keep_input": job.output.keep_input,
-        "samples": job.samples if job.samples > 1 else None,
-        **(job.task.settings() if job.task is not None else {}),
-    }
-    return Manifest(
-        input=path,
-        settings={name: value for name, value in settings.items() if value},
-    )
+    return Manifest(input=path, settings={name: value for name, value in settings.items() if value})
 
 
 def load(output: Output) -> Manifest | None:

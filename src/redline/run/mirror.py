@@ -30,13 +30,13 @@ import msgspec
 
 from redline.errors import ConfigError, JournalError, RedlineError
 from redline.run import manifest as manifests
+from redline.run.files import replace_file
 from redline.run.lock import OutputLock
 from redline.run.object_store import Found, ObjectStore, store_of
 from redline.run.object_url import ObjectUrl
+from redline.run.output import Output
 from redline.run.output_names import names_of
 from redline.run.place import check_place
-from redline.run.results_file import replace_file
-from redline.run.settings import Output
 from redline.run.source_object import ObjectReader
 from redline.run.store_errors import StoreError
 

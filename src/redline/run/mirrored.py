@@ -9,12 +9,13 @@ from functools import partial
 import msgspec
 
 from redline.errors import RedlineError
-from redline.run.execute import Display, execute
+from redline.run.execute import execute
 from redline.run.mirror import Mirror
 from redline.run.report import Report
 from redline.run.results_file import ResultsLost
 from redline.run.runner import OnResult, Runner
 from redline.run.settings import Job
+from redline.run.view import Display
 
 
 async def execute_mirrored(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import os
 
-from redline.run.execute import View
 from redline.run.flaws import all_flawed
 from redline.run.tally import Outages
+from redline.run.view import View
 
 # One connection that fails among many is no outage.
 _LEAST_OUTAGE_S = 1.0

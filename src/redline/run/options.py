@@ -20,7 +20,8 @@ from redline.limits import Limits, as_rates, parse_count, rate_per
 from redline.run.default_key import KEY_VARIABLE, URL_VARIABLE, default_key
 from redline.run.embedded import UNKNOWN_URL, Embedded, EmbeddedSim
 from redline.run.option_hints import meant
-from redline.run.settings import Hooks, Job, Output, Prompting
+from redline.run.output import Output
+from redline.run.settings import Hooks, Job, Prompting
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from redline.errors import ConfigError
+from redline.run.output import Output
 from redline.run.output_names import has_old_names, is_state
 from redline.run.read_back import has_sound_line
-from redline.run.settings import Output
 
 _HINT = "choose another -o"
 # Folders in a folder of state; any others are buckets.

@@ -15,8 +15,9 @@ from redline.limits.cost import KINDS
 from redline.limits.jitter import FIRST_GUARD_S
 from redline.run import manifest as manifests
 from redline.run.identity import Identifier, KeySet, mark_of
+from redline.run.output import Output
 from redline.run.read_back import read_keys
-from redline.run.settings import Job, Output
+from redline.run.settings import Job
 from redline.run.source import AsyncRows, Row, Source, open_source
 from redline.run.source_repeated import sampled
 from redline.run.template import Renderer
@@ -136,7 +137,7 @@ def _done(job: Job) -> tuple[KeySet, KeySet]:
 
 def _done_in(job: Job, output: Output) -> tuple[KeySet, KeySet]:
     old = manifests.load(output)
-    succeeded, new = read_keys(output.path), manifests.make(job)
+    succeeded, new = read_keys(output.path), job.manifest()
     if old is not None and len(succeeded) and not job.force:
         manifests.check(old, new, output)
     is_changed = old is not None and old.settings != new.settings and not job.retry_failed

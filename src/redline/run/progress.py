@@ -17,11 +17,11 @@ from redline.calls.prices import DOLLAR
 from redline.calls.spending import dollars_text
 from redline.clock import SYSTEM, Clock
 from redline.lasting import lasting
-from redline.run.execute import View
 from redline.run.flaws import flaws_text
 from redline.run.notices import STANDSTILL, duration, notices
 from redline.run.row_count import InputCounts
 from redline.run.tally import BatchUse, CacheUse
+from redline.run.view import View
 
 _REFRESH_S = 0.5
 PLAIN_EVERY_S = 10.0

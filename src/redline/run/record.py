@@ -15,7 +15,7 @@ import msgspec
 from redline.calls import Outcome, Reply, loose_json
 from redline.errors import CallError, RedlineError
 from redline.printable import printable
-from redline.run.settings import Output
+from redline.run.output import Output
 from redline.run.source import Row
 
 VERSION = 1

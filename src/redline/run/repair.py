@@ -16,17 +16,13 @@ import msgspec
 from redline.errors import ConfigError
 from redline.run import manifest as manifests
 from redline.run.entries import read_stretches
+from redline.run.files import open_alone, sync_name, telling
 from redline.run.identity import KeySet
 from redline.run.lock import OutputLock
+from redline.run.output import Output
 from redline.run.place import owner_of_failures
 from redline.run.read_back import has_sound_line
-from redline.run.results_file import (
-    open_alone,
-    sync_name,
-    take_out,
-    telling,
-)
-from redline.run.settings import Output
+from redline.run.results_file import take_out
 
 
 class Repair(msgspec.Struct, kw_only=True):

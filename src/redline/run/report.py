@@ -9,8 +9,8 @@ from redline.calls.prices import DOLLAR
 from redline.calls.spending import Allowance
 from redline.errors import RedlineError
 from redline.run.bill import Spent
+from redline.run.output import Output
 from redline.run.row_count import InputCounts
-from redline.run.settings import Output
 from redline.run.tally import BatchUse, CacheUse, Outages
 
 

@@ -9,14 +9,15 @@ from pathlib import Path
 
 from redline.errors import ConfigError, JournalError
 from redline.run import manifest as manifests
+from redline.run.files import drop_unfinished, sync_name, telling
 from redline.run.identity import Identifier, mark_of
 from redline.run.journal import Journal
 from redline.run.manifest import Manifest
 from redline.run.object_url import local_path, url_of
+from redline.run.output import Output
 from redline.run.read_back import has_sound_line, read_keys
 from redline.run.record import Result
-from redline.run.results_file import drop_unfinished, sync_name, telling
-from redline.run.settings import Job, Output
+from redline.run.settings import Job
 from redline.run.source import AsyncRows, open_source
 from redline.run.source_repeated import sampled
 from redline.run.task import Remembering
@@ -32,7 +33,7 @@ def open_journal(
     """
     if job.restart:
         _put_aside(output)
-    new = manifests.make(job)
+    new = job.manifest()
     old = None if job.restart else _begun(job, output)
     if old is not None:
         another_input(job, output)
@@ -96,7 +97,7 @@ def another_input(job: Job, output: Output) -> str | None:
     except JournalError:
         # Reported, or overruled by --force, when the output is opened.
         return None
-    now = manifests.make(job).input
+    now = job.manifest().input
     if old is None or not old.input or not now or old.input not in manifests.other_inputs(old, now):
         return None
     is_sending = not (job.force or job.retry_failed)

@@ -14,16 +14,16 @@ from pathlib import Path
 
 from redline.errors import JournalError
 from redline.run.entries import read_stretches
-from redline.run.results_file import (
+from redline.run.files import (
     copy_mode,
     free_name,
     open_alone,
     replace_file,
     sync_name,
-    take_out,
     telling,
     write_all,
 )
+from redline.run.results_file import take_out
 
 _BUFFER_BYTES = 1 << 20
 

@@ -38,13 +38,13 @@ from redline.errors import (
 from redline.events import Listener, RowsSaved
 from redline.run.bill import Bill
 from redline.run.feed import Picked, Supply
-from redline.run.flaws import flaw_of
+from redline.run.flaws import FAIL_ON, flaw_of
 from redline.run.hope import Hope
-from redline.run.identity import custom_id
 from redline.run.journal import Journal
 from redline.run.load import LARGE_ROW_BYTES, Load
 from redline.run.record import Result
-from redline.run.settings import FAIL_ON, Job
+from redline.run.settings import Job
+from redline.run.source_row import custom_id
 from redline.run.task import NO_MORE_S, Answered, Ask, Noted
 from redline.run.template import Renderer
 from redline.threads import DaemonThreads

@@ -6,7 +6,7 @@ import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import msgspec
 
@@ -15,21 +15,16 @@ from redline.calls.prices import Price, Prices
 from redline.calls.spending import Allowance
 from redline.errors import ConfigError, nearest
 from redline.limits import Limits
+from redline.run import manifest
 from redline.run.embedded import Embedded
-from redline.run.object_url import ObjectUrl, local_path, url_of
-from redline.run.output_names import Names, has_old_names, is_state, names_of
+from redline.run.flaws import FAIL_ON
+from redline.run.manifest import Manifest
+from redline.run.object_url import local_path, url_of
+from redline.run.output import Output
+from redline.run.output_names import is_state
 from redline.run.stream_url import stream_of
 from redline.run.task import Task
 
-Format = Literal["redline", "batch"]
-FORMATS: tuple[str, ...] = get_args(Format)
-# Finish reasons that a user may refuse, in words.
-FAIL_ON = {
-    "length": "the answer was cut at the token limit",
-    "empty": "the answer is empty",
-    "content_filter": "the answer was cut by a content filter",
-    "refusal": "the model refused to answer",
-}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 VIAS = ("live", "batch", "auto")
 # Those that send rows through the Batch API.
@@ -93,65 +88,6 @@ class Prompting(msgspec.Struct, frozen=True, kw_only=True):
                 hint="the path begins with /, as in /v1/embeddings; the server is the base URL's "
                 "part",
             )
-
-
-class Output(msgspec.Struct, frozen=True, kw_only=True):
-    """Where results go and what a line holds.
-
-    path: the results file; failures and the run's state go beside it. url: the object that the
-    results file becomes when the run ends; `path` is then its copy on this machine. has_old_names:
-    what is beside it is named as an earlier redline did, see `output_names`. ordered: the
-    finished file is in input order. keep_input: each line repeats its row. raw: each line holds the
-    whole reply.
-    """
-
-    path: Path
-    url: ObjectUrl | None = None
-    has_old_names: bool = False
-    format: str = "redline"
-    ordered: bool = False
-    keep_input: bool = False
-    raw: bool = False
-
-    def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise ConfigError(
-                f"unknown format: {self.format}",
-                hint=nearest(self.format, FORMATS) or f"one of {', '.join(FORMATS)}",
-            )
-
-    @classmethod
-    def at(cls, place: str | os.PathLike[str], **fields: Any) -> Output:
-        """The output at a path, or at a URL such as s3://bucket/labels.jsonl.
-
-        Raises ConfigError for a URL that nothing can be written to.
-        """
-        url = url_of(place)
-        path = local_path(place) if url is None else url.copy_path()
-        return cls(path=path, url=url, has_old_names=has_old_names(path), **fields)
-
-    @property
-    def name(self) -> str:
-        """What a person calls it: the URL as it may be shown, or the path."""
-        return str(self.path) if self.url is None else self.url.name
-
-    @property
-    def failed_name(self) -> str:
-        """What a person calls the failures beside it."""
-        path = self.failed_path
-        return str(path) if self.url is None else self.url.beside(path.name).name
-
-    @property
-    def failed_path(self) -> Path:
-        return self.path.with_name(self._names.failed)
-
-    @property
-    def state_path(self) -> Path:
-        return self.path.with_name(self._names.state)
-
-    @property
-    def _names(self) -> Names:
-        return names_of(self.path.name, are_old=self.has_old_names)
 
 
 class Hooks(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,6 +187,23 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def attempt_s(self) -> float:
         """Seconds after which an attempt is given up."""
         return self.timeout_s if self.endpoint is None else self.endpoint.timeouts.attempt_s
+
+    def manifest(self) -> Manifest:
+        """What the job's results depend on, to be kept beside them."""
+        assert self.output is not None
+        call = getattr(self.call, "__qualname__", type(self.call).__name__) if self.call else None
+        settings = {
+            "call": call,
+            **msgspec.to_builtins(self.prompting),
+            # It is asked for, and changes no request.
+            "constant_prompt": None,
+            "format": self.output.format,
+            "raw": self.output.raw,
+            "keep_input": self.output.keep_input,
+            "samples": self.samples if self.samples > 1 else None,
+            **(self.task.settings() if self.task is not None else {}),
+        }
+        return manifest.make(self.rows, settings)
 
     def _check_budget(self) -> None:
         """Refuses a budget that nobody could keep."""

@@ -14,6 +14,8 @@ from redline.errors import ConfigError
 BATCH_ROWS = 256
 BATCH_BYTES = 4 * 1024 * 1024
 
+# Every whole number below it is a float of its own.
+_MOST_WHOLE = 2.0**53
 _MEGABYTE = 1024 * 1024
 _KINDS = {
     list: "a list",
@@ -151,3 +153,18 @@ def digest(content: bytes) -> bytes:
 def no_rows(name: str, hint: str = "") -> ConfigError:
     """The error of an input that ended before its first row."""
     return ConfigError(f"no rows in {name}", hint=hint)
+
+
+def custom_id(row: Row) -> str | None:
+    """The row's own name, None where it has none. A number counts as its decimal digits.
+
+    A whole number that is a float has no decimals: tables make floats of integers beside a null.
+    """
+    data = row.data
+    value = data.get("custom_id") if data is not None else None
+    if type(value) is str:
+        return value or None
+    if type(value) is float:
+        is_whole = value.is_integer() and abs(value) < _MOST_WHOLE
+        return str(int(value)) if is_whole else str(value)
+    return str(value) if type(value) is int else None

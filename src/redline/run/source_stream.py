@@ -16,7 +16,8 @@ of it first, and finds its line in the file, or does it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,14 +25,11 @@ import msgspec
 from redline.calls import Outcome
 from redline.clock import SYSTEM
 from redline.errors import ConfigError
-from redline.run.identity import custom_id, message_key
-from redline.run.record import Result
-from redline.run.settings import Job
 from redline.run.source_iterable import AsyncRows
-from redline.run.source_row import BATCH_ROWS, Row, digest, long_row, not_an_object
+from redline.run.source_row import BATCH_ROWS, Row, custom_id, digest, long_row, not_an_object
 from redline.run.stream_consumer import consumer_of
 from redline.run.stream_group import Away, Group, Message
-from redline.run.stream_url import StreamUrl
+from redline.run.stream_url import StreamUrl, message_key
 
 _MAX_ROW_BYTES = 16 * 1024 * 1024
 # How long a read waits for the next message: it may be called off meanwhile, and its end is when an
@@ -45,13 +43,21 @@ _decode = msgspec.json.Decoder().decode
 
 
 class StreamRows(AsyncRows):
-    """The messages of a stream as rows. most: of them without an outcome at a time."""
+    """The messages of a stream as rows. most: of them without an outcome at a time.
 
-    def __init__(self, url: StreamUrl, job: Job) -> None:
+    consumer_path: the file that keeps the consumer's name. limit: read at most so many messages.
+    until_empty: end when the group is done with all messages.
+    """
+
+    def __init__(
+        self, url: StreamUrl, consumer_path: Path, *, limit: int | None, until_empty: bool
+    ) -> None:
         self.name = url.name
         self.total_rows = None
         self.url = url
-        self._job = job
+        self._consumer_path = consumer_path
+        self._limit = limit
+        self._until_empty = until_empty
         self.most = BATCH_ROWS
         self._group: Group | None = None
         # What was handed out here and is not acknowledged: message ids by their rows' keys.
@@ -69,8 +75,7 @@ class StreamRows(AsyncRows):
 
     async def open(self) -> None:
         """Joins the group. Raises ConfigError where Redis does not answer, or refuses."""
-        assert self._job.output is not None
-        consumer = await asyncio.to_thread(consumer_of, self._job.output)
+        consumer = await asyncio.to_thread(consumer_of, self._consumer_path)
         group = Group(self.url, consumer)
         await group.open()
         self._group = group
@@ -102,7 +107,7 @@ class StreamRows(AsyncRows):
                     continue
             if rows := self._rows(messages):
                 yield rows
-            elif self._job.until_empty and not messages and await self._is_empty():
+            elif self._until_empty and not messages and await self._is_empty():
                 return
 
     def read_fraction(self) -> float | None:
@@ -140,9 +145,9 @@ class StreamRows(AsyncRows):
             del self._held[key]
         return is_permitted
 
-    def acknowledge(self, results: Sequence[Result]) -> None:
-        """These rows' outcomes are durable."""
-        self._durable += [result.key for result in results]
+    def acknowledge(self, keys: Iterable[int]) -> None:
+        """The outcomes of these keys' rows are durable."""
+        self._durable += keys
         self._acknowledging.set()
 
     async def aclose(self) -> None:
@@ -167,7 +172,7 @@ class StreamRows(AsyncRows):
 
     @property
     def _wait_s(self) -> float:
-        longest_s = _SHORT_WAIT_S if self._job.until_empty else _WAIT_S
+        longest_s = _SHORT_WAIT_S if self._until_empty else _WAIT_S
         return min(longest_s, self.url.idle_s / 2)
 
     def _settle(self) -> None:
@@ -185,8 +190,7 @@ class StreamRows(AsyncRows):
         if self._is_closed:
             return 0
         room = min(BATCH_ROWS, self.most - self._without_outcome)
-        limit = self._job.limit
-        return room if limit is None else min(room, limit - self._number)
+        return room if self._limit is None else min(room, self._limit - self._number)
 
     async def _own(self) -> AsyncIterator[list[Row]]:
         """What this consumer was handed and is not held here, such as by a process that died."""

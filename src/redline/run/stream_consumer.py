@@ -9,18 +9,17 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from pathlib import Path
 
 from redline.errors import JournalError
-from redline.run.results_file import replace_file, write_all
-from redline.run.settings import Output
+from redline.run.files import replace_file, write_all
 
 
-def consumer_of(output: Output) -> bytes:
-    """The output's consumer: `HOST-PROCESS-RANDOM` of whoever was first, kept beside it. Blocks.
+def consumer_of(path: Path) -> bytes:
+    """The consumer's name that `path` keeps: `HOST-PROCESS-RANDOM` of its first process. Blocks.
 
     The caller holds the lock. Raises JournalError where it cannot be kept.
     """
-    path = output.state_path / "consumer"
     try:
         kept = path.read_bytes().strip()
     except FileNotFoundError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from hashlib import blake2b
 from urllib.parse import SplitResult, parse_qsl, unquote, unquote_to_bytes, urlencode, urlsplit
 
 import msgspec
@@ -18,6 +19,7 @@ _TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _SECONDS = {"ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _LEAST_IDLE_S, MOST_IDLE_S = 0.1, 86_400.0
 _ORPHANS = ("keep", "claim")
+_KEY_BYTES = 8
 
 
 class StreamUrl(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,3 +143,9 @@ def _orphans(text: str, shown: str) -> str:
     if text not in _ORPHANS:
         raise ConfigError(f"orphans of {shown} is one of {', '.join(_ORPHANS)}, not {text}")
     return text
+
+
+def message_key(stream: bytes, content: bytes) -> int:
+    """The key of a stream's message. content: its row's."""
+    data = b"message:%s %s" % (stream, content)
+    return int.from_bytes(blake2b(data, digest_size=_KEY_BYTES).digest(), "big")

@@ -11,8 +11,8 @@ from redline.errors import ConfigError
 from redline.run import manifest as manifests
 from redline.run.entries import read_stretches
 from redline.run.identity import Identifier, KeySet, mark_of
+from redline.run.output import Output
 from redline.run.read_back import has_sound_line
-from redline.run.settings import Output
 from redline.run.source import AsyncRows, Source, open_source
 from redline.run.source_repeated import sampled
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from redline.errors import ConfigError
-from redline.run.settings import Output
+from redline.run.output import Output
 from redline.tasks.scores import Graded, failed_lines, graded
 from redline.tasks.statistics import Paired, paired
 

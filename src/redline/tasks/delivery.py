@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from redline.run.output import Output
 from redline.run.read_back import read_results
-from redline.run.settings import Output
 from redline.tasks.near_duplicates import fewest_words, word_count
 from redline.tasks.synthesis import KINDS, text_of
 

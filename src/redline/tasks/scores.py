@@ -11,8 +11,8 @@ import msgspec
 
 from redline.errors import ConfigError
 from redline.run import manifest as manifests
+from redline.run.output import Output
 from redline.run.read_back import read_results
-from redline.run.settings import Output
 from redline.tasks.evaluation import VERDICTS
 from redline.tasks.statistics import majority, pass_at, share_interval
 

@@ -27,8 +27,8 @@ from typing import Any
 import msgspec
 
 from redline.errors import ConfigError
+from redline.run.files import replace_file
 from redline.run.read_back import read_results
-from redline.run.results_file import replace_file
 from redline.run.source_bytes import extra
 
 SUFFIXES = (".csv", ".parquet")

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from redline.run import manifest as manifests
+from redline.run.output import Output
 from redline.run.read_back import read_results
-from redline.run.settings import Output
 from redline.tasks.agreement import Agreement, agreement
 from redline.tasks.columns import Gold
 from redline.tasks.schema import Schema

@@ -15,9 +15,9 @@ from redline.cli.present import error_text, plan_text, summary_line, summary_tex
 from redline.errors import ConfigError, Refused, Rejected
 from redline.run import Report
 from redline.run.bill import Spent
+from redline.run.output import Output
 from redline.run.plan import Plan
 from redline.run.row_count import InputCounts
-from redline.run.settings import Output
 
 ARGV = ["run", "in put.jsonl", "-o", "out.jsonl", "--restart"]
 

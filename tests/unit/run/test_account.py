@@ -10,7 +10,7 @@ import pytest
 from redline.calls.spending import NOTHING, Amount
 from redline.errors import JournalError
 from redline.run.account import AccountFile, path_of
-from redline.run.settings import Output
+from redline.run.output import Output
 
 SUM = Amount(5 * 10**12 + 1, 123_456)
 

@@ -10,7 +10,7 @@ import pytest
 from redline.calls.spending import NOTHING, Amount
 from redline.errors import JournalError
 from redline.run.batch_ledger import Ledger, Note
-from redline.run.settings import Output
+from redline.run.output import Output
 
 NOTES = [
     Note(at="part", part=1, rows=10, url="/v1/x", model="m", worst=Amount(100, 10)),

@@ -10,7 +10,8 @@ import pytest
 
 from redline.errors import ConfigError
 from redline.run.object_url import ObjectUrl, local_path, url_of
-from redline.run.settings import Job, Output, Prompting
+from redline.run.output import Output
+from redline.run.settings import Job, Prompting
 
 
 def url(text: str) -> ObjectUrl:

@@ -13,9 +13,9 @@ import pytest
 
 from redline.errors import ConfigError, JournalError
 from redline.run.lock import OutputLock
+from redline.run.output import Output
 from redline.run.repair import Repair, repair
 from redline.run.results_file import ResultsFile
-from redline.run.settings import Output
 
 
 def line(number: int, output: str = "yes") -> bytes:

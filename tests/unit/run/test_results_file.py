@@ -15,7 +15,7 @@ import pytest
 
 from redline.errors import JournalError
 from redline.run import results_file, rewrite
-from redline.run.results_file import drop_unfinished, replace_file, unwritable
+from redline.run.files import drop_unfinished, replace_file, unwritable
 
 
 def replaced(path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from redline.errors import ConfigError
-from redline.run.settings import Job, Output
+from redline.run.output import Output
+from redline.run.settings import Job
 from redline.run.source import open_source
 from redline.run.stream_url import StreamUrl, stream_of
 

@@ -10,7 +10,7 @@ import pytest
 
 import redline
 from redline.errors import Rejected
-from redline.run.settings import Output
+from redline.run.output import Output
 from redline.run.verify import Verdict, verify
 
 ROWS = [{"custom_id": f"r{number}", "text": f"text {number}"} for number in range(1, 7)]

@@ -9,8 +9,8 @@ import pytest
 
 from redline.calls import Outcome, Reply
 from redline.errors import Rejected
+from redline.run.output import Output
 from redline.run.record import Result, failure_line, result_line
-from redline.run.settings import Output
 from redline.run.source import Row
 from redline.tasks.delivery import delivered
 from redline.tasks.synthesis import NotKept

@@ -14,9 +14,10 @@ from redline.calls.prices import parse_price
 from redline.errors import ServerFailed
 from redline.run.bill import Bill
 from redline.run.feed import Feed
+from redline.run.output import Output
 from redline.run.record import Result, failure_line, result_line
 from redline.run.runner import Runner
-from redline.run.settings import Job, Output, Prompting
+from redline.run.settings import Job, Prompting
 from redline.run.source import Row, open_source
 from redline.run.tally import Tally
 from redline.run.task import Ask
