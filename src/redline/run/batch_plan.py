@@ -25,7 +25,7 @@ from redline.calls.verdict import judge
 from redline.errors import BadReply, CallError, NoEndpoint, Rejected, Retryable, ServerFailed
 from redline.limits import Limits
 from redline.limits.cost import KINDS
-from redline.run.plan import last_send_s
+from redline.limits.last_send import last_send_s
 
 # OpenAI's own bounds are 50,000 requests and 200 MB. Servers of its form that were made earlier
 # take 100 MB, and a file is in memory while it is sent.

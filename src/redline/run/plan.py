@@ -9,10 +9,10 @@ import msgspec
 
 from redline.calls import Request, TokenEstimator
 from redline.errors import BadRow, ConfigError, OverBudget, Rejected
-from redline.limits import Cost, Limits, Rate
+from redline.limits import Cost, Limits
 from redline.limits.budget import Budget
 from redline.limits.cost import KINDS
-from redline.limits.jitter import FIRST_GUARD_S
+from redline.limits.last_send import last_send_s
 from redline.run import manifest as manifests
 from redline.run.identity import Identifier, KeySet, mark_of
 from redline.run.output import Output
@@ -170,15 +170,3 @@ def _time(made: Plan, limits: Limits) -> tuple[float, str | None]:
         for rate in limits.rates(kind)
     ]
     return max(times, key=lambda pair: pair[0], default=(0.0, None))
-
-
-def last_send_s(before: float, rate: Rate, limits: Limits) -> float:
-    """When the last send may go, after requests or tokens of the amount `before`."""
-    guard_s = FIRST_GUARD_S if limits.guard_s is None else limits.guard_s
-    span_s = rate.window_s + guard_s
-    if limits.profile in ("fixed", "moving"):
-        return before // rate.count * span_s
-    if limits.profile == "bucket":
-        capacity = rate.count * max(0.0, 1 - guard_s / rate.window_s)
-        return max(0.0, before - capacity) * rate.window_s / rate.count
-    return before * span_s / rate.count
