@@ -15,7 +15,7 @@ from pathlib import Path
 
 FLOORS = {
     "errors": 0, "clock": 0, "events": 0, "locked": 0, "printable": 0, "threads": 0,
-    "_version": 0, "_start": 0, "lasting": 0,
+    "_version": 0, "_start": 0, "lasting": 0, "signals": 0,
     "limits": 1, "listening": 1,
     "calls": 2,
     "run": 3, "route": 3, "engine": 3, "observe": 3,

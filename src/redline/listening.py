@@ -1,21 +1,15 @@
-"""An HTTP server on an address of its own, and a program that serves until it is told to end."""
+"""An HTTP server on an address of its own."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from aiohttp import web
 
 from redline.errors import ConfigError
-
-if sys.platform != "win32":
-    import uvloop
 
 # Thousands of connections may be opened at once; the kernel lowers this to its own bound.
 _BACKLOG = 4096
@@ -57,33 +51,3 @@ async def listen(
     shown = f"[{host}]" if ":" in host else host
     port = listener.sockets[0].getsockname()[1]
     return Listening(server, listener, f"http://{shown}:{port}/v1")
-
-
-def on_signals(told: Callable[[int], object]) -> None:
-    """From now on the running event loop calls it with the number of a Ctrl-C or SIGTERM."""
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if sys.platform == "win32":
-            signal.signal(number, lambda found, _: loop.call_soon_threadsafe(told, found))
-        else:
-            loop.add_signal_handler(number, told, number)
-
-
-def end_at_once(number: int) -> None:
-    """Ends the process as the signal of this number would, whatever its threads are in."""
-    os._exit(128 + number)
-
-
-def run_until_told(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
-    """Runs `main` to its end; its event is set by Ctrl-C or SIGTERM."""
-
-    async def told() -> None:
-        stop = asyncio.Event()
-        on_signals(lambda _: stop.set())
-        await main(stop)
-
-    if sys.platform == "win32":
-        asyncio.run(told())
-        return
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(told())

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from redline.engine.settings import EngineSettings
-from redline.listening import end_at_once, on_signals, run_until_told
 from redline.serve.local import serving
+from redline.signals import end_at_once, on_signals, run_until_told
 
 
 def serve_engine(

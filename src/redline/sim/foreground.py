@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 
-from redline.listening import run_until_told
+from redline.signals import run_until_told
 from redline.sim.server import Sim
 from redline.sim.settings import SimSettings
 
