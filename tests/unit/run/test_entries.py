@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from redline.run import entries
 from redline.run.entries import read_stretches
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries, "_BLOCK_BYTES", 16)
+    """A disk that gives 16 bytes at a time."""
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: pread(fd, min(16, size), at))
 
 
 def read(path: Path) -> list[tuple[int, bytes, int | None]]:

@@ -95,9 +95,9 @@ def test_the_hint_says_what_to_do_about_this_error(number: int, said: str) -> No
     assert "continues" in error.hint
 
 
-def sealed(number: int) -> bytes:
-    """The line of row `number`."""
-    fields = {"v": 1, "hash": f"{number:016x}", "row": number}
+def sealed(number: int, size: int = 0) -> bytes:
+    """The line of row `number`. size: of its output, in bytes."""
+    fields = {"v": 1, "hash": f"{number:016x}", "row": number, "output": "x" * size}
     body = json.dumps(fields, separators=(",", ":"))[:-1].encode()
     return b'%s,"crc":"%08x"}\n' % (body, zlib.crc32(body))
 
@@ -121,27 +121,18 @@ def test_a_file_that_is_written_anew_keeps_its_mode(tmp_path: Path) -> None:
         assert len(path.read_bytes().splitlines()) == 2
 
 
-def test_a_file_larger_than_a_buffer_is_sorted_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rewrite, "_BUFFER_BYTES", 200)
+def test_a_file_larger_than_a_buffer_is_sorted_whole(tmp_path: Path) -> None:
     path = tmp_path / "labels.jsonl"
-    path.write_bytes(b"".join(sealed(number) for number in range(50, 0, -1)))
+    path.write_bytes(b"".join(sealed(number, 100_000) for number in range(50, 0, -1)))
     rewrite.put_in_order(path, array("Q", range(1, 51)))
-    assert path.read_bytes() == b"".join(sealed(number) for number in range(1, 51))
+    assert path.read_bytes() == b"".join(sealed(number, 100_000) for number in range(1, 51))
 
 
 def test_a_disk_that_takes_a_part_at_a_time_gets_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Slow:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(os, name)
-
-        def write(self, fd: int, data: bytes) -> int:
-            return os.write(fd, data[:7])
-
-    monkeypatch.setattr(results_file, "os", Slow())
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
     path = tmp_path / "labels.jsonl"
     path.write_bytes(sealed(2) + sealed(1))
     rewrite.put_in_order(path, array("Q", [1, 2]))

@@ -48,6 +48,14 @@ class Reader:
     def next(self) -> Row | BaseException | None:
         return self._rows.get(timeout=HANGS_S)
 
+    def is_waiting(self, for_s: float) -> bool:
+        """No row comes meanwhile."""
+        try:
+            self._rows.put(self._rows.get(timeout=for_s))
+        except queue.Empty:
+            return True
+        return False
+
     def close(self) -> None:
         self._source.close()
         self._thread.join(HANGS_S)
@@ -109,6 +117,7 @@ def test_what_is_still_written_to_a_renamed_file_is_read(
     path.rename(old)
     path.write_text('{"n": 3}\n')
     wait_until(lambda: is_open(path))
+    assert reader.is_waiting(for_s=0.1)
     append(old, '{"n": 2}\n')
     row = reader.next()
     reader.close()
