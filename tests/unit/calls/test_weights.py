@@ -25,6 +25,16 @@ def test_the_true_weights_are_found() -> None:
         assert weights.value([1.0, x, y]) == pytest.approx(30 + 2.5 * x + 0.2 * y, rel=0.04)
 
 
+def test_what_is_known_of_a_sum_stays_known_when_a_part_of_it_is_learned() -> None:
+    weights = Weights(PRIORS)
+    for _ in range(20):
+        weights.learn([1.0, 100, 0], 300)
+    # The constant alone: the other weight is tied to it, though it plays no part in these.
+    for _ in range(3):
+        weights.learn([1.0, 0, 0], 100)
+    assert weights.value([1.0, 100, 0]) == pytest.approx(300, rel=0.05)
+
+
 def test_nonsense_leaves_it_sane() -> None:
     weights, rng = Weights(PRIORS), random.Random(2)
     for _ in range(3000):

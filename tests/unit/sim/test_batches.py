@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from held import held
 from redline.sim import Constant, SimSettings, Uniform, parse_faults
 from redline.sim.answers import Answers
 from redline.sim.batches import Batches
@@ -91,12 +92,15 @@ def test_what_is_not_answered_within_the_window_expires() -> None:
     assert (counts["answered"], counts["unfinished"]) == (len(answered), len(late))
 
 
-def test_a_batch_that_is_over_stays_as_it_is() -> None:
+def test_a_batch_that_is_over_stays_as_it_is_and_holds_little() -> None:
     world = World(batch_latency=Constant(1.0))
-    made = world.create(lines(3))
+    made = world.create(lines(300))
+    before = held(world.batches)
     world.look(made, 2.0)
-    assert world.look(made, 3.0)["request_counts"]["total"] == 3
-    assert world.counts()["answered"] == 3
+    assert world.look(made, 3.0)["request_counts"]["total"] == 300
+    assert world.counts()["answered"] == 300
+    # Only the files are kept.
+    assert held(world.batches) < before / 2
 
 
 def test_a_line_that_stalls_keeps_its_batch_until_the_window_is_over() -> None:
