@@ -62,15 +62,18 @@ def left_of(err: str) -> tuple[int, int, int, int]:
 @pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz", "in.csv", "in.parquet"])
 def test_a_run_that_ends_early_says_how_many_rows_are_left(cli: Cli, name: str) -> None:
     command = ("run", write(name), *SIM, *BRIEF, "-o", "out.jsonl")
-    done = 0
-    for _ in range(2):
+    done = useful = 0
+    # On a busy machine, a run may end before its first row.
+    for _ in range(10):
         told = cli(*command)
         found = re.match(r"[\d,]+ rows? = (\d+) succeeded", told.summary)
         assert found is not None
-        succeeded = int(found[1])
-        done += succeeded
-        assert succeeded > 0
+        done += int(found[1])
+        useful += int(found[1]) > 0
         assert left_of(told.err) == (ROWS, done, 0, ROWS - done)
+        if useful == 2:
+            return
+    raise AssertionError("fewer than two of ten runs had a success")
 
 
 def test_stdin_that_is_a_file_is_counted_too(cli: Cli) -> None:
