@@ -120,7 +120,7 @@ async def unread(port: int, body: Any) -> AsyncIterator[socket.socket]:
         yield client
 
 
-def check_a_reader_sets_the_pace(run: Run, module: Any) -> None:
+def test_a_reader_sets_the_pace(run: Run) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         # 32 MiB, of which the buffers on the way hold a few.
