@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import redline
+from catching import assert_caught
 from crash.killing import sealed_lines
-from mutants import assert_caught
 from redline.errors import ConfigError, JournalError, Rejected
 from redline.run.files import replace_file
 from redline.run.output import Output

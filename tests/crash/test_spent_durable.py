@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import redline
-from mutants import assert_caught
+from catching import assert_caught
 from redline.errors import JournalError
 from redline.run import resume
 from redline.run.journal import Journal

@@ -24,7 +24,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mutants import assert_caught
+from catching import assert_caught
 from redline.calls import Call, Outcome, Request, Sink, apis, failed
 from redline.calls.cache import Cached
 from redline.calls.cache_store import AnswerStore

@@ -9,8 +9,8 @@ import pytest
 
 import reference
 from answers import head
+from catching import assert_caught
 from fuzzing import fuzz
-from mutants import assert_caught
 from raw_server import answer
 from redline.calls import connection
 from wires import Case, exchange

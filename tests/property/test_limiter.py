@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mutants import assert_caught
+from catching import assert_caught
 from redline.clock import Clock
 from redline.errors import OverBudget
 from redline.limits import Cost, Limiter, Limits, Rate

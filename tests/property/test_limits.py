@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mutants import assert_caught
+from catching import assert_caught
 from pacing import SERVERS, Ask, Law, SmallBucket, drive, exchange, most_in, rejections
 from redline.limits import Limits, Rate
 from redline.limits.booking import Booking

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mutants import assert_caught
+from catching import assert_caught
 from redline.limits import Limits, Rate
 from redline.limits import redis_ledger as redis_module
 from redline.limits import schedule as schedule_module

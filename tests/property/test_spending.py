@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mutants import assert_caught
+from catching import assert_caught
 from redline.calls import Call, Outcome, Reply, Request, Retry, RetryPolicy, failed
 from redline.calls.metered import Metered
 from redline.calls.prices import Price, Prices

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import redline
+from catching import assert_caught
 from crash.killing import LIMIT_S, sealed_lines
-from mutants import assert_caught
 from redline.calls import RetryPolicy
 from redline.calls.batch_api import Batch, BatchApi
 from redline.run import batch as batch_module

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from mutants import assert_caught
+from catching import assert_caught
 from redline.errors import OverBudget
 from redline.limits import Cost, Limiter, Limits, SyncLimiter
 from redline.testing import VirtualClock, virtual_run

@@ -20,7 +20,7 @@ import pytest
 import zstandard
 
 import redline
-from mutants import assert_caught
+from catching import assert_caught
 from object_server import ObjectServer, Surroundings, Wire, object_server, wire_to
 from redline.errors import ConfigError
 from redline.run import source_object

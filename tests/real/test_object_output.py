@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import redline
-from mutants import assert_caught
+from catching import assert_caught
 from object_server import ObjectServer, Surroundings, object_server, wire_to
 from redline.errors import ConfigError, JournalError, Rejected
 from redline.run import mirror, multipart

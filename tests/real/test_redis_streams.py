@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 import redline
+from catching import assert_caught
 from crash.killing import await_lines, ended, sealed_lines, serving, started
 from crash.killing import redline as command
 from crash.streaming import SMALL, consume_until_empty, consumer_flags, outcomes
-from mutants import assert_caught
 from redis_server import RedisServer, needs_redis, redis_server
 from redline.run import source_stream
 from redline.run.stream_group import Group

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mutants import assert_caught
+from catching import assert_caught
 from redis_server import RedisServer, needs_redis, redis_server
 from redline.errors import ConfigError, NoEndpoint
 from redline.limits import Limits

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mutants import assert_caught
+from catching import assert_caught
 from redline.limits.concurrency import AdaptiveConcurrency
 
 BENCH = Path(__file__).parents[2] / "bench"

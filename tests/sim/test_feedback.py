@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mutants import assert_caught
+from catching import assert_caught
 from redline.limits import Limiter, Limits, Rate, Slots
 from redline.limits.feedback import Feedback
 from redline.limits.headers import HeaderReader, retry_after_s

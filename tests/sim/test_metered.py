@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mutants import assert_caught
+from catching import assert_caught
 from redline.calls import Call, Outcome, Reply, Request
 from redline.calls.metered import Metered
 from redline.calls.prices import Prices, parse_price

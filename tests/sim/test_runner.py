@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mutants import assert_caught
+from catching import assert_caught
 from redline.calls import Reply, Retry, RetryPolicy
 from redline.errors import (
     BadReply,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mutants import assert_caught
+from catching import assert_caught
 from redline.limits import Rate
 from redline.limits.search import RateSearch
 from redline.sim.admission import MovingWindow

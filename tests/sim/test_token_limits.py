@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mutants import assert_caught
+from catching import assert_caught
 from pacing import SERVERS
 from redline.calls import tokens as tokens_module
 from redline.calls.moments import OutputMoments

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mutants import assert_caught
+from catching import assert_caught
 from redline.calls import Cache
 from redline.calls.cache_file import Connection
 from redline.calls.cache_store import AnswerStore

@@ -12,7 +12,7 @@ import pytest
 
 from answers import CHUNKED, CLOSE, GZIP, MOST_BYTES, RIGHT, TEXT, WRONG, chunked, head
 from asking import Asked
-from mutants import assert_caught
+from catching import assert_caught
 from raw_server import answer
 from redline.calls import Timeouts
 from redline.calls.connection import MOST_HEADER_BYTES, Connection

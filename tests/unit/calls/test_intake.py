@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asking import Asked
-from mutants import assert_caught
+from catching import assert_caught
 from redline.calls import Timeouts, intake
 from redline.calls.connection import Connection
 from redline.calls.intake import Intake

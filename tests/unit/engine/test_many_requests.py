@@ -20,9 +20,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch, of the extra `engine`, is not installed")
 
+from catching import assert_caught  # noqa: E402
 from engine_driver import Fixed  # noqa: E402
 from engine_tables import TOKENS, TableComputer, TableRunner, said_greedily, tables  # noqa: E402
-from mutants import assert_caught  # noqa: E402
 from redline.engine.core import Ask, Core, Speculation  # noqa: E402
 from redline.engine.draft import Drafter, Drafts, LookupDrafter, ModelDrafter  # noqa: E402
 from redline.engine.params import SamplingParams  # noqa: E402

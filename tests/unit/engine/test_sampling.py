@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch, of the extra `engine`, is not installed")
 
-from mutants import assert_caught  # noqa: E402
+from catching import assert_caught  # noqa: E402
 from redline.engine.noise import Noise, Purpose, uniforms  # noqa: E402
 from redline.engine.params import SamplingParams  # noqa: E402
 from redline.engine.sampling import (  # noqa: E402

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mutants import assert_caught
+from catching import assert_caught
 from redline.clock import SYSTEM
 from redline.errors import OverBudget
 from redline.limits import Cost, Limits, Rate, SyncLimiter

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mutants import assert_caught
+from catching import assert_caught
 from redline.errors import ConfigError
 from redline.limits.concurrency import AdaptiveConcurrency
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mutants import assert_caught
+from catching import assert_caught
 from redline.limits import Cost, Limits, Rate
 from redline.limits.budget import Budget
 from redline.limits.feedback import Feedback

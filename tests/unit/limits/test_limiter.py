@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mutants import assert_caught
+from catching import assert_caught
 from redline.errors import OverBudget
 from redline.limits import Cost, Grant, Limiter, Limits, Rate
 from redline.limits import window as window_module

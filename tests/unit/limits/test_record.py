@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from catching import assert_caught
 from held import held
-from mutants import assert_caught
 from redline.limits.cost import CERTAIN, Spread
 from redline.limits.record import BucketLevel, Doubt
 

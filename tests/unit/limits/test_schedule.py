@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mutants import assert_caught
+from catching import assert_caught
 from redline.limits import Limits
 from redline.limits.schedule import (
     STALE_S,

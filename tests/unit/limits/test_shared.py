@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mutants import assert_caught
+from catching import assert_caught
 from redline.errors import NoEndpoint, OverBudget
 from redline.limits import Cost, Limits
 from redline.limits.shared import GIVE_UP_S, SharedLimiter

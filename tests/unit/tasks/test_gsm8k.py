@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mutants import assert_caught
+from catching import assert_caught
 from redline.tasks.extract import Found, final_number, gold_number, strict_number
 from redline.tasks.numbers import Number, is_same
 
