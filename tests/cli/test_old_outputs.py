@@ -96,7 +96,7 @@ def test_an_interrupted_run_is_continued_and_asks_no_row_twice(
     assert asked(sim) - begun == left
 
 
-@pytest.mark.parametrize("name", INTERRUPTED.keys() - {"synth"})
+@pytest.mark.parametrize("name", sorted(INTERRUPTED.keys() - {"synth"}))
 def test_verify_tells_what_is_missing_and_accepts_the_whole(
     cli: Cli, restore: Restore, name: str
 ) -> None:
