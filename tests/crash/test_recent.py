@@ -91,5 +91,12 @@ def test_twenty_deaths_within_windows_never_overshoot(tmp_path: Path, profile: s
 
 @pytest.mark.crash
 def test_a_process_that_forgets_is_caught(tmp_path: Path) -> None:
-    stamps = killed(tmp_path, "moving", 4, seed=2, is_kept=False)
-    assert most_within(stamps, 1 + GUARD_S - SLACK_S) > 12
+    # On a busy machine, processes may start so slowly that windows hardly overlap.
+    most = 0
+    for seed in range(2, 6):
+        (folder := tmp_path / str(seed)).mkdir()
+        stamps = killed(folder, "moving", 4, seed=seed, is_kept=False)
+        most = max(most, most_within(stamps, 1 + GUARD_S - SLACK_S))
+        if most > 12:
+            return
+    raise AssertionError(f"{most} sends within a window show no process that forgets")
