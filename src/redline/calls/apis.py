@@ -152,7 +152,7 @@ def read(
 def _read(api: str, body: bytes, output_path: tuple[str | int, ...], asked: Any) -> Reply:
     if output_path:
         return _read_plain(body, output_path)
-    asked = asked if type(asked) is dict else None
+    asked = asked if isinstance(asked, dict) else None
     if api == "completions":
         return _read_completion(_COMPLETION.decode(body), asked)
     if api == "embeddings":
@@ -198,14 +198,7 @@ def _read_completion(reply: _Completion, asked: dict[str, Any] | None) -> Reply:
         and (asked is None or _MANY.isdisjoint(asked))
     ):
         # As nearly every answer is: nothing has to be looked at more closely.
-        return Reply(
-            output=message.content,
-            tool_calls=message.tool_calls or message.function_call,
-            finish_reason=first.finish_reason,
-            usage=reply.usage,
-            model=reply.model,
-            request_id=reply.id if type(reply.id) is str else None,
-        )
+        return _completion(reply, message.content, _tool_calls(first), first.finish_reason)
     if reply.error:
         raise judge_part("the answer broke off", reply.error)
     for index, choice in enumerate(found):

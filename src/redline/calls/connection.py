@@ -47,8 +47,8 @@ _LARGE_BODY_BYTES = 64 * 1024
 class Connection(asyncio.Protocol):
     """One connection; one exchange at a time. on_lost: told once, when it is of no use any more.
 
-    is_used: a request has been written on it. asked, last, has_more: see Kept. unasked: what the
-    server sent while no request was open.
+    is_used: a request has been written on it. asked, last: see Kept. unasked: what the server sent
+    while no request was open.
     """
 
     def __init__(self, on_lost: Callable[[Connection], None], intake: Intake) -> None:
@@ -70,7 +70,6 @@ class Connection(asyncio.Protocol):
         self.asked: Trace = b""
         self.last: tuple[Trace, Trace] | None = None
         self.unasked = b""
-        self.has_more = False
         self.headers: Mapping[str, str] = {}
         self._forget()
         self._is_done = True
@@ -98,6 +97,11 @@ class Connection(asyncio.Protocol):
         unread = self._unread
         # Over TLS, the first bytes may be a session's ticket.
         return unread is None or not self.is_used or not unread.poll(0)
+
+    @property
+    def has_more(self) -> bool:
+        """More than the answer has come."""
+        return bool(self.unasked)
 
     @property
     def has_head(self) -> bool:
@@ -259,7 +263,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
         if exchange is None or self._is_done:
-            self.unasked, self.has_more = data, True
+            self.unasked = data
             self.close()
             self._wake()
             return
@@ -272,7 +276,7 @@ class Connection(asyncio.Protocol):
             if self._is_done:
                 # It sent more than its answer.
                 self._is_reusable = False
-                self.unasked, self.has_more = data, True
+                self.unasked = data
                 return
             self.fail(self._refusal or _not_http(error))
         else:

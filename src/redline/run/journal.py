@@ -112,7 +112,6 @@ class Journal:
             raise
         # Rows with a failure from an earlier run.
         self.failed_before = self.failed
-        self._has_marks = self.succeeded.has_marks
 
     def start(self) -> None:
         """Begins to sync; needs a running event loop."""
@@ -214,7 +213,7 @@ class Journal:
         outcome, failures, key = result.outcome, self._failures, result.key
         is_success = outcome.status == "succeeded"
         has_failed = failures is not None and key in self.failed
-        if self._has_marks and is_other(result.mark, self.succeeded.mark_of(key)):
+        if self.succeeded.has_marks and is_other(result.mark, self.succeeded.mark_of(key)):
             self._outdated.add(key)
         self._mended += has_failed
         if is_success and (has_failed or key in self._outdated):

@@ -11,7 +11,7 @@ import msgspec
 
 from redline._version import __version__
 from redline.errors import ConfigError, JournalError
-from redline.run.files import replace_file
+from redline.run.files import replace_file, write_all
 from redline.run.object_url import local_path, url_of
 from redline.run.output import Output
 
@@ -71,12 +71,7 @@ def load(output: Output) -> Manifest | None:
 def save(output: Output, manifest: Manifest) -> None:
     """Writes the manifest at once: death leaves the old one or the new one."""
     data = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
-    replace_file(path_of(output), lambda fd: _write_all(fd, data))
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
+    replace_file(path_of(output), lambda fd: write_all(fd, [data]))
 
 
 def other_inputs(old: Manifest, now: str) -> list[str]:

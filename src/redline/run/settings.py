@@ -15,7 +15,7 @@ from redline.calls.prices import Price, Prices
 from redline.calls.spending import Allowance
 from redline.errors import ConfigError, nearest
 from redline.limits import Limits
-from redline.run import manifest
+from redline.run import manifest as manifests
 from redline.run.embedded import Embedded
 from redline.run.flaws import FAIL_ON
 from redline.run.manifest import Manifest
@@ -203,7 +203,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             "samples": self.samples if self.samples > 1 else None,
             **(self.task.settings() if self.task is not None else {}),
         }
-        return manifest.make(self.rows, settings)
+        return manifests.make(self.rows, settings)
 
     def _check_budget(self) -> None:
         """Refuses a budget that nobody could keep."""

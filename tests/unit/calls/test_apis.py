@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import msgspec
@@ -34,6 +35,13 @@ def test_a_chat_completion() -> None:
     assert (reply.input_tokens, reply.output_tokens, reply.usage) == (9, 2, usage)
     assert reply.request_id == "c-1"
     assert msgspec.json.decode(reply.body)["model"] == "m"
+
+
+def test_choices_are_counted_whatever_kind_of_mapping_asks_for_them() -> None:
+    one = msgspec.json.encode({"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}]})
+    for asked in ({"n": 2}, OrderedDict(n=2)):
+        with pytest.raises(BadReply, match="asked for 2 choices, got 1"):
+            apis.read(CHAT, one, asked=asked)
 
 
 def test_several_choices_are_a_list_in_their_order() -> None:
