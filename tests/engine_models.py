@@ -11,13 +11,10 @@ token before it, wanders through the vocabulary, and its best token stands clear
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import json
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -38,22 +35,10 @@ from transformers import (
     StableLmConfig,
 )
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-model"
+from scripts import script
 
-
-def _example(name: str) -> ModuleType:
-    """A script of examples/tiny-model as a module, under its own name as its siblings import it."""
-    spec = importlib.util.spec_from_file_location(name, EXAMPLE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-make_text = _example("make_text")
-train = _example("train")
+make_text = script("examples/tiny-model/make_text.py")
+train = script("examples/tiny-model/train.py")
 
 VOCABULARY = 384
 CONTEXT = 512

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +14,7 @@ from redline.cli import limit_flags
 from redline.limits import Limits, Rate, Spread, jitter
 from redline.limits.record import Doubt
 from redline.limits.window import Window
+from scripts import script
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "limits.md").read_text("utf-8")
@@ -24,14 +23,7 @@ GUARD_S = 0.055
 
 @pytest.fixture(scope="module")
 def plot() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_plot", ROOT / "bench" / "plot.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Its dataclasses look their module up by name.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return script("bench/plot.py")
 
 
 @pytest.mark.parametrize("name", ["sends.svg", "guard.svg"])

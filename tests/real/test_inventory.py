@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from scripts import script
 
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
@@ -26,14 +27,7 @@ optional-dependencies = { s3 = [] }
 
 @pytest.fixture(scope="module")
 def inventory() -> ModuleType:
-    for name in ("record", "versions", "inventory"):
-        # Not by a search path: the folder holds names that packages have, too.
-        spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return module
+    return script("bench/inventory.py", "record", "versions")
 
 
 @pytest.fixture

@@ -5,11 +5,7 @@ The small form of bench/search.py, whose driver and bars these are. Virtual time
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,23 +14,10 @@ from catching import assert_caught
 from redline.limits import Rate
 from redline.limits.search import RateSearch
 from redline.sim.admission import MovingWindow
+from scripts import script
 
-
-def _load(name: str) -> ModuleType:
-    path = Path(__file__).parents[2] / "bench" / f"{name}.py"
-    # Under its own name, for one imports another; the folder holds names that packages have, too.
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look up their annotations through sys.modules while they are made.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-_load("record")
-bench = _load("search")
+script("bench/record.py")
+bench = script("bench/search.py")
 PER_SECOND, PER_MINUTE = Rate(20, 1.0), Rate(600, 60.0)
 SERVERS = ("fixed", "moving", "bucket")
 

@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from scripts import script
+
 ROOT = Path(__file__).parents[2]
-
-
-def _load(name: str) -> ModuleType:
-    # Not by a search path: the folder holds names that packages have, too.
-    spec = importlib.util.spec_from_file_location(name, ROOT / "bench" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
 def report() -> ModuleType:
-    _load("report_table")
-    _load("report_engine")
-    _load("report_limits")
-    _load("report_path")
-    return _load("report")
+    script("bench/report_table.py")
+    script("bench/report_engine.py")
+    script("bench/report_limits.py")
+    script("bench/report_path.py")
+    return script("bench/report.py")
 
 
 @pytest.fixture(scope="module")
@@ -170,8 +160,8 @@ def test_every_record_is_of_a_committed_tree_and_has_passed() -> None:
 
 
 def test_redline_runs_before_each_peer() -> None:
-    _load("record")
-    run = _load("run")
+    script("bench/record.py")
+    run = script("bench/run.py")
     assert run.in_turn(("redline", "a", "b"), 1) == ["redline", "b", "redline", "a"]
     assert run.in_turn(("a", "b"), 0) == ["a", "b"]
     assert run.in_turn(("redline",), 0) == ["redline"]

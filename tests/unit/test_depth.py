@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-BENCH = Path(__file__).parents[2] / "bench"
+from scripts import script
 
 
 @pytest.fixture(scope="module")
 def depth() -> ModuleType:
-    for name in ("record", "depth"):
-        # Not by a search path: the folder holds names that packages have, too.
-        spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return module
+    return script("bench/depth.py", "record")
 
 
 def test_the_longest_chain_counts_a_ring_by_its_modules(depth: ModuleType) -> None:
