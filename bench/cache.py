@@ -26,9 +26,9 @@ LOADS = {"64 in flight, 0 ms": (64, 0.0), "1,000 in flight, 200 ms": (1000, 0.2)
 
 def child(kind: str, url: str, in_flight: int, cache: str) -> int:
     """One run in this process; 0 where every row succeeded as its kind says."""
+    from redline.job import run_job
+    from redline.job.settings import make_job
     from redline.limits import Limits
-    from redline.run.api import run_job
-    from redline.run.options import make_job
 
     options: dict[str, Any] = {
         "endpoint": url,

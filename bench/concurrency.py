@@ -31,7 +31,7 @@ from typing import Any, Protocol
 
 import record
 
-from redline.limits.concurrency import AdaptiveConcurrency
+from redline.limits.discover import AdaptiveConcurrency
 
 MOST = 1000
 MEAN_TOKENS = 200

@@ -13,16 +13,12 @@ import record
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
-from redline.engine.attention import NAME
-from redline.engine.core import Ask, Core, Speculation
-from redline.engine.draft import ModelDrafter
-from redline.engine.draft_length import DraftLength
-from redline.engine.judge import Chance
-from redline.engine.load import Loaded, dtype_of, load, read_config, read_tokenizer
-from redline.engine.params import SamplingParams
-from redline.engine.runner import Runner
-from redline.engine.scheduler import Bounds, Scheduler
-from redline.engine.settings import EngineSettings
+from redline.engine import EngineSettings
+from redline.engine.draft import Chance, DraftLength, ModelDrafter
+from redline.engine.model import NAME, Loaded, Runner, dtype_of, load, read_config, read_tokenizer
+from redline.engine.sample import SamplingParams
+from redline.engine.schedule import Bounds, Scheduler
+from redline.engine.step import Ask, Core, Speculation
 from redline.errors import RedlineError
 
 TRAIN = record.ROOT / "examples" / "tiny-model" / "train.py"

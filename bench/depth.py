@@ -1,8 +1,9 @@
 """How deep each folder of src/redline is: python bench/depth.py.
 
-Of each folder, with all below it: the longest chain of modules of which each imports the next, in
-that folder, and its lines of code without docstrings, comments and blank lines. Lazy and type-only
-imports count as others do. Modules that import each other in a ring count once each, in braces.
+Of each folder: the longest chain of modules of which each imports the next, first among the modules
+that lie in the folder itself, at most MOST_LEVELS, then among all below it, with its lines of code
+without docstrings, comments and blank lines. Lazy and type-only imports count as others do. Modules
+that import each other in a ring count once each, in braces.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import record
 
 SOURCE = record.ROOT / "src"
 EMPTY = {"COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENCODING", "ENDMARKER"}
+MOST_LEVELS = 6
 Graph = dict[str, set[str]]
 Chain = list[list[str]]
 
@@ -62,7 +64,7 @@ def longest(graph: Graph) -> Chain:
         below = {rings[target] for name in ring for target in graph[name]} - {ring}
         return [sorted(ring), *max(map(chain, sorted(below, key=sorted)), key=size, default=[])]
 
-    return max(map(chain, sorted({*rings.values()}, key=sorted)), key=size)
+    return max(map(chain, sorted({*rings.values()}, key=sorted)), key=size, default=[])
 
 
 def size(chain: Chain) -> int:
@@ -81,18 +83,43 @@ def code_lines(path: Path) -> int:
     return len(lines)
 
 
-def main() -> None:
+def modules() -> tuple[dict[str, Path], Graph]:
+    """Each module's file, and the modules that it imports."""
     paths = {name_of(path): path for path in sorted((SOURCE / "redline").rglob("*.py"))}
-    graph = {name: {*targets(path, {*paths})} & {*paths} - {name} for name, path in paths.items()}
+    known = {*paths}
+    return paths, {name: {*targets(path, known)} & known - {name} for name, path in paths.items()}
+
+
+def folders(paths: dict[str, Path]) -> dict[str, tuple[set[str], set[str]]]:
+    """By folder: the modules that lie in it, without its `__init__`, and all at and below it."""
+    found = {}
     for folder in sorted({path.parent for path in paths.values()}):
         door = name_of(folder / "__init__.py")
-        inside = {name for name in paths if f"{name}.".startswith(f"{door}.")}
-        chain = longest({name: graph[name] & inside for name in inside})
-        lines = sum(code_lines(paths[name]) for name in inside)
-        shown = [", ".join(name.removeprefix(f"{door}.") for name in ring) for ring in chain]
-        shown = [f"{{{names}}}" if ", " in names else names for names in shown]
-        print(f"{door}: {size(chain)} levels, {len(inside)} modules, {lines:,} lines of code")
-        print(f"  {' > '.join(shown)}")
+        here = {name for name, path in paths.items() if path.parent == folder} - {door}
+        found[door] = here, {name for name in paths if f"{name}.".startswith(f"{door}.")}
+    return found
+
+
+def chain_in(names: set[str], graph: Graph) -> Chain:
+    """The longest chain among these modules alone."""
+    return longest({name: graph[name] & names for name in names})
+
+
+def shown(chain: Chain, door: str) -> str:
+    rings = [", ".join(name.removeprefix(f"{door}.") for name in ring) for ring in chain]
+    return " > ".join(f"{{{names}}}" if ", " in names else names for names in rings)
+
+
+def main() -> None:
+    paths, graph = modules()
+    for door, (here, below) in folders(paths).items():
+        beside, whole = chain_in(here, graph), chain_in(below, graph)
+        lines = sum(code_lines(paths[name]) for name in below)
+        print(f"{door}: {len(here)} modules, {size(beside)} levels: {shown(beside, door)}")
+        print(
+            f"  with all below: {len(below)} modules, {lines:,} lines of code, {size(whole)} levels"
+        )
+        print(f"  {shown(whole, door)}")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def parts() -> Iterator[tuple[str, int, Work]]:
     # It takes seconds, and the other campaigns do without.
     import torch
 
-    from engine_ranks import ALL
+    from support.engine_ranks import ALL
 
     torch.set_num_threads(1)
     for kind, split in ALL:
@@ -35,7 +35,7 @@ def parts() -> Iterator[tuple[str, int, Work]]:
 
 
 def _checked(kind: str, split: Any, folder: Path) -> dict[str, Any]:
-    from engine_ranks import check_grid
+    from support.engine_ranks import check_grid
 
     found = check_grid(kind, split, folder)
     print(f"  {found}", flush=True)

@@ -1,7 +1,8 @@
 """The campaign of the decoder's law: 200,000 tokens of each of 20 seeds, through every drafter.
 
-Each part is a way to decode (tests/decoder_law.py) and some of the seeds, tested by chi-square over
-single tokens and over pairs. The last part runs the wrong variants: each of them must be noticed.
+Each part is a way to decode (tests/support/decoder_law.py) and some of the seeds, tested by
+chi-square over single tokens and over pairs. The last part runs the wrong variants: each of them
+must be noticed.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ sys.path.insert(0, str(record.ROOT / "tests"))
 
 import torch
 
-from decoder_law import CASES, LENGTH, WRONG, examined, wrong
-from sampling_law import LEAST_P, Examined
+from support.decoder_law import CASES, LENGTH, WRONG, examined, wrong
+from support.sampling_law import LEAST_P, Examined
 
 DRAWS = 200_000
 SEEDS = range(1, 21)

@@ -33,8 +33,8 @@ def parts() -> Iterator[tuple[str, int, Work]]:
 
 def _timed(stages: int, batches: int, folder: Path) -> dict[str, Any]:
     # It takes seconds, and the other campaigns do without.
-    from engine_models import random_model
-    from engine_ranks import SlowRanks, Split, ranks_of, stage_times
+    from support.engine_models import random_model
+    from support.engine_ranks import SlowRanks, Split, ranks_of, stage_times
 
     with ranks_of(random_model("llama", folder), Split(stages=stages), SlowRanks) as ranks:
         stage_times(ranks, batches, 2)

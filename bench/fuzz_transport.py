@@ -1,8 +1,8 @@
 """The fuzz campaign of redline's own transport: seeded faults in answers, in random pieces.
 
 Twenty parts of half a minute, each with its own seed. Each counts its executions and the lines of
-connection.py and inflate.py that they reached, and fails where the law of tests/fuzzing.py breaks
-or fewer than 90 % of the lines were reached.
+connection.py and inflate.py that they reached, and fails if the law of tests/support/fuzzing.py
+breaks or fewer than 90 % of the lines were reached.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import record
 
 sys.path.insert(0, str(record.ROOT / "tests"))
 
-from fuzzing import fuzz
-from redline.calls import connection, inflate
+from redline.calls.wire import connection, inflate
+from support.fuzzing import fuzz
 
 LASTS_S = 30.0
 PARTS = 20

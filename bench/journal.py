@@ -28,9 +28,9 @@ _STRACE = ("strace", "-f", "-c", "-e", "trace=fsync,fdatasync,write,pwrite64", "
 
 def child(kind: str, url: str, in_flight: int) -> int:
     """One run in this process; 0 where every row succeeded."""
+    from redline.job import run_job
+    from redline.job.settings import make_job
     from redline.limits import Limits
-    from redline.run.api import run_job
-    from redline.run.options import make_job
 
     options: dict[str, Any] = {
         "endpoint": url,

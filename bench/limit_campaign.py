@@ -19,8 +19,8 @@ from limits import MATCHING, Table, run_limiter
 
 sys.path.insert(0, str(record.ROOT / "tests"))
 
-from opponents import KINDS, Setting, opponent
 from redline.limits import Rate
+from support.opponents import KINDS, Setting, opponent
 
 JITTERS_S = (0.0, 0.05)
 LATENCY_S = (0.01, 0.01)

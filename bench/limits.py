@@ -2,9 +2,9 @@
 
     python bench/limits.py [--quick] [--repeats 3] [--rates 20/1s] [--seeds 1,2,3]
 
-For each kind of server (tests/opponent_server.py: slowapi with fixed and with moving windows, the
-`limits` package's sliding-window counter, a token bucket), each jitter before its limiter and each
-limiter: the makespan over the optimum, and the number of 429s. Both are the server's own: its
+For each kind of server (tests/support/opponent_server.py: slowapi with fixed and moving windows,
+the `limits` package's sliding-window counter, a token bucket), each jitter before its limiter and
+each limiter: the makespan over the optimum, and the number of 429s. Both are the server's own: its
 count, and its stamps from the first call that came to the last one that was let in. The optimum is
 the earliest end of a client that never has more than N in any W, floor((M - 1) / N) W.
 
@@ -37,8 +37,8 @@ import record
 
 sys.path.insert(0, str(record.ROOT / "tests"))
 
-from opponents import KINDS, Opponent, Setting, judged, opponent
 from redline.limits import Rate, parse_rate
+from support.opponents import KINDS, Opponent, Setting, judged, opponent
 
 CLIENTS = Path(__file__).resolve().parent / "peers" / "limit_clients.py"
 PEERS = ("tutorial", "aiolimiter", "pyrate", "throttled")

@@ -1,7 +1,7 @@
 """Bytecodes and Python frames per row: python bench/opcodes.py [COMMIT ...] [--top 20].
 
 What a row costs in Python, without the noise of a clock: the difference between a run of 1,300 rows
-and one of 300, in all threads, at 16 in flight, against a simulated provider of commit 4294e90.
+and one of 300, in all threads, at 16 in flight, against the provider of record.SIM_COMMIT.
 COMMIT: `.` is this checkout, and the default. With two, --top lists the functions that differ most.
 """
 
@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import record
-from versions import LOADS, checked_out, serving, write_rows
+from versions import LOADS, checked_out, write_rows
 
-SERVER = "4294e90"
 FEW, MANY = 300, 1_300
 FLAGS = ["--prompt", "Classify: {{ text }}", "--model", "m", "-c", "16", "-q", "-o", "out.jsonl"]
 # Runs the command line, and counts: argv is the file for the counts, then the command's.
@@ -46,11 +45,9 @@ except SystemExit as ended:
     status = ended.code
 sys.settrace(None)
 threading.settrace(None)
-def named(code):
-    return f"{code.co_filename.rpartition('/redline/')[2]}:{code.co_name}"
 counts = Counter()
 for code, count in ran.items():
-    counts[named(code)] += count
+    counts[code.co_qualname] += count
 with open(path, "w") as file:
     json.dump({"frames": sum(frames.values()), "opcodes": counts}, file)
 sys.exit(status)
@@ -119,8 +116,7 @@ def main() -> int:
             else stack.enter_context(checked_out(commit, folder / f"commit-{at}"))
             for at, commit in enumerate(given.commits)
         ]
-        server = stack.enter_context(checked_out(SERVER, folder / "server"))
-        url = stack.enter_context(serving(server))
+        url = stack.enter_context(record.serving(record.sim("--latency", "0"))).url
         for load, flags in LOADS.items():
             costs = [cost(source, folder, [*flags, "--base-url", url]) for source in sources]
             for commit, found in zip(given.commits, costs, strict=True):

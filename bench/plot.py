@@ -24,10 +24,8 @@ from pathlib import Path
 from typing import Protocol
 
 from redline.limits import Cost, Limits, Rate
-from redline.limits.budget import Budget
-from redline.limits.jitter import FIRST_GUARD_S, MARGIN_S
-from redline.limits.window import Booking
-from redline.sim.admission import MovingWindow
+from redline.limits.rule import FIRST_GUARD_S, MARGIN_S, Booking, Rules
+from redline.sim import MovingWindow
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "pictures"
 
@@ -84,21 +82,21 @@ class Redline:
     """redline's own limits, as its limiter drives them."""
 
     def __init__(self, rate: Rate, profile: str) -> None:
-        self._budget = Budget(Limits(requests=rate, profile=profile))
+        self._rules = Rules(Limits(requests=rate, profile=profile))
         self._sent: dict[int, tuple[float, list[Booking]]] = {}
 
     def wait_s(self, now_s: float) -> float:
-        return self._budget.wait_s(Cost(), now_s)
+        return self._rules.wait_s(Cost(), now_s)
 
     def send(self, call: int, now_s: float) -> None:
-        bookings = self._budget.book(Cost(), now_s)
+        bookings = self._rules.book(Cost(), now_s)
         for booking in bookings:
             booking.window.sent(booking, now_s)
         self._sent[call] = now_s, bookings
 
     def answered(self, call: int, now_s: float, is_admitted: bool) -> None:
         sent_s, bookings = self._sent.pop(call)
-        self._budget.replied(bookings, now_s - sent_s, sent_s)
+        self._rules.replied(bookings, now_s - sent_s, sent_s)
 
 
 @dataclass

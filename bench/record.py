@@ -6,6 +6,7 @@ raw figures and the duration. docs/benchmarks.md quotes from these files alone; 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import platform
@@ -14,6 +15,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -28,6 +30,9 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 PEERS = ROOT / ".venv-peers"
 REDLINE = (sys.executable, "-m", "redline")
+# The yardstick: its simulated provider serves all benchmarks, so that figures of different commits
+# have the same server.
+SIM_COMMIT = "4294e90"
 # A client that takes longer than this has hung.
 LONGEST_S = 1800
 
@@ -171,9 +176,25 @@ def serving(command: Sequence[str]) -> Iterator[Server]:
         server.close()
 
 
+def source_of(commit: str) -> Path:
+    """The `src` of a commit of this checkout, extracted once."""
+    folder = PEERS / f"redline-{commit}"
+    if not folder.exists():
+        git = ["git", "-C", str(ROOT), "archive", commit, "src"]
+        archive = subprocess.run(git, check=True, capture_output=True).stdout
+        PEERS.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=PEERS) as made:
+            with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+                files.extractall(Path(made) / "all", filter="data")
+            (Path(made) / "all").rename(folder)
+    return folder / "src"
+
+
 def sim(*flags: str) -> tuple[str, ...]:
-    """The command of a simulated provider on a free port."""
-    return (*REDLINE, "sim", "--port", "0", *flags)
+    """The command of the simulated provider of `SIM_COMMIT`, on a free port."""
+    start = f"import sys; sys.path.insert(0, {str(source_of(SIM_COMMIT))!r}); "
+    start += "sys.argv[0] = 'redline'; from redline.cli import main; main()"
+    return (sys.executable, "-c", start, "sim", "--port", "0", *flags)
 
 
 @contextmanager

@@ -160,7 +160,7 @@ def main() -> int:
         "prompt_bytes": PROMPT_BYTES,
         "loads": {name: dict(zip(("in_flight", "latency_s"), load, strict=True))
                   for name, load in LOADS.items()},
-        "server": "redline sim",
+        "server": f"redline sim of {record.SIM_COMMIT}",
         "limit_per_s": PER_S,
         "max_retries": "each client's default",
         "timeout": "each client's default, but 600 s of the openai SDK for a connection, too",

@@ -156,7 +156,7 @@ def main() -> int:
         "every_s": EVERY_S,
         "most_mb": MOST_MB,
         "most_resume_s": MOST_RESUME_S,
-        "server": "redline sim",
+        "server": f"redline sim of {record.SIM_COMMIT}",
     }
     result = record.Record("scale", settings, {"sim": 0})
     result.versions.update(record.own_versions("httptools", "uvloop", "msgspec"))

@@ -28,11 +28,9 @@ from typing import Any
 
 import record
 
-from redline.limits.jitter import PRIOR_S
-from redline.limits.rate import Rate, parse_rate
-from redline.limits.search import RateSearch
-from redline.limits.window import Window
-from redline.sim.admission import FixedWindow, MovingWindow, SlidingCounter, TokenBucket
+from redline.limits.discover import RateSearch
+from redline.limits.rule import PRIOR_S, Rate, Window, parse_rate
+from redline.sim import FixedWindow, MovingWindow, SlidingCounter, TokenBucket
 
 SERVERS: dict[str, Callable[[Rate], Any]] = {
     "fixed": FixedWindow,

@@ -7,7 +7,7 @@ from there to a results file, until the minutes are over. After a warm-up, a lin
 each figure by least squares, over the number of calls.
 
 What grows by design is the set of row keys, without which a row could be done twice: 16 to 32 bytes
-a row, in steps that double it (run/identity.py), so 16 MiB at a million rows. What it takes is
+a row, in steps that double it (journal/identity.py), so 16 MiB at a million rows. What it takes is
 looked up, taken out of the memory, and stands in the record by itself.
 
 A slope is called a leak where it is above its bar by more than three standard errors, in the later
@@ -41,8 +41,8 @@ from typing import Any
 import record
 
 import redline
-from redline.run.api import new_event_loop
-from redline.run.identity import KeySet
+from redline.job import new_event_loop
+from redline.journal import KeySet
 
 FAULTS = 0.05
 EVERY_S = 1.0

@@ -30,34 +30,28 @@ LOADS = {"64 in flight, 0 ms": (64, 0.0), "1,000 in flight, 200 ms": (1000, 0.2)
 SAMPLE_S = 0.001
 # The first prefix that a frame's module has decides; the longer ones come first.
 STAGES = (
-    ("redline/run/source", "reading rows"),
-    ("redline/run/feed", "reading rows"),
-    ("redline/run/identity", "reading rows"),
-    ("redline/run/template", "rendering"),
-    ("redline/run/progress", "progress"),
-    ("redline/run/tally", "progress"),
+    ("redline/sources/", "reading rows"),
+    ("redline/job/work/feed", "reading rows"),
+    ("redline/journal/identity", "reading rows"),
+    ("redline/job/work/template", "rendering"),
+    ("redline/job/show/progress", "progress"),
+    ("redline/job/work/tally", "progress"),
+    ("redline/waist/counters", "progress"),
     ("redline/events", "progress"),
     ("rich/", "progress"),
-    ("redline/run/journal", "journal"),
-    ("redline/run/record", "journal"),
-    ("redline/run/results_file", "journal"),
-    ("redline/run/", "workers"),
+    ("redline/journal/", "journal"),
+    ("redline/job/", "workers"),
     ("redline/limits/", "limits"),
-    ("redline/calls/retry", "retry"),
-    ("redline/calls/connection", "transport"),
-    ("redline/calls/direct", "transport"),
-    ("redline/calls/pool", "transport"),
-    ("redline/calls/exchange", "transport"),
-    ("redline/calls/deadlines", "transport"),
-    ("redline/calls/transport", "transport"),
-    ("redline/calls/aiohttp_transport", "transport"),
-    ("redline/calls/apis", "reading answers"),
-    ("redline/calls/steering", "limits"),
+    ("redline/calls/client/retry", "retry"),
+    ("redline/calls/wire/", "transport"),
+    ("redline/apis/", "reading answers"),
+    ("redline/calls/http/limits", "limits"),
     ("redline/calls/", "calls"),
+    ("redline/waist/", "calls"),
     ("asyncio/", "event loop"),
 )
 START_UP, LOOP = "start-up", "event loop"
-_FIRST = "redline/run/runner.py"
+_FIRST = "redline/job/work/runner.py"
 
 Shares = dict[str, float]
 

@@ -18,7 +18,7 @@ import record
 sys.path.insert(0, str(record.ROOT / "tests"))
 
 from crash.streaming import Plan, consume_until_empty
-from redis_server import redis_server
+from support.redis_server import redis_server
 
 _MESSAGES, _CONCURRENCY = 10_000, 32
 _PLANS = {

@@ -2,12 +2,12 @@
 
     python bench/tokens.py [--quick] [--seeds 1,2,3] [--rates 200k/60s,20k/60s]
 
-In virtual time, through redline's own backend (tests/token_world.py): calls always wait, prompts of
-50 to 400 tokens, outputs lognormal with a mean of 200, max_tokens of 1,024, and a delay of 0 to
-50 ms before the server's limiter. A run's sends do not depend on a server that rejects nobody. So
-each run is judged by every server that its profile is made for, in twelve phases of its clock:
-fixed windows from the first hit and on the clock, moving windows, the sliding-window counter and a
-token bucket; and by what they may charge.
+In virtual time, through redline's own backend (tests/support/token_world.py): calls always wait,
+prompts of 50 to 400 tokens, outputs lognormal with a mean of 200, max_tokens of 1,024, and a delay
+of 0 to 50 ms before the server's limiter. A run's sends do not depend on a server that rejects
+nobody. So each run is judged by every server that its profile is made for, in twelve phases of its
+clock: fixed windows from the first hit and on the clock, moving windows, the sliding-window counter
+and a token bucket; and by what they may charge.
 
 The bar: with a limit of 200k/60s at least 95 % used, and nobody rejected by servers that charge
 when a call comes. The other limits are shown for what they cost: one of a few dozen calls cannot be
@@ -30,9 +30,9 @@ import record
 
 sys.path.insert(0, str(record.ROOT / "tests"))
 
-from pacing import SERVERS
 from redline.limits import Rate, parse_rate
-from token_world import Found, Setting, Traffic, drive
+from support.pacing import SERVERS
+from support.token_world import Found, Setting, Traffic, drive
 
 USED = 0.95
 BAR_RATE = "200k/60s"

@@ -1,8 +1,8 @@
 """CPU per call of two commits, in turn: python bench/versions.py 4294e90 [HEAD] [--pairs 12].
 
-Each pair runs the same rows through both, against one server of the older commit, in alternating
-order. The ratio is the newer commit's CPU seconds over the older one's, start-up taken off by a run
-of few rows; the bound is the upper end of a one-sided 95 % interval for the mean of its logarithm.
+Each pair runs the same rows through both, against one server, in alternating order. The ratio is
+the newer commit's CPU seconds over the older one's, start-up taken off by a run of few rows; the
+bound is the upper end of a one-sided 95 % interval for the mean of its logarithm.
 It leaves no record: what it compares changes with every commit.
 """
 
@@ -40,21 +40,6 @@ def checked_out(commit: str, folder: Path) -> Iterator[Path]:
         yield folder / "src"
     finally:
         subprocess.run([*git, "remove", "--force", str(folder)], check=True)
-
-
-@contextmanager
-def serving(source: Path) -> Iterator[str]:
-    """The base URL of a simulated provider that answers at once."""
-    command = [sys.executable, "-c", SERVE, "sim", "--latency", "0"]
-    environment = os.environ | {"PYTHONPATH": str(source)}
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().strip()
-        finally:
-            process.terminate()
 
 
 def cpu_s(source: Path, rows: Path, flags: list[str]) -> float:
@@ -106,10 +91,10 @@ def main() -> int:
         with (
             checked_out(given.old, folder / "old") as old,
             checked_out(given.new, folder / "new") as new,
-            serving(old) as url,
+            record.serving(record.sim("--latency", "0")) as server,
         ):
             for load, flags in LOADS.items():
-                flags = [*flags, "--base-url", url]
+                flags = [*flags, "--base-url", server.url]
                 ratios, spent = [], {old: [], new: []}
                 for pair in range(given.pairs + 1):
                     for source in (old, new) if pair % 2 else (new, old):

@@ -27,8 +27,8 @@ import torch
 
 sys.path.insert(0, str(record.ROOT / "tests"))
 
-from engine_driver import Heard, Joining, Setting, drive, loaded, make_core
-from engine_models import TRAINED, Continuation, continuations, load, tokenizer_of, train
+from support.engine_driver import Heard, Joining, Setting, drive, loaded, make_core
+from support.engine_models import TRAINED, Continuation, continuations, load, tokenizer_of, train
 
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 64, 24, 40
 DRAFTS: dict[str, dict[str, Any]] = {

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -12,7 +17,63 @@ from hypothesis import settings
 settings.register_profile("redline", deadline=None)
 settings.load_profile("redline")
 
+# Where files cost least: an fsync of a disk may take milliseconds. What it makes durable is what
+# tests/crash/platter.py models.
+MEMORY = Path("/dev/shm")
+LEAST_FREE_BYTES = 2**30
+if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > LEAST_FREE_BYTES:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+# Files whose tests share what is slow to make, so that one worker runs each of them.
+TOGETHER = (
+    "tests/real/test_engine_ranks.py",
+    "tests/real/test_feedback.py",
+    "tests/real/test_limits.py",
+    "tests/real/test_object_errors.py",
+    "tests/real/test_object_input.py",
+    "tests/real/test_object_output.py",
+    "tests/real/test_synth.py",
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A scheduler of pytest-xdist: tests singly, but for the files of TOGETHER, which go first.
+
+    The marks for `--dist loadgroup` have no effect with pytest 9.2 and pytest-xdist 3.8.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if file in TOGETHER else nodeid
+
+    return Scheduler(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """What is imported and collected stays: the garbage collector need not walk it in each test.
+
+    With torch and thousands of tests in memory a full walk takes up to a second.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """Test processes share the cores already: a second thread would only wait for the first."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

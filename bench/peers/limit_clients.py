@@ -105,8 +105,8 @@ def behind(gate: Gate) -> Client:
 def through_redline(profile: str, count: int, window_s: float) -> Client:
     """Redline with its own client; it says its guard at the end."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
-    from opponents import send_all
     from redline.limits import Limits, Rate
+    from support.opponents import send_all
 
     limits = Limits(requests=Rate(count, window_s), profile=profile)
     return lambda url, run, calls: send_all(url, run, limits, calls, is_repeated=True)

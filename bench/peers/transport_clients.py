@@ -32,10 +32,8 @@ Ask = Callable[[], Awaitable[bytes]]
 @asynccontextmanager
 async def through_redline(url: str, *, is_direct: bool) -> AsyncIterator[Ask]:
     from redline.calls import Endpoint
-    from redline.calls.aiohttp_transport import AiohttpTransport
-    from redline.calls.direct import DirectTransport
-    from redline.calls.exchange import Exchange, Wire
-    from redline.calls.intake import Intake
+    from redline.calls.wire import DirectTransport, Exchange, ReplyMemory, Wire
+    from redline.calls.wire.aiohttp_transport import AiohttpTransport
     from redline.clock import SYSTEM
     from redline.limits import Cost, Limiter, Limits
 
@@ -51,13 +49,13 @@ async def through_redline(url: str, *, is_direct: bool) -> AsyncIterator[Ask]:
         async def acquire(self) -> Any:
             return await limiter.acquire(cost)
 
-        def on_sent(self, sent_s: float, waited_s: float) -> None:
+        def on_sent(self, sent_s: float) -> None:
             pass
 
     endpoint = Endpoint(base_url=url, proxy="")
     headers = {"Content-Type": "application/json"}
     wire = Wire("POST", PATH, headers, BODY, float("inf"))
-    intake = Intake(endpoint.max_reply_bytes)
+    intake = ReplyMemory(endpoint.max_reply_bytes)
     transport: DirectTransport | AiohttpTransport
     if is_direct:
         transport = DirectTransport(endpoint, SYSTEM, lambda took_s: None, intake)

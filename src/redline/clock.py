@@ -11,11 +11,9 @@ class Clock(Protocol):
 
     def now_s(self) -> float:
         """Seconds that never go back; the zero is arbitrary."""
-        ...
 
     def wall_s(self) -> float:
         """Seconds since 1970-01-01 UTC; may jump."""
-        ...
 
 
 class SystemClock:

@@ -13,7 +13,7 @@ RedlineError
       Rejected           400, 403, 404, 413, 422, or a function or --fail-on turned it down
         BadRow           the row itself: it cannot be read, or makes no request; nothing was sent
         BadTemplate      a template fails on the row; nothing was sent
-      OverBudget         larger than a limit could ever grant
+      OverLimit         larger than a limit could ever grant
       Refused            401: the key is not accepted; stops the run
       Unpaid             no credit, or a spend limit is reached; stops the run
       BudgetSpent        the run's own budget is spent; stops the run
@@ -170,7 +170,7 @@ class BadTemplate(Rejected):
     """A template fails on the row, or makes no JSON of it. Nothing was sent."""
 
 
-class OverBudget(Final):
+class OverLimit(Final):
     """The call is larger than a limit could ever grant."""
 
 

@@ -1,13 +1,13 @@
-"""What happened, as frozen records, and the protocol of whoever wants to hear of it.
+"""What seldom happens, as frozen records, and the protocol of those who are notified of it.
 
 Events are facts about the past: a listener cannot change what follows. A listener is called on
-the event loop and must return at once.
+the event loop and must return at once. What happens with each row is counted instead, see
+`waist.counters`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -16,30 +16,6 @@ class Event(msgspec.Struct, frozen=True, tag=True, tag_field="event"):
     """Base of all events. `at_s` is monotonic time."""
 
     at_s: float
-
-
-class AttemptStarted(Event, frozen=True):
-    """A request was written to the wire.
-
-    wait_s: how long the limits held it. is_retry: the same request was written before and failed.
-    """
-
-    endpoint: str
-    wait_s: float
-    is_retry: bool = False
-
-
-class AttemptEnded(Event, frozen=True):
-    """An attempt that was started has its answer, or its error.
-
-    `error`: the error's kind (`rate_limited`, ...), or None for a success.
-    """
-
-    endpoint: str
-    error: str | None
-    latency_s: float
-    input_tokens: int
-    output_tokens: int
 
 
 class RequestRepeated(Event, frozen=True):
@@ -83,27 +59,6 @@ class EndpointBack(Event, frozen=True):
     """The endpoint that was lost has answered."""
 
     endpoint: str
-
-
-class CacheAsked(Event, frozen=True):
-    """The cache was asked for an answer.
-
-    found: `hit`, it was stored; `shared`, a call in flight brings it; `miss`, it is asked for;
-    `passed`, the request may have another answer each time, so it is asked for, too.
-    """
-
-    found: Literal["hit", "shared", "miss", "passed"]
-
-
-class RowsSaved(Event, frozen=True):
-    """Rows are on disk. Counts since the last such event.
-
-    flawed: successes whose answer is cut, empty or refused, by the finish reason.
-    """
-
-    succeeded: int
-    failed: int
-    flawed: Mapping[str, int] = {}
 
 
 class Listener(Protocol):

@@ -16,8 +16,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from redline.cli.app import main
-from summaries import from_summary, sums
+from redline.cli import main
+from support.summaries import from_summary, sums
 
 
 class Told(NamedTuple):

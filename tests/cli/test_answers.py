@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cli.conftest import Cli, Told
-from scripted_server import Script, Scripted, chat, said, scripted
-from scripted_server import Told as Answer
+from support.scripted_server import Script, Scripted, chat, said, scripted
+from support.scripted_server import Told as Answer
 
 Rows = Callable[..., str]
 CUT_OFF = [

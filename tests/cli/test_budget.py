@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import redline
-from simulated import simulated
+from support.simulated import simulated
 
 Cli = Callable[..., Any]
 Rows = Callable[..., str]
@@ -188,5 +188,5 @@ def test_a_stopped_run_says_so_in_python() -> None:
     report = redline.run(
         [{"prompt": "a"}] * 3, model="m", endpoint="sim", budget_tokens=10, params={"max_tokens": 5}
     )
-    assert isinstance(report.stopped, redline.BudgetSpent)
+    assert isinstance(report.stopped, redline.errors.BudgetSpent)
     assert (report.succeeded, report.unfinished) == (0, report.offered)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from redline.cli.cache_flags import cache_of
+from redline.job.settings import values
 
 Cli = Callable[..., Any]
 Rows = Callable[..., str]
@@ -149,9 +149,7 @@ def test_a_wrong_size_names_the_table_that_it_stands_in(cli: Cli, rows: Rows) ->
     [("1g", 10**9), ("1.5 GB", 1_500_000_000), ("500m", 5 * 10**8), ("2000kb", 2_000_000)],
 )
 def test_sizes(text: str, size: int) -> None:
-    made = cache_of({"cache_dir": "x", "cache_size": text}, {}, {})
-    assert made is not None
-    assert made.max_bytes == size
+    assert values.size({"cache_size": text}, "cache_size") == size
 
 
 def test_a_place_that_cannot_be_written_ends_the_run_before_it_begins(cli: Cli, rows: Rows) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import redline
-from scripted import Answer, Scripted, completion, scripted
+from support.scripted import Answer, Scripted, completion, scripted
 
 Cli = Callable[..., Any]
 Rows = Callable[..., str]

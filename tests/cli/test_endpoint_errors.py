@@ -103,7 +103,7 @@ def test_a_server_that_breaks_is_tried_again(cli: Cli, rows: Rows, odd: Any) -> 
 def test_an_endpoint_that_is_down_stops_the_run(
     cli: Cli, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redline.calls.outage._NEVER_ANSWERED_S", 0.5)
+    monkeypatch.setattr("redline.calls.http.outage._NEVER_ANSWERED_S", 0.5)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # not listening: connections are refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"

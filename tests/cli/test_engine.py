@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 
 import redline
 from cli.conftest import Cli
-from engine_models import continuation, load, other_model, random_model, tokenizer_of
 from redline import EngineSettings, LocalEngine
+from support.engine_models import continuation, load, other_model, random_model, tokenizer_of
 
 Rows = Callable[..., str]
 MANY = 4_000_000

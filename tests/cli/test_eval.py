@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cli.conftest import Cli, Told
-from model_server import USAGE, Said, model_server
+from support.model_server import USAGE, Said, model_server
 
 Rows = Callable[..., str]
 # The simulated model repeats its prompt, so a task is right where its column holds the gold answer.

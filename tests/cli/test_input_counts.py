@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import redline
-from redline.run.progress import JsonProgress
+from redline.job.show import JsonProgress
 
 Cli = Callable[..., Any]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from late_server import After, Late, chat, late
+from support.late_server import After, Late, chat, late
 
 Cli = Callable[..., Any]
 Rows = Callable[..., str]
@@ -158,7 +158,7 @@ def test_the_user_reads_why_an_answer_could_not_be_read(
 ) -> None:
     cut = gzip.compress(chat("x"))[:-6]
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(cut)
-    monkeypatch.setattr("late_server.chat", lambda _: head + cut)
+    monkeypatch.setattr("support.late_server.chat", lambda _: head + cut)
     with late(lambda *_: None) as server:
         way = ["--base-url", server.url]
         if proxied:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import redline
-from scripted import Answer, Asked, completion, scripted
+from support.scripted import Answer, Asked, completion, scripted
 
 Cli = Callable[..., Any]
 Rows = Callable[..., str]
@@ -72,6 +72,6 @@ def test_what_is_to_be_mended(
 def test_python_catches_both_as_rejected() -> None:
     report = redline.run([{"x": 1}], prompt="{{ 1 / (x - 1) }}", endpoint="sim", progress=False)
     (outcome,) = report.outcomes
-    assert isinstance(outcome.error, redline.BadTemplate)
-    assert issubclass(redline.BadTemplate, redline.Rejected)
-    assert issubclass(redline.BadRow, redline.Rejected)
+    assert isinstance(outcome.error, redline.errors.BadTemplate)
+    assert issubclass(redline.errors.BadTemplate, redline.errors.Rejected)
+    assert issubclass(redline.errors.BadRow, redline.errors.Rejected)

@@ -17,7 +17,7 @@ import pytest
 
 from cli.conftest import Cli
 from fixtures.make import FOLDER, restored
-from simulated import Simulated, simulated
+from support.simulated import Simulated, simulated
 
 OLD = FOLDER / "4294e90"
 Restore = Callable[[str], list[str]]

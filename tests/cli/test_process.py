@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from summaries import sums
+from support.summaries import sums
 
 Cli = Callable[..., Any]
 Rows = Callable[..., str]

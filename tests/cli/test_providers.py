@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scripted import Answer, Asked, completion, scripted
+from support.scripted import Answer, Asked, completion, scripted
 
 Cli = Callable[..., Any]
 Rows = Callable[..., str]

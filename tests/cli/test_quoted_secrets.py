@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import redline
-from scripted import Answer, Asked, completion, scripted
+from support.scripted import Answer, Asked, completion, scripted
 
 Cli = Callable[..., Any]
 Rows = Callable[..., str]

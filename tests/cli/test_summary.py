@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from redline.run.progress import PlainProgress
-from summaries import sums
+from redline.job.show import PlainProgress
+from support.summaries import sums
 
 Cli = Callable[..., Any]
 Rows = Callable[..., str]

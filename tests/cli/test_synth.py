@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from model_server import Said, model_server
+from support.model_server import Said, model_server
 
 Cli = Callable[..., Any]
 Rows = Callable[..., str]

@@ -241,7 +241,7 @@ def test_our_own_defect_is_told_as_one(
     def broken(*_: object) -> int:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr("redline.cli.run.run_command", broken)
+    monkeypatch.setattr("redline.cli.commands.run.run_command", broken)
     told = cli("run", rows({"text": "a"}))
     assert told.status == 3
     assert "ZeroDivisionError: planted" in told.err

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from redline.run.journal import Journal
-from redline.run.output import Output
-from redline.run.record import Result
+from redline.journal import Journal, Output, Result
 
 
 def hearing(hear: Callable[[list[Result]], None], base: type[Journal] = Journal) -> type[Journal]:

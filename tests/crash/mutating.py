@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from broken_parts import acknowledges_early, keeps_torn_lines, knows_nothing
 from redline.errors import JournalError
-from redline.run import repair, resume
-from redline.run.entries import Stretch, read_stretches
-from redline.run.files import replace_file, sync_name
-from redline.run.identity import Identifier
-from redline.run.journal import Journal
-from redline.run.results_file import ResultsFile, take_out
-from swapping import Swap
+from redline.job.outputs import repairing as repair
+from redline.job.outputs import resume
+from redline.journal import Identifier, Journal, ResultsFile, Stretch, read_stretches, take_out
+from redline.process import replace_file, sync_name
+from support.broken_parts import acknowledges_early, keeps_torn_lines, knows_nothing
+from support.swapping import Swap
 
 Write = Callable[[int], None]
 

@@ -13,8 +13,8 @@ from crash.disk import Death, Disk
 from crash.platter import Platter
 from crash.scenarios import FAILED, OUTPUT, Log, in_child
 from crash.steps import Step
-from redline.run import repair as repairs
-from redline.run.output import Output
+from redline.job.outputs import repairing as repairs
+from redline.journal import Output
 
 
 def line(number: int, size: int = 0) -> bytes:

@@ -26,10 +26,9 @@ from crash.scenarios import (
     one_run,
 )
 from crash.steps import Step
-from redline.run.identity import mark_of
-from redline.run.output import Output
-from redline.run.source_row import Row
-from redline.run.verify import verify
+from redline.job.outputs import verify
+from redline.journal import Output, mark_of
+from redline.sources import Row
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,9 @@ import msgspec
 import redline
 from crash.hearing import hearing
 from redline.errors import Rejected
-from redline.run import api, journal, resume
+from redline.job import api
+from redline.job.outputs import resume
+from redline.journal import journal
 from redline.testing import VirtualLoop
 
 OUTPUT, FAILED = "labels.jsonl", "labels.failed.jsonl"

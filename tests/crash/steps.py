@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
 
-from redline.run import files, manifest, repair, results_file, resume, rewrite
-from redline.run.lock import OutputLock
-from redline.run.results_file import ResultsFile
+from redline.job.outputs import repairing as repair
+from redline.job.outputs import resume
+from redline.journal import OutputLock, ResultsFile, manifest, results_file, rewrite
+from redline.process import files
 
 CALLS = (
     *("open", "mkdir", "write", "pwrite", "pread", "fsync", "ftruncate"),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from scripted_server import chat, said, scripted
+from support.scripted_server import chat, said, scripted
 
 ROWS = 60
 CUT_AT = (15, 30, 45)

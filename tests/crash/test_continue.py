@@ -12,8 +12,8 @@ import pytest
 import redline
 from crash.killing import ids, sealed_lines
 from redline.errors import ConfigError, Rejected
-from redline.run.output import Output
-from redline.run.verify import Verdict, verify
+from redline.job.outputs import Verification, verify
+from redline.journal import Output
 
 pytestmark = pytest.mark.crash
 
@@ -41,7 +41,7 @@ class Bench:
         assert report.is_complete or report.untried, report
         return sorted(self.asked)
 
-    def verdict(self, rows: object) -> Verdict:
+    def verdict(self, rows: object) -> Verification:
         return verify(Output(path=self.output), rows)
 
     def done(self) -> list[str]:
@@ -250,7 +250,7 @@ def test_a_damaged_manifest_is_told_and_may_be_overruled(bench: Bench) -> None:
     bench.work(named("a"))
     manifest = bench.output.parent / "labels.redline" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes()[:40])
-    with pytest.raises(redline.JournalError, match=r"manifest\.json is damaged") as caught:
+    with pytest.raises(redline.errors.JournalError, match=r"manifest\.json is damaged") as caught:
         bench.work(named("a", "b"))
     assert "--force" in caught.value.hint
     assert bench.work(named("a", "b"), force=True) == ["b"]

@@ -17,8 +17,8 @@ from crash.killing import ids, sealed_lines, sim_flags, write_rows
 from crash.killing import redline as command
 from crash.small_disk import fill, mounted
 from redline.errors import JournalError
-from redline.run import journal, resume
-from redline.run.record import Result
+from redline.job.outputs import resume
+from redline.journal import Result, journal
 
 pytestmark = pytest.mark.crash
 

@@ -16,10 +16,8 @@ from crash.killing import ids, sealed_lines, sim_flags, write_rows
 from crash.killing import redline as command
 from crash.small_disk import fill, mounted
 from redline.errors import JournalError, Rejected
-from redline.run import results_file, resume
-from redline.run.output import Output
-from redline.run.record import Result
-from redline.run.verify import verify
+from redline.job.outputs import resume, verify
+from redline.journal import Output, Result, results_file
 
 pytestmark = pytest.mark.crash
 

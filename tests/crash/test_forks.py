@@ -124,7 +124,7 @@ SECOND = """
 import sys
 from pathlib import Path
 from redline.errors import JournalError
-from redline.run.results_file import ResultsFile
+from redline.journal.results_file import ResultsFile
 try:
     ResultsFile(Path(sys.argv[1]), lambda found: None)
 except JournalError as error:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from redline.run import identity
-from redline.run.source import open_source
+from redline.journal import identity
+from redline.sources import open_source
 
 UNNAMED: list[dict[str, Any]] = [{"text": "a"}, {"text": "b"}, {"text": "a"}, {"text": "a"}]
 

@@ -16,10 +16,8 @@ import redline
 from crash.killing import await_lines, ended, ids, sim_flags, started, write_rows
 from crash.killing import redline as command
 from redline.errors import ConfigError, JournalError, RedlineError, Rejected
-from redline.run.lock import OutputLock
-from redline.run.output import Output
-from redline.run.repair import repair
-from redline.run.verify import verify
+from redline.job.outputs import repair, verify
+from redline.journal import Output, OutputLock
 
 pytestmark = pytest.mark.crash
 

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 import redline
-from catching import assert_caught
 from crash.killing import sealed_lines
 from redline.errors import ConfigError, JournalError, Rejected
-from redline.run.files import replace_file
-from redline.run.output import Output
-from redline.run.results_file import take_out
-from redline.run.verify import verify
-from swapping import Swap
+from redline.job.outputs import verify
+from redline.journal import Output, take_out
+from redline.process import replace_file
+from support.catching import assert_caught
+from support.swapping import Swap
 
 ROWS = [{"custom_id": f"r{number}", "text": f"text {number} é"} for number in range(1, 9)]
 

@@ -13,8 +13,7 @@ import pytest
 
 from redline.clock import SYSTEM
 from redline.limits import Cost, Limits
-from redline.limits.budget import Budget
-from redline.limits.recent import RecentSends
+from redline.limits.rule import RecentSends, Rules
 
 GUARD_S = 0.02
 # A clock is read a moment after the limiter has read it.
@@ -24,16 +23,16 @@ SLACK_S = 0.002
 def send_until_killed(folder: Path, profile: str, *, is_kept: bool) -> None:
     """Sends as fast as it may; each stamp is logged before its send, as a server would count it."""
     limits = Limits(requests="12/1s", tokens="360/1s", profile=profile, guard_s=GUARD_S)
-    budget, cost = Budget(limits), Cost(30)
+    rules, cost = Rules(limits), Cost(30)
     if is_kept:
-        budget.keep_in(RecentSends(folder / "state", "sim", SYSTEM))
+        rules.keep_in(RecentSends(folder / "state", "sim", SYSTEM))
     log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     while True:
-        wait_s = budget.wait_s(cost, SYSTEM.now_s())
+        wait_s = rules.wait_s(cost, SYSTEM.now_s())
         if wait_s > 0:
             time.sleep(min(wait_s, 0.05))
             continue
-        bookings = budget.book(cost, SYSTEM.now_s())
+        bookings = rules.book(cost, SYSTEM.now_s())
         sent_s = SYSTEM.now_s()
         for booking in bookings:
             booking.window.sent(booking, sent_s)

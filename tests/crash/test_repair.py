@@ -11,8 +11,8 @@ import redline
 from crash.killing import ids, sim_flags, write_rows
 from crash.killing import redline as command
 from redline.errors import JournalError
-from redline.run.output import Output
-from redline.run.verify import verify
+from redline.job.outputs import verify
+from redline.journal import Output
 
 pytestmark = pytest.mark.crash
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from simulated import simulated
+from support.simulated import simulated
 
 ROWS, COUNT, WINDOW_S = 900, 40, 2
 

@@ -52,10 +52,10 @@ pytestmark = [
 ]
 
 
-def dying(folder: Path, *words: str) -> tuple[int, str, str]:
+def dying(*words: str) -> tuple[int, str, str]:
     """Status, stdout and stderr of dying.py. In a process of its own: it forks, and stays small."""
     reply = subprocess.run(
-        [sys.executable, PROGRAM, *words, "--folder", str(folder)],
+        [sys.executable, PROGRAM, *words],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": f"tests:{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
@@ -68,11 +68,9 @@ def dying(folder: Path, *words: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("seed", [1])
 @pytest.mark.parametrize("work", WORKS)
-def test_a_run_that_dies_at_any_step_loses_nothing_and_is_resumed(
-    tmp_path: Path, work: str, seed: int
-) -> None:
+def test_a_run_that_dies_at_any_step_loses_nothing_and_is_resumed(work: str, seed: int) -> None:
     """Killed, or with the power gone: the manner is drawn at each step."""
-    status, out, err = dying(tmp_path, work, "any/any", "--seed", str(seed))
+    status, out, err = dying(work, "any/any", "--seed", str(seed))
     assert status == 0, err
     # A sweep that finds fewer steps has not seen the files change.
     assert int(out.split()[1]) >= 25, out
@@ -80,17 +78,17 @@ def test_a_run_that_dies_at_any_step_loses_nothing_and_is_resumed(
 
 @pytest.mark.parametrize(("mutant", "work", "manner", "reason"), MUTANTS)
 def test_the_sweep_notices_a_broken_part_and_says_how_to_see_it_again(
-    tmp_path: Path, mutant: str, work: str, manner: str, reason: str
+    mutant: str, work: str, manner: str, reason: str
 ) -> None:
     order = ["--last-first"] * (mutant in LATE)
-    status, _, err = dying(tmp_path, work, manner, *order, "--mutant", mutant)
+    status, _, err = dying(work, manner, *order, "--mutant", mutant)
     last = err.rstrip().rsplit("\n", 1)[-1]
     assert status == 1, err
     assert last.startswith("AssertionError"), err
     assert reason in last
     if mutant == "told-too-early":
         words = last.partition(f"replay: PYTHONPATH=tests python {PROGRAM} ")[2].split()
-        status, _, err = dying(tmp_path, *words, "--mutant", mutant)
+        status, _, err = dying(*words, "--mutant", mutant)
         assert status == 1
         assert err.rstrip().endswith(last), "the replay failed otherwise"
-        assert dying(tmp_path, *words)[0] == 0
+        assert dying(*words)[0] == 0

@@ -11,11 +11,8 @@ import pytest
 import redline
 from crash.killing import sealed_lines
 from redline.errors import ConfigError, JournalError, Rejected
-from redline.run.entries import Stretch, read_stretches
-from redline.run.output import Output
-from redline.run.repair import repair
-from redline.run.results_file import ResultsFile
-from redline.run.verify import verify
+from redline.job.outputs import repair, verify
+from redline.journal import Output, ResultsFile, Stretch, read_stretches
 
 ROWS = [{"custom_id": f"r{number}", "text": f"text {number} é"} for number in range(1, 7)]
 

@@ -22,7 +22,6 @@ Ports 8000 to 8009 in a page stand for ones that are free.
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import re
@@ -38,17 +37,12 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
+import click
 import pytest
 
-from redline.cli.engine import engine
-from redline.cli.evaluate import evaluate
-from redline.cli.run import run
-from redline.cli.sim import sim
-from redline.cli.synth import synth
-from redline.cli.tag import tag
-from redline.cli.verify import verify
-from redline.run.options import Options
-from redline.run.template import PARAMETERS
+from redline.cli import program
+from redline.job.settings import Keywords
+from redline.job.work import PARAMETERS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -255,7 +249,7 @@ def test_examples(page: Path, tmp_path: Path, request: pytest.FixtureRequest) ->
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     if page.name == "engine.md":
         pytest.importorskip("torch")
-        from engine_models import near_draft, random_model
+        from support.engine_models import near_draft, random_model
 
         # In place of the models that the page trains first, which takes minutes.
         models = request.getfixturevalue("models_folder")
@@ -333,11 +327,12 @@ def _prose() -> str:
 
 
 def _flags() -> set[str]:
-    """All long flags of the commands that have some."""
-    flags = {"--help", "--version", "--show-completion"}
-    for command in (run, evaluate, synth, tag, engine, sim, verify):
-        flags |= {f"--{name.replace('_', '-')}" for name in inspect.signature(command).parameters}
-    return flags - {"--ctx", "--rows", "--results", "--words"} | {"--input"}
+    """All long flags of `redline` and its commands."""
+    group = program()
+    context = click.Context(group)
+    commands = [group, *(group.get_command(context, name) for name in group.list_commands(context))]
+    params = [param for command in commands if command for param in command.params]
+    return {"--help", *(flag for param in params for flag in param.opts if flag[:2] == "--")}
 
 
 def test_every_flag_in_the_pages_exists() -> None:
@@ -356,7 +351,7 @@ def test_every_parameter_that_is_sent_is_in_its_page() -> None:
 
 def test_every_python_option_is_in_its_page() -> None:
     page = (ROOT / "docs" / "python.md").read_text("utf-8")
-    assert set(Options.__annotations__) <= set(re.findall(r"`(\w+)`", page))
+    assert set(Keywords.__annotations__) <= set(re.findall(r"`(\w+)`", page))
 
 
 def test_links_lead_somewhere() -> None:

@@ -10,11 +10,11 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from redline.cli import limit_flags
-from redline.limits import Limits, Rate, Spread, jitter
-from redline.limits.record import Doubt
-from redline.limits.window import Window
-from scripts import script
+from redline.job.settings import FLAGS
+from redline.limits import Limits, Rate, Spread
+from redline.limits.rule import Doubt, Window
+from redline.limits.rule import guard as jitter
+from support.scripts import script
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "limits.md").read_text("utf-8")
@@ -102,9 +102,9 @@ def test_the_margins_that_the_page_names_are_the_codes() -> None:
 
 def test_every_flag_and_setting_of_the_limits_has_its_line() -> None:
     section = PAGE.partition("\n## ")[0]
-    flags = {name.removesuffix("Flag") for name in vars(limit_flags) if name.endswith("Flag")}
-    named = {flag.replace("-", "") for flag in re.findall(r"`--([a-z-]+)", section)}
-    assert {flag.lower() for flag in flags} - {"concurrency"} == named - {"dryrun"}
+    flags = {option.key for option in FLAGS.values() if option.section == "How fast"}
+    named = {flag.replace("-", "_") for flag in re.findall(r"`--([a-z-]+)", section)}
+    assert flags - {"concurrency"} == named - {"dry_run"}
     assert "`-c 64`" in section
     python = (ROOT / "docs" / "python.md").read_text("utf-8")
     for field in msgspec.structs.fields(Limits):

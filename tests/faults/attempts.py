@@ -10,9 +10,9 @@ from faults.network import HANDSHAKE_S
 from faults.ran import Ran
 from faults.script import Script
 from faults.trace import Tried, Try
-from redline.calls.outage import is_unreachable
+from redline.calls.http import is_unreachable
 from redline.errors import BadReply, RateLimited, Retryable
-from redline.limits.settings import usable
+from redline.limits.rule import usable
 
 # Clocks of exchanges ring at multiples of 50 ms, and a run that is ended looks around as often.
 _CLOCK_S = 0.05

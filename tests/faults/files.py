@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from redline.run.output import Output
+from redline.journal import Output
 
 
 @dataclass

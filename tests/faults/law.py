@@ -17,12 +17,11 @@ from faults.files import text_of
 from faults.ran import Ran
 from faults.script import Script
 from faults.trace import Tried
-from redline.cli.output import Notes
-from redline.cli.present import summary_text
+from redline.cli.session import Notes, summary_text
 from redline.errors import JournalError, TimedOut
-from redline.run.settings import Job
-from redline.run.verify import verify
-from summaries import sums
+from redline.job.outputs import verify
+from redline.job.settings import Job
+from support.summaries import sums
 
 __all__ = ["Broken", "check"]
 

@@ -59,7 +59,7 @@ def _held(loop: Any, view: Any) -> list[str]:
     if limiter.waiting:
         words.append(f"{limiter.waiting} in the limiter's queue")
     later_s = loop.time() + _LATER_S
-    for line in limiter.budget.lines:
+    for line in limiter.rules.lines:
         used = line.window.used(later_s)
         if used:
             words.append(f"{used} {line.kind} of {line.stated}")

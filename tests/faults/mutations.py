@@ -9,17 +9,14 @@ from typing import Any
 
 import msgspec
 
-from broken_parts import acknowledges_early, keeps_torn_lines, knows_nothing
 from faults.parts import Breaking, assemble
 from faults.play import BrokenLaw, play
 from redline.calls import Call, HttpBackend, Retry
+from redline.job.settings import NO_MORE_S
+from redline.job.work import Feed
+from redline.journal import Identifier, Journal, ResultsFile
 from redline.limits import Limiter
-from redline.run.feed import Feed
-from redline.run.identity import Identifier
-from redline.run.journal import Journal
-from redline.run.results_file import ResultsFile
-from redline.run.tally import Tally
-from redline.run.task import NO_MORE_S
+from support.broken_parts import acknowledges_early, keeps_torn_lines, knows_nothing
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,8 @@ def _without(*names: str) -> Breaking:
 
 def _flushes_late(base: Any) -> Any:
     class Late(base):  # type: ignore[misc]
-        on_send = property(lambda self: None, lambda self, flush: None)
+        def __init__(self, *given: Any, before_write: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
 
     return Late
 
@@ -174,7 +172,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a slot is used again before its line is written",
-        Tally,
+        HttpBackend,
         _flushes_late,
         ("a death costs",),
         is_rare=True,

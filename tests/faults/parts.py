@@ -16,18 +16,16 @@ from typing import Any
 from faults.network import Numbered
 from faults.script import MODEL, Script
 from faults.trace import Trace, Tried, Try
-from redline.calls import FunctionBackend, HttpBackend, Retry, pool
-from redline.calls.connection import Connection
-from redline.calls.deadlines import Deadline
-from redline.calls.tokenizer import TOKENIZERS
+from redline.calls import FunctionBackend, HttpBackend, Retry
+from redline.calls.tokens import TOKENIZERS
+from redline.calls.wire import Connection, Deadline, pool
 from redline.clock import SYSTEM
-from redline.limits.opening import open_limiter
-from redline.run.files import unwritable
-from redline.run.journal import Journal
-from redline.run.results_file import ResultsFile
-from redline.run.runner import Runner
-from redline.testing.clock import WALL_START_S
-from swapping import Swap
+from redline.job.work import Runner
+from redline.journal import Journal, ResultsFile
+from redline.limits import open_limiter
+from redline.process import unwritable
+from redline.testing import WALL_START_S
+from support.swapping import Swap
 
 # What makes a broken part of redline's own.
 Breaking = Callable[[Any], Any]

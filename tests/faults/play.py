@@ -23,9 +23,9 @@ from faults.script import LONGEST_REPLY_BYTES, Run, Script
 from faults.server import Server
 from faults.trace import Trace
 from redline.calls import Endpoint
-from redline.run.execute import execute
-from redline.run.output import Output
-from redline.run.settings import Hooks, Job, Prompting
+from redline.job import execute
+from redline.job.settings import Hooks, Job, Prompting
+from redline.journal import Output
 from redline.testing import Deadlock
 
 # A file's fsync takes 2 us there and 80 us on a disk; what it makes durable is for tests/crash.

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from email.utils import formatdate
 from typing import Any
 
-from answers import chunked, head
 from faults.network import FaultLoop, Wire
 from faults.script import FINAL, GOOD, LONGEST_REPLY_BYTES, Attempt, Run, Script
 from faults.trace import Asked, Trace
 from redline.errors import BadReply, RateLimited, Refused, Rejected, ServerFailed
-from redline.testing.clock import WALL_START_S
+from redline.testing import WALL_START_S
+from support.answers import chunked, head
 
-# The clocks of exchanges ring at multiples of this, calls/deadlines.py.
+# The clocks of exchanges ring at multiples of this, calls/wire/deadlines.py.
 _CLOCK_S = 0.05
 _HANGS_S = 10_000.0
 _EDGES_S = (-1e-6, 0.0, 0.0, 1e-6)

@@ -10,9 +10,9 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from answers import MOST_BYTES, chunked, head
-from redline.calls import connection
-from wires import Case, Result, exchange
+from redline.calls.wire import connection
+from support.answers import MOST_BYTES, chunked, head
+from support.wires import Case, Result, exchange
 
 
 def run(case: Case) -> Result:

@@ -24,13 +24,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from catching import assert_caught
-from redline.calls import Call, Outcome, Request, Sink, apis, failed
-from redline.calls.cache import Cached
-from redline.calls.cache_store import AnswerStore
+from redline.apis import replies as apis
+from redline.calls import Call, Outcome, Request, Sink, failed
+from redline.calls.cache import AnswerStore, Cached
 from redline.errors import Rejected, ServerFailed, TimedOut
 from redline.limits import Cost
 from redline.testing import VirtualClock, virtual_run
+from support.catching import assert_caught
 
 ENDINGS = ("whole", "whole", "cut", "rejected", "failed")
 

@@ -16,8 +16,7 @@ from redline.tasks import (
     is_same,
     strict_number,
 )
-from redline.tasks.numbers import Number
-from redline.tasks.numerals import read_number
+from redline.tasks.answers import Number, read_number
 
 # What the readers look for, so that texts made of these reach every branch of them.
 PARTS = (

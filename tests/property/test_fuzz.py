@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-import reference
-from answers import head
-from catching import assert_caught
-from fuzzing import fuzz
-from raw_server import answer
-from redline.calls import connection
-from wires import Case, exchange
+from redline.calls.wire import connection
+from support import reference
+from support.answers import head
+from support.catching import assert_caught
+from support.fuzzing import fuzz
+from support.raw_server import answer
+from support.wires import Case, exchange
 
 HINTS = "HTTP/1.1 103 Early Hints"
 EMPTY = "HTTP/1.1 204 No Content"

@@ -19,14 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from catching import assert_caught
 from redline.clock import Clock
-from redline.errors import OverBudget
+from redline.errors import OverLimit
 from redline.limits import Cost, Limiter, Limits, Rate
-from redline.limits.booking import Booking
-from redline.limits.cost import Kind
-from redline.limits.grant import Grant
+from redline.limits.rule import Booking, Kind
+from redline.limits.wait import Grant
 from redline.testing import VirtualLoop
+from support.catching import assert_caught
 
 GUARD_S = 0.05
 SLACK_S = 1e-6
@@ -168,7 +167,7 @@ class World:
 
     def _spy(self) -> None:
         by_cost = {id(caller.cost): caller for caller in self.plan.callers}
-        book = self.limiter.budget.book
+        book = self.limiter.rules.book
 
         def noted(cost: Cost, now_s: float, *more: Any) -> Any:
             caller = by_cost.get(id(cost))
@@ -178,7 +177,7 @@ class World:
                     asyncio.get_running_loop().call_soon(caller.task.cancel)
             return book(cost, now_s, *more)
 
-        self.limiter.budget.book = noted
+        self.limiter.rules.book = noted
 
     async def call(self, caller: Caller) -> None:
         await asyncio.sleep(caller.arrive_s)
@@ -201,7 +200,7 @@ class World:
                 caller.fate = "sent"
                 grant.sent(caller.stamp_s)
                 await self._answered(caller, grant)
-        except OverBudget:
+        except OverLimit:
             caller.fate = "refused"
         except asyncio.CancelledError:
             caller.fate = "cancelled" if caller.fate == "none" else caller.fate
@@ -234,7 +233,7 @@ class World:
             self.share = value
             for name, rate in self._stated.items():
                 self._note(name, rate, now_s)
-            self.limiter.budget.set_share(value)
+            self.limiter.rules.set_share(value)
             self.limiter.refresh()
         else:
             self._stated[what] = value
@@ -329,7 +328,7 @@ def check_accounts(world: World, now_s: float) -> None:
     assert world.limiter.waiting == 0
     last = {name: [rate for _, _, kind, rate in world.rates if kind == name][-1] for name in FIRST}
     is_same_window = len({(kind, rate.window_s) for _, _, kind, rate in world.rates}) == len(FIRST)
-    for line in world.limiter.budget.lines if is_same_window else []:
+    for line in world.limiter.rules.lines if is_same_window else []:
         span_s = last[line.kind].window_s + GUARD_S
         # Sends within 1/4096 of a window count as one.
         grain_s = span_s / 2048 + SLACK_S
@@ -346,10 +345,10 @@ async def check_afterwards(world: World) -> None:
     """After a long pause the whole limit is free again, and not more than that."""
     await asyncio.sleep(LONG_S)
     limiter, now_s = world.limiter, world.clock.now_s()
-    for line in limiter.budget.lines:
+    for line in limiter.rules.lines:
         assert line.window.used(now_s) == 0
         assert line.window.wait_s(line.window.rate.count, now_s) == 0
-    most = min(line.window.rate.count for line in limiter.budget.lines if line.kind == "tokens")
+    most = min(line.window.rate.count for line in limiter.rules.lines if line.kind == "tokens")
     assert limiter.room_s(Cost(most), now_s) == 0
     grant = await limiter.acquire(most)
     grant.sent(now_s)
@@ -445,7 +444,7 @@ class Passing(Limiter):
         now_s = self.now_s()
         if self.room_s(cost, now_s) > 0:
             return None
-        return Grant(self, self.budget.book(cost, now_s), cost, 0.0)
+        return Grant(self, self.rules.book(cost, now_s), cost, 0.0)
 
 
 class Unparked(Limiter):
@@ -459,7 +458,7 @@ class Fresh(Limiter):
     """Begins other limits as if nothing had been sent."""
 
     def set_rates(self, kind: Kind, rates: Sequence[Rate]) -> None:
-        self.budget.lines = [line for line in self.budget.lines if line.kind != kind]
+        self.rules.lines = [line for line in self.rules.lines if line.kind != kind]
         super().set_rates(kind, rates)
 
 

@@ -12,12 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from catching import assert_caught
-from pacing import SERVERS, Ask, Law, SmallBucket, drive, exchange, most_in, rejections
 from redline.limits import Limits, Rate
-from redline.limits.booking import Booking
-from redline.limits.budget import Budget
-from redline.limits.window import Window
+from redline.limits.rule import Booking, Rules, Window
+from support.catching import assert_caught
+from support.pacing import SERVERS, Ask, Law, SmallBucket, drive, exchange, most_in, rejections
 
 GUARD_S = 0.05
 HARD = ("any", "counter", "fixed", "moving")
@@ -167,7 +165,7 @@ WINDOWS = ("fixed", "aligned", "moving")
 
 
 def rejected(
-    profile: str, servers: tuple[str, ...], ways: dict[str, Law], kind: Any = Budget
+    profile: str, servers: tuple[str, ...], ways: dict[str, Law], kind: Any = Rules
 ) -> dict[str, int]:
     """Rejections of 300 calls in each of 60 drawn scenarios, by what went on."""
     found: dict[str, int] = {}
@@ -367,7 +365,7 @@ def check_measured(kind: Any) -> None:
     assert rejected("moving", ("moving",), HEAVY_WAYS, kind) == {}
 
 
-class Trusting(Budget):
+class Trusting(Rules):
     """Takes every reply for one that came at once."""
 
     def replied(self, bookings: Iterable[Booking], took_s: float, sent_s: float) -> None:
@@ -375,5 +373,5 @@ class Trusting(Budget):
 
 
 def test_a_wrong_measured_guard_is_caught() -> None:
-    assert_caught(check_measured, Budget, Trusting)
-    assert_caught(check_measured, Budget, lambda limits: Budget(replace(limits, guard_s=0.001)))
+    assert_caught(check_measured, Rules, Trusting)
+    assert_caught(check_measured, Rules, lambda limits: Rules(replace(limits, guard_s=0.001)))

@@ -8,10 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacing import SERVERS, Ask, Sent, drive, rejections
 from redline.limits import Rate
-from redline.limits.phases import Phases
-from redline.limits.window import Window
+from redline.limits.rule import Phases, Window
+from support.pacing import SERVERS, Ask, Sent, drive, rejections
 
 GUARD_S = 0.05
 SLACK_S = 1e-6

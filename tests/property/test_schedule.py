@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from catching import assert_caught
 from redline.limits import Limits, Rate
-from redline.limits import redis_ledger as redis_module
-from redline.limits import schedule as schedule_module
-from redline.limits.schedule import Lease, LeaseRequest, State, lease_s_of
-from sharing import Ask, Process, Sent, most_amount, share
+from redline.limits.shared import Lease, LeaseRequest, State, lease_s_of
+from redline.limits.shared import redis_ledger as redis_module
+from redline.limits.shared import schedule as schedule_module
+from support.catching import assert_caught
+from support.sharing import Ask, Process, Sent, most_amount, share
 
 GUARD_S = 0.05
 HARD = ("any", "counter", "fixed", "moving")

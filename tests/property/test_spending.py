@@ -14,14 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catching import assert_caught
 from redline.calls import Call, Outcome, Reply, Request, Retry, RetryPolicy, failed
-from redline.calls.metered import Metered
-from redline.calls.prices import Price, Prices
-from redline.calls.spending import NOTHING, Allowance, Amount, Spending
-from redline.calls.worst import worst_of
+from redline.calls.cost import NOTHING, Allowance, Amount, Metered, Price, Prices, Spending
+from redline.calls.tokens import worst_of
 from redline.errors import BadReply, BudgetSpent, Disconnected, RateLimited, ServerFailed, TimedOut
 from redline.testing import VirtualClock, virtual_run
+from support.catching import assert_caught
 
 PRICE = Price(input=150_000, cached_input=75_000, output=600_000)
 FAULTS = ("answer", "answer", "answer", "silent", "429", "500", "cut", "late", "half", "unsent")

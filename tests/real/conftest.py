@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from redline.calls.direct import DirectTransport
+from redline.calls.wire import DirectTransport
 
 WAYS = ("direct-asyncio", "direct-uvloop", "aiohttp-uvloop")
 Run = Callable[[Coroutine[Any, Any, None]], None]

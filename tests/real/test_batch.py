@@ -16,18 +16,16 @@ from typing import Any
 import pytest
 
 import redline
-from catching import assert_caught
 from crash.killing import LIMIT_S, sealed_lines
 from redline.calls import RetryPolicy
-from redline.calls.batch_api import Batch, BatchApi
-from redline.run import batch as batch_module
-from redline.run import batch_plan
-from redline.run.batch_collect import Collector
-from redline.run.batch_ledger import Ledger, Note
-from redline.run.batch_send import Sender
-from redline.run.output import Output
-from redline.run.verify import verify
-from simulated import Simulated, simulated
+from redline.calls.client import Batch, BatchApi
+from redline.job.batch import Collector, Ledger, Note, Sender
+from redline.job.batch import plan as batch_plan
+from redline.job.batch import runner as batch_module
+from redline.job.outputs import verify
+from redline.journal import Output
+from support.catching import assert_caught
+from support.simulated import Simulated, simulated
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 
@@ -75,7 +73,7 @@ def assert_once(count: int, failed: int = 0) -> list[dict[str, Any]]:
 
 
 def files(sim: Simulated) -> list[Any]:
-    found: list[Any] = sim._get("/v1/files")["data"]
+    found: list[Any] = sim.get("/v1/files")["data"]
     return found
 
 
@@ -178,7 +176,7 @@ def test_a_lost_answer_to_the_making_makes_no_second_batch(monkeypatch: pytest.M
         batch = await make(self, *given)
         if not lost:
             lost.append(batch.id)
-            raise redline.Disconnected("the connection broke")
+            raise redline.errors.Disconnected("the connection broke")
         return batch
 
     monkeypatch.setattr(BatchApi, "make", losing)
@@ -353,7 +351,7 @@ def test_a_run_that_is_interrupted_and_killed_while_it_waits_goes_on_with_its_ba
 # The command, which kills itself just before it writes this note.
 KILLED = """
 import os, signal, sys
-from redline.run.batch_ledger import Ledger
+from redline.job.batch.ledger import Ledger
 at, write = sys.argv.pop(1), Ledger.write
 def die(self, note):
     if note.at == at:
@@ -505,7 +503,7 @@ def test_a_batch_that_the_provider_forgot_is_told_and_done_live_when_that_is_sai
 def test_a_batch_without_its_note_is_found_behind_newer_ones(
     plain: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redline.calls.batch_api._PAGE", 1)
+    monkeypatch.setattr("redline.calls.client.batch_api._PAGE", 1)
     before = plain.stats()["batches"]["created"]
     write_rows(3)
     with dying("batch", "before"):

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from redline import Disconnected, Endpoint, Rejected, Retryable, RetryPolicy
-from redline.calls.batch_api import Batch, BatchApi
-from redline.errors import BadReply
+from redline import Endpoint, RetryPolicy
+from redline.calls.client import Batch, BatchApi
+from redline.errors import BadReply, Disconnected, Rejected, Retryable
 from redline.sim import SimSettings, parse_faults
 from redline.sim.server import Sim
 

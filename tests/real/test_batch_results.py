@@ -12,10 +12,10 @@ import pytest
 
 import redline
 from redline.calls import RetryPolicy
-from redline.cli.app import main
-from redline.run import batch as batch_module
-from redline.run import batch_plan
-from scripted_server import Scripted, Told, chat, said, scripted
+from redline.cli import main
+from redline.job.batch import plan as batch_plan
+from redline.job.batch import runner as batch_module
+from support.scripted_server import Scripted, Told, chat, said, scripted
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import redline
-from redline.run import resume
+from redline.job import build
+from redline.job.outputs import resume
 
 ROWS = [{"n": number} for number in range(8)]
 
@@ -115,7 +116,7 @@ def test_a_deadline_does_not_wait_for_a_slow_iterable() -> None:
     # The source's thread cannot be interrupted, but the run's own end does not wait for it.
     assert report.elapsed_s < 4
     assert report.succeeded == 1
-    assert isinstance(report.stopped, redline.TimedOut)
+    assert isinstance(report.stopped, redline.errors.TimedOut)
     assert time.monotonic() - begun_s < 30
 
 
@@ -180,8 +181,7 @@ async def test_a_stream_left_while_it_opens_calls_nobody(
         time.sleep(0.5)
         return opened(*arguments)
 
-    execute = sys.modules["redline.run.execute"]
-    monkeypatch.setattr(execute, "open_journal", slow)
+    monkeypatch.setattr(build, "open_journal", slow)
     stream = redline.stream(ROWS * 100, call=count, output=tmp_path / "out.jsonl")
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(stream), 0.1)
@@ -221,5 +221,5 @@ async def test_a_nonsensical_retry_after_is_taken_for_none(when: str) -> None:
     no_retry = redline.RetryPolicy(max_retries=0)
     async with server, redline.Client(f"http://127.0.0.1:{port}/v1", retry=no_retry) as client:
         outcome = await client.call(redline.Request(method="GET", url="/chat"))
-    assert isinstance(outcome.error, redline.RateLimited)
+    assert isinstance(outcome.error, redline.errors.RateLimited)
     assert outcome.error.retry_after_s is None

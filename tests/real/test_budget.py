@@ -7,14 +7,13 @@ import os
 
 import pytest
 
-from redline import BudgetSpent, Call, Endpoint, Request
+from redline import Call, Endpoint, Request
 from redline.calls import HttpBackend
-from redline.calls.metered import Metered
-from redline.calls.prices import Prices
-from redline.calls.spending import NOTHING, Allowance, Amount, Spending
-from redline.calls.worst import worst_of
-from redline.events import AttemptEnded, AttemptStarted, Event
-from simulated import simulated
+from redline.calls.cost import NOTHING, Allowance, Amount, Metered, Prices, Spending
+from redline.calls.tokens import worst_of
+from redline.errors import BudgetSpent
+from redline.waist import Attempts
+from support.simulated import simulated
 
 pytestmark = [pytest.mark.real]
 
@@ -38,22 +37,13 @@ class Full:
         self.kept.append(committed)
 
 
-class Heard:
-    def __init__(self) -> None:
-        self.kinds: list[str] = []
-
-    def on_event(self, event: Event) -> None:
-        if isinstance(event, (AttemptStarted, AttemptEnded)):
-            self.kinds.append(type(event).__name__)
-
-
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_full_disk_keeps_the_request_from_the_server(transport: str) -> None:
-    heard, account = Heard(), Full(room=2)
+    attempts, account = Attempts(), Full(room=2)
     with simulated() as sim:
         endpoint = Endpoint(base_url=sim.base_url, headers=TRANSPORTS[transport])
         backend = Metered(
-            HttpBackend(endpoint, listener=heard),
+            HttpBackend(endpoint, attempts=attempts),
             Spending(Allowance(tokens=10_000)),
             Prices(),
             account=account,
@@ -71,8 +61,8 @@ async def test_a_full_disk_keeps_the_request_from_the_server(transport: str) -> 
     assert "No space left on device" in second.error.what
     assert received == 1
     assert (backend.spending.spent, backend.spending.reserved) == (used, NOTHING)
-    # What was told to have begun is told to have ended.
-    assert heard.kinds == ["AttemptStarted", "AttemptEnded"] * 2
+    # Each attempt that is counted as begun is counted as ended.
+    assert (attempts.attempts, attempts.in_flight) == (2, 0)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

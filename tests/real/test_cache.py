@@ -10,7 +10,7 @@ import pytest
 
 import redline
 from redline import Cache, ConfigError
-from simulated import simulated
+from support.simulated import simulated
 
 pytestmark = pytest.mark.real
 

@@ -29,7 +29,13 @@ pytest.importorskip("torch")
 
 import redline
 from crash.killing import COMMAND, clean_environ
-from engine_models import (
+from redline import EngineSettings, LocalEngine
+from redline.calls import Call, Request
+from redline.engine.model import Runner
+from redline.engine.step import Core
+from redline.errors import ConfigError, NoEndpoint, Rejected, TimedOut
+from redline.serve import Serving, serving
+from support.engine_models import (
     VOCABULARY,
     Continuation,
     continuations,
@@ -38,12 +44,6 @@ from engine_models import (
     random_prompts,
     tokenizer_of,
 )
-from redline import EngineSettings, LocalEngine
-from redline.calls import Call, Request
-from redline.engine.core import Core
-from redline.engine.runner import Runner
-from redline.errors import ConfigError, NoEndpoint, Rejected, TimedOut
-from redline.serve.local import Serving, serving
 
 LIMIT_S = 60.0
 NEW = 24

@@ -16,10 +16,10 @@ pytest.importorskip("torch")
 import torch
 
 import redline
-from engine_models import random_draft, random_model
-from pretend_gpu import pretend_gpu
 from redline import EngineSettings, LocalEngine
 from redline.errors import ConfigError
+from support.engine_models import random_draft, random_model
+from support.pretend_gpu import pretend_gpu
 
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["ab", "c"]}}}
 ASKED: dict[str, dict[str, Any]] = {

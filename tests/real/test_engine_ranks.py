@@ -22,9 +22,14 @@ pytest.importorskip("torch")
 
 from transformers import AutoModelForCausalLM, CohereConfig, GPTBigCodeConfig
 
-from engine_driver import CAPACITY, Setting, loaded, make_core
-from engine_models import near_draft, random_model
-from engine_ranks import (
+from redline.engine.model import Piece, Runner, Work
+from redline.engine.parallel import Ranks, make_computer
+from redline.engine.parallel import coordinator as ranks_module
+from redline.engine.step import EngineFailed
+from redline.errors import ConfigError
+from support.engine_driver import CAPACITY, Setting, loaded, make_core
+from support.engine_models import near_draft, random_model
+from support.engine_ranks import (
     LONGEST_S,
     Forked,
     SlowRanks,
@@ -39,16 +44,9 @@ from engine_ranks import (
     stage_times,
     works,
 )
-from redline.engine import ranks as ranks_module
-from redline.engine.attention import Piece
-from redline.engine.ranks import Ranks, make_computer
-from redline.engine.runner import Runner, Work
-from redline.engine.thread import EngineFailed
-from redline.errors import ConfigError
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.xdist_group("engine-ranks"),
     # Python warns of forks where there are threads; those here hold nothing.
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
@@ -263,9 +261,10 @@ def test_a_model_that_cannot_be_split_is_refused_with_no_process_left(
     models_folder: Path,
 ) -> None:
     told = settings(random_model("llama", models_folder), Split(shares=4))
+    before = children(os.getpid())
     with pytest.raises(ConfigError, match=r"num_key_value_heads = 2.*4 ranks"):
         Forked(*told, capacity=64, device="cpu")
-    assert not children(os.getpid())
+    assert children(os.getpid()) == before
 
 
 def test_one_process_computes_where_one_is_wanted(models_folder: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from simulated import simulated
+from support.simulated import simulated
 
 pytestmark = pytest.mark.real
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import redline
-from raw_server import RawServer, Seen
+from support.raw_server import RawServer, Seen
 
 pytestmark = [pytest.mark.real]
 
@@ -94,21 +94,21 @@ async def test_a_whole_stream_is_read(data: bytes, size: int) -> None:
 async def test_half_a_stream_is_an_error(data: bytes, what: str, end: bytes) -> None:
     text, error = await streamed(HALF + data + end, 11)
     assert text == "Hel"
-    assert isinstance(error, redline.CallError)
+    assert isinstance(error, redline.errors.CallError)
     assert what in error.what
 
 
 async def test_an_error_before_the_first_text_keeps_its_status() -> None:
     _, error = await streamed(events(b'{"error": {"message": "busy", "code": 503}}', DONE), 9)
-    assert (type(error), getattr(error, "status", None)) == (redline.ServerFailed, 503)
+    assert (type(error), getattr(error, "status", None)) == (redline.errors.ServerFailed, 503)
 
 
 async def test_choices_that_did_not_all_come_or_end_are_an_error() -> None:
     _, error = await streamed(WHOLE, 10_000, n=2)
-    assert isinstance(error, redline.BadReply)
+    assert isinstance(error, redline.errors.BadReply)
     assert "asked for 2 choices, got 1" in error.what
     _, error = await streamed(events(part("B", index=1)) + WHOLE, 10_000, n=2)
-    assert isinstance(error, redline.Disconnected)
+    assert isinstance(error, redline.errors.Disconnected)
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 
 from redline.calls import Call, Endpoint, HttpBackend, Outcome, Request, Retry
 from redline.clock import SYSTEM
 from redline.limits import Limits
-from simulated import Simulated, simulated
+from support.simulated import Simulated, simulated
 
 pytestmark = pytest.mark.real
 
@@ -52,7 +55,7 @@ class Run:
     @property
     def stated(self) -> str:
         """The limit that is kept now."""
-        return str(self._inner.limiter.budget.lines[0].stated)
+        return str(self._inner.limiter.rules.lines[0].stated)
 
     async def _work(self) -> None:
         while not self._is_over:
@@ -87,14 +90,66 @@ class Seen:
         )
 
 
+@dataclass(frozen=True)
+class Scenario:
+    """flags: of the server. steps: as Run.go has them."""
+
+    flags: tuple[str, ...]
+    limits: Limits
+    steps: tuple[tuple[float, str | None], ...]
+
+
+class Ended(NamedTuple):
+    """What came of a scenario. changes_s: when each step ended."""
+
+    run: Run
+    seen: Seen
+    changes_s: list[float]
+
+
+LATENCY = ("--latency", "0.02-0.05")
+A_SECOND = (Limits(requests="40/1s"), ((1.5, "20/1s"), (3.5, "40/1s"), (2.5, None)))
+A_MINUTE = ("--requests", "2400/60s", "--algorithm", "bucket", *LATENCY)
+SCENARIOS = {
+    "fixed": Scenario(("--requests", "40/1s", "--algorithm", "fixed", *LATENCY), *A_SECOND),
+    "moving": Scenario(("--requests", "40/1s", "--algorithm", "moving", *LATENCY), *A_SECOND),
+    "a minute": Scenario(
+        (*A_MINUTE, "--headers", "anthropic"),
+        Limits(requests="2400/60s"),
+        ((1.0, "1200/60s"), (2.0, "9600/60s"), (1.5, None)),
+    ),
+    "not stated": Scenario(
+        A_MINUTE,
+        Limits(rate="auto", concurrency=WAITING),
+        ((1.5, "1200/60s"), (2.0, None)),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def ended() -> dict[str, Ended]:
+    """All scenarios, each with a server of its own, played at once: they mostly wait."""
+
+    async def play(sim: Simulated, scenario: Scenario) -> Ended:
+        run = Run(sim, scenario.limits)
+        changes_s = await run.go(*scenario.steps)
+        return Ended(run, await asyncio.to_thread(Seen, sim), changes_s)
+
+    async def play_all() -> dict[str, Ended]:
+        with ExitStack() as stack:
+            sims = [stack.enter_context(simulated(*one.flags)) for one in SCENARIOS.values()]
+            found = await asyncio.gather(*map(play, sims, SCENARIOS.values()))
+        return dict(zip(SCENARIOS, found, strict=True))
+
+    return asyncio.run(play_all())
+
+
 @pytest.mark.parametrize("algorithm", ["fixed", "moving"])
-async def test_a_limit_that_is_halved_and_raised_again_is_followed(algorithm: str) -> None:
-    flags = ["--requests", "40/1s", "--algorithm", algorithm, "--latency", "0.02-0.05"]
-    with simulated(*flags) as sim:
-        run = Run(sim, Limits(requests="40/1s"))
-        halved_s, raised_s, ended_s = await run.go((1.5, "20/1s"), (3.5, "40/1s"), (2.5, None))
-        seen = Seen(sim)
-        begun_s = halved_s - 1.5
+def test_a_limit_that_is_halved_and_raised_again_is_followed(
+    ended: dict[str, Ended], algorithm: str
+) -> None:
+    run, seen, (halved_s, raised_s, ended_s) = ended[algorithm]
+    begun_s = halved_s - 1.5
     assert run.stated == "40/1s"
     assert seen.rejected(begun_s, halved_s - 0.1) == 0
     # What was on its way, and no more than two windows of it.
@@ -107,14 +162,8 @@ async def test_a_limit_that_is_halved_and_raised_again_is_followed(algorithm: st
     assert all(outcome.is_success for outcome in run.outcomes)
 
 
-async def test_so_is_one_of_a_minute_from_its_next_answer_on() -> None:
-    flags = ["--requests", "2400/60s", "--algorithm", "bucket", "--headers", "anthropic"]
-    with simulated(*flags, "--latency", "0.02-0.05") as sim:
-        run = Run(sim, Limits(requests="2400/60s"))
-        halved_s, raised_s, ended_s = await run.go(
-            (1.0, "1200/60s"), (2.0, "9600/60s"), (1.5, None)
-        )
-        seen = Seen(sim)
+def test_so_is_one_of_a_minute_from_its_next_answer_on(ended: dict[str, Ended]) -> None:
+    run, seen, (halved_s, raised_s, ended_s) = ended["a minute"]
     # The user allows no more than was stated at first.
     assert run.stated == "2400/60s"
     assert seen.rejected(0.0, ended_s) == 0
@@ -125,12 +174,8 @@ async def test_so_is_one_of_a_minute_from_its_next_answer_on() -> None:
     assert len(run.outcomes) == run.started
 
 
-async def test_a_limit_that_only_the_headers_tell_is_found_and_followed() -> None:
-    flags = ["--requests", "2400/60s", "--algorithm", "bucket", "--latency", "0.02-0.05"]
-    with simulated(*flags) as sim:
-        run = Run(sim, Limits(rate="auto", concurrency=WAITING))
-        halved_s, ended_s = await run.go((1.5, "1200/60s"), (2.0, None))
-        seen = Seen(sim)
+def test_a_limit_that_only_the_headers_tell_is_found_and_followed(ended: dict[str, Ended]) -> None:
+    run, seen, (halved_s, ended_s) = ended["not stated"]
     assert run.stated == "1200/60s"
     assert seen.rejected(0.0, ended_s) == 0
     assert seen.admitted(halved_s + 0.2, ended_s) / (ended_s - halved_s - 0.2) >= 0.8 * 20

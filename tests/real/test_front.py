@@ -13,19 +13,6 @@ import msgspec
 import openai
 import pytest
 
-from fronting import (
-    BODY,
-    MESSAGES,
-    STREAM,
-    Told,
-    ask,
-    port_of,
-    read_until_broken,
-    root,
-    serving,
-    until,
-)
-from raw_server import RawServer, Seen, answer, chat
 from redline.calls import (
     Call,
     Client,
@@ -40,7 +27,7 @@ from redline.errors import (
     ConfigError,
     Disconnected,
     NoEndpoint,
-    OverBudget,
+    OverLimit,
     RateLimited,
     RedlineError,
     Rejected,
@@ -48,11 +35,23 @@ from redline.errors import (
     TimedOut,
     Unpaid,
 )
-from redline.serve.front import Front
-from redline.serve.intake import Bounds
+from redline.serve.http import Bounds, Front
 from redline.sim import SimSettings
 from redline.sim.server import Sim
 from redline.testing import ScriptedBackend
+from support.fronting import (
+    BODY,
+    MESSAGES,
+    STREAM,
+    Told,
+    ask,
+    port_of,
+    read_until_broken,
+    root,
+    serving,
+    until,
+)
+from support.raw_server import RawServer, Seen, answer, chat
 
 pytestmark = [
     pytest.mark.real,
@@ -283,7 +282,7 @@ def test_a_client_of_http_1_0_gets_its_stream_and_a_closed_connection(run: Run) 
 FAILURES: list[tuple[CallError | NoEndpoint, type[openai.APIStatusError], int, str | None]] = [
     (Rejected("top_p is 7"), openai.BadRequestError, 400, None),
     (Rejected("no", status=422), openai.UnprocessableEntityError, 422, None),
-    (OverBudget("no"), openai.BadRequestError, 400, None),
+    (OverLimit("no"), openai.BadRequestError, 400, None),
     (RateLimited("no", retry_after_s=6.5), openai.RateLimitError, 429, "7"),
     (TimedOut("attempt", 1.0), openai.InternalServerError, 504, None),
     (NoEndpoint("no"), openai.InternalServerError, 503, "1"),

@@ -12,15 +12,24 @@ import aiohttp
 import msgspec
 import pytest
 
-from fronting import BODY, STREAM, Told, ask, port_of, read_until_broken, root, serving, until
-from raw_server import RawServer, Seen, answer, chat
 from redline.calls import Call, Endpoint, FunctionBackend, HttpBackend, Outcome, Reply, Request
-from redline.calls.intake import Intake
-from redline.serve import front
-from redline.serve.intake import Bounds
+from redline.calls.wire import ReplyMemory
+from redline.serve.http import Bounds, front
 from redline.sim import SimSettings
 from redline.sim.server import Sim
 from redline.testing import ScriptedBackend
+from support.fronting import (
+    BODY,
+    STREAM,
+    Told,
+    ask,
+    port_of,
+    read_until_broken,
+    root,
+    serving,
+    until,
+)
+from support.raw_server import RawServer, Seen, answer, chat
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -201,18 +210,18 @@ def test_a_long_answer_counts_until_its_client_has_it(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[int] = []
-    hold, drop = Intake.hold, Intake.drop
+    hold, drop = ReplyMemory.hold, ReplyMemory.drop
 
-    def noted(self: Intake, size_bytes: int) -> Any:
+    def noted(self: ReplyMemory, size_bytes: int) -> Any:
         held.append(size_bytes)
         return hold(self, size_bytes)
 
-    def dropped(self: Intake, size_bytes: int) -> None:
+    def dropped(self: ReplyMemory, size_bytes: int) -> None:
         held.append(-size_bytes)
         drop(self, size_bytes)
 
-    monkeypatch.setattr(Intake, "hold", noted)
-    monkeypatch.setattr(Intake, "drop", dropped)
+    monkeypatch.setattr(ReplyMemory, "hold", noted)
+    monkeypatch.setattr(ReplyMemory, "drop", dropped)
 
     async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
         writer.write(answer(chat("x" * 100_000)))

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from answers import CHUNKED, CLOSE, GZIP, MOST_BYTES, RIGHT, TEXT, WRONG, chunked, head
-from asking import Asker, wire
-from raw_server import Handler, RawServer, Seen, answer, reset
 from redline.calls import Timeouts
-from redline.calls.connection import MOST_HEADER_BYTES
+from redline.calls.wire import MOST_HEADER_BYTES
 from redline.errors import BadReply, CallError, Disconnected, TimedOut
+from support.answers import CHUNKED, CLOSE, GZIP, MOST_BYTES, RIGHT, TEXT, WRONG, chunked, head
+from support.asking import Asker, wire
+from support.raw_server import Handler, RawServer, Seen, answer, reset
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from asking import Asker, wire
-from raw_server import RawServer, Seen, answer, reset
 from redline.calls import Timeouts
 from redline.errors import BadReply, Disconnected, Rejected, TimedOut
+from support.asking import Asker, wire
+from support.raw_server import RawServer, Seen, answer, reset
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 

@@ -7,12 +7,12 @@ import gzip
 import math
 import re
 import socket
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from raw_server import RawServer, Seen, answer, chat
 from redline.calls import (
     Call,
     Chunk,
@@ -24,22 +24,24 @@ from redline.calls import (
     Retry,
     RetryPolicy,
     Timeouts,
-    outage,
 )
-from redline.calls.exchange import Exchange
+from redline.calls.http import outage
+from redline.calls.wire import Exchange
 from redline.clock import SYSTEM
 from redline.errors import (
     BadReply,
     Disconnected,
     NoEndpoint,
-    OverBudget,
+    OverLimit,
     RateLimited,
     Refused,
     Rejected,
     TimedOut,
 )
-from redline.events import AttemptEnded, AttemptStarted, EndpointParked, Event
+from redline.events import EndpointParked, Event
 from redline.limits import Limits
+from redline.waist import Attempts
+from support.raw_server import RawServer, Seen, answer, chat
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 
@@ -52,20 +54,24 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 THROUGH_AIOHTTP = pytest.mark.parametrize("run", ["aiohttp-uvloop"], indirect=True)
 
 
-class Heard:
+class Heard(Attempts):
+    """Counts attempts, and keeps how each ended and what events there were."""
+
     def __init__(self) -> None:
+        super().__init__()
         self.events: list[Event] = []
+        self.ends: list[str | None] = []
 
     def on_event(self, event: Event) -> None:
         self.events.append(event)
 
-    @property
-    def ends(self) -> list[str | None]:
-        return [event.error for event in self.events if isinstance(event, AttemptEnded)]
+    def ended(self, now_s: float, latency_s: float, error: str | None, *used: int) -> None:
+        super().ended(now_s, latency_s, error, *used)
+        self.ends.append(error)
 
     @property
     def starts(self) -> int:
-        return sum(isinstance(event, AttemptStarted) for event in self.events)
+        return self.attempts
 
 
 class Keeps:
@@ -98,7 +104,8 @@ async def silent(seen: Seen, writer: asyncio.StreamWriter) -> None:
 def backend_of(server: RawServer | None, *, listener: Any = None, **settings: Any) -> HttpBackend:
     if server is not None:
         settings.setdefault("base_url", server.base_url)
-    return HttpBackend(Endpoint(**settings), listener=listener or Heard())
+    heard = listener or Heard()
+    return HttpBackend(Endpoint(**settings), attempts=heard, listener=heard)
 
 
 async def send_once(
@@ -119,14 +126,14 @@ async def send_once(
 def assert_nothing_held(backend: HttpBackend) -> None:
     assert backend.slots.in_use == 0
     assert backend.limiter.waiting == 0
-    for line in backend.limiter.budget.lines:
+    for line in backend.limiter.rules.lines:
         # What was booked and never sent or given back would stay for ever.
         assert line.window.wait_s(line.window.rate.count, SYSTEM.now_s()) < math.inf
 
 
 def used(backend: HttpBackend) -> int:
     """Of its one limit."""
-    (line,) = backend.limiter.budget.lines
+    (line,) = backend.limiter.rules.lines
     return line.window.used(SYSTEM.now_s())
 
 
@@ -448,6 +455,30 @@ def test_the_key_is_cut_out_of_what_a_server_says(run: Run) -> None:
     run(main())
 
 
+def test_what_comes_before_a_write_is_done_before_its_stamp(run: Run) -> None:
+    async def main() -> None:
+        done_s: list[float] = []
+
+        def before_write() -> None:
+            time.sleep(0.02)
+            done_s.append(SYSTEM.now_s())
+
+        async with RawServer(replying(answer(chat("a")))) as server:
+            call, stamps = Call(), []
+            call.on_write = lambda: stamps.append((call.sent_s, len(server.seen)))
+            endpoint = Endpoint(base_url=server.base_url)
+            backend = HttpBackend(endpoint, before_write=before_write)
+            for number in range(3):
+                assert (await backend.send(ASK, call)).is_success
+                assert len(done_s) == number + 1
+            await backend.aclose()
+        assert [seen for _, seen in stamps] == [0, 1, 2]
+        # The server's clock begins with the write: what takes long before it is not the server's.
+        assert all(done <= sent for done, (sent, _) in zip(done_s, stamps, strict=True))
+
+    run(main())
+
+
 # The gate: what a connection that breaks while the limits are waited for costs.
 
 
@@ -501,9 +532,9 @@ def test_a_stale_connections_successor_has_the_connects_clock(
     def noted(name: str) -> Any:
         step = getattr(Exchange, name)
 
-        def noting(self: Exchange, *given: Any) -> Any:
+        def noting(self: Exchange, *given: Any, **named: Any) -> Any:
             steps.append(name)
-            return step(self, *given)
+            return step(self, *given, **named)
 
         return noting
 
@@ -672,7 +703,7 @@ def test_a_call_over_the_budget_is_refused_before_a_connection(run: Run) -> None
     async def main() -> None:
         async with RawServer(silent) as server:
             outcome = await send_once(server, limits=Limits(tokens="1/60s"))
-            assert isinstance(outcome.error, OverBudget)
+            assert isinstance(outcome.error, OverLimit)
             assert outcome.status == "rejected"
             assert server.connections == 0
 

@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from asking import Asker, wire
-from raw_server import RawServer, Seen, answer, chat
-from redline.calls import Call, Client, Endpoint, Request, Timeouts, http, intake
+from redline.calls import Call, Client, Endpoint, Request, Timeouts
+from redline.calls.http import backend as http
+from redline.calls.wire import reply_memory as intake
 from redline.clock import SYSTEM
 from redline.errors import BadReply, TimedOut
+from support.asking import Asker, wire
+from support.raw_server import RawServer, Seen, answer, chat
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy", "narrow")]
 
@@ -51,12 +53,12 @@ class Tally:
         self.most_bytes = 0
         self.held_bytes = 0
         for name in ("read", "leave", "hold", "drop"):
-            monkeypatch.setattr(intake.Intake, name, self.noted(name))
+            monkeypatch.setattr(intake.ReplyMemory, name, self.noted(name))
 
     def noted(self, name: str) -> Any:
-        do, note = getattr(intake.Intake, name), getattr(self, name)
+        do, note = getattr(intake.ReplyMemory, name), getattr(self, name)
 
-        def noting(counted: intake.Intake, *given: Any) -> Any:
+        def noting(counted: intake.ReplyMemory, *given: Any) -> Any:
             note(*given)
             return do(counted, *given)
 

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from scripts import script
+from support.scripts import script
 
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
@@ -65,9 +65,9 @@ def test_commands_settings_and_python_are_listed(inventory: ModuleType, tmp_path
         "task file metric: error:",
         "python redline.run(rows: 'object', *, prompt=None",
         "python redline.Client.call(self, request:",
-        "python redline.RateLimited.retry_after_s: set on instances",
+        "python redline.errors.RateLimited.retry_after_s: set on instances",
         "python redline.Report.unfinished: property(self) -> 'int'",
-        "python redline.errors.RateLimited: is redline.RateLimited",
+        "python redline.errors.ConfigError: is redline.ConfigError",
         "python redline.testing.virtual_run(",
     ):
         assert any(line.startswith(beginning) for line in lines), beginning

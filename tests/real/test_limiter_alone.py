@@ -16,12 +16,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from catching import assert_caught
-from redline.errors import OverBudget
+from redline.errors import OverLimit
 from redline.limits import Cost, Limiter, Limits, SyncLimiter
 from redline.testing import VirtualClock, virtual_run
+from support.catching import assert_caught
 
-SERVER = Path(__file__).parents[1] / "slowapi_server.py"
+SERVER = Path(__file__).parents[1] / "support" / "slowapi_server.py"
 CALLS = 25
 
 
@@ -110,7 +110,7 @@ def limiter_of(kind: Any = Limiter, **limits: Any) -> Any:
 
 def used(limiter: Any) -> dict[str, int]:
     now_s = asyncio.get_running_loop().time()
-    return {line.kind: line.window.used(now_s) for line in limiter.budget.lines}
+    return {line.kind: line.window.used(now_s) for line in limiter.rules.lines}
 
 
 async def is_whole(limiter: Any) -> bool:
@@ -193,7 +193,7 @@ def check_settling(kind: Any) -> None:
 @in_virtual_time
 async def test_more_than_a_limit_allows_at_all_is_refused_at_once() -> None:
     limiter = limiter_of(tokens="100/1s")
-    with pytest.raises(OverBudget):
+    with pytest.raises(OverLimit):
         async with limiter(tokens=101):
             raise AssertionError("it was let in")
     assert await is_whole(limiter)

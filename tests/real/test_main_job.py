@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from redline.run.output import Output
-from redline.run.verify import verify
-from simulated import simulated
+from redline.job.outputs import verify
+from redline.journal import Output
+from support.simulated import simulated
 
 REDLINE = (sys.executable, "-m", "redline")
 

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from object_server import ObjectServer, Surroundings, object_server, wire_to
-from redline.cli.app import main
-from redline.run import mirrored, source_object
-from redline.run.execute import execute
+from redline.cli import main
+from redline.job import execute, mirrored
+from redline.sources import object as source_object
+from support.object_server import ObjectServer, Surroundings, object_server, wire_to
 
-pytestmark = [pytest.mark.real, pytest.mark.xdist_group("object-errors")]
+pytestmark = pytest.mark.real
 
 ROWS = "".join(json.dumps({"prompt": f"say {number}"}) + "\n" for number in range(3)).encode()
 ASK = ("--model", "m", "--endpoint", "sim", "-q")

@@ -20,14 +20,14 @@ import pytest
 import zstandard
 
 import redline
-from catching import assert_caught
-from object_server import ObjectServer, Surroundings, Wire, object_server, wire_to
 from redline.errors import ConfigError
-from redline.run import source_object
-from redline.run.identity import Identifier
-from redline.run.source import AsyncRows, Source, open_source, opened
+from redline.journal import Identifier
+from redline.sources import AsyncRows, Source, open_source, opened
+from redline.sources import object as source_object
+from support.catching import assert_caught
+from support.object_server import ObjectServer, Surroundings, Wire, object_server, wire_to
 
-pytestmark = [pytest.mark.real, pytest.mark.xdist_group("object-input")]
+pytestmark = pytest.mark.real
 
 ROWS = [{"custom_id": f"r{number}", "text": f"row {number} ß"} for number in range(1, 2001)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()

@@ -17,17 +17,14 @@ from typing import Any
 import pytest
 
 import redline
-from catching import assert_caught
-from object_server import ObjectServer, Surroundings, object_server, wire_to
 from redline.errors import ConfigError, JournalError, Rejected
-from redline.run import mirror, multipart
-from redline.run.mirror import Mirror
-from redline.run.object_store import ObjectStore, S3Store, store_of
-from redline.run.object_url import ObjectUrl
-from redline.run.output import Output
-from redline.run.store_errors import StoreError
+from redline.job.outputs import Mirror, mirror
+from redline.journal import Output
+from redline.store import ObjectStore, ObjectUrl, S3Store, StoreError, multipart, store_of
+from support.catching import assert_caught
+from support.object_server import ObjectServer, Surroundings, object_server, wire_to
 
-pytestmark = [pytest.mark.real, pytest.mark.xdist_group("object-output")]
+pytestmark = pytest.mark.real
 
 URL = "s3://data/out/labels.jsonl"
 COPY = Path("s3.redline/data/out/labels.jsonl")

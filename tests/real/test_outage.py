@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import redline
-from raw_server import RawServer, Seen, answer, chat
+from support.raw_server import RawServer, Seen, answer, chat
 
 ROWS = 60
 # Of the requests that come first, so many are answered, in all runs below.

@@ -21,7 +21,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import redline
-from redline.run.options import Options
+from redline.job.settings import Keywords
 from redline.sim import SimSettings, parse_faults, parse_latency
 from redline.sim.server import Sim
 
@@ -126,7 +126,7 @@ def test_outcomes_are_never_optional_and_help_lists_every_option() -> None:
     for function in (redline.run, redline.arun, redline.stream):
         shown = pydoc.render_doc(function, renderer=pydoc.plaintext)
         named = re.findall(r"^        (\w+) \(.+\): .{9}", shown, re.M)
-        assert set(named) == set(Options.__annotations__), function
+        assert set(named) == set(Keywords.__annotations__), function
         parameters = inspect.signature(function).parameters
         assert [*parameters] == ["rows", *named]
 
@@ -151,7 +151,7 @@ def test_a_users_coroutine_is_called_with_the_row_and_its_errors_are_that_rows()
     report = redline.run([{"n": number} for number in range(6)], call=double)
     assert [outcome.output for outcome in report.outcomes] == [0, 2, 4, None, 8, 10]
     error = report.outcomes[3].error
-    assert isinstance(error, redline.Rejected)
+    assert isinstance(error, redline.errors.Rejected)
     assert "KeyError: 'three'" in error.what
     assert "<iterable>:4" in error.where
 
@@ -321,7 +321,7 @@ async def test_client_calls_and_returns_errors_as_data() -> None:
     assert outcome.reply is not None
     assert outcome.reply.finish_reason == "stop"
     assert len(vector.output) == 8
-    assert isinstance(refused.error, redline.Refused)
+    assert isinstance(refused.error, redline.errors.Refused)
 
 
 async def test_many_users_stream_at_once_and_none_disturbs_another() -> None:
@@ -354,7 +354,7 @@ async def test_a_stream_that_breaks_raises_and_is_not_tried_again_after_its_firs
             async for chunk in stream:
                 texts.append(chunk.text)  # noqa: PERF401, what came before the break is wanted
 
-        with pytest.raises(redline.CallError):
+        with pytest.raises(redline.errors.CallError):
             await read()
         if texts:
             assert sim.stats()["received"] == 1

@@ -18,16 +18,16 @@ from typing import Any
 import pytest
 
 import redline
-from catching import assert_caught
 from crash.killing import await_lines, ended, sealed_lines, serving, started
 from crash.killing import redline as command
 from crash.streaming import SMALL, consume_until_empty, consumer_flags, outcomes
-from redis_server import RedisServer, needs_redis, redis_server
-from redline.run import source_stream
-from redline.run.stream_group import Group
+from redline.sources.stream import Group
+from redline.sources.stream import rows as source_stream
+from support.catching import assert_caught
+from support.redis_server import RedisServer, needs_redis, redis_server
 
 pytestmark = [pytest.mark.real, needs_redis]
-WORKER = Path(__file__).parents[1] / "stream_worker.py"
+WORKER = Path(__file__).parents[1] / "support" / "stream_worker.py"
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ import redline
 pytestmark = pytest.mark.real
 
 MB = 1 << 20
-SERVER = Path(__file__).parents[1] / "sized_server.py"
+SERVER = Path(__file__).parents[1] / "support" / "sized_server.py"
 # What Python and redline take before the first row: 47 MB on Linux with Python 3.11, and room.
 EMPTY_MB = 60
 
@@ -76,7 +76,8 @@ print(os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.
 # The command on a slow disk, so that groups are large; with a journal that may keep its results.
 ON_A_SLOW_DISK = """
 import sys
-from redline.run import journal, resume
+from redline.job.outputs import resume
+from redline.journal import journal
 
 class Keeping(journal.Journal):
     kept = []
@@ -151,7 +152,7 @@ def test_64_answers_of_10_mb_at_once(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows", 70, 100)
     with answers_of(10 * MB, lasts_s=1.0) as url:
         done = spent(tmp_path, rows, url, "-c", "64", "-o", "o.jsonl", "--output-path", "model")
-    # 384 MiB, and one read for each connection (calls/intake.py); 640 MB come at once.
+    # 384 MiB, and one read for each connection (calls/wire/reply_memory.py); 640 MB come at once.
     assert done.peak_mb < EMPTY_MB + 384 + 64 / 4 + ONE_ANSWER_MB < 640
 
 

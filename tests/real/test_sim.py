@@ -22,12 +22,10 @@ import pytest
 import uvloop
 
 from redline.errors import ConfigError, RedlineError
-from redline.limits.rate import Rate, parse_rate
-from redline.sim import Constant, SimSettings, Uniform, parse_faults
-from redline.sim import provider as provider_module
+from redline.limits.rule import Rate, parse_rate
+from redline.sim import CLASSES, Constant, SimSettings, Slots, Uniform, parse_faults
 from redline.sim.server import Sim
-from redline.sim.slots import Slots
-from redline.sim.stats import CLASSES
+from redline.sim.server import provider as provider_module
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
@@ -156,7 +154,7 @@ def test_a_large_body_is_read_and_a_larger_one_refused(monkeypatch: pytest.Monke
             async with session.post(f"{sim.base_url}/chat/completions", data=body) as large:
                 assert large.status == 200
                 assert (await large.json())["usage"]["prompt_tokens"] == 7_500_000
-        monkeypatch.setattr("redline.sim.server.MAX_BODY_BYTES", 1000)
+        monkeypatch.setattr("redline.sim.server.server.MAX_BODY_BYTES", 1000)
         async with serving() as (sim, session):
             status, _, headers = await ask(sim, session, chat("x" * 2000))
             assert (status, headers["connection"]) == (413, "close")

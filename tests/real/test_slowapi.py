@@ -17,7 +17,7 @@ import pytest
 
 import redline
 
-SERVER = Path(__file__).parents[1] / "slowapi_server.py"
+SERVER = Path(__file__).parents[1] / "support" / "slowapi_server.py"
 RATE, CALLS = 10, 35
 
 

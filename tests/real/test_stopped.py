@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from raw_server import RawServer, Seen, answer, chat
+from support.raw_server import RawServer, Seen, answer, chat
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
@@ -170,7 +170,7 @@ def test_a_function_whose_answer_came_meanwhile_is_heard(tmp_path: Path) -> None
             try:
                 await may_end.wait()
                 await stop(process)
-                for writer in server._writers:
+                for writer in server.writers:
                     writer.write(answer("there"))
                 await asyncio.sleep(0.8)
                 process.send_signal(signal.SIGCONT)

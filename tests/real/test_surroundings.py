@@ -97,7 +97,7 @@ def test_a_folder_that_was_removed_is_an_error_and_not_a_defect(
         redline.run("rows.jsonl", endpoint="sim", model="m", output="labels.jsonl")
 
 
-@pytest.mark.parametrize("module", ["msgspec", "redline.limits", "redline.run"])
+@pytest.mark.parametrize("module", ["msgspec", "redline.limits", "redline.job"])
 def test_ctrl_c_during_imports_is_one_line_and_the_status_of_an_interrupt(module: str) -> None:
     """The interpreter tells of each module that it has imported."""
     with subprocess.Popen(

@@ -22,7 +22,7 @@ import pyarrow.parquet
 import pytest
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 
-from tagging_server import MANNERS, USAGE, TaggingModel, tagging
+from support.tagging_server import MANNERS, USAGE, TaggingModel, tagging
 
 pytestmark = pytest.mark.real
 

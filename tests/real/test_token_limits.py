@@ -17,10 +17,10 @@ import pytest
 
 from redline.calls import Call, Endpoint, HttpBackend, Request
 from redline.limits import Limits, Rate
-from simulated import Simulated, simulated
+from support.simulated import Simulated, simulated
 
 RATE = Rate(60_000, 6.0)
-WINDOWS = 3.3
+WINDOWS = 2.3
 USED = 0.95
 # The simulated model echoes its question, so the outputs have 215 tokens and 20 to either side. A
 # long prompt makes for few calls, which a busy machine can still send in time.

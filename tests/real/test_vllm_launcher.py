@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from redline.engine.settings import EngineSettings
-from redline.engine.vllm import command, launch, url_host
+from redline.engine import EngineSettings, command, launch, url_host
 from redline.errors import ConfigError
 
 # Takes the flags of vLLM 0.32 that redline gives, and no others. A worker of its own notes its

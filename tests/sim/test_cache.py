@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from redline.calls import Call, Chunk, Outcome, Reply, Request, Retry, RetryPolicy, apis
-from redline.calls.cache import Cached
-from redline.calls.cache_store import AnswerStore
+from redline.apis import replies as apis
+from redline.calls import Call, Chunk, Outcome, Reply, Request, Retry, RetryPolicy
+from redline.calls.cache import AnswerStore, Cached
 from redline.errors import BadReply, Disconnected, Refused, Rejected, ServerFailed, TimedOut
-from redline.events import CacheAsked, Event
-from redline.testing import ScriptedBackend, VirtualClock, virtual_run
-from redline.testing.backends import Step
+from redline.testing import ScriptedBackend, Step, VirtualClock, virtual_run
+from redline.waist import CacheUse
 
 
 def body_of(text: str, reason: str | None = "stop", **fields: Any) -> bytes:
@@ -40,17 +39,6 @@ def ask(text: str = "a", **fields: Any) -> Request:
     return Request(body={name: value for name, value in body.items() if value is not None})
 
 
-class Heard:
-    """Counts of what was found."""
-
-    def __init__(self) -> None:
-        self.found: list[str] = []
-
-    def on_event(self, event: Event) -> None:
-        if isinstance(event, CacheAsked):
-            self.found.append(event.found)
-
-
 class World:
     """A cache over a real store, in front of a backend with a script."""
 
@@ -60,9 +48,9 @@ class World:
         self.backend = ScriptedBackend(script, latency_s=latency_s, label="here")
         self.store = AnswerStore(folder, 10_000_000, clock=self.clock)
         self.store.open()
-        self.heard = Heard()
+        self.use = CacheUse()
         self.cached = Cached(
-            self.backend, self.store, "here", clock=self.clock, listener=self.heard, **settings
+            self.backend, self.store, "here", clock=self.clock, use=self.use, **settings
         )
 
     async def send(self, request: Request | None = None, **fields: Any) -> Outcome:
@@ -98,7 +86,7 @@ def test_a_hit_is_the_answer_as_it_was_without_an_attempt(tmp_path: Path) -> Non
         assert again.reply == first.reply
         assert again.reply is not None
         assert (again.reply.input_tokens, again.reply.output_tokens) == (3, 2)
-        assert world.heard.found == ["miss", "hit"]
+        assert world.use == CacheUse(misses=1, hits=1)
         assert world.sends == 1
 
     play(tmp_path, [answer()], story)
@@ -137,7 +125,7 @@ def test_sampled_answers_are_asked_each_time(tmp_path: Path) -> None:
         outcomes.append(await world.send(request))
         assert world.sends == 4
         assert [outcome.output for outcome in outcomes] == ["1", "2", "3", "4"]
-        assert world.heard.found == ["passed"] * 4
+        assert world.use == CacheUse(passed=4)
 
     play(tmp_path, lambda send: answer(str(send.number)), story)
 
@@ -280,7 +268,7 @@ def test_equal_calls_in_flight_are_asked_once(tmp_path: Path) -> None:
         assert world.sends == 2
         assert world.backend.most_in_flight == 2
         assert [outcome.attempts for outcome in outcomes] == [1, 1] + [0] * 38
-        assert sorted(world.heard.found) == ["miss"] * 2 + ["shared"] * 38
+        assert world.use == CacheUse(misses=2, shared=38)
 
     play(tmp_path, lambda send: answer(send.request.body["messages"][0]["content"]), story)
 
@@ -292,7 +280,7 @@ def test_those_who_wait_for_a_lookup_have_what_it_finds(tmp_path: Path) -> None:
     async def second(world: World) -> None:
         outcomes = await asyncio.gather(*(world.send() for _ in range(3)))
         assert [outcome.is_cached for outcome in outcomes] == [True] * 3
-        assert world.heard.found == ["hit"] * 3
+        assert world.use == CacheUse(hits=3)
         assert world.sends == 0
 
     play(tmp_path, [answer()], first)

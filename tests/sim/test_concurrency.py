@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from catching import assert_caught
-from redline.limits.concurrency import AdaptiveConcurrency
+from redline.limits.discover import AdaptiveConcurrency
+from support.catching import assert_caught
 
 BENCH = Path(__file__).parents[2] / "bench"
 SEED = 1

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from redline.errors import ConfigError
-from redline.run.feed import Feed
-from redline.run.source import AsyncRows, Row, open_source
+from redline.job.work import Feed
+from redline.sources import AsyncRows, Row, open_source
 from redline.testing import VirtualLoop, virtual_run
 
 
 def feed_of(rows: object, limit: int | None = None) -> Feed:
-    return Feed(open_source(rows), lambda keys, undone: undone, limit)
+    return Feed(open_source(rows), lambda keys, undone, marks: undone, limit)
 
 
 async def drained(feed: Feed) -> list[int]:
@@ -46,7 +46,7 @@ def test_rows_that_are_not_wanted_are_counted_and_left_out() -> None:
     async def main() -> None:
         seen: list[int] = []
 
-        def wanted(keys: Sequence[int], undone: Sequence[int]) -> list[int]:
+        def wanted(keys: Sequence[int], undone: Sequence[int], marks: object) -> list[int]:
             first = len(seen) + 1
             seen.extend(keys)
             return [place for place in range(len(keys)) if (first + place) % 10 == 0]
@@ -63,7 +63,9 @@ def test_reading_goes_on_past_more_rows_than_are_read_at_once() -> None:
         first = iter(range(50_000))
         feed = Feed(
             open_source(rows(50_010)),
-            lambda keys, undone: [place for place in range(len(keys)) if next(first, None) is None],
+            lambda keys, undone, marks: [
+                place for place in range(len(keys)) if next(first, None) is None
+            ],
             None,
         )
         taken = await asyncio.gather(*(drained(feed) for _ in range(3)))
@@ -145,7 +147,7 @@ def test_a_row_wakes_one_worker_and_not_all_that_wait() -> None:
             yield {"n": number}
 
     async def main() -> None:
-        feed = Feed(open_source(slow()), lambda keys, undone: undone, None)
+        feed = Feed(open_source(slow()), lambda keys, undone, marks: undone, None)
         taken = await asyncio.gather(*(drained(feed) for _ in range(300)))
         assert sorted(number for part in taken for number in part) == list(range(1, 101))
 
@@ -176,7 +178,7 @@ def test_a_row_whose_worker_is_cancelled_as_it_comes_is_another_ones() -> None:
         await asyncio.Event().wait()
 
     async def main() -> None:
-        feed = Feed(open_source(one()), lambda keys, undone: undone, None)
+        feed = Feed(open_source(one()), lambda keys, undone, marks: undone, None)
         workers.extend(asyncio.create_task(feed.next()) for _ in range(3))
         await asyncio.sleep(1)
         gate.set()
@@ -201,7 +203,7 @@ def test_closing_between_two_readings_ends_all_waits() -> None:
         yield {"n": 1}
 
     async def main() -> None:
-        feed = Feed(open_source(some()), lambda keys, undone: undone, None)
+        feed = Feed(open_source(some()), lambda keys, undone, marks: undone, None)
         workers = [asyncio.create_task(feed.next()) for _ in range(3)]
         feeds.append(feed)
         assert await asyncio.gather(*workers) == [None] * 3
@@ -221,7 +223,7 @@ def test_closing_over_a_reading_that_loses_its_cancellation_ends_all_waits() -> 
         yield {}
 
     async def main() -> None:
-        feed = Feed(Deaf("deaf", items()), lambda keys, undone: undone, None)
+        feed = Feed(Deaf("deaf", items()), lambda keys, undone, marks: undone, None)
         workers = [asyncio.create_task(feed.next()) for _ in range(3)]
         await asyncio.sleep(0.5)
         feed.close()

@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from catching import assert_caught
 from redline.limits import Limiter, Limits, Rate, Slots
-from redline.limits.feedback import Feedback
-from redline.limits.headers import HeaderReader, retry_after_s
-from redline.sim.admission import Admission, Charge
-from redline.sim.headers import limit_headers, retry_headers
+from redline.limits.server import Feedback, HeaderReader, retry_after_s
+from redline.sim import Admission, Charge, limit_headers, retry_headers
 from redline.testing import VirtualClock, virtual_run
+from support.catching import assert_caught
 
 RATE = Rate(60, 6.0)
 SETTLED_S, END_S = 60.0, 180.0
@@ -64,7 +62,7 @@ class Client:
         limits = Limits(requests=RATE)
         self.limiter = Limiter(limits, clock)
         self._name, self._provider, self._clock = name, provider, clock
-        self._feedback = feedback(self.limiter.budget)
+        self._feedback = feedback(self.limiter.rules)
         self._reader = HeaderReader()
         self._slots = Slots(limits.slots())
         self._chance = random.Random(name)
@@ -88,7 +86,7 @@ class Client:
     async def _call(self) -> None:
         ceiling_s = 0.5
         while (wait_s := await self._attempt()) is not None:
-            # As calls/retry.py does: by Retry-After, or a random back-off.
+            # As calls/client/retry.py does: by Retry-After, or a random back-off.
             await asyncio.sleep(wait_s or self._chance.uniform(0, ceiling_s))
             ceiling_s = min(30.0, 2 * ceiling_s)
 

@@ -12,9 +12,9 @@ import pytest
 
 from redline import Limiter, Limits
 from redline.limits import Cost, Rate
-from redline.sim.admission import Admission, Charge
+from redline.sim import Admission, Charge
 from redline.testing import VirtualClock, virtual_run
-from sharing import Ask, Process, share
+from support.sharing import Ask, Process, share
 
 KINDS = ("requests", "tokens", "input_tokens", "output_tokens")
 ALGORITHMS = ("fixed", "moving", "counter", "bucket")

@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 
-from catching import assert_caught
 from redline.calls import Call, Outcome, Reply, Request
-from redline.calls.metered import Metered
-from redline.calls.prices import Prices, parse_price
-from redline.calls.spending import NOTHING, Allowance, Amount, Spending
-from redline.calls.worst import worst_of
+from redline.calls.cost import NOTHING, Allowance, Amount, Metered, Prices, Spending, parse_price
+from redline.calls.tokens import worst_of
 from redline.errors import (
     BadReply,
     BudgetSpent,
@@ -27,6 +24,7 @@ from redline.errors import (
     Unpriced,
 )
 from redline.testing import ScriptedBackend, VirtualClock, virtual_run
+from support.catching import assert_caught
 
 PRICES = Prices({"m": parse_price("m", {"input": 1, "cached_input": 0.5, "output": 2})})
 REQUEST = Request(

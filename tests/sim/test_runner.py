@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from catching import assert_caught
 from redline.calls import Reply, Retry, RetryPolicy
 from redline.errors import (
     BadReply,
@@ -22,15 +21,21 @@ from redline.errors import (
     ServerFailed,
     TimedOut,
 )
-from redline.run.feed import Feed
-from redline.run.hope import HOPELESS_ROWS
-from redline.run.record import Result
-from redline.run.runner import GRACE_S, Runner
-from redline.run.settings import Job, Prompting
-from redline.run.source import open_source
-from redline.run.tally import Tally
-from redline.testing import ScriptedBackend, VirtualClock, virtual_run
-from redline.testing.backends import Send, Step
+from redline.job.settings import Job, Prompting
+from redline.job.work import (
+    GRACE_S,
+    HOPELESS_ROWS,
+    Backpressure,
+    Feed,
+    Renderer,
+    Runner,
+    Tally,
+    Wiring,
+)
+from redline.journal import NotKept, Result
+from redline.sources import open_source
+from redline.testing import ScriptedBackend, Send, Step, VirtualClock, virtual_run
+from support.catching import assert_caught
 
 
 async def unused(row: object) -> None:
@@ -50,19 +55,26 @@ class Harness:
         self.tally = Tally()
         clock = VirtualClock(asyncio.get_running_loop())
         job = Job(rows=rows, call=unused, **settings)
-        self.feed = Feed(open_source(rows), lambda keys, undone: undone, job.limit)
-        self.runner = Runner(
-            job,
+        self.results: list[Result] = []
+        load = Backpressure()
+        self.feed = Feed(
+            open_source(rows), lambda keys, undone, marks: undone, job.limit, load=load
+        )
+        wiring = Wiring(
             backend=Retry(backend, job.retry, clock=clock, listener=self.tally, seed=1),
             slots=8,
-            feed=self.feed,
+            supply=self.feed,
             source_name="rows",
-            listener=self.tally,
-            clock=clock,
+            renderer=Renderer(job.prompting),
+            results=NotKept(self._count),
+            load=load,
+            on_result=self._keep,
         )
-        self.tally.on_wait = self.runner.row_waits
-        self.results: list[Result] = []
-        self.runner.on_result = self._keep
+        self.runner = Runner(job, wiring, clock=clock)
+
+    def _count(self, results: list[Result]) -> None:
+        succeeded = sum(result.outcome.is_success for result in results)
+        self.tally.rows_saved(succeeded, len(results) - succeeded, {})
 
     async def _keep(self, result: Result) -> None:
         self.results.append(result)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from catching import assert_caught
 from redline.limits import Rate
-from redline.limits.search import RateSearch
-from redline.sim.admission import MovingWindow
-from scripts import script
+from redline.limits.discover import RateSearch
+from redline.sim import MovingWindow
+from support.catching import assert_caught
+from support.scripts import script
 
 script("bench/record.py")
 bench = script("bench/search.py")

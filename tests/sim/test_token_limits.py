@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from catching import assert_caught
-from pacing import SERVERS
-from redline.calls import tokens as tokens_module
-from redline.calls.moments import OutputMoments
-from redline.calls.steering import Steering
+from redline.calls.http import EndpointLimits
+from redline.calls.http import backend as backend_module
+from redline.calls.tokens import PendingOutputs
+from redline.calls.tokens import estimate as tokens_module
 from redline.limits import Rate
-from redline.limits.record import Doubt
-from redline.limits.window import Window
-from token_world import Found, Setting, Traffic, drive
+from redline.limits.rule import Doubt, Window
+from support.catching import assert_caught
+from support.pacing import SERVERS
+from support.token_world import Found, Setting, Traffic, drive
 
 RATE = Rate(200_000, 60.0)
 USED = 0.95
@@ -137,8 +137,13 @@ def gives_nothing_back() -> None:
 def test_what_is_charged_in_advance_and_given_back_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    actual = property(lambda self: False)
-    check_patched(monkeypatch, gives_nothing_back, (Steering, "charges_reserved", actual))
+    class Refunded(EndpointLimits):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.charges_reserved = False
+
+    patch = (backend_module, "EndpointLimits", Refunded)
+    check_patched(monkeypatch, gives_nothing_back, patch)
 
 
 def learns_of_those_in_flight() -> None:
@@ -149,24 +154,24 @@ def learns_of_those_in_flight() -> None:
 
 @pytest.mark.slow
 def test_short_outputs_mislead_if_all_count_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Alike(OutputMoments):
+    class Alike(PendingOutputs):
         def end(self, number: int, tokens: int | None, took_s: float) -> None:
             super().end(number, tokens, 1.0)
 
-    patch = (tokens_module, "OutputMoments", Alike)
+    patch = (tokens_module, "PendingOutputs", Alike)
     check_patched(monkeypatch, learns_of_those_in_flight, patch)
 
 
 @pytest.mark.slow
 def test_short_outputs_mislead_if_they_count_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    class AsTheyCome(OutputMoments):
+    class AsTheyCome(PendingOutputs):
         def begin(self) -> int:
             return 0
 
         def end(self, number: int, tokens: int | None, took_s: float) -> None:
             super().end(super().begin(), tokens, took_s)
 
-    patch = (tokens_module, "OutputMoments", AsTheyCome)
+    patch = (tokens_module, "PendingOutputs", AsTheyCome)
     check_patched(monkeypatch, learns_of_those_in_flight, patch)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from scripts import script
+from support.scripts import script
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,4 +1,4 @@
-"""Chains of imports are as long as their modules are many, rings included."""
+"""Chains of imports are as long as their modules are many, rings included, and none is too long."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from scripts import script
+from support.scripts import script
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +40,35 @@ def test_lines_of_code_leave_out_what_is_said_of_them(depth: ModuleType, tmp_pat
     path = tmp_path / "m.py"
     path.write_text('"""Said."""\n\n# Said.\nTEXT = """\nkept\n"""\n\ndef f():\n    """Said."""\n')
     assert depth.code_lines(path) == 4
+
+
+def too_long(depth: ModuleType) -> list[str]:
+    """The folders with a chain of more than MOST_LEVELS of their own modules."""
+    paths, graph = depth.modules()
+    chains = {door: depth.chain_in(here, graph) for door, (here, _) in depth.folders(paths).items()}
+    return [
+        f"{door}: {depth.shown(chain, door)}"
+        for door, chain in chains.items()
+        if depth.size(chain) > depth.MOST_LEVELS
+    ]
+
+
+def test_no_folder_has_too_long_a_chain(depth: ModuleType) -> None:
+    assert not too_long(depth)
+
+
+def test_a_planted_chain_of_seven_is_too_long(
+    depth: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of six, whose last module imports from a folder below, is not."""
+    monkeypatch.setattr(depth, "SOURCE", tmp_path)
+    for folder, names in (("seven", "abcdefg"), ("six", "abcdef"), ("six/lower", "gh")):
+        path = tmp_path / "redline" / folder
+        path.mkdir(parents=True)
+        package = f"redline.{folder.replace('/', '.')}"
+        (path / "__init__.py").write_text(f"from {package}.{names[0]} import x\n")
+        for name, below in zip(names, [*names[1:], ""], strict=True):
+            line = f"from {package}.{below} import x\n" if below else "x = 1\n"
+            (path / f"{name}.py").write_text(line)
+    (tmp_path / "redline" / "six" / "f.py").write_text("from redline.six.lower import x\n")
+    assert too_long(depth) == ["redline.seven: a > b > c > d > e > f > g"]

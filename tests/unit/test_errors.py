@@ -17,7 +17,7 @@ from redline.errors import (
     Final,
     JournalError,
     NoEndpoint,
-    OverBudget,
+    OverLimit,
     RateLimited,
     RedlineError,
     Refused,
@@ -39,7 +39,7 @@ KINDS = {
     Disconnected: "disconnected",
     BadReply: "bad_reply",
     Rejected: "rejected",
-    OverBudget: "over_budget",
+    OverLimit: "over_limit",
     Refused: "refused",
     Unpaid: "unpaid",
     BudgetSpent: "budget_spent",
@@ -70,7 +70,7 @@ def test_what_no_other_row_can_pass_stops_the_run(error: type[RedlineError]) -> 
     assert error("x").stops_run
 
 
-@pytest.mark.parametrize("error", [Retryable, Final, Rejected, OverBudget, ConfigError, CallError])
+@pytest.mark.parametrize("error", [Retryable, Final, Rejected, OverLimit, ConfigError, CallError])
 def test_the_others_do_not(error: type[RedlineError]) -> None:
     assert not error("x").stops_run
 

@@ -1,5 +1,3 @@
-"""The command line."""
+"""The command line: commands, their flags, and what they print."""
 
-from redline.cli.app import main
-
-__all__ = ["main"]
+from redline.cli.app import main, program

@@ -15,12 +15,11 @@ from click.shell_completion import get_completion_class
 
 from redline import _start
 from redline._version import __version__
-from redline.cli.command import Group
-from redline.cli.output import forget_stdout, hold_standard_streams, say, tell
-from redline.cli.present import error_text
+from redline.cli.flags import Group
+from redline.cli.session import error_text, forget_stdout, hold_standard_streams, say, tell
 from redline.errors import ConfigError, JournalError, RedlineError, nearest
-from redline.lasting import lasting
-from redline.run.interrupts import GivenUp
+from redline.job import GivenUp
+from redline.process import lasting
 
 USAGE, DEFECT, INTERRUPTED = 2, 3, 130
 
@@ -58,7 +57,8 @@ _HELP = """Run very many LLM calls as fast as their limits allow, and lose none 
     """
 
 
-def _program() -> Group:
+def program() -> Group:
+    """The command and, under their names, its subcommands."""
     params: list[click.Parameter] = [
         Option(
             ["-V", "--version"],
@@ -121,7 +121,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _status(arguments: list[str]) -> int:
     """The exit status of one command; whatever went wrong is told on stderr."""
-    command = _program()
+    command = program()
     try:
         _start.give_way()
         status = command.main(
@@ -177,7 +177,7 @@ def _usage(error: click.ClickException, arguments: list[str]) -> ConfigError:
     match error:
         case click.NoSuchOption() if context is not None:
             # Imported here: only a mistake needs it.
-            from redline.run.option_hints import meant
+            from redline.job.settings import meant
 
             known = [name for param in context.command.params for name in param.opts]
             hint = meant(error.option_name, known) or help_hint

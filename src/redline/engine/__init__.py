@@ -4,6 +4,5 @@ Importing this part does not import torch; its modules that compute do, and are 
 where an engine starts.
 """
 
-from redline.engine.settings import EngineSettings
-
-__all__ = ["EngineSettings"]
+from redline.engine.settings import DTYPES, LEAST, LONGEST_WAIT_S, EngineSettings
+from redline.engine.vllm import command, launch, url_host

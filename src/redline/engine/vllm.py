@@ -6,11 +6,9 @@ flags are those of vLLM 0.32; /health, /metrics, the API and what it writes are 
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -58,6 +56,9 @@ def launch(
     whatever ends this one.
     Raises ConfigError where it cannot be started so, RedlineError where it ends by itself.
     """
+    # Imported here: it brings modules for archives, and `import redline` reads this file.
+    import shutil
+
     port = _free(host, port)
     arguments = command(settings, host, port)
     if shutil.which("vllm") is None:
@@ -169,6 +170,8 @@ def url_host(host: str) -> str:
 
 
 def _is_healthy(address: str) -> bool:
+    import http.client  # takes longer than the rest of this module
+
     connection = http.client.HTTPConnection(address, timeout=5)
     with closing(connection), suppress(OSError, http.client.HTTPException):
         connection.request("GET", "/health")

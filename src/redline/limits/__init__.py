@@ -1,12 +1,18 @@
-"""Rate limits and concurrency: decided in virtual time, waited for at the edge."""
+"""Rate limits and concurrency: decided in plain functions, waited for at the edge."""
 
-from redline.limits.blocking import SyncLimiter
-from redline.limits.cost import Cost, Spread
-from redline.limits.grant import Grant
-from redline.limits.limiter import Limiter
-from redline.limits.rate import Rate, parse_count, parse_rate, rate_per
-from redline.limits.settings import PROFILES, Limits, as_rates
-from redline.limits.slots import Slots
+from redline.limits.open import AnyGrant, AnyLimiter, open_limiter
+from redline.limits.rule import (
+    PROFILES,
+    Cost,
+    Limits,
+    Rate,
+    Spread,
+    as_rates,
+    parse_count,
+    parse_rate,
+    rate_per,
+)
+from redline.limits.wait import Grant, Limiter, Slots, SyncLimiter
 
 __all__ = [
     "PROFILES",

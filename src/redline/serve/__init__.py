@@ -1,5 +1,3 @@
-"""The HTTP front: any backend, published with the OpenAI API; and a local engine behind it."""
+"""The gateway's HTTP front, and a local engine behind it."""
 
-from redline.serve.local import LocalEngine
-
-__all__ = ["LocalEngine"]
+from redline.serve.local import LocalEngine, Serving, serve_engine, serving

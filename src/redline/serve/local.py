@@ -1,20 +1,20 @@
-"""A local engine with the OpenAI API, while it is entered."""
+"""A local engine with the OpenAI API: while it is entered, or until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from redline.engine.settings import EngineSettings
-from redline.run.source_bytes import extra
+from redline.engine import EngineSettings
+from redline.process import end_at_once, on_signals, run_until_told
+from redline.sources import extra
 
 if TYPE_CHECKING:
-    from redline.engine.start import Engine
-    from redline.serve.front import Front
-
+    from redline.engine.api import Engine
+    from redline.serve.http import Front
 
 # Of a model's folder: weights, tokenizer, template and settings, all of which make its answers.
 _FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
@@ -68,7 +68,7 @@ async def serving(
     """
     engine = await asyncio.to_thread(_loaded, settings)
     # Imported here, as PyTorch is: nobody else pays for them.
-    from redline.serve.front import Front
+    from redline.serve.http import Front
 
     models = dict.fromkeys((engine.name, settings.model)) if is_named else {}
     front = Front(
@@ -89,6 +89,46 @@ async def serving(
 def _loaded(settings: EngineSettings) -> Engine:
     for module in ("torch", "transformers"):
         extra(module, "engine", "a local engine")
-    from redline.engine.start import open_engine
+    from redline.engine.api import open_engine
 
     return open_engine(settings)
+
+
+def serve_engine(
+    settings: EngineSettings,
+    *,
+    host: str,
+    port: int,
+    on_url: Callable[[str], None],
+    on_note: Callable[[str], None],
+) -> None:
+    """Serves until SIGINT or SIGTERM, then answers what is in flight, within bounds, and returns.
+
+    A signal that comes while it loads, or while it closes, ends the process at once.
+    on_url: told the base URL, once connections are accepted. on_note: told what is loaded.
+    Raises ConfigError where the model or the address does not work, and EngineFailed where the
+    engine ends by itself.
+    """
+
+    async def main(stop: asyncio.Event) -> None:
+        def close(_: int) -> None:
+            on_signals(end_at_once)
+            stop.set()
+
+        # Loading may wait for a network, and there is nobody yet to be answered. Ranks end by
+        # themselves when this process has.
+        on_signals(end_at_once)
+        on_note(f"loading {settings.model}")
+        async with serving(settings, host=host, port=port, is_named=True) as served:
+            on_signals(close)
+            on_url(served.front.base_url)
+            for note in served.engine.notes:
+                on_note(note)
+            failed = asyncio.create_task(served.engine.thread.has_failed())
+            failed.add_done_callback(lambda _: stop.set())
+            await stop.wait()
+            failed.cancel()
+        if served.engine.thread.failure is not None:
+            raise served.engine.thread.failure
+
+    run_until_told(main)

@@ -1,20 +1,22 @@
 """A simulated LLM provider: a real HTTP server with limits, latency and faults.
 
-The server itself is redline.sim.server.Sim: its imports take 0.2 s, which the command line does not
-pay for the names here.
+The server itself is `redline.sim.server.Sim`: its imports take 0.2 s, which the command line does
+not spend on the names here.
 """
 
-from redline.sim.faults import Faults, parse_faults
+from redline.sim.admission import (
+    Admission,
+    Charge,
+    FixedWindow,
+    MovingWindow,
+    Reading,
+    SlidingCounter,
+    TokenBucket,
+    Window,
+)
+from redline.sim.faults import KINDS, Faults, parse_faults
+from redline.sim.headers import duration, limit_headers, retry_details, retry_headers
 from redline.sim.latency import Constant, Latency, Lognormal, Uniform, parse_latency
-from redline.sim.settings import SimSettings
-
-__all__ = [
-    "Constant",
-    "Faults",
-    "Latency",
-    "Lognormal",
-    "SimSettings",
-    "Uniform",
-    "parse_faults",
-    "parse_latency",
-]
+from redline.sim.settings import ALGORITHMS, CHARGES, HEADER_STYLES, SimSettings
+from redline.sim.slots import Slots
+from redline.sim.stats import CLASSES, Stats, Ticket

@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
-from redline.limits.rate import Rate
+from redline.limits.rule import Rate
 
 # A wait that ends a hair late: the counter's condition is strict, so at the exact moment it
 # still refuses.
@@ -42,32 +43,43 @@ class Window(Protocol):
 
     def wait_s(self, amount: int, now_s: float) -> float:
         """Seconds until `amount` fits; 0 now, inf when it is larger than the limit."""
-        ...
 
     def take(self, amount: int, now_s: float) -> None:
         """Counts `amount`, whether it fits or not."""
-        ...
 
     def resize(self, rate: Rate, now_s: float) -> None:
         """Allows `rate`, of the same window_s, from now on. What is counted stays counted."""
-        ...
 
     def left(self, now_s: float) -> int:
         """The largest amount that would fit now, 0 to N."""
-        ...
 
     def reset_s(self, now_s: float) -> float:
         """Seconds until the whole limit is free again, if nothing more comes."""
-        ...
 
 
-class FixedWindow:
-    """At most N between one window's first hit and W seconds later."""
+class _Counting(ABC):
+    """What the windows that count what they admit have in common."""
 
     def __init__(self, rate: Rate) -> None:
         self._rate = rate
-        self._ends_s = -math.inf
         self._count = 0
+
+    @abstractmethod
+    def _roll(self, now_s: float) -> object:
+        """Forgets what does not count any more."""
+
+    def resize(self, rate: Rate, now_s: float) -> None:
+        self._rate = rate
+
+    def left(self, now_s: float) -> int:
+        self._roll(now_s)
+        return max(0, self._rate.count - self._count)
+
+
+class FixedWindow(_Counting):
+    """At most N between one window's first hit and W seconds later."""
+
+    _ends_s = -math.inf
 
     def _roll(self, now_s: float) -> None:
         if now_s >= self._ends_s:
@@ -85,27 +97,19 @@ class FixedWindow:
             self._ends_s = now_s + self._rate.window_s
         self._count += amount
 
-    def resize(self, rate: Rate, now_s: float) -> None:
-        self._rate = rate
-
-    def left(self, now_s: float) -> int:
-        self._roll(now_s)
-        return max(0, self._rate.count - self._count)
-
     def reset_s(self, now_s: float) -> float:
         return max(0.0, self._ends_s - now_s)
 
 
-class MovingWindow:
+class MovingWindow(_Counting):
     """At most N in any W seconds: a log of every hit, forgotten once it is W old.
 
     The log holds at most N hits, and the answers that ended in these W seconds.
     """
 
     def __init__(self, rate: Rate) -> None:
-        self._rate = rate
+        super().__init__(rate)
         self._log: deque[tuple[float, int]] = deque()
-        self._count = 0
 
     def _roll(self, now_s: float) -> None:
         while self._log and self._log[0][0] + self._rate.window_s <= now_s:
@@ -127,26 +131,16 @@ class MovingWindow:
         self._log.append((now_s, amount))
         self._count += amount
 
-    def resize(self, rate: Rate, now_s: float) -> None:
-        self._rate = rate
-
-    def left(self, now_s: float) -> int:
-        self._roll(now_s)
-        return max(0, self._rate.count - self._count)
-
     def reset_s(self, now_s: float) -> float:
         self._roll(now_s)
         return self._log[-1][0] + self._rate.window_s - now_s if self._log else 0.0
 
 
-class SlidingCounter:
+class SlidingCounter(_Counting):
     """Two counters: this window's, and the last one's weighted by how much is still in view."""
 
-    def __init__(self, rate: Rate) -> None:
-        self._rate = rate
-        self._index = -1
-        self._count = 0
-        self._previous = 0
+    _index = -1
+    _previous = 0
 
     def _roll(self, now_s: float) -> float:
         """Seconds since the current window began, after the counters have moved to it."""
@@ -180,9 +174,6 @@ class SlidingCounter:
     def take(self, amount: int, now_s: float) -> None:
         self._roll(now_s)
         self._count += amount
-
-    def resize(self, rate: Rate, now_s: float) -> None:
-        self._rate = rate
 
     def reset_s(self, now_s: float) -> float:
         since_s = self._roll(now_s)
@@ -233,7 +224,7 @@ class TokenBucket:
         return (self._capacity - self._level) / self._per_s
 
 
-_WINDOWS: dict[str, type[FixedWindow | MovingWindow | SlidingCounter | TokenBucket]] = {
+_WINDOWS: dict[str, Callable[[Rate], Window]] = {
     "fixed": FixedWindow,
     "moving": MovingWindow,
     "counter": SlidingCounter,
@@ -311,20 +302,17 @@ class Admission:
         counted, the first from the first. Any other begins with nothing counted.
         """
         found: list[tuple[str, Rate, Window]] = []
-        before = self._limits
         for what in KINDS:
+            old = [limit for limit in self._limits if limit[0] == what]
             if what not in rates:
-                found += [limit for limit in before if limit[0] == what]
-                continue
-            old = [limit for limit in before if limit[0] == what]
-            for rate in rates[what]:
+                found += old
+            for rate in rates.get(what, ()):
                 kept = next((limit for limit in old if limit[1].window_s == rate.window_s), None)
-                if kept is None:
-                    found.append((what, rate, self._make(rate)))
-                else:
+                window = self._make(rate) if kept is None else kept[2]
+                if kept is not None:
                     old.remove(kept)
-                    kept[2].resize(rate, now_s)
-                    found.append((what, rate, kept[2]))
+                    window.resize(rate, now_s)
+                found.append((what, rate, window))
         self._limits = found
 
     def ask(self, charge: Charge, now_s: float) -> Rejection | None:
@@ -332,17 +320,15 @@ class Admission:
 
         Otherwise nothing is counted, and the limit with the longest wait is returned.
         """
-        worst: tuple[float, str, Rate, Window] | None = None
+        worst: Rejection | None = None
         for what, rate, window in self._limits:
             wait_s = window.wait_s(charge.amount(what), now_s)
-            if wait_s > 0 and (worst is None or wait_s > worst[0]):
-                worst = (wait_s, what, rate, window)
+            if wait_s > (0.0 if worst is None else worst.wait_s):
+                used = rate.count - window.left(now_s)
+                worst = Rejection(what, rate, used, charge.amount(what), wait_s)
         if worst is None:
             self.count(charge, now_s)
-            return None
-        wait_s, what, rate, window = worst
-        used = rate.count - window.left(now_s)
-        return Rejection(what, rate, used, charge.amount(what), wait_s)
+        return worst
 
     def count(self, charge: Charge, now_s: float) -> None:
         """Counts the charge, whether it fits or not."""

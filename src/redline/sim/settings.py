@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from redline.errors import ConfigError, nearest
-from redline.limits.rate import Rate
+from redline.limits.rule import Rate
 from redline.sim.faults import Faults
 from redline.sim.latency import Constant, Latency
 

@@ -1,19 +1,14 @@
-"""Jobs on top of a run: what is found in answers, so that they can be scored and validated."""
+"""Jobs with a purpose: evaluate, tag and synthesize; and answers found in replies."""
 
-from redline.tasks.choices import final_choice
-from redline.tasks.extract import Form, Found, final_number, gold_number, strict_number
-from redline.tasks.json_in_text import Kind, find_json
-from redline.tasks.numbers import Number, is_same
-
-__all__ = [
-    "Form",
-    "Found",
-    "Kind",
-    "Number",
-    "final_choice",
-    "final_number",
-    "find_json",
-    "gold_number",
-    "is_same",
-    "strict_number",
-]
+from redline.tasks.answers import (
+    Form,
+    Found,
+    Kind,
+    Number,
+    final_choice,
+    final_number,
+    find_json,
+    gold_number,
+    is_same,
+    strict_number,
+)

@@ -1,7 +1,7 @@
-"""What a test needs in place of the world: virtual time, clocks, and a backend with a script."""
+"""Fakes for tests: virtual time, clocks, and a backend with scripted answers."""
 
-from redline.testing.backends import ScriptedBackend, Send
-from redline.testing.clock import ManualClock, VirtualClock
+from redline.testing.backends import ScriptedBackend, Send, Step
+from redline.testing.clock import WALL_START_S, ManualClock, VirtualClock
 from redline.testing.loop import Deadlock, VirtualLoop, virtual_run
 
 __all__ = [

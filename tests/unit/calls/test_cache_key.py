@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from redline.calls import Call, Endpoint, Request
-from redline.calls.cache_key import identity, is_determined, key_of, only_asks
+from redline.calls.cache import identity, is_determined, key_of, only_asks
 
 BODY = {"model": "m", "temperature": 0, "messages": [{"role": "user", "content": "é"}]}
 ASKED = Request(body=BODY, headers={"X-Team": "a"}, output_path=("choices", 0))

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from catching import assert_caught
 from redline.calls import Cache
-from redline.calls.cache_file import Connection
-from redline.calls.cache_store import AnswerStore
+from redline.calls.cache import AnswerStore, Database
 from redline.errors import ConfigError
 from redline.testing import ManualClock
+from support.catching import assert_caught
 
 MB = 1_000_000
 
@@ -46,14 +45,7 @@ async def written(store: AnswerStore, numbers: Iterable[int], size: int = 1000) 
     """Puts these, and waits until they are in the file."""
     for number in numbers:
         store.put(key(number), value(number, size))
-    await settled(store)
-
-
-async def settled(store: AnswerStore) -> None:
-    while store._pending or store._used or store._writing is not None:
-        if store._writing is None:
-            store._write_group()
-        await asyncio.sleep(0.001)
+    await store.flush()
 
 
 def files(folder: Path) -> list[str]:
@@ -89,14 +81,14 @@ async def test_lookups_of_one_turn_are_read_together(
     store = store_in(tmp_path)
     await written(store, range(300))
     turns = 0
-    do = Connection.do
+    do = Database.do
 
-    def counted(self: Connection, *given: Any) -> Any:
+    def counted(self: Database, *given: Any) -> Any:
         nonlocal turns
         turns += 1
         return do(self, *given)
 
-    monkeypatch.setattr(Connection, "do", counted)
+    monkeypatch.setattr(Database, "do", counted)
     assert await found_in(store, range(400)) == {
         number: value(number) if number < 300 else None for number in range(400)
     }

@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from answers import CHUNKED, CLOSE, GZIP, MOST_BYTES, RIGHT, TEXT, WRONG, chunked, head
-from asking import Asked
-from catching import assert_caught
-from raw_server import answer
 from redline.calls import Timeouts
-from redline.calls.connection import MOST_HEADER_BYTES, Connection
-from redline.calls.intake import Intake
+from redline.calls.wire import MOST_HEADER_BYTES, Connection, ReplyMemory
 from redline.clock import SYSTEM
 from redline.errors import BadReply, CallError, Disconnected, TimedOut
-from wires import Case, FakeTransport, Result, exchange
+from support.answers import CHUNKED, CLOSE, GZIP, MOST_BYTES, RIGHT, TEXT, WRONG, chunked, head
+from support.asking import Asked
+from support.catching import assert_caught
+from support.raw_server import answer
+from support.wires import Case, FakeTransport, Result, exchange
 
 ENDINGS = {"keep": "ring", "hold": "ring", "close": "eof", "reset": "reset"}
 SMALL = 3_000
@@ -137,7 +136,7 @@ class Asking:
     def __init__(self, kind: Any) -> None:
         self.lost: list[Any] = []
         self.transport = FakeTransport()
-        self.connection = kind(self.lost.append, Intake(MOST_BYTES))
+        self.connection = kind(self.lost.append, ReplyMemory(MOST_BYTES))
         self.connection.connection_made(self.transport)
 
     def write(self, most_bytes: int = MOST_BYTES) -> None:

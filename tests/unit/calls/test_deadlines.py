@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from redline.calls.deadlines import Deadlines
+from redline.calls.wire import Deadlines
 from redline.testing import Deadlock, VirtualClock, virtual_run
 
 LATE_S = 0.05

@@ -15,17 +15,21 @@ from redline.errors import (
     Rejected,
     TimedOut,
 )
-from redline.events import AttemptEnded, AttemptStarted, Event
 from redline.limits import Limits
 from redline.testing import VirtualClock, virtual_run
+from redline.waist import Attempts
 
 
-class Heard:
+class Ends(Attempts):
+    """Keeps how each attempt ended."""
+
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        super().__init__()
+        self.errors_in_turn: list[str | None] = []
 
-    def on_event(self, event: Event) -> None:
-        self.events.append(event)
+    def ended(self, now_s: float, latency_s: float, error: str | None, *used: int) -> None:
+        super().ended(now_s, latency_s, error, *used)
+        self.errors_in_turn.append(error)
 
 
 def call_once(function: Any, *, call: Call | None = None, **settings: Any) -> Outcome:
@@ -52,16 +56,15 @@ def test_what_it_returns_is_the_output() -> None:
         await asyncio.sleep(2)
         return {"q": row["q"] + 1}
 
-    heard, call = Heard(), Call()
+    attempts, call = Attempts(), Call()
     stamps: list[float | None] = []
-    outcome = call_once(answer, call=call, listener=heard)
+    outcome = call_once(answer, call=call, attempts=attempts)
     assert (outcome.status, outcome.output, outcome.endpoint) == ("succeeded", {"q": 2}, "answer")
     assert outcome.latency_s == pytest.approx(2)
     assert (stamps, call.sent_s) == ([0.0], None)
-    assert heard.events == [
-        AttemptStarted(0.0, "answer", 0.0),
-        AttemptEnded(pytest.approx(2), "answer", None, pytest.approx(2), 0, 0),
-    ]
+    assert (attempts.attempts, attempts.retries, attempts.in_flight) == (1, 0, 0)
+    assert (attempts.most_in_flight, attempts.errors) == (1, {})
+    assert (attempts.ended_s, attempts.longest_s) == (pytest.approx(2), pytest.approx(2))
 
 
 @pytest.mark.parametrize(
@@ -155,8 +158,8 @@ def test_limits_hold_and_cancelled_calls_give_back() -> None:
                 running -= 1
 
         clock = VirtualClock(asyncio.get_running_loop())
-        heard = Heard()
-        backend = FunctionBackend(work, limits=Limits(concurrency=3), clock=clock, listener=heard)
+        ends = Ends()
+        backend = FunctionBackend(work, limits=Limits(concurrency=3), clock=clock, attempts=ends)
         tasks = [asyncio.create_task(backend.send(Request(), Call())) for _ in range(10)]
         await asyncio.sleep(0.5)
         assert backend.room(Cost(), 0.5) > 0
@@ -166,8 +169,7 @@ def test_limits_hold_and_cancelled_calls_give_back() -> None:
         assert most == 3
         assert backend.slots.in_use == 0
         assert backend.room(Cost(), clock.now_s()) == 0
-        ended = [event.error for event in heard.events if isinstance(event, AttemptEnded)]
-        assert sorted(map(str, ended)) == ["None"] * 8 + ["cancelled"]
+        assert sorted(map(str, ends.errors_in_turn)) == ["None"] * 8 + ["cancelled"]
 
     virtual_run(main())
 

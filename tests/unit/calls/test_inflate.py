@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from redline.calls import inflate
+from redline.calls.wire import inflate
 from redline.errors import BadReply
 
 TEXT = b"text " * 100

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from redline.calls.outage import Outage, is_unreachable
+from redline.calls.http import Outage, is_unreachable
 from redline.errors import BadReply, Disconnected, RateLimited, TimedOut
 
 

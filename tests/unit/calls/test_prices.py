@@ -9,17 +9,21 @@ from typing import Any
 
 import pytest
 
-from redline.calls import prices
-from redline.calls.prices import DOLLAR, PRICE_KEYS, Price, Prices, parse_price
-from redline.calls.spending import (
+from redline.apis import Usage, read_usage
+from redline.calls.cost import (
+    DOLLAR,
     NOTHING,
+    PRICE_KEYS,
     Allowance,
     Amount,
+    Price,
+    Prices,
     Spending,
     dollars_text,
     parse_money,
+    parse_price,
+    prices,
 )
-from redline.calls.usage import Usage, read_usage
 from redline.errors import ConfigError
 
 MINI = {"input": "0.15", "cached_input": "0.075", "output": "0.60"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from redline.calls.prompt import CLASSES, Prompt
+from redline.calls.tokens import CLASSES, Prompt
 
 
 def counts(text: str, most_chars: int = 4096) -> dict[str, float]:

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from redline.calls import Request, TokenEstimator
-from redline.calls.prompt import Prompt
-from redline.calls.tokenizer import Tokenizer, Tokenizers
+from redline.calls.tokens import Prompt, Tokenizer, Tokenizers
 
 # Where tiktoken keeps cl100k_base: the SHA-1 of the address it comes from.
 CL100K = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"

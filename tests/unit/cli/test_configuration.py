@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from redline.cli.configuration import ENDPOINT_KEYS, Kind, load
+from redline.cli.session import ENDPOINT_KEYS, load
 from redline.errors import ConfigError
+from redline.job.settings import Kind
 
 KINDS = {"rpm": Kind.TEXT, "param": Kind.LIST, "raw": Kind.FLAG, "max_retries": Kind.TEXT}
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from redline.cli.engine_flags import settings_in, settings_of
-from redline.engine.settings import EngineSettings
+from redline.cli.flags import settings_in, settings_of
+from redline.engine import EngineSettings
 from redline.errors import ConfigError
 
 

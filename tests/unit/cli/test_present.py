@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-from redline.calls.spending import Allowance
-from redline.cli.output import Notes, tell
-from redline.cli.present import error_text, plan_text, summary_line, summary_text
+from redline.calls.cost import Allowance
+from redline.cli.session import Notes, error_text, plan_text, summary_line, summary_text, tell
 from redline.errors import ConfigError, Refused, Rejected
-from redline.run import Report
-from redline.run.bill import Spent
-from redline.run.output import Output
-from redline.run.plan import Plan
-from redline.run.row_count import InputCounts
+from redline.job import Plan, Report
+from redline.job.show import InputCounts
+from redline.job.work import Spent
+from redline.journal import Output
 
 ARGV = ["run", "in put.jsonl", "-o", "out.jsonl", "--restart"]
 

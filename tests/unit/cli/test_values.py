@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from redline.cli import values
 from redline.errors import ConfigError
+from redline.job.settings import values
 from redline.limits import Rate
 
 
@@ -43,9 +43,11 @@ def test_what_is_not_given_is_none() -> None:
     assert values.number({}, "n") is None
     assert values.choice({}, "n", ["a"]) is None
     assert values.text_or_file({}, "n") is None
-    assert values.rates({}, "r") == values.rate_per({}, "r", 1.0) == []
-    assert values.words({}, "w") == []
-    assert values.pairs({}, "p") == values.headers({}, "h") == {}
+    assert values.rates({}, "r") is None
+    assert values.rate_per({}, "r", 1.0) is None
+    assert values.choices({}, "c", ["a"]) is None
+    assert values.pairs({}, "p") is None
+    assert values.headers({}, "h") is None
 
 
 def test_whole_numbers_and_their_bounds() -> None:
@@ -74,11 +76,11 @@ def test_numbers() -> None:
 
 
 def test_rates() -> None:
-    assert values.rates({"r": ["2/1s", "10k/1d"]}, "r") == [Rate(2, 1.0), Rate(10_000, 86_400.0)]
-    assert values.rate_per({"rps": "2"}, "rps", 1.0) == [Rate(2, 1.0)]
-    assert values.rate_per({"tpm": "1.5m"}, "tpm", 60.0) == [Rate(1_500_000, 60.0)]
-    assert values.rate_per({"rps": "0.25"}, "rps", 1.0) == [Rate(1, 4.0)]
-    assert values.rate_per({"rps": "2.5"}, "rps", 1.0) == [Rate(3, 1.2)]
+    assert values.rates({"r": ["2/1s", "10k/1d"]}, "r") == (Rate(2, 1.0), Rate(10_000, 86_400.0))
+    assert values.rate_per({"rps": "2"}, "rps", 1.0) == Rate(2, 1.0)
+    assert values.rate_per({"tpm": "1.5m"}, "tpm", 60.0) == Rate(1_500_000, 60.0)
+    assert values.rate_per({"rps": "0.25"}, "rps", 1.0) == Rate(1, 4.0)
+    assert values.rate_per({"rps": "2.5"}, "rps", 1.0) == Rate(3, 1.2)
     for text in ("0", "-1", "abc", "nan", "inf"):
         with pytest.raises(ConfigError, match=r"^--rps "):
             values.rate_per({"rps": text}, "rps", 1.0)
@@ -86,7 +88,7 @@ def test_rates() -> None:
 
 def test_words_and_choices() -> None:
     flags = {"fail_on": ["empty, length", "", "refusal,"]}
-    assert values.words(flags, "fail_on") == ["empty", "length", "refusal"]
+    assert values.words(flags["fail_on"]) == ("empty", "length", "refusal")
     with pytest.raises(ConfigError) as caught:
         values.choices(flags, "fail_on", ["empty", "refusals"])
     assert caught.value.what == "--fail-on is one of empty, refusals, not length"

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from redline.engine.attention import Piece, Step, grouped
-from redline.engine.cache import Shape, SlotCache
+from redline.engine.model import Piece, Shape, SlotCache, Step, grouped
 
 HEADS, KV_HEADS, SIZE, CAPACITY, SLOTS = 6, 2, 8, 64, 12
 

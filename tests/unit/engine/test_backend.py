@@ -12,14 +12,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-import vocabularies
 from redline.calls import Call, Outcome, Request
-from redline.engine.backend import EngineBackend, Speaker
-from redline.engine.core import Ask
-from redline.engine.guided import Grammars
-from redline.engine.text import Pieces
-from redline.engine.thread import EngineFailed
+from redline.engine.api import EngineBackend, Pieces, Speaker
+from redline.engine.sample import Grammars
+from redline.engine.step import Ask, EngineFailed
 from redline.errors import Rejected
+from support import vocabularies
 
 LIMIT_S = 60.0
 TOKENIZER = vocabularies.byte_level()
@@ -27,7 +25,7 @@ ENDS = """
 import asyncio, threading
 from types import SimpleNamespace
 from redline.calls import Call, Request
-from redline.engine.backend import EngineBackend, Speaker
+from redline.engine.api.backend import EngineBackend, Speaker
 
 begun = threading.Event()
 

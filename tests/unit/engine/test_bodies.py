@@ -10,11 +10,11 @@ import msgspec
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-import vocabularies
-from redline.calls import Call, Chunk, Reply, apis
-from redline.calls.stream import StreamReader
-from redline.engine.bodies import Answer, Drawn, Said, usage
-from redline.engine.text import Pieces, TextStream
+from redline.apis import replies as apis
+from redline.calls import Call, Chunk, Reply
+from redline.calls.http import StreamReader
+from redline.engine.api import Answer, Drawn, Pieces, Said, TextStream, usage
+from support import vocabularies
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 TOKENIZER = vocabularies.byte_level()

@@ -11,14 +11,13 @@ pytest.importorskip("torch")
 import torch
 from torch import Tensor
 
-from engine_driver import GREEDY, Heard, Joining, Setting, drive, loaded, make_core
-from engine_models import VOCABULARY, random_model, random_prompts
-from redline.engine.judge import judge
-from redline.engine.load import Loaded
-from redline.engine.params import SamplingParams
-from redline.engine.sampling import draw
-from redline.engine.sequence import Sequence
+from redline.engine.draft import judge
+from redline.engine.model import Loaded
+from redline.engine.sample import SamplingParams, draw
+from redline.engine.schedule import Sequence
 from redline.errors import Rejected
+from support.engine_driver import GREEDY, Heard, Joining, Setting, drive, loaded, make_core
+from support.engine_models import VOCABULARY, random_model, random_prompts
 
 NEW = 12
 NAN, INF = float("nan"), float("inf")

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from engine_driver import Fixed, Joining, Setting, drive, loaded, make_core
-from engine_models import (
+from support.engine_driver import Fixed, Joining, Setting, drive, loaded, make_core
+from support.engine_models import (
     KINDS,
     Continuation,
     continuations,

@@ -10,13 +10,16 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch, of the extra `engine`, is not installed")
 
-from decoder_law import CASES, LENGTH, PAIRS, WRONG, Case, examined, said, wrong  # noqa: E402
-from engine_driver import Heard, Setting, loaded, make_core  # noqa: E402
-from engine_models import load, near_draft, random_model, random_prompts  # noqa: E402
-from redline.engine.core import Ask  # noqa: E402
-from redline.engine.params import SamplingParams  # noqa: E402
-from redline.engine.sampling import Past, distribution  # noqa: E402
-from sampling_law import Examined, assert_follows, p_value  # noqa: E402
+from redline.engine.sample import (
+    Past,
+    SamplingParams,
+    distribution,
+)
+from redline.engine.step import Ask
+from support.decoder_law import CASES, LENGTH, PAIRS, WRONG, Case, examined, said, wrong
+from support.engine_driver import Heard, Setting, loaded, make_core
+from support.engine_models import load, near_draft, random_model, random_prompts
+from support.sampling_law import Examined, assert_follows, p_value
 
 # A draw is a token. In some cases all of them, in the others enough to see that they run.
 DRAWS = 20_000

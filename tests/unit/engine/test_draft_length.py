@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from redline.engine.draft_length import DraftLength
+from redline.engine.draft import DraftLength
 
 MOST = 6
 

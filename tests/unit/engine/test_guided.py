@@ -13,11 +13,22 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch, of the extra `engine`, is not installed")
 
-from jsonschema import Draft202012Validator  # noqa: E402
-from llguidance import LLTokenizer, TokenizerWrapper  # noqa: E402
+from jsonschema import Draft202012Validator
+from llguidance import LLTokenizer, TokenizerWrapper
 
-from engine_driver import GREEDY, Heard, Joining, Setting, drive, loaded, make_core  # noqa: E402
-from engine_models import (  # noqa: E402
+from redline.engine.draft import judge
+from redline.engine.model import Loaded
+from redline.engine.sample import (
+    Grammars,
+    Guide,
+    SamplingParams,
+    guided,
+    masked,
+)
+from redline.engine.schedule import Sequence
+from redline.errors import Rejected
+from support.engine_driver import GREEDY, Heard, Joining, Setting, drive, loaded, make_core
+from support.engine_models import (
     VOCABULARY,
     continuations,
     load,
@@ -26,14 +37,7 @@ from engine_models import (  # noqa: E402
     random_prompts,
     tokenizer_of,
 )
-from redline.engine import guided  # noqa: E402
-from redline.engine.guided import Grammars, Guide, masked  # noqa: E402
-from redline.engine.judge import judge  # noqa: E402
-from redline.engine.load import Loaded  # noqa: E402
-from redline.engine.params import SamplingParams  # noqa: E402
-from redline.engine.sequence import Sequence  # noqa: E402
-from redline.errors import Rejected  # noqa: E402
-from sampling_law import p_value  # noqa: E402
+from support.sampling_law import p_value
 
 END = 1
 NEW = 48

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redline.engine.lookup import Lookup
+from redline.engine.draft import Lookup
 
 
 @pytest.mark.parametrize(

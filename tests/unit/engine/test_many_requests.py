@@ -12,7 +12,6 @@ import random
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,28 +19,28 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch, of the extra `engine`, is not installed")
 
-from catching import assert_caught  # noqa: E402
-from engine_driver import Fixed  # noqa: E402
-from engine_tables import TOKENS, TableComputer, TableRunner, said_greedily, tables  # noqa: E402
-from redline.engine.core import Ask, Core, Speculation  # noqa: E402
-from redline.engine.draft import Drafter, Drafts, LookupDrafter, ModelDrafter  # noqa: E402
-from redline.engine.params import SamplingParams  # noqa: E402
-from redline.engine.scheduler import Bounds, QueueFull, Scheduler  # noqa: E402
-from redline.engine.sequence import Sequence  # noqa: E402
-from redline.engine.thread import EngineThread  # noqa: E402
+from redline.engine.draft import Drafter, Drafts, LookupDrafter, ModelDrafter
+from redline.engine.sample import SamplingParams
+from redline.engine.schedule import (
+    Bounds,
+    QueueFull,
+    Scheduler,
+    Sequence,
+)
+from redline.engine.step import (
+    Ask,
+    Core,
+    EngineThread,
+    Speculation,
+)
+from support.catching import assert_caught
+from support.engine_driver import Fixed
+from support.engine_tables import TOKENS, TableComputer, TableRunner, said_greedily, tables
 
 REQUESTS = 1_000
 SLOTS = 8
 MOST_PROMPT, MOST_NEW = 30, 20
 TARGET, GUESS = tables()
-
-
-@pytest.fixture(autouse=True)
-def _frozen() -> Iterator[None]:
-    """Collecting garbage looks at what is made from now on, and not at all of PyTorch."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @dataclass(eq=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,13 @@ import pytest
 
 # The engine is an extra; where it is not installed nothing here can be tried.
 torch = pytest.importorskip("torch")
-models = pytest.importorskip("engine_models")
+models = pytest.importorskip("support.engine_models")
 transformers = pytest.importorskip("transformers")
 make_text, train = models.make_text, models.train
 
 NEW_TOKENS = 24
 TEXT_BYTES = 60_000
 TEXT_SHA256 = "bc878896fef72643d7a1961812e336f615fe1c6de7d63079c3e10ff3faee2913"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small matrices lose by threads, and other workers need the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def chats(text: Any, count: int = 400) -> list[tuple[str, str]]:
@@ -234,7 +224,7 @@ def test_what_is_made_is_made_once_and_whole(tmp_path: Path) -> None:
 
     place = tmp_path / "models" / "one"
     with pytest.raises(OSError, match="no space"):
-        models._once(place, make)
+        models.once(place, make)
     assert not place.exists()
-    assert models._once(place, make) == models._once(place, make) == place
+    assert models.once(place, make) == models.once(place, make) == place
     assert len(made) == 2

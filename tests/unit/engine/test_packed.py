@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from redline.engine import packed
-from redline.engine.packed import is_packed, pack
+from redline.engine.model import is_packed, pack, packed
 
 DTYPES = [
     pytest.param(

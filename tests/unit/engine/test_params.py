@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from redline.engine.params import SamplingParams
+from redline.engine.sample import SamplingParams
 from redline.errors import Rejected
 
 VOCABULARY = 100

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import vocabularies
-from redline.engine.params import SamplingParams
-from redline.engine.prompting import Asked, read_request
-from redline.engine.text import Pieces
+from redline.engine.api import Asked, Pieces, read_request
+from redline.engine.sample import SamplingParams
 from redline.errors import Rejected
+from support import vocabularies
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 TOKENIZER = vocabularies.byte_fallback()

@@ -19,9 +19,8 @@ from hypothesis.stateful import (
 
 pytest.importorskip("torch", reason="torch, of the extra `engine`, is not installed")
 
-from redline.engine.scheduler import Bounds, Scheduler
-from redline.engine.sequence import Sequence
-from scheduler_driver import (
+from redline.engine.schedule import Bounds, Scheduler, Sequence
+from support.scheduler_driver import (
     LONGEST,
     MOST_DRAFTS,
     MOST_NEW,

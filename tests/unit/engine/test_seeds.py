@@ -12,19 +12,24 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch, of the extra `engine`, is not installed")
 
-import decoder_law  # noqa: E402
-from decoder_law import PAIRS, Case  # noqa: E402
-from engine_driver import Heard, Setting, loaded, make_core  # noqa: E402
-from engine_models import near_draft, random_model, random_prompts  # noqa: E402
-from redline.engine import draft as draft_module  # noqa: E402
-from redline.engine import judge as judge_module  # noqa: E402
-from redline.engine.core import Ask, Core  # noqa: E402
-from redline.engine.judge import noise_of  # noqa: E402
-from redline.engine.noise import Noise  # noqa: E402
-from redline.engine.params import SamplingParams  # noqa: E402
-from redline.engine.sampling import Past  # noqa: E402
-from redline.engine.sequence import Sequence as Sequence_  # noqa: E402
-from redline.engine.speculate import Verdict, verify  # noqa: E402
+from redline.engine.draft import (
+    Judged,
+    noise_of,
+    verify,
+)
+from redline.engine.draft import acceptance as judge_module
+from redline.engine.draft import proposers as draft_module
+from redline.engine.sample import (
+    Noise,
+    Past,
+    SamplingParams,
+)
+from redline.engine.schedule import Sequence as Sequence_
+from redline.engine.step import Ask, Core
+from support import decoder_law
+from support.decoder_law import PAIRS, Case
+from support.engine_driver import Heard, Setting, loaded, make_core
+from support.engine_models import near_draft, random_model, random_prompts
 
 NEW = 16
 HOT = SamplingParams(temperature=2.0, ignore_eos=True)
@@ -144,9 +149,7 @@ def past_without_drafts(prompt: Any, answer: Any, drafted: Any = ()) -> Past:
     return Past(prompt, answer)
 
 
-def verified_at_one_place(
-    draft: Any, lengths: Any, offered: Any, law: Any, noise: Noise
-) -> Verdict:
+def verified_at_one_place(draft: Any, lengths: Any, offered: Any, law: Any, noise: Noise) -> Judged:
     return verify(draft, lengths, offered, law, noise._replace(positions=noise.positions * 0))
 
 

@@ -13,12 +13,10 @@ pytest.importorskip("torch")
 import torch
 from transformers import AutoModelForCausalLM, GemmaConfig, GraniteConfig, LlamaConfig
 
-from engine_models import KINDS, load, random_model
-from redline.engine.attention import Piece
-from redline.engine.load import Loaded, read_config
-from redline.engine.runner import Runner, Work
-from redline.engine.shard import Part, Source, load_part, weight_files
+from redline.engine.model import Loaded, Piece, Runner, Work, read_config
+from redline.engine.parallel import Placement, Source, load_shard, weight_files
 from redline.errors import ConfigError
+from support.engine_models import KINDS, load, random_model
 
 SIZES = {
     "vocab_size": 64,
@@ -31,12 +29,12 @@ SIZES = {
 }
 
 
-def part_of(folder: Path, part: Part, **changed: Any) -> Loaded:
+def part_of(folder: Path, part: Placement, **changed: Any) -> Loaded:
     config = read_config(str(folder))
     for field, value in changed.items():
         setattr(config, field, value)
     source = Source(str(folder), config, weight_files(str(folder)))
-    return load_part(source, part, None, dtype=torch.float32, device=torch.device("cpu"))
+    return load_shard(source, part, None, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def saved(folder: Path, config: Any, **how: Any) -> Path:
@@ -47,7 +45,7 @@ def saved(folder: Path, config: Any, **how: Any) -> Path:
 def test_every_layer_is_of_one_stage() -> None:
     for count in range(1, 12):
         for stages in range(1, count + 1):
-            own = [Part(rank, stages, 1).layers(count) for rank in range(stages)]
+            own = [Placement(rank, stages, 1).layers(count) for rank in range(stages)]
             assert [at for layers in own for at in layers] == list(range(count))
             sizes = [len(layers) for layers in own]
             assert max(sizes) - min(sizes) <= 1
@@ -55,7 +53,7 @@ def test_every_layer_is_of_one_stage() -> None:
 
 
 def test_ranks_count_through_the_shares_of_a_stage() -> None:
-    parts = [Part(rank, 2, 3) for rank in range(6)]
+    parts = [Placement(rank, 2, 3) for rank in range(6)]
     assert [(part.stage, part.share) for part in parts] == [
         *((0, 0), (0, 1), (0, 2)),
         *((1, 0), (1, 1), (1, 2)),
@@ -72,8 +70,8 @@ def test_the_parts_together_are_the_model(kind: str, models_folder: Path) -> Non
     wanted = dict(whole.named_parameters())
     count = whole.config.num_hidden_layers
     for stage in range(2):
-        loaded = [part_of(folder, Part(2 * stage + share, 2, 2)) for share in range(2)]
-        begin = Part(2 * stage, 2, 2).layers(count).start
+        loaded = [part_of(folder, Placement(2 * stage + share, 2, 2)) for share in range(2)]
+        begin = Placement(2 * stage, 2, 2).layers(count).start
         halves = [dict(one.model.named_parameters()) for one in loaded]
         assert loaded[0].kv_heads * 2 == whole.config.num_key_value_heads
         for name, first in halves[0].items():
@@ -96,15 +94,15 @@ def test_the_parts_together_are_the_model(kind: str, models_folder: Path) -> Non
             else:
                 dimension = 1 if "o_proj" in name or "down_proj" in name else 0
                 assert torch.equal(torch.cat((first, second), dimension), own)
-    assert part_of(folder, Part(0, 2, 2)).has_head is False
-    assert part_of(folder, Part(0, 1, 1)).has_head is True
+    assert part_of(folder, Placement(0, 2, 2)).has_head is False
+    assert part_of(folder, Placement(0, 1, 1)).has_head is True
 
 
 def test_weights_in_many_files_are_found(tmp_path: Path) -> None:
     folder = saved(tmp_path, LlamaConfig(**SIZES), max_shard_size="20KB")
     assert len(weight_files(str(folder))) > 2
     whole = load(folder)
-    layer = part_of(folder, Part(1, 2, 1)).model.model.layers[0]
+    layer = part_of(folder, Placement(1, 2, 1)).model.model.layers[0]
     own = whole.model.layers[1].mlp.down_proj.weight
     assert torch.equal(layer.mlp.down_proj.weight, own)
 
@@ -112,12 +110,12 @@ def test_weights_in_many_files_are_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "changed", "what"),
     [
-        (Part(0, 1, 4), {}, r"num_key_value_heads = 2, which 4 ranks"),
-        (Part(0, 1, 3), {}, r"num_attention_heads = 4, which 3 ranks"),
-        (Part(0, 5, 1), {}, r"has 4 layers, too few for 5 stages"),
-        (Part(0, 1, 2), {"base_model_tp_plan": None}, r"no plan to split .*llama"),
+        (Placement(0, 1, 4), {}, r"num_key_value_heads = 2, which 4 ranks"),
+        (Placement(0, 1, 3), {}, r"num_attention_heads = 4, which 3 ranks"),
+        (Placement(0, 5, 1), {}, r"has 4 layers, too few for 5 stages"),
+        (Placement(0, 1, 2), {"base_model_tp_plan": None}, r"no plan to split .*llama"),
         (
-            Part(0, 1, 2),
+            Placement(0, 1, 2),
             {"base_model_tp_plan": {"layers.*.mlp.up_proj": "packed_colwise"}},
             r"model\.layers\.\*\.mlp\.up_proj of .* 'packed_colwise'",
         ),
@@ -125,7 +123,7 @@ def test_weights_in_many_files_are_found(tmp_path: Path) -> None:
     ids=str,
 )
 def test_what_cannot_be_split_is_refused(
-    part: Part, changed: dict[str, Any], what: str, models_folder: Path
+    part: Placement, changed: dict[str, Any], what: str, models_folder: Path
 ) -> None:
     folder = random_model("llama", models_folder)
     with pytest.raises(ConfigError, match=what) as caught:
@@ -136,21 +134,21 @@ def test_what_cannot_be_split_is_refused(
 def test_a_width_that_does_not_divide_is_refused_with_its_layer(tmp_path: Path) -> None:
     folder = saved(tmp_path, LlamaConfig(**{**SIZES, "intermediate_size": 65}))
     with pytest.raises(ConfigError, match=r"model\.layers\.0\.mlp\..*_proj\.weight is 65 wide"):
-        part_of(folder, Part(0, 1, 2))
+        part_of(folder, Placement(0, 1, 2))
 
 
 def test_a_model_that_scales_its_embeddings_is_not_split_into_stages(tmp_path: Path) -> None:
     """Each stage would scale what the one before it has sent."""
     folder = saved(tmp_path, GraniteConfig(**SIZES, embedding_multiplier=2.0))
     with pytest.raises(ConfigError, match="changes what goes into its layers"):
-        part_of(folder, Part(1, 2, 1))
+        part_of(folder, Placement(1, 2, 1))
 
 
 def test_a_model_that_scales_its_logits_does_so_here(tmp_path: Path) -> None:
     scales = {"embedding_multiplier": 2.0, "logits_scaling": 3.0, "residual_multiplier": 0.5}
     folder = saved(tmp_path, GraniteConfig(**SIZES, **scales))
     tokens = [5, 6, 7]
-    model = part_of(folder, Part(0, 1, 1))
+    model = part_of(folder, Placement(0, 1, 1))
     runner = Runner(model, model.cache(1, 64))
     own = runner.run(Work([], [Piece(0, 0, 3)], tokens, [0, 2]))
     with torch.inference_mode():
@@ -162,7 +160,7 @@ def test_a_model_that_scales_its_logits_does_so_here(tmp_path: Path) -> None:
 def test_what_a_model_makes_and_does_not_store_is_named(tmp_path: Path) -> None:
     folder = saved(tmp_path, GemmaConfig(**SIZES))
     with pytest.raises(ConfigError, match=r"makes model\.embed_tokens\.embed_scale itself"):
-        part_of(folder, Part(0, 2, 1))
+        part_of(folder, Placement(0, 2, 1))
 
 
 def test_a_model_without_safetensors_is_refused(tmp_path: Path) -> None:
@@ -181,4 +179,4 @@ def test_an_index_that_lists_no_weights_is_named(tmp_path: Path) -> None:
 def test_a_weight_that_is_not_there_is_named(tmp_path: Path) -> None:
     folder = saved(tmp_path, LlamaConfig(**SIZES))
     with pytest.raises(ConfigError, match=r"do not have model\.layers\.2\."):
-        part_of(folder, Part(0, 1, 1), num_hidden_layers=3)
+        part_of(folder, Placement(0, 1, 1), num_hidden_layers=3)

@@ -10,10 +10,10 @@ pytest.importorskip("torch")
 
 from transformers import AutoModelForCausalLM
 
-from engine_models import CONTEXT, random_draft, random_model, tokenizer_of
-from redline.engine.settings import EngineSettings
-from redline.engine.start import open_engine
+from redline.engine import EngineSettings
+from redline.engine.api import open_engine
 from redline.errors import ConfigError
+from support.engine_models import CONTEXT, random_draft, random_model, tokenizer_of
 
 
 @pytest.fixture

@@ -11,11 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch, of the extra `engine`, is not installed")
 
-from engine_driver import GREEDY  # noqa: E402
-from engine_tables import TableComputer, said_greedily, tables  # noqa: E402
-from redline.engine.core import Ask, Core  # noqa: E402
-from redline.engine.scheduler import Bounds, QueueFull, Scheduler  # noqa: E402
-from redline.engine.thread import EngineFailed, EngineThread  # noqa: E402
+from redline.engine.schedule import Bounds, QueueFull, Scheduler
+from redline.engine.step import Ask, Core, EngineFailed, EngineThread
+from support.engine_driver import GREEDY
+from support.engine_tables import TableComputer, said_greedily, tables
 
 TARGET, _ = tables()
 SLOTS = 3

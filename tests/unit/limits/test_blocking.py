@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from catching import assert_caught
 from redline.clock import SYSTEM
-from redline.errors import OverBudget
+from redline.errors import OverLimit
 from redline.limits import Cost, Limits, Rate, SyncLimiter
 from redline.testing import ManualClock
+from support.catching import assert_caught
 
 # Far beyond what any thread here waits; a thread that is lost fails its test by it.
 LONG_S = 20.0
@@ -146,7 +146,7 @@ def check_interrupts(kind: Any) -> None:
             break
         assert limiter.waiting == 0
         clock.advance(5.0)
-        for line in limiter.budget.lines:
+        for line in limiter.rules.lines:
             assert line.window.used(clock.now_s()) == 0
         served: list[int] = []
         in_threads(lambda served=served, limiter=limiter: serve_whole(limiter, served))
@@ -201,7 +201,7 @@ def test_an_exception_in_the_body_passes_and_the_call_counts_as_sent() -> None:
             _ = 1 / 0
         clock.advance(0.1)
     assert limiter.waiting == 0
-    assert limiter.budget.wait_s(Cost(), clock.now_s()) == pytest.approx(0.8)
+    assert limiter.rules.wait_s(Cost(), clock.now_s()) == pytest.approx(0.8)
     clock.advance(0.8)
     with limiter() as grant:
         assert grant.waited_s == 0
@@ -209,7 +209,7 @@ def test_an_exception_in_the_body_passes_and_the_call_counts_as_sent() -> None:
 
 def test_more_than_a_limit_allows_at_all_is_refused_at_once() -> None:
     limiter = SyncLimiter(Limits(tokens="100/1s"), ManualClock())
-    with pytest.raises(OverBudget), limiter(tokens=101):
+    with pytest.raises(OverLimit), limiter(tokens=101):
         raise AssertionError("it was let in")
     assert limiter.waiting == 0
     with limiter(tokens=100):
@@ -224,11 +224,11 @@ def check_settling(kind: Any) -> None:
     with limiter(80, output_tokens=40) as grant:
         grant.settle(Cost(20, 10))
     clock.advance(0.1)
-    assert limiter.budget.wait_s(Cost(80, 40), clock.now_s()) == 0
+    assert limiter.rules.wait_s(Cost(80, 40), clock.now_s()) == 0
     with limiter(80, output_tokens=40) as grant:
         # A sum keeps the ratio of the estimate.
         grant.settle(60)
-    used = {line.kind: line.window.used(clock.now_s()) for line in limiter.budget.lines}
+    used = {line.kind: line.window.used(clock.now_s()) for line in limiter.rules.lines}
     assert used == {"input_tokens": 60, "output_tokens": 30}
 
 
@@ -237,7 +237,7 @@ def test_a_rate_alone_is_enough_and_a_grant_may_be_given_back() -> None:
     limiter = SyncLimiter("1/1s", clock)
     limiter.acquire().release()
     limiter.acquire().sent(clock.now_s())
-    assert limiter.budget.wait_s(Cost(), clock.now_s()) >= 1.0
+    assert limiter.rules.wait_s(Cost(), clock.now_s()) >= 1.0
 
 
 def test_who_waits_for_a_call_to_be_written_is_woken_by_it() -> None:

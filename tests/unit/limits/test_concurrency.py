@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from catching import assert_caught
 from redline.errors import ConfigError
-from redline.limits.concurrency import AdaptiveConcurrency
+from redline.limits.discover import AdaptiveConcurrency
+from support.catching import assert_caught
 
 
 def drive(

@@ -11,15 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from catching import assert_caught
 from redline.limits import Cost, Limits, Rate
-from redline.limits.budget import Budget
-from redline.limits.feedback import Feedback
-from redline.limits.headers import HeaderReader
-from redline.limits.stated import Stated
-from redline.sim.admission import Admission, Charge
-from redline.sim.headers import limit_headers
+from redline.limits.rule import Rules
+from redline.limits.server import Feedback, HeaderReader, Stated
+from redline.sim import Admission, Charge, limit_headers
 from redline.testing import ManualClock
+from support.catching import assert_caught
 
 WALL_S = ManualClock().wall_s()
 LINES = list[tuple[str, str]]
@@ -34,18 +31,18 @@ def openai(limit: int, remaining: int, reset: str, kind: str = "requests") -> di
 
 
 class Told:
-    """A budget whose server tells headers, one call after the other."""
+    """A rules whose server tells headers, one call after the other."""
 
     def __init__(self, **limits: Any) -> None:
-        self.budget = Budget(Limits(**limits))
-        self.feedback = Feedback(self.budget)
+        self.rules = Rules(Limits(**limits))
+        self.feedback = Feedback(self.rules)
         self.reader = HeaderReader()
         self.now_s = 0.0
 
     def tell(self, headers: dict[str, str]) -> bool:
         """Whether the headers in answer to one call, sent a second later, changed anything."""
         self.now_s += 1.0
-        bookings = self.budget.book(Cost(10), self.now_s)
+        bookings = self.rules.book(Cost(10), self.now_s)
         for booking in bookings:
             booking.window.sent(booking, self.now_s)
         stated = self.reader.read(headers, WALL_S)
@@ -53,7 +50,7 @@ class Told:
 
     @property
     def lines(self) -> LINES:
-        return sorted((line.kind, str(line.stated)) for line in self.budget.lines)
+        return sorted((line.kind, str(line.stated)) for line in self.rules.lines)
 
 
 TOLD: dict[str, tuple[dict[str, str], LINES]] = {
@@ -168,7 +165,7 @@ def test_limits_that_change_take_effect_up_to_the_users_own(is_auto: bool, raise
     assert not told.tell(openai(500, 499, "120ms"))
     assert told.tell(openai(250, 249, "240ms"))
     assert told.lines == [("requests", "250/60s")]
-    assert told.budget.most("requests") == 250
+    assert told.rules.most("requests") == 250
     told.tell(openai(900, 899, "66ms"))
     assert told.lines == [("requests", raised)]
 
@@ -177,10 +174,10 @@ def test_what_was_sent_before_a_change_still_counts() -> None:
     told = Told(requests="8/60s", guard_s=0.0, profile="moving")
     for _ in range(4):
         told.tell(openai(8, 4, "1m0s"))
-    assert told.budget.wait_s(Cost(), told.now_s) <= 0.05
+    assert told.rules.wait_s(Cost(), told.now_s) <= 0.05
     told.tell(openai(4, 0, "1m0s"))
     # Five are out: it takes until the second of them has left the window.
-    assert told.budget.wait_s(Cost(), told.now_s) == pytest.approx(57, abs=0.1)
+    assert told.rules.wait_s(Cost(), told.now_s) == pytest.approx(57, abs=0.1)
 
 
 ANOTHER: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
@@ -232,7 +229,7 @@ def test_headers_that_speak_of_something_else_change_nothing(name: str) -> None:
     for _ in range(200):
         assert not told.tell(headers)
     assert told.lines == stated
-    assert told.budget.share == 1
+    assert told.rules.share == 1
 
 
 def test_nonsense_is_not_adopted_and_does_not_fill_the_memory() -> None:
@@ -270,8 +267,8 @@ class World:
         **limits: Any,
     ) -> None:
         self.rate = rate
-        self.budget = Budget(Limits(requests=rate, **limits))
-        self.feedback = feedback(self.budget) if feedback is not None else None
+        self.rules = Rules(Limits(requests=rate, **limits))
+        self.feedback = feedback(self.rules) if feedback is not None else None
         self.server = Admission({"requests": [rate]}, algorithm)
         self.others = others
         self.faults = faults
@@ -307,13 +304,13 @@ class World:
 
     def _pump(self, now_s: float) -> None:
         while self._in_flight < self._most_in_flight:
-            wait_s = self.budget.wait_s(Cost(), now_s)
+            wait_s = self.rules.wait_s(Cost(), now_s)
             if wait_s > 0:
                 if not now_s < self._due_s <= now_s + wait_s:
                     self._due_s = now_s + wait_s
                     self._at(self._due_s, self._pump)
                 return
-            bookings = self.budget.book(Cost(), now_s)
+            bookings = self.rules.book(Cost(), now_s)
             for booking in bookings:
                 booking.window.sent(booking, now_s)
             self.sent.append(now_s)
@@ -461,60 +458,60 @@ def answers(feedback: Feedback, now_s: float, count: int, limited: int) -> float
 
 
 def test_a_few_429s_again_double_the_guard_once() -> None:
-    budget = Budget(Limits(requests="100/1s"))
-    feedback = Feedback(budget)
-    begun_s = budget.guard_s
+    rules = Rules(Limits(requests="100/1s"))
+    feedback = Feedback(rules)
+    begun_s = rules.guard_s
     now_s = answers(feedback, 0.0, 101, 6)
-    assert budget.guard_s == begun_s, "once is chance"
+    assert rules.guard_s == begun_s, "once is chance"
     now_s = answers(feedback, now_s, 101, 6)
     now_s = answers(feedback, now_s, 101, 0)
-    assert begun_s * 1.8 < budget.guard_s < begun_s * 2.2
-    assert budget.share == 1
-    longer_s = budget.guard_s
+    assert begun_s * 1.8 < rules.guard_s < begun_s * 2.2
+    assert rules.share == 1
+    longer_s = rules.guard_s
     for _ in range(6):
         now_s = answers(feedback, now_s, 101, 6)
-    assert budget.guard_s == longer_s
-    assert budget.share < 0.9
+    assert rules.guard_s == longer_s
+    assert rules.share < 0.9
 
 
 def test_a_flood_of_429s_is_answered_at_once_and_once_a_window() -> None:
-    budget = Budget(Limits(requests="600/60s"))
-    feedback = Feedback(budget)
+    rules = Rules(Limits(requests="600/60s"))
+    feedback = Feedback(rules)
     for number in range(40):
         feedback.answered(number / 10, is_limited=number % 2 == 0)
     # Half of them were rejected: so much is cut, and no more for a window.
-    assert 0.4 < budget.share < 0.6
-    assert budget.guard_s == Budget(Limits(requests="600/60s")).guard_s
+    assert 0.4 < rules.share < 0.6
+    assert rules.guard_s == Rules(Limits(requests="600/60s")).guard_s
 
 
 def test_limits_of_tokens_alone_are_watched_for_429s_too() -> None:
-    budget = Budget(Limits(tokens="100k/1s"))
-    feedback = Feedback(budget)
+    rules = Rules(Limits(tokens="100k/1s"))
+    feedback = Feedback(rules)
     now_s = answers(feedback, 0.0, 101, 50)
     answers(feedback, now_s, 101, 50)
-    assert budget.share < 0.7
+    assert rules.share < 0.7
 
 
 def test_without_limits_429s_change_nothing() -> None:
-    budget = Budget(Limits())
-    assert not Feedback(budget).answered(0.0, is_limited=True)
-    assert not Feedback(budget).heard((Stated("requests", 9, 0, 1.0, 1.0),), [], 0.0)
-    assert budget.lines == []
+    rules = Rules(Limits())
+    assert not Feedback(rules).answered(0.0, is_limited=True)
+    assert not Feedback(rules).heard((Stated("requests", 9, 0, 1.0, 1.0),), [], 0.0)
+    assert rules.lines == []
 
 
 def test_a_limit_that_others_crowd_does_not_cut_one_that_they_leave() -> None:
-    budget = Budget(Limits(requests="60/6s", tokens="1000/6s", guard_s=0.0))
-    steered = Feedback(budget)
+    rules = Rules(Limits(requests="60/6s", tokens="1000/6s", guard_s=0.0))
+    steered = Feedback(rules)
     now_s = 0.0
     while now_s < 60:
-        bookings = budget.book(Cost(4), now_s)
+        bookings = rules.book(Cost(4), now_s)
         for booking in bookings:
             booking.window.sent(booking, now_s)
-        ours = budget.lines[1].window.used(now_s)
+        ours = rules.lines[1].window.used(now_s)
         steered.heard((Stated("tokens", 1000, max(0, 400 - ours)),), bookings, now_s + 0.01)
-        now_s += max(0.01, budget.wait_s(Cost(4), now_s))
+        now_s += max(0.01, rules.wait_s(Cost(4), now_s))
     # Others use most of the tokens, and 240 of the 400 left are all that the requests allow.
-    assert budget.share > 0.9
+    assert rules.share > 0.9
 
 
 class Deaf(Feedback):

@@ -12,9 +12,15 @@ import pytest
 
 from redline.errors import ConfigError, NoEndpoint
 from redline.limits import Limits
-from redline.limits.file_ledger import FileLedger
-from redline.limits.ledger import open_ledger
-from redline.limits.schedule import STALE_S, LeaseRequest, described, lease_s_of, rules_of
+from redline.limits.shared import (
+    STALE_S,
+    FileLedger,
+    LeaseRequest,
+    described,
+    lease_s_of,
+    open_ledger,
+    rules_of,
+)
 from redline.testing import ManualClock, virtual_run
 
 LIMITS = Limits(requests="10/1s", profile="moving", guard_s=0.05)

@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from held import held
-from redline.limits.headers import HeaderReader, Stated, processing_s
+from redline.limits.server import HeaderReader, Stated, processing_s
+from support.held import held
 
 NOW_S = 1_767_225_600.25
 Case = tuple[str, str, float, list[Stated]]

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catching import assert_caught
-from redline.errors import OverBudget
+from redline.errors import OverLimit
 from redline.limits import Cost, Grant, Limiter, Limits, Rate
-from redline.limits import window as window_module
+from redline.limits.rule import window as window_module
 from redline.testing import VirtualClock, virtual_run
+from support.catching import assert_caught
 
 Granted = list[tuple[str, float]]
 
@@ -104,7 +104,7 @@ async def test_every_limit_holds_and_none_is_booked_alone() -> None:
             group.create_task(take(limiter, name, granted, tokens))
         await settled()
         # `b` waits for tokens alone: the request windows have booked and counted `a` only.
-        assert [line.window.used(now_s()) for line in limiter.budget.lines] == [1, 1, 90]
+        assert [line.window.used(now_s()) for line in limiter.rules.lines] == [1, 1, 90]
     assert granted == [("a", 0), ("b", 1), ("c", 1), ("d", 10)]
 
 
@@ -114,7 +114,7 @@ async def test_a_call_larger_than_the_budget_is_refused_at_once() -> None:
     first = await limiter.acquire(200)
     waiting = asyncio.create_task(limiter.acquire(200))
     await settled()
-    with pytest.raises(OverBudget) as caught:
+    with pytest.raises(OverLimit) as caught:
         await limiter.acquire(201)
     assert now_s() == 0
     assert caught.value.what == (
@@ -334,7 +334,7 @@ async def test_lowered_limits_refuse_who_could_never_go_and_lose_nobody_else() -
     small = asyncio.create_task(limiter.acquire(50))
     await asyncio.sleep(0.5)
     limiter.set_rates("tokens", [Rate(50, 1.0)])
-    with pytest.raises(OverBudget):
+    with pytest.raises(OverLimit):
         await large
     assert now_s() == 0.5
     await small
@@ -443,7 +443,7 @@ def check_next(kind: Any) -> None:
         await settled()
         limiter.set_rates("tokens", [Rate(80, 1.0)])
         (refused,) = await asyncio.gather(large, return_exceptions=True)
-        assert isinstance(refused, OverBudget)
+        assert isinstance(refused, OverLimit)
         await small
         assert now_s() == 0
 

@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from redline.limits.queue import WaitQueue
+from redline.limits.wait import WaitQueue
 
 
 def woken(queue: WaitQueue[str, int]) -> list[str]:

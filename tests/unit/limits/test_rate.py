@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from redline.errors import ConfigError
 from redline.limits import Rate, parse_count, parse_rate
-from redline.limits.rate import MAX_COUNT
+from redline.limits.rule import MAX_COUNT
 
 
 @pytest.mark.parametrize(

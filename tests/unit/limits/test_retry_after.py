@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redline.limits.headers import Stated, retry_after_s, stated_in_body
+from redline.limits.server import Stated, retry_after_s, stated_in_body
 
 NOW_S = 784_111_777.0  # Sun, 06 Nov 1994 08:49:37 GMT, the date of RFC 9110's examples
 

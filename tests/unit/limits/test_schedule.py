@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from catching import assert_caught
 from redline.limits import Limits
-from redline.limits.schedule import (
+from redline.limits.shared import (
     STALE_S,
     Book,
     Change,
@@ -21,6 +20,7 @@ from redline.limits.schedule import (
     rules_of,
     transact,
 )
+from support.catching import assert_caught
 
 GUARD_S, SLACK_S, NOW_S = 0.05, 0.02, 1000.0
 ONE = (1,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from redline.limits import Rate
-from redline.limits.search import RateSearch
+from redline.limits.discover import RateSearch
 
 LATENCY_S = 0.001
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from catching import assert_caught
-from redline.errors import NoEndpoint, OverBudget
+from redline.errors import NoEndpoint, OverLimit
 from redline.limits import Cost, Limits
-from redline.limits.shared import GIVE_UP_S, SharedLimiter
-from redline.limits.timetable import Caller, Slot
+from redline.limits.shared import GIVE_UP_S, Caller, SharedLimiter, Slot
 from redline.testing import virtual_run
-from sharing import Memory, MemoryLedger, OffsetClock, late_run, ring_late
+from support.catching import assert_caught
+from support.sharing import Memory, MemoryLedger, OffsetClock, late_run, ring_late
 
 Granted = list[str]
 
@@ -274,7 +273,7 @@ async def test_a_call_larger_than_the_limit_is_refused_at_once() -> None:
     limiter = limiter_of(Memory(), tokens="1000/1s", output_tokens="100/1s")
     assert limiter.counts_tokens
     assert (limiter.most("tokens"), limiter.most("output_tokens")) == (1000, 100)
-    with pytest.raises(OverBudget, match="101 output tokens"):
+    with pytest.raises(OverLimit, match="101 output tokens"):
         await limiter.acquire(Cost(1, 101))
     await limiter.aclose()
 
@@ -317,8 +316,8 @@ def test_a_slot_fits_whoever_wants_no_more() -> None:
         future = asyncio.get_running_loop().create_future()
         large = Caller((1, 50), (0, 1), future)
         small = Caller((1, 40), (0, 2), future)
-        slot = Slot(large, 0.0, 0.0, (0.0, 1.0))
+        slot = Slot(large, 0.0, 0.0, 0.0, 1.0, large.amounts)
         assert slot.fits(small)
-        assert not Slot(small, 0.0, 0.0, (0.0, 1.0)).fits(large)
+        assert not Slot(small, 0.0, 0.0, 0.0, 1.0, small.amounts).fits(large)
 
     virtual_run(main())

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from held import held
 from redline.limits import Rate
-from redline.limits.window import Window
+from redline.limits.rule import Window
+from support.held import held
 
 HARD = ("any", "counter", "fixed", "moving")
 ALL = (*HARD, "bucket")

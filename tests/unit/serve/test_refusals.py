@@ -14,7 +14,7 @@ from redline.errors import (
     CallError,
     Disconnected,
     NoEndpoint,
-    OverBudget,
+    OverLimit,
     RateLimited,
     RedlineError,
     Refused,
@@ -24,7 +24,7 @@ from redline.errors import (
     Unpaid,
     Unpriced,
 )
-from redline.serve import refusals
+from redline.serve.http import refusals
 
 WRONG, LIMITED, OURS = "invalid_request_error", "rate_limit_error", "server_error"
 FINAL = {"x-should-retry": "false"}
@@ -39,7 +39,7 @@ TABLE: list[tuple[Any, int, dict[str, str], str, str]] = [
     (Rejected("no", status=301), 502, FINAL, OURS, "rejected"),
     (Rejected("no", status=500), 500, FINAL, OURS, "rejected"),
     (Rejected("no", status=429), 429, FINAL, LIMITED, "rate_limit_exceeded"),
-    (OverBudget("no"), 400, FINAL, WRONG, "over_budget"),
+    (OverLimit("no"), 400, FINAL, WRONG, "over_limit"),
     (Refused("no", status=401), 502, FINAL, OURS, "refused"),
     (Unpaid("no", status=429), 502, FINAL, OURS, "unpaid"),
     (BudgetSpent("no"), 502, FINAL, OURS, "budget_spent"),

@@ -7,10 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from redline.calls import Reply, apis
-from redline.serve.intake import Asked, read_call
-from redline.serve.refusals import Refusal
-from redline.serve.replies import body_of, events_of
+from redline.apis import replies as apis
+from redline.calls import Reply
+from redline.serve.http import Asked, Refusal, body_of, events_of, read_call
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from held import held
-from redline.limits.rate import Rate
-from redline.sim.admission import (
+from redline.limits.rule import Rate
+from redline.sim import (
     Admission,
     Charge,
     FixedWindow,
@@ -20,6 +19,7 @@ from redline.sim.admission import (
     TokenBucket,
     Window,
 )
+from support.held import held
 
 Hits = list[tuple[float, int]]
 Events = Sequence[tuple[float, int]]

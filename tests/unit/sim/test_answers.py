@@ -10,9 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redline.sim.answers import Answers, count_tokens, cut, embedding, packed
-from redline.sim.bodies import BadCall, JsonSchema, ResponseFormat
-from redline.sim.replay import Replay
+from redline.sim.answers import (
+    Answers,
+    BadCall,
+    JsonSchema,
+    Replay,
+    ResponseFormat,
+    count_tokens,
+    cut,
+    embedding,
+    packed,
+)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from held import held
 from redline.sim import Constant, SimSettings, Uniform, parse_faults
-from redline.sim.answers import Answers
+from redline.sim.answers import Answers, BadCall
 from redline.sim.batches import Batches
-from redline.sim.bodies import BadCall
+from support.held import held
 
 WALL_S = 1_700_000_000.0
 CHAT = "/v1/chat/completions"

@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 
-from redline.sim.answers import Answers, count_tokens
-from redline.sim.bodies import BadCall
-from redline.sim.drafts import ENDPOINTS, Draft
-from redline.sim.stories import Stories
+from redline.sim.answers import ENDPOINTS, Answers, BadCall, Draft, Stories, count_tokens
 
 
 def draft(endpoint: str, **body: Any) -> Draft:

@@ -8,8 +8,7 @@ from random import Random
 import pytest
 
 from redline.errors import ConfigError
-from redline.sim import Faults, parse_faults
-from redline.sim.faults import KINDS
+from redline.sim import KINDS, Faults, parse_faults
 
 
 def test_one_share_is_spread_over_all_kinds() -> None:

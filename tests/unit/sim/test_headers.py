@@ -7,10 +7,15 @@ import math
 import msgspec
 import pytest
 
-from redline.limits.headers import HeaderReader, Stated, retry_after_s
-from redline.sim.admission import Reading
-from redline.sim.headers import duration, limit_headers, retry_details, retry_headers
-from redline.sim.settings import HEADER_STYLES
+from redline.limits.server import HeaderReader, Stated, retry_after_s
+from redline.sim import (
+    HEADER_STYLES,
+    Reading,
+    duration,
+    limit_headers,
+    retry_details,
+    retry_headers,
+)
 
 WALL_S = 1_767_225_600.25
 READINGS = [Reading("requests", 500, 499, 0.114), Reading("tokens", 200_000, 198_000, 360.0)]

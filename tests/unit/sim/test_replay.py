@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redline.errors import ConfigError
-from redline.sim import replay as replay_module
-from redline.sim.replay import Replay, load_replay
+from redline.sim.answers import Replay, load_replay
+from redline.sim.answers import replay as replay_module
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field, create_model
 
-from redline.sim.bodies import BadCall
-from redline.sim.schema import example
+from redline.sim.answers import BadCall, example
 
 
 class Place(BaseModel):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from redline.errors import ConfigError
-from redline.limits.rate import Rate
+from redline.limits.rule import Rate
 from redline.sim import SimSettings, Uniform, parse_faults
 
 

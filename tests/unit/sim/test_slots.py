@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from redline.sim.slots import Slots
+from redline.sim import Slots
 
 
 def test_slots_go_out_in_arrival_order_and_cancelled_waiters_leave() -> None:

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
+from redline.sim import CLASSES, Stats, Ticket
 from redline.sim import stats as stats_module
-from redline.sim.stats import CLASSES, Stats, Ticket
 
 
 def assert_sum(stats: Stats) -> None:

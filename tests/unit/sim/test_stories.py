@@ -6,9 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from redline.sim.answers import Answers
-from redline.sim.bodies import ResponseFormat
-from redline.sim.stories import Stories
+from redline.sim.answers import Answers, ResponseFormat, Stories
 
 Runs = set[tuple[str, ...]]
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from redline.tasks.extract import final_number
-from redline.tasks.numbers import Number
-from tables import number, rows
+from redline.tasks.answers import Number, final_number
+from support.tables import number, rows
 
 TABLE = rows("answers")
 SHAPES = sorted({row["shape"] for row in TABLE})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from redline.tasks.choices import final_choice
-from tables import rows
+from redline.tasks.answers import final_choice
+from support.tables import rows
 
 TABLE = rows("choices")
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from redline.errors import ConfigError
-from redline.tasks.columns import Gold, first_row, gold_of, prompt_of
-from redline.tasks.schema import Schema, as_json_schema
+from redline.tasks.tag import Gold, Schema, as_json_schema, first_row, gold_of, prompt_of
 
 ONE = Schema(as_json_schema(["a", "b"]))
 TWO = Schema(as_json_schema({"label": ["a", "b"], "urgency": ["low", "high"]}))

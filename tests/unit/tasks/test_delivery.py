@@ -9,11 +9,9 @@ import pytest
 
 from redline.calls import Outcome, Reply
 from redline.errors import Rejected
-from redline.run.output import Output
-from redline.run.record import Result, failure_line, result_line
-from redline.run.source import Row
-from redline.tasks.delivery import delivered
-from redline.tasks.synthesis import NotKept
+from redline.journal import Output, Result, failure_line, result_line
+from redline.sources import Row
+from redline.tasks.synth import NotKept, delivered
 
 
 def line(output: Output, n: int, outcome: Outcome) -> bytes:

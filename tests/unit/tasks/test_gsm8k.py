@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from catching import assert_caught
-from redline.tasks.extract import Found, final_number, gold_number, strict_number
-from redline.tasks.numbers import Number, is_same
+from redline.tasks.answers import Found, Number, final_number, gold_number, is_same, strict_number
+from support.catching import assert_caught
 
 
 def read(path: Path) -> list[dict[str, Any]]:

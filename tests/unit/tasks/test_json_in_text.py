@@ -8,8 +8,8 @@ from types import FrameType
 
 import pytest
 
-from redline.tasks.json_in_text import find_json
-from tables import rows
+from redline.tasks.answers import find_json
+from support.tables import rows
 
 TABLE = rows("json_replies")
 

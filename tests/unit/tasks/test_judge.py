@@ -9,9 +9,8 @@ import pytest
 
 from redline.calls import Call, Outcome, Reply, Request
 from redline.errors import ConfigError, Rejected, ServerFailed
-from redline.run.task import Ask
-from redline.tasks.evaluation import Evaluation, Grading
-from redline.tasks.judge import JudgeSettings, verdict_in
+from redline.job.settings import Ask
+from redline.tasks.evaluate import Evaluation, Grading, JudgeSettings, verdict_in
 from redline.testing import ScriptedBackend, Send, virtual_run
 
 ROW = {"question": "Who wrote it?", "answer": "Mary Shelley"}

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from redline.errors import ConfigError, Rejected
-from redline.tasks.evaluation import verdict
-from redline.tasks.metrics import Grade, metric_of
+from redline.tasks.evaluate import Grade, metric_of, verdict
 
 # metric, its parts, gold, answer, what is found, right, strict.
 GRADES: list[tuple[str, dict[str, Any], Any, str, Any, bool, bool]] = [

@@ -10,7 +10,7 @@ from itertools import combinations
 import pytest
 
 from redline.errors import ConfigError
-from redline.tasks.near_duplicates import NearDuplicates, longest_band, runs_of
+from redline.tasks.synth import NearDuplicates, longest_band, runs_of
 
 WORDS = [f"w{number}" for number in range(60)]
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from redline.tasks.extract import gold_number
-from redline.tasks.numbers import Number, is_same
-from redline.tasks.numerals import read_number
-from tables import number, rows
+from redline.tasks.answers import Number, gold_number, is_same, read_number
+from support.tables import number, rows
 
 
 @pytest.mark.parametrize("row", rows("numerals"), ids=lambda row: ascii(row["text"])[:40])

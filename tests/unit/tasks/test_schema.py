@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from redline.errors import ConfigError
-from redline.tasks.schema import Schema, as_json_schema, load
-from redline.tasks.structured import strict_form
+from redline.tasks.tag import Schema, as_json_schema, load, strict_form
 
 LISTS = {"label": ["card_arrival", "Card Arrival?", "top up"], "urgency": ["low", "high"]}
 ONE = {"type": "string", "enum": ["a", "b"]}

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redline.tasks.statistics import majority, paired, pass_at, share_interval, wilson
+from redline.tasks.evaluate import majority, paired, pass_at, share_interval, wilson
 
 
 def test_an_interval_is_wilsons() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from redline.tasks.extract import strict_number
-from tables import number, rows
+from redline.tasks.answers import strict_number
+from support.tables import number, rows
 
 
 def test_hashes_are_read_as_the_data_sets_own_evaluation_does() -> None:

@@ -10,22 +10,15 @@ from typing import Any
 import pytest
 
 from redline.calls import Call, Endpoint, Outcome, Reply, Request
-from redline.calls.prices import parse_price
+from redline.calls.cost import parse_price
 from redline.errors import ServerFailed
-from redline.run.bill import Bill
-from redline.run.feed import Feed
-from redline.run.output import Output
-from redline.run.record import Result, failure_line, result_line
-from redline.run.runner import Runner
-from redline.run.settings import Job, Prompting
-from redline.run.source import Row, open_source
-from redline.run.tally import Tally
-from redline.run.task import Ask
-from redline.tasks.schema import Schema
-from redline.tasks.synthesis import Filters, Synthesis
-from redline.tasks.variations import Variations
-from redline.testing import ScriptedBackend
-from redline.testing.backends import Send, Step
+from redline.job.settings import Ask, Job, Prompting
+from redline.job.work import Backpressure, Bill, Feed, Renderer, Runner, Wiring
+from redline.journal import NotKept, Output, Result, failure_line, result_line
+from redline.sources import Row, open_source
+from redline.tasks.synth import Filters, Synthesis, Variations
+from redline.tasks.tag import Schema
+from redline.testing import ScriptedBackend, Send, Step
 
 STORY = "the old lighthouse keeper found a brass key under the stairs one rainy morning"
 OTHER = "nobody at the market could say why the painted kettle had begun to sing again"
@@ -213,16 +206,19 @@ async def test_every_answer_is_on_the_bill_and_not_only_those_that_are_kept() ->
     )
     usage = {"prompt_tokens": 500_000, "completion_tokens": 500_000}
     answers = [Reply(output=text, model="m", usage=usage) for text in ("", "", STORY)]
-    feed = Feed(open_source(rows), lambda keys, undone: undone, None)
-    runner = Runner(
-        job,
+    feed = Feed(open_source(rows), lambda keys, undone, marks: undone, None)
+    bill = Bill(job, None)
+    wiring = Wiring(
         backend=ScriptedBackend(answers),
         slots=1,
-        feed=feed,
+        supply=feed,
         source_name="rows",
-        listener=Tally(),
+        renderer=Renderer(job.prompting),
+        results=NotKept(lambda results: None),
+        load=Backpressure(),
+        bill=bill,
     )
-    runner.bill = Bill(job, None)
+    runner = Runner(job, wiring)
     await runner.run()
     await feed.aclose()
-    assert (runner.ended, runner.bill.read().usd) == (1, pytest.approx(3.0))
+    assert (runner.ended, bill.read().usd) == (1, pytest.approx(3.0))

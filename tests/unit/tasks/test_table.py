@@ -12,8 +12,8 @@ import pytest
 from pyarrow import parquet
 
 from redline.errors import ConfigError, JournalError
-from redline.tasks.table import check_path, write_table
-from tagged_files import tagged
+from redline.tasks.tag import check_path, write_table
+from support.tagged_files import tagged
 
 TEXTS = ["plain", 'a "quote", a comma', "two\nlines", "=SUM(A1)", "-1", "é 漢 😀", "", " ends "]
 

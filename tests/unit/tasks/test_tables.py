@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tables import number, rows
+from support.tables import number, rows
 
 LEAST = {"answers": 900, "strict": 40, "numerals": 55, "choices": 180, "json_replies": 70}
 KEYS = {

@@ -12,11 +12,9 @@ import pytest
 
 from redline.calls import Call, Outcome, Reply, Request
 from redline.errors import CallError, Rejected, ServerFailed, TimedOut
-from redline.run.task import Ask
-from redline.tasks.schema import Schema, as_json_schema
-from redline.tasks.structured import Structured
-from redline.tasks.tagging import Tagging
-from redline.tasks.usage_sum import UsageSum
+from redline.job.settings import Ask
+from redline.tasks.evaluate import UsageSum
+from redline.tasks.tag import Schema, Structured, Tagging, as_json_schema
 from redline.testing import ScriptedBackend, Send
 
 LABELS = Schema(as_json_schema(["card_arrival", "top_up"]))

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from redline.errors import ConfigError, JournalError
-from redline.tasks.columns import Gold
-from redline.tasks.schema import Schema, as_json_schema
-from redline.tasks.tags import review
-from tagged_files import ended, failed, tagged
+from redline.tasks.tag import Gold, Schema, as_json_schema, review
+from support.tagged_files import ended, failed, tagged
 
 SCHEMA = Schema(as_json_schema({"label": ["a", "b"], "urgency": ["low", "high"]}))
 LABEL = Gold("label", "gold")

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from redline.errors import ConfigError
-from redline.tasks.variations import Variations, combination
+from redline.tasks.synth import Variations, combination
 
 LENGTHS = st.lists(st.integers(1, 7), max_size=4)
 

@@ -1,0 +1,131 @@
+"""Errors that come inside an answer of HTTP 200, judged by the status they carry.
+
+Gateways send one if the model behind them fails after they have begun to answer (OpenRouter's page
+on errors).
+
+  the error names                      it is judged as
+  a status from 400 to 599             that status
+  a code or type of the table below    the status beside it
+  neither                              BadReply
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from redline.apis.counts import number
+from redline.apis.status import judge
+from redline.errors import BadReply, CallError, NoEndpoint, ServerFailed
+
+_LONGEST_QUOTE = 300
+# What ends a choice that the model did not: OpenRouter and Mistral say `error`, Z.ai
+# `network_error`, DeepSeek `insufficient_system_resource`, vLLM and SGLang `abort`.
+_BROKEN = frozenset({"error", "network_error", "insufficient_system_resource", "abort"})
+
+# Codes and types of OpenAI's and Anthropic's error pages, and of google.rpc.Code in lower case.
+_CODES = {
+    400: ("invalid_request_error", "invalid_argument", "invalid_prompt", "context_length_exceeded"),
+    401: ("authentication_error", "invalid_api_key", "unauthenticated"),
+    402: ("billing_error",),
+    403: ("permission_error", "permission_denied"),
+    404: ("not_found_error", "not_found"),
+    413: ("request_too_large",),
+    429: (
+        *("rate_limit_error", "rate_limit_exceeded", "resource_exhausted", "insufficient_quota"),
+        *("credit_balance_exhausted", "enforced_spend_limit_reached"),
+    ),
+    500: ("server_error", "api_error", "internal", "internal_server_error", "engine_failed"),
+    503: ("unavailable", "overloaded"),
+    504: ("timeout_error", "deadline_exceeded"),
+    529: ("overloaded_error",),
+}
+_STATUS_OF = {code: status for status, codes in _CODES.items() for code in codes}
+# Fields beside `error` that are no answer.
+_ENVELOPE = {
+    *("code", "detail", "error", "id", "message", "object", "param", "request_id", "status"),
+    *("status_code", "type", "user_id"),
+}
+
+
+def is_error(value: Any, *, of_any_api: bool = False) -> bool:
+    """The JSON of an answer is an error.
+
+    of_any_api: only if it is nothing else, since a plain endpoint may have fields of these names.
+    """
+    value = _unlisted(value)
+    if not isinstance(value, dict):
+        return False
+    if value.get("object") == "error" or value.get("type") == "error":
+        return True
+    error = value.get("error")
+    if of_any_api:
+        return bool(error) and isinstance(error, dict | str) and value.keys() <= _ENVELOPE
+    has_code = any(value.get(name) for name in ("code", "status", "status_code", "type"))
+    return bool(error) or (has_code and isinstance(value.get("message"), str))
+
+
+def judge_error(value: Any, headers: Mapping[str, str], wall_s: float) -> CallError | NoEndpoint:
+    """The error of an answer that is one; value: its JSON, with the error in `error` or itself.
+
+    headers, wall_s: as in `judge`.
+    """
+    value = _unlisted(value)
+    error = value.get("error") if isinstance(value, dict) else value
+    inner = error if isinstance(error, dict) else {}
+    outer = value if isinstance(value, dict) else {}
+    raw = msgspec.json.encode(value)
+    status = _status_of(inner) or _status_of(outer)
+    if status is None:
+        found = inner.get("message") or error or outer.get("message") or outer
+        text = " ".join((found if isinstance(found, str) else raw.decode()).split())
+        return BadReply(f"the endpoint sent an error with HTTP 200: {text[:_LONGEST_QUOTE]}")
+    judged = judge(status, headers, raw, wall_s)
+    if isinstance(judged, NoEndpoint):
+        return judged
+    judged.what += " (sent with HTTP 200)"
+    return judged
+
+
+def judge_part(what: str, error: Any, *, is_begun: bool = True) -> CallError | NoEndpoint:
+    """The error of an answer that broke off; what: the claim, such as `choice 1 broke off`.
+
+    is_begun: a part of the answer is there. The error then has no status: tokens before the break
+    may have been billed, which those of a request that was refused with a status are not.
+    """
+    judged = judge_error({"error": error}, {}, 0.0)
+    if isinstance(judged, NoEndpoint):
+        # The loss of the model is the whole message, as for an answer that has not begun.
+        return judged
+    judged.what = f"{what}: {judged.what}"
+    if is_begun:
+        judged.status = None
+    return judged
+
+
+def judge_choice(index: int, error: Any, finish_reason: Any) -> CallError | NoEndpoint | None:
+    """The error of a choice that broke off; None for one that is whole."""
+    if error:
+        return judge_part(f"choice {index} broke off", error)
+    if isinstance(finish_reason, str) and finish_reason.lower() in _BROKEN:
+        return ServerFailed(f"choice {index} broke off with finish_reason `{finish_reason}`")
+    return None
+
+
+def _unlisted(value: Any) -> Any:
+    """Gemini's compatible API puts its error into a list."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _status_of(error: dict[str, Any]) -> int | None:
+    for name in ("status_code", "status", "http_status", "code"):
+        status = number(error.get(name))
+        if status is not None and 400 <= status <= 599:
+            return status
+    for name in ("code", "type", "status"):
+        known = error.get(name)
+        if isinstance(known, str) and known.lower() in _STATUS_OF:
+            return _STATUS_OF[known.lower()]
+    return None

@@ -1,0 +1,181 @@
+"""Errors that a provider tells by code or text, where the status means something else elsewhere.
+
+Each row of the table has its provider and its source above it. The first row that fits decides,
+before the status.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from redline.errors import CallError, RateLimited, Refused, Unpaid
+
+
+class Meaning(NamedTuple):
+    """What an error means: its class, how its message begins, and what to do about it."""
+
+    error: type[CallError]
+    what: str
+    hint: str = ""
+
+
+class _Row(NamedTuple):
+    """One error of one provider.
+
+    statuses: those it comes with. code: of its codes and types one must match it as a whole; None
+    for any. text: what the message must match from its beginning, in any case; None for any. A
+    400 may quote the row, so a text alone, or one from anywhere in the message, is no sign there.
+    """
+
+    statuses: tuple[int, ...]
+    code: str | None
+    text: str | None
+    meaning: Meaning
+
+
+_AGAIN = "then run the same command again"
+_REFUSED = Meaning(
+    Refused, "the endpoint refused the key", f"set OPENAI_API_KEY or --api-key-env, {_AGAIN}"
+)
+_NO_CREDIT = Meaning(
+    Unpaid, "the account has no credit left", f"add credit or use another key, {_AGAIN}"
+)
+_SPENT = Meaning(
+    Unpaid, "a spend limit is reached", f"raise it at the provider or use another key, {_AGAIN}"
+)
+_OVER = Meaning(RateLimited, "over the rate limit")
+WAIT = Meaning(RateLimited, "the provider asks to wait")
+
+_TABLE = (
+    # DashScope: a limit of tokens a minute under the code that means an empty account at OpenAI.
+    # https://www.alibabacloud.com/help/en/model-studio/rate-limit
+    _Row(
+        (429,),
+        "insufficient_quota|throttling.*",
+        r"(?s:.*#token-limit)|(?!free )(?s:.{0,80})allocated quota exceeded",
+        _OVER,
+    ),
+    # DashScope: https://www.alibabacloud.com/help/en/model-studio/error-code
+    _Row((400, 403), "arrearage", None, _NO_CREDIT),
+    # Anthropic: https://github.com/anthropics/anthropic-sdk-typescript/issues/618
+    _Row(
+        (400, 403),
+        "invalid_request_error|billing_error",
+        r"[\w' ]{0,40}credit balance is too low",
+        _NO_CREDIT,
+    ),
+    # Anthropic: https://platform.claude.com/docs/en/api/errors
+    _Row(
+        (400, 403, 429),
+        "invalid_request_error|billing_error|rate_limit_error",
+        r"you have reached your specified [\w ]{0,20}api usage limits",
+        _SPENT,
+    ),
+    _Row((429,), "enforced_spend_limit_reached", None, _SPENT),
+    # OpenAI: https://help.openai.com/en/articles/5955604
+    _Row((400, 403, 429), "credit_balance_exhausted", None, _NO_CREDIT),
+    _Row(
+        (400, 403, 429),
+        r"\w+_(?:spend|usage)_limit_exceeded|billing_hard_limit_reached",
+        None,
+        _SPENT,
+    ),
+    # OpenAI: https://developers.openai.com/api/docs/guides/error-codes
+    _Row((429,), "insufficient_quota|billing_not_active", None, _NO_CREDIT),
+    # OpenRouter: https://openrouter.ai/docs/api_reference/limits
+    # Calls in flight have bound what is left of the credit; it is free again as they end.
+    _Row((402,), "openrouter_in_flight_budget|in_flight_budget_exhausted", None, WAIT),
+    _Row((403,), "openrouter_(?:guardrail_budget|workspace_budget|key_limit)", None, _SPENT),
+    # Moonshot: https://forum.moonshot.ai/t/429-insufficient-balance/244
+    _Row((403, 429), "exceeded_current_quota_error", None, _NO_CREDIT),
+    # xAI: https://github.com/continuedev/continue/issues/10373
+    _Row(
+        (403, 429),
+        None,
+        r"your [\w -]{0,60}has either used all available credits or reached its monthly spending",
+        _SPENT,
+    ),
+    # Gemini: https://docs.cloud.google.com/docs/authentication/api-keys-use
+    _Row((400,), "api_key_invalid", None, _REFUSED),
+)
+_BY_STATUS = {401: _REFUSED, 402: _NO_CREDIT, 429: _OVER}
+# A gateway's own words before the body that it quotes: `litellm.X: YException - b'{...}'`.
+_QUOTED_BODY = re.compile(r"""(?:[\w.: ]{0,120} - )?b?['"]?([\[{].*[\]}])['"]?""", re.DOTALL)
+_DEEPEST = 3
+
+
+class ErrorBody(NamedTuple):
+    """What an error body says: its message, and all that it names its error by, in lower case."""
+
+    message: str
+    codes: frozenset[str] = frozenset()
+
+
+class _Shape(msgspec.Struct):
+    error: Any = None
+    message: Any = None
+    detail: Any = None
+    code: Any = None
+    type: Any = None
+
+
+def read_error(body: bytes) -> ErrorBody:
+    """The message and codes of an error body in any of the usual shapes, as a list of one, too."""
+    try:
+        parsed = msgspec.json.decode(body, type=_Shape | list[_Shape])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ErrorBody(body.decode("utf-8", "replace"))
+    # Gemini's OpenAI-compatible endpoint sends a list of one error:
+    # https://github.com/n4ze3m/page-assist/issues/406
+    if isinstance(parsed, list):
+        parsed = parsed[0] if parsed else _Shape()
+    error = parsed.error if parsed.error is not None else parsed.message or parsed.detail
+    codes = frozenset(_codes({"code": parsed.code, "type": parsed.type}))
+    if isinstance(error, dict):
+        return ErrorBody(str(error.get("message", error)), codes.union(_codes(error)))
+    if not error and body.strip() not in (b"{}", b"[]"):
+        # None of the usual shapes: the reason may stand under any name.
+        return ErrorBody(body.decode("utf-8", "replace"), codes)
+    return ErrorBody(str(error or ""), codes)
+
+
+def meaning_of(status: int, said: ErrorBody) -> Meaning | None:
+    """What status and body mean together; None if only the status counts."""
+    for each in _and_quoted(said):
+        for row in _TABLE:
+            if status in row.statuses and _fits(row, each):
+                return row.meaning
+    return _BY_STATUS.get(status)
+
+
+def _fits(row: _Row, said: ErrorBody) -> bool:
+    if row.code is not None and not any(re.fullmatch(row.code, code) for code in said.codes):
+        return False
+    return row.text is None or re.match(row.text, said.message.strip(), re.IGNORECASE) is not None
+
+
+def _and_quoted(said: ErrorBody) -> Iterator[ErrorBody]:
+    """The error, then those that gateways have quoted in its message, one in the other."""
+    for _ in range(_DEEPEST):
+        yield said
+        found = _QUOTED_BODY.fullmatch(said.message.strip())
+        if found is None:
+            return
+        inner = read_error(found[1].encode())
+        said = ErrorBody(inner.message, said.codes | inner.codes)
+
+
+def _codes(error: dict[Any, Any]) -> Iterator[str]:
+    """All that an error is named by: in itself, in its details and in its metadata."""
+    for name in ("code", "type", "status", "error_code", "reason", "limit_source"):
+        if isinstance(value := error.get(name), str):
+            yield value.lower()
+    for name in ("details", "metadata"):
+        inner = error.get(name)
+        for each in inner if isinstance(inner, list) else [inner]:
+            if isinstance(each, dict):
+                yield from _codes(each)

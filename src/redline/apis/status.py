@@ -1,0 +1,95 @@
+"""The retry table: what each answer that is no success means, and why.
+
+  status               error         tried again   reason
+  (no connection)      Disconnected  yes           a server restarts, or a socket was stale
+  (a clock ran out)    TimedOut      yes           one slow answer says nothing about the next
+  400                  Rejected      no            the request is malformed and stays so
+  401                  Refused       no            the key is wrong for every row: ends the run
+  402                  Unpaid        no            no credit for any row: ends the run
+  402 with Retry-After RateLimited   yes           the credit is bound by calls in flight
+  403                  Rejected      no            the key may not do this
+  404                  Rejected      no            no such path or model
+  408                  ServerFailed  yes           the server gave up waiting, often under load
+  409                  ServerFailed  yes           a lock conflict, which passes
+  413                  Rejected      no            the row is too large and stays so
+  422                  Rejected      no            the request is well-formed but invalid
+  425                  ServerFailed  yes           too early: asked to repeat
+  429                  RateLimited   yes           over a limit; Retry-After parks the endpoint
+  5xx with code
+   engine_failed       NoEndpoint    no            a local engine is lost for any row: ends the run
+  5xx, 529             ServerFailed  yes           overload and restarts pass
+  other 3xx, 4xx       Rejected      no            not understood by the endpoint, so not repeated
+  200, unreadable      BadReply      twice         a cut or garbled body; more often a wrong URL
+
+What a provider's code or text says goes before its status: `provider_errors` has that table. An
+account out of credit answers with 400, 402, 403 or 429, depending on the provider.
+
+`x-should-retry: true|false` decides instead, where a provider sends it, except for a refused key
+and an unpaid account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from redline.apis.provider_errors import WAIT, meaning_of, read_error
+from redline.errors import CallError, NoEndpoint, RateLimited, Rejected, ServerFailed
+from redline.limits.server import retry_after_s
+
+ENGINE_FAILED = "engine_failed"
+_RETRIED = frozenset({408, 409, 425})
+_LONGEST_QUOTE = 300
+
+_REDIRECT_HINT = "give the address it leads to as --base-url; a key is not sent on by itself"
+_HINTS = {
+    400: "compare the row with the API's documentation; --dry-run shows the request",
+    403: "the key may not use this model or path",
+    404: "check --model, --url, and that --base-url ends in the API's /v1",
+    413: "shorten this row's prompt",
+    422: "compare the row with the API's documentation; --dry-run shows the request",
+}
+
+
+def judge(
+    status: int, headers: Mapping[str, str], body: bytes, wall_s: float
+) -> CallError | NoEndpoint:
+    """The error that an HTTP answer other than 2xx stands for.
+
+    headers: looked up in lower case. wall_s: the time now, for dates in Retry-After.
+    """
+    said = read_error(body)
+    message = _quote(said.message)
+    what = f"HTTP {status}" + (f": {message}" if message else "")
+    if status >= 500 and ENGINE_FAILED in said.codes:
+        return lost(message)
+    meaning = meaning_of(status, said)
+    is_limited = meaning is not None and meaning.error is RateLimited
+    wait_s = retry_after_s(headers, wall_s, body if is_limited else b"")
+    if status == 402 and wait_s is not None:
+        meaning, is_limited = WAIT, True
+    if meaning is not None and not is_limited:
+        return meaning.error(f"{meaning.what}: {what}", hint=meaning.hint, status=status)
+    if not _may_pass(status, headers, is_limited=is_limited):
+        hint = _REDIRECT_HINT if 300 <= status < 400 else _HINTS.get(status, "")
+        return Rejected(f"the endpoint rejected the request: {what}", hint=hint, status=status)
+    if meaning is not None:
+        return RateLimited(f"{meaning.what}: {what}", status=status, retry_after_s=wait_s)
+    return ServerFailed(f"the server failed: {what}", status=status, retry_after_s=wait_s)
+
+
+def lost(message: str) -> NoEndpoint:
+    """The error of a local engine that has failed, in its own words."""
+    hint = "mend what it names, then run the same command again"
+    return NoEndpoint(f"the model cannot be asked any more: {_quote(message)}", hint=hint)
+
+
+def _may_pass(status: int, headers: Mapping[str, str], *, is_limited: bool) -> bool:
+    wish = headers.get("x-should-retry", "").lower()
+    if wish in ("true", "false"):
+        return wish == "true"
+    return is_limited or status in _RETRIED or status >= 500
+
+
+def _quote(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_QUOTE else line[: _LONGEST_QUOTE - 3] + "..."

@@ -1,0 +1,181 @@
+"""The SQLite files in a cache's folder: the one in use, and a thread's way into it.
+
+A file is never renamed or replaced: the journal beside it is known by its name, and would be that
+of the file which took the name (sqlite.org/howtocorrupt.html). So files have numbers: if one is
+found damaged it stays as it is, and one with the next number is begun, by the process that finds
+it first.
+
+The journal is one of rollback. A write-ahead log has an index that every process maps into its
+memory, and a mapped file that somebody truncates kills its readers (SIGBUS), which nothing can
+catch. Read and written by calls alone, a file that is cut short is an error like any other damage.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    # Imported where it is used: a program without a cache does not pay for SQLite.
+    import sqlite3
+
+T = TypeVar("T")
+
+# The version is in the name, so that an older redline and a newer one leave each other alone.
+_NAME = re.compile(r"answers-v1\.(\d{1,9})\.sqlite3")
+# Only a file without tables heeds auto_vacuum: pages that are freed can then be given back.
+_SCHEMA = """
+    PRAGMA auto_vacuum = INCREMENTAL;
+    CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, value BLOB, used INTEGER);
+    CREATE INDEX IF NOT EXISTS by_use ON answers (used);
+"""
+_IS_MADE = "SELECT 1 FROM sqlite_master WHERE name = 'by_use'"
+_BUSY_S = 5.0
+_MOST_NOTES = 8
+_MOST_SET_ASIDE = 3
+
+
+class Files:
+    """The numbered files of one folder, and which of them is in use. For several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.notes: list[str] = []
+        self.number = max(self._numbers(), default=1)
+        self._lock = threading.Lock()
+        self._set_aside = 0
+
+    def path(self, number: int) -> Path:
+        return self.folder / f"answers-v1.{number}.sqlite3"
+
+    def give_up(self, number: int, error: sqlite3.Error) -> bool:
+        """File `number` is damaged: the next is in use from now on; False after too many."""
+        with self._lock:
+            if self.number != number:
+                return True
+            if self._set_aside >= _MOST_SET_ASIDE:
+                return False
+            self._set_aside += 1
+            # Another process may have begun it.
+            self.number = max(max(self._numbers(), default=0), number + 1)
+        self.note(
+            f"{self.path(number)} is damaged ({error}) and left as it is; "
+            f"{self.path(self.number).name} is begun in its place"
+        )
+        return True
+
+    def note(self, text: str) -> None:
+        """Remembers what a person should hear of, once."""
+        with self._lock:
+            if text not in self.notes and len(self.notes) < _MOST_NOTES:
+                self.notes.append(text)
+
+    def _numbers(self) -> list[int]:
+        try:
+            names = os.listdir(self.folder)
+        except OSError:
+            # The folder has gone since; what is opened next will say so.
+            return []
+        found = (_NAME.fullmatch(name) for name in names)
+        return [int(match[1]) for match in found if match is not None]
+
+
+class Database:
+    """One thread's way into the file that is in use."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._number = 0
+        self._database: sqlite3.Connection | None = None
+
+    def do(self, work: Callable[[sqlite3.Connection], T], otherwise: T, what: str) -> T:
+        """What `work` returns; `otherwise` where the file does not let it, with a note."""
+        import sqlite3
+
+        while True:
+            try:
+                return work(self.opened())
+            except sqlite3.Error as error:
+                self.close()
+                if not (_is_damage(error) and self._files.give_up(self._number, error)):
+                    self._files.note(f"{what}: {error}")
+                    return otherwise
+
+    def opened(self) -> sqlite3.Connection:
+        """Raises sqlite3.Error."""
+        if self._database is not None and self._number != self._files.number:
+            self.close()
+        if self._database is None:
+            self._number = self._files.number
+            self._database = _opened(self._files.path(self._number))
+        return self._database
+
+    def close(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            import sqlite3
+
+            try:
+                database.close()
+            except sqlite3.Error:
+                # Its last checkpoint failed; the log keeps what it held.
+                pass
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    """Raises sqlite3.Error."""
+    import sqlite3
+
+    gives_up_s = time.monotonic() + _BUSY_S
+    while True:
+        database = sqlite3.connect(
+            path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        try:
+            database.execute("PRAGMA mmap_size = 0")
+            database.execute("PRAGMA synchronous = NORMAL")
+            # Also of a file from before, which had a write-ahead log.
+            database.execute("PRAGMA journal_mode = DELETE").fetchone()
+            # Whoever only reads must not wait for one who writes.
+            if database.execute(_IS_MADE).fetchone() is None:
+                database.executescript(_SCHEMA)
+            return database
+        except sqlite3.Error as error:
+            database.close()
+            # Of processes that make one file at the same time, some are turned away at once.
+            if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > gives_up_s:
+                raise
+            time.sleep(0.05)
+
+
+def try_out(database: sqlite3.Connection) -> bool:
+    """True; raises sqlite3.Error where the file cannot be read or written."""
+    database.execute("SELECT key, value, used FROM answers LIMIT 1").fetchall()
+    database.execute("BEGIN IMMEDIATE")
+    database.execute("ROLLBACK")
+    return True
+
+
+def number_of(database: sqlite3.Connection, name: str) -> int:
+    """What a PRAGMA says."""
+    value: int = database.execute(f"PRAGMA {name}").fetchone()[0]
+    return value
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    """It says that the file is not, or no longer, ours; anything else may pass."""
+    import sqlite3
+
+    damages = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+    return _code(error) in damages
+
+
+def _code(error: sqlite3.Error) -> int:
+    """SQLite's primary code; -1 for an error of the module itself."""
+    code: int = getattr(error, "sqlite_errorcode", -1)
+    return code & 0xFF if code >= 0 else code

@@ -1,0 +1,317 @@
+"""Answers on disk: an SQLite file that several processes may use at once.
+
+  a lookup     those of one turn of the event loop go to a thread together; those that come while
+               it reads make up the next group
+  an answer    is found from the moment it is put; another thread writes it with its group
+  the bound    before a group would pass it, the answers that were not used for longest go
+  a damage     an answer whose checksum does not hold is none; of a damaged file see file.py
+  a failure    a disk that is full or out of reach keeps nothing and finds nothing, and says so
+
+Nothing blocks the event loop. A lookup takes 10 us where the file is in memory, but nobody knows
+how long where it is not, so it has a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from redline.calls.cache.file import Database, Files, number_of, try_out
+from redline.calls.cache.key import KEY_BYTES
+from redline.clock import SYSTEM, Clock
+from redline.errors import ConfigError
+
+if TYPE_CHECKING:
+    import sqlite3
+
+DEFAULT_BYTES = 1_000_000_000
+# SQLite's own pages and indices take some; below this there is no room for answers.
+LEAST_BYTES = 1_000_000
+Lookup = asyncio.Future[bytes | None]
+# Values and when they were last used, by key.
+Found = dict[bytes, tuple[bytes, int]]
+
+_CHECK_BYTES = 8
+# Written this long after the first of a group: so much is lost by a death, and single rows would
+# take their own transactions.
+_GROUP_S = 0.2
+_GROUP_BYTES = 4 * 1024 * 1024
+# A disk that does not keep up: what comes on top is not kept.
+_MOST_PENDING_BYTES = 64 * 1024 * 1024
+# What is used again within this time is not written down again.
+_USED_EVERY_S = 600
+# An answer that takes more than this share of the bound would drive out too many.
+_LARGEST_SHARE = 8
+# Each time the bound is met, so much of it is freed at least.
+_FREED_SHARE = 64
+_MOST_IN_ONE_QUERY = 128
+
+
+class Cache(msgspec.Struct, frozen=True):
+    """Where answers are kept, and which.
+
+    folder: None for the user's own. max_bytes: of the file in it; what was not used for longest
+    goes. includes_sampled: answers that are drawn by lot are kept, too: equal requests then have
+    one answer.
+    """
+
+    folder: str | os.PathLike[str] | None = None
+    max_bytes: int = DEFAULT_BYTES
+    includes_sampled: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_bytes < LEAST_BYTES:
+            raise ConfigError(
+                f"a cache needs at least {LEAST_BYTES:,} bytes, not {self.max_bytes:,}",
+                hint="leave its size out for 1 GB",
+            )
+
+
+class AnswerStore:
+    """Keeps values under 32-byte keys in `folder`, in at most about `max_bytes`.
+
+    `open` before the first call; then everything on one event loop.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int, *, clock: Clock = SYSTEM) -> None:
+        self.folder = folder
+        self.notes: list[str] = []
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._wanted: dict[bytes, list[Lookup]] = {}
+        self._reading: asyncio.Future[Found] | None = None
+        self._pending: dict[bytes, bytes] = {}
+        self._pending_bytes = 0
+        self._used: set[bytes] = set()
+        self._writing: asyncio.Future[None] | None = None
+        self._due: asyncio.TimerHandle | None = None
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix="redline-cache-read")
+        self._writers = ThreadPoolExecutor(1, thread_name_prefix="redline-cache-write")
+
+    def open(self) -> None:
+        """Opens the file, or makes it. Blocks. Raises ConfigError where nothing can be kept."""
+        try:
+            # Prompts and answers are in it: nobody else's to read.
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._files = Files(self.folder)
+            self.notes = self._files.notes
+            self._read_connection = Database(self._files)
+            self._write_connection = Database(self._files)
+            is_open = self._write_connection.do(try_out, False, "SQLite says")
+        except OSError as error:
+            raise _unusable(self.folder, error.strerror or str(error)) from error
+        if not is_open:
+            raise _unusable(self.folder, self.notes[-1])
+
+    def look_up(self, key: bytes) -> Lookup:
+        """What was kept under `key`, None for nothing."""
+        future: Lookup = asyncio.get_running_loop().create_future()
+        value = self._pending.get(key)
+        if value is not None:
+            future.set_result(value)
+            return future
+        if not self._wanted and self._reading is None:
+            asyncio.get_running_loop().call_soon(self._read_group)
+        self._wanted.setdefault(key, []).append(future)
+        return future
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Keeps `value` from now on, as long as there is room. Never waits."""
+        size = len(value)
+        if size > self._max_bytes // _LARGEST_SHARE:
+            return
+        if self._pending_bytes + size > _MOST_PENDING_BYTES:
+            self._files.note("answers came faster than the disk took them; some are not kept")
+            return
+        self._pending_bytes += size - len(self._pending.get(key, b""))
+        self._pending[key] = value
+        self._write_soon()
+
+    async def aclose(self) -> None:
+        """Writes what is pending, and closes the file. Nobody waits for a lookup any more."""
+        self._answer(self._wanted, {})
+        self._wanted = {}
+        while self._reading is not None:
+            await asyncio.wait([self._reading])
+            # Its callback, which may begin the next one, comes after this.
+            await asyncio.sleep(0)
+        await self.flush()
+        loop = asyncio.get_running_loop()
+        if self._due is not None:
+            self._due.cancel()
+        await loop.run_in_executor(self._readers, self._read_connection.close)
+        await loop.run_in_executor(self._writers, self._write_connection.close)
+        self._readers.shutdown()
+        self._writers.shutdown()
+
+    async def flush(self) -> None:
+        """Returns once everything that was put is in the file, or noted as lost."""
+        while self._writing is not None or self._pending or self._used:
+            if self._writing is None:
+                self._write_group()
+            if self._writing is not None:
+                await asyncio.wait([self._writing])
+            # Its callback, which may begin the next one, comes after this.
+            await asyncio.sleep(0)
+
+    def _read_group(self) -> None:
+        if not self._wanted:
+            return
+        wanted, self._wanted = self._wanted, {}
+        loop = asyncio.get_running_loop()
+        self._reading = loop.run_in_executor(self._readers, self._read, list(wanted))
+
+        def tell(reading: asyncio.Future[Found]) -> None:
+            self._reading = None
+            error = reading.exception()
+            if error is not None:
+                self._files.note(f"answers cannot be looked up: {error!r}")
+            self._answer(wanted, {} if error is not None else reading.result())
+            self._read_group()
+
+        self._reading.add_done_callback(tell)
+
+    def _answer(
+        self,
+        wanted: dict[bytes, list[Lookup]],
+        found: Found,
+    ) -> None:
+        stale_s = self._clock.wall_s() - _USED_EVERY_S
+        for key, futures in wanted.items():
+            value, used_s = found.get(key, (None, 0))
+            for future in futures:
+                if not future.done():
+                    future.set_result(value)
+            if value is not None and used_s < stale_s:
+                self._used.add(key)
+        if self._used:
+            self._write_soon()
+
+    def _read(self, keys: Sequence[bytes]) -> Found:
+        """Values and the times of their last use, in the reading thread."""
+
+        def work(database: sqlite3.Connection) -> Found:
+            found: Found = {}
+            for start in range(0, len(keys), _MOST_IN_ONE_QUERY):
+                part = keys[start : start + _MOST_IN_ONE_QUERY]
+                # Few lengths, so that few statements are prepared.
+                size = 1 << (len(part) - 1).bit_length()
+                places = ",".join("?" * size)
+                rows = database.execute(
+                    f"SELECT key, value, used FROM answers WHERE key IN ({places})",
+                    [*part, *[part[-1]] * (size - len(part))],
+                )
+                for key, sealed, used_s in rows:
+                    value = _unsealed(key, sealed)
+                    if value is None:
+                        self._files.note("some answers in it were damaged, and are asked anew")
+                    else:
+                        found[key] = (value, used_s if isinstance(used_s, int) else 0)
+            return found
+
+        return self._read_connection.do(work, {}, "answers cannot be looked up")
+
+    def _write_soon(self) -> None:
+        if self._writing is not None:
+            return
+        if self._pending_bytes >= _GROUP_BYTES:
+            self._write_group()
+        elif self._due is None:
+            self._due = asyncio.get_running_loop().call_later(_GROUP_S, self._write_group)
+
+    def _write_group(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        if self._writing is not None or not (self._pending or self._used):
+            return
+        group, used = list(self._pending.items()), list(self._used)
+        self._used.clear()
+        loop = asyncio.get_running_loop()
+        self._writing = loop.run_in_executor(self._writers, self._write, group, used)
+
+        def forget(writing: asyncio.Future[None]) -> None:
+            # Written or lost: from here on the file says what is known.
+            self._writing = None
+            if (error := writing.exception()) is not None:
+                self._files.note(f"answers cannot be kept: {error!r}")
+            for key, value in group:
+                if self._pending.get(key) is value:
+                    del self._pending[key]
+                    self._pending_bytes -= len(value)
+            if self._pending or self._used:
+                self._write_soon()
+
+        self._writing.add_done_callback(forget)
+
+    def _write(self, group: Sequence[tuple[bytes, bytes]], used: Iterable[bytes]) -> None:
+        """One transaction, in the writing thread."""
+        now_s = int(self._clock.wall_s())
+        rows = [(key, _sealed(key, value), now_s) for key, value in group]
+
+        def work(database: sqlite3.Connection) -> None:
+            database.execute("BEGIN IMMEDIATE")
+            self._make_room(database, sum(len(row[1]) for row in rows))
+            database.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", rows)
+            database.executemany(
+                "UPDATE answers SET used = ? WHERE key = ?", [(now_s, key) for key in used]
+            )
+            self._make_room(database, 0)
+            database.execute("COMMIT")
+            if (
+                number_of(database, "page_count") * number_of(database, "page_size")
+                > self._max_bytes
+            ):
+                # As a script: `execute` would take one step of it, which frees one page.
+                database.executescript("PRAGMA incremental_vacuum")
+
+        self._write_connection.do(work, None, "answers cannot be kept")
+
+    def _make_room(self, database: sqlite3.Connection, wanted_bytes: int) -> None:
+        """Deletes what was not used for longest where `wanted_bytes` more would pass the bound."""
+        page_bytes = number_of(database, "page_size")
+        while True:
+            pages = number_of(database, "page_count") - number_of(database, "freelist_count")
+            over = pages * page_bytes + wanted_bytes - self._max_bytes
+            if over <= 0:
+                return
+            freed, oldest = 0, []
+            least = max(over, self._max_bytes // _FREED_SHARE)
+            for number, size in database.execute(
+                "SELECT rowid, length(value) FROM answers ORDER BY used, rowid"
+            ):
+                oldest.append((number,))
+                freed += size + KEY_BYTES
+                if freed >= least:
+                    break
+            if not oldest:
+                return
+            database.executemany("DELETE FROM answers WHERE rowid = ?", oldest)
+
+
+def _sealed(key: bytes, value: bytes) -> bytes:
+    """The value under a checksum that holds for this key alone."""
+    return blake2b(value, digest_size=_CHECK_BYTES, key=key).digest() + value
+
+
+def _unsealed(key: bytes, sealed: object) -> bytes | None:
+    """The value; None where its checksum does not hold."""
+    if not isinstance(sealed, bytes):
+        return None
+    value = sealed[_CHECK_BYTES:]
+    check = blake2b(value, digest_size=_CHECK_BYTES, key=key).digest()
+    return value if sealed[:_CHECK_BYTES] == check else None
+
+
+def _unusable(folder: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        f"answers cannot be kept in {folder}: {reason}",
+        hint="name another folder by --cache-dir, or leave the cache out",
+    )

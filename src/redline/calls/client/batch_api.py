@@ -1,0 +1,222 @@
+"""The Batch API of an endpoint of OpenAI's form: files go up, batches are made, results come down.
+
+Providers count its requests apart from those of their models, so no limit of the endpoint holds
+them. They are tried again as a row's are, but for the making of a batch: where the answer is lost,
+the batch may be there, and would be paid for twice. Whoever makes one looks for it before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import msgspec
+
+from redline.apis import number
+from redline.calls.client.retry import Retry, RetryPolicy
+from redline.calls.http import HttpBackend
+from redline.calls.wire import Endpoint, Timeouts
+from redline.errors import BadReply, Retryable
+from redline.limits import Limits
+from redline.waist import Backend, Call, Request
+
+OVER = frozenset(("failed", "completed", "expired", "cancelled"))
+# The window that the API knows; other servers take none or another one, and read this as theirs.
+WINDOW = "24h"
+# 50,000 embeddings of 3,072 numbers are 2 GB; results go to the disk and not through the memory.
+_MOST_RESULT_BYTES = 8 * 1024**3
+# A file of 100 MB up a line of 1 MB/s takes 100 s, one of 1 GB down takes 17 minutes.
+_TRANSFER_S = 3600.0
+_PAGE = 100
+_FILES, _BATCHES = "/v1/files", "/v1/batches"
+
+T = TypeVar("T")
+
+
+class Problem(msgspec.Struct):
+    """Why a batch failed. line: of its file, from 1; None where it is about all of it."""
+
+    code: str | None = None
+    message: str | None = None
+    line: int | None = None
+
+
+class Batch(msgspec.Struct):
+    """A batch as the provider shows it. created_at: wall time, 0 if it is not known.
+
+    finished: lines that the provider says have an answer or an error, 0 if it does not say.
+    """
+
+    id: str
+    status: str
+    created_at: Any = 0.0
+    output_file_id: Any = None
+    error_file_id: Any = None
+    errors: Any = None
+    metadata: Any = None
+    request_counts: Any = None
+
+    def __post_init__(self) -> None:
+        # What redline can do without must not make the rest unreadable.
+        is_time = isinstance(self.created_at, int | float)
+        self.created_at = float(self.created_at) if is_time else 0.0
+        self.metadata = self.metadata if isinstance(self.metadata, dict) else {}
+
+    @property
+    def is_over(self) -> bool:
+        """It does not change any more."""
+        return self.status in OVER
+
+    @property
+    def files(self) -> list[str]:
+        """Its files of results and of errors, as far as they can be seen."""
+        found = (self.output_file_id, self.error_file_id)
+        return list(dict.fromkeys(name for name in found if name and isinstance(name, str)))
+
+    @property
+    def finished(self) -> int:
+        counts = self.request_counts if isinstance(self.request_counts, dict) else {}
+        return sum(number(counts.get(name)) or 0 for name in ("completed", "failed"))
+
+    @property
+    def problems(self) -> list[Problem]:
+        found = self.errors.get("data") if isinstance(self.errors, dict) else self.errors
+        try:
+            return msgspec.convert(found or [], list[Problem])
+        except msgspec.ValidationError:
+            return [Problem(message=str(found))]
+
+
+class _File(msgspec.Struct):
+    id: str
+
+
+class _Page(msgspec.Struct):
+    data: list[Batch]
+    has_more: bool = False
+
+
+class BatchApi:
+    """Files and batches of one endpoint. Every method raises CallError or NoEndpoint."""
+
+    def __init__(self, endpoint: Endpoint, retry: RetryPolicy) -> None:
+        own = msgspec.structs.replace(endpoint, limits=Limits(), max_reply_bytes=_MOST_RESULT_BYTES)
+        slow = Timeouts(
+            connect_s=endpoint.timeouts.connect_s, first_byte_s=_TRANSFER_S, attempt_s=_TRANSFER_S
+        )
+        self._retry = retry
+        self._small = HttpBackend(own)
+        self.mask = self._small.mask
+        self._large = HttpBackend(msgspec.structs.replace(own, timeouts=slow))
+        self._patient: Backend = Retry(self._small, retry)
+        self._patient_large: Backend = Retry(self._large, retry)
+
+    async def aclose(self) -> None:
+        """Closes its connections."""
+        await self._small.aclose()
+        await self._large.aclose()
+
+    async def upload(self, name: str, data: bytes) -> str:
+        """The id of the file that the provider now has."""
+        boundary = uuid4().hex
+        form = _form(boundary, name, data)
+        headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+        request = Request(url=_FILES, body=form, headers=headers)
+        return (await self._asked(self._patient_large, request, _File)).id
+
+    async def make(self, file_id: str, url: str, metadata: Mapping[str, str]) -> Batch:
+        """The new batch. One attempt: where it raises Retryable, the batch may be there or not."""
+        body = {
+            "input_file_id": file_id,
+            "endpoint": url,
+            "completion_window": WINDOW,
+            "metadata": dict(metadata),
+        }
+        call = Call(once=True)
+        return await self._asked(self._small, Request(url=_BATCHES, body=body), Batch, call)
+
+    async def look(self, batch_id: str) -> Batch:
+        """The batch as it stands."""
+        request = Request(method="GET", url=f"{_BATCHES}/{batch_id}")
+        return await self._asked(self._patient, request, Batch)
+
+    async def cancel(self, batch_id: str) -> Batch:
+        """The batch, which then comes to its end. Rejected where it is over already."""
+        request = Request(url=f"{_BATCHES}/{batch_id}/cancel")
+        return await self._asked(self._patient, request, Batch)
+
+    async def page(self, after: str | None = None) -> tuple[list[Batch], bool]:
+        """Batches of the account, the newest first, and whether older ones follow."""
+        behind = "" if after is None else f"&after={after}"
+        request = Request(method="GET", url=f"{_BATCHES}?limit={_PAGE}{behind}")
+        page = await self._asked(self._patient, request, _Page)
+        return page.data, page.has_more
+
+    async def download(self, file_id: str, path: Path) -> None:
+        """Writes the file to `path`, over what is there."""
+        for attempt in range(self._retry.max_retries + 1):
+            try:
+                await self._download(file_id, path)
+                return
+            except Retryable as error:
+                if attempt == self._retry.max_retries:
+                    raise
+                await asyncio.sleep(self.pause_s(attempt, error))
+
+    async def _download(self, file_id: str, path: Path) -> None:
+        file = await asyncio.to_thread(path.open, "wb")
+        try:
+
+            async def take(chunk: bytes) -> None:
+                await asyncio.to_thread(file.write, chunk)
+
+            request = Request(method="GET", url=f"{_FILES}/{file_id}/content")
+            await self._large.download(request, Call(), take)
+        finally:
+            await asyncio.to_thread(file.close)
+
+    async def delete(self, file_id: str) -> None:
+        """The provider does not keep the file any longer. One attempt."""
+        await self._asked(
+            self._small, Request(method="DELETE", url=f"{_FILES}/{file_id}"), _Anything
+        )
+
+    def pause_s(self, attempt: int, error: Retryable) -> float:
+        """Seconds to wait after the failure of this attempt, from 0."""
+        return max(error.retry_after_s or 0.0, self._retry.pause_s(attempt))
+
+    async def _asked(
+        self, backend: Backend, request: Request, kind: type[T], call: Call | None = None
+    ) -> T:
+        """The answer, read as what it is to be, without secrets: its words are for messages."""
+        call = call or Call()
+        outcome = await backend.send(request, call)
+        call.let_go()
+        if outcome.error is not None:
+            raise outcome.error
+        reply: Any = outcome.reply
+        try:
+            return msgspec.json.decode(self.mask.body(reply.body), type=kind)
+        except msgspec.DecodeError as error:
+            raise BadReply(
+                f"the answer is not what {request.url.partition('?')[0]} promises: {error}",
+                where=f"endpoint {outcome.endpoint}",
+                hint="--via batch needs an endpoint with OpenAI's Batch API",
+            ) from error
+
+
+class _Anything(msgspec.Struct):
+    """Whatever object it is."""
+
+
+def _form(boundary: str, name: str, data: bytes) -> bytes:
+    """A form of two fields, as RFC 7578 writes it."""
+    line = f"--{boundary}\r\nContent-Disposition: form-data; name="
+    head = (
+        f'{line}"purpose"\r\n\r\nbatch\r\n'
+        f'{line}"file"; filename="{name}"\r\nContent-Type: application/jsonl\r\n\r\n'
+    )
+    return b"".join((head.encode(), data, f"\r\n--{boundary}--\r\n".encode()))

@@ -1,0 +1,108 @@
+"""Single calls and streams through one endpoint, for code of your own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from redline.calls.client.retry import Retry, RetryPolicy
+from redline.calls.http import HttpBackend, refuse_partial
+from redline.calls.wire import Endpoint
+from redline.clock import SYSTEM
+from redline.errors import Rejected
+from redline.waist import Backend, Call, Chunk, Outcome, Request
+
+# Chunks read ahead of a slow reader; past that the connection is not read.
+_CHUNKS_AHEAD = 64
+
+
+class Client:
+    """One endpoint within its limits, shared by any number of tasks of one event loop.
+
+    Use it with `async with`, or end it by `aclose`. Every call is limited, timed and retried as in
+    a run.
+    """
+
+    def __init__(self, endpoint: Endpoint | str, *, retry: RetryPolicy | None = None) -> None:
+        if isinstance(endpoint, str):
+            endpoint = Endpoint(base_url=endpoint)
+        self._backend: Backend = Retry(HttpBackend(endpoint), retry)
+
+    async def call(
+        self, request: Request | Mapping[str, Any], *, deadline_s: float | None = None
+    ) -> Outcome:
+        """The outcome of one call; failures are data.
+
+        request: a Request, or the body of a chat completion. deadline_s: seconds from now for the
+        call with its retries.
+        """
+        call, request = _call(deadline_s), _request(request)
+        try:
+            refuse_partial(request)
+        except Rejected as error:
+            return Outcome(status="rejected", error=error, attempts=0)
+        outcome = await self._backend.send(request, call)
+        call.let_go()
+        return outcome
+
+    async def stream(
+        self, request: Request | Mapping[str, Any], *, deadline_s: float | None = None
+    ) -> AsyncIterator[Chunk]:
+        """The answer's chunks as they come. Leaving the loop early ends the call.
+
+        Tried again only until the first chunk. Raises the CallError of a call that fails, also in
+        the middle, so that half an answer never passes for a whole one.
+        """
+        sink = _QueueSink()
+        send = self._backend.send(_request(request), _call(deadline_s), sink)
+        task = asyncio.create_task(send, name="redline stream")
+        task.add_done_callback(sink.end)
+        try:
+            while (chunk := await sink.next()) is not None:
+                yield chunk
+            outcome = await task
+            if outcome.error is not None:
+                raise outcome.error
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def aclose(self) -> None:
+        await self._backend.aclose()
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class _QueueSink:
+    """A sink whose reader is another task. None in the queue marks the end."""
+
+    def __init__(self) -> None:
+        self._chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
+        self._room = asyncio.Semaphore(_CHUNKS_AHEAD)
+
+    async def put(self, chunk: Chunk) -> None:
+        await self._room.acquire()
+        self._chunks.put_nowait(chunk)
+
+    def end(self, task: asyncio.Task[Outcome]) -> None:
+        """Nothing follows; never blocks."""
+        self._chunks.put_nowait(None)
+
+    async def next(self) -> Chunk | None:
+        """The next chunk; None after the last."""
+        chunk = await self._chunks.get()
+        self._room.release()
+        return chunk
+
+
+def _request(request: Request | Mapping[str, Any]) -> Request:
+    return request if isinstance(request, Request) else Request(body=dict(request))
+
+
+def _call(deadline_s: float | None) -> Call:
+    return Call() if deadline_s is None else Call(deadline_s=SYSTEM.now_s() + deadline_s)

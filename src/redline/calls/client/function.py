@@ -1,0 +1,170 @@
+"""A user's own coroutine as a backend."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from redline.calls.http import Stores
+from redline.calls.wire import Deadlines, do_nothing
+from redline.clock import SYSTEM, Clock
+from redline.errors import CallError, ConfigError, Disconnected, NoEndpoint, Rejected, TimedOut
+from redline.limits import AnyGrant, AnyLimiter, Cost, Limiter, Limits, Slots, open_limiter
+from redline.limits.rule import AUTO, RecentSends
+from redline.waist import Attempts, Call, Outcome, Reply, Request, Sink, failed
+
+
+class FunctionBackend:
+    """Calls `function(row)` within limits; what it returns is the output.
+
+    A CallError it raises decides whether the row is tried again; a TimeoutError or ConnectionError
+    is tried again; any other exception rejects the row and is named in its outcome.
+    timeout_s: of one call, above 0. limiter: of its limits; None opens one. before_write: called
+    before each call begins. attempts: counts them.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any], Awaitable[Any]],
+        *,
+        limits: Limits | None = None,
+        timeout_s: float = 600.0,
+        limiter: AnyLimiter | None = None,
+        before_write: Callable[[], None] = do_nothing,
+        attempts: Attempts | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        check_timeout(timeout_s)
+        self.label = label_of(function)
+        limits = limits if limits is not None else Limits()
+        self.slots = Slots(limits.slots())
+        self._function = function
+        self._limiter = limiter or function_limiter(limits, self.label, clock)
+        self._recent: RecentSends | None = None
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._deadlines = Deadlines(clock)
+        self._before_write = before_write
+        self._attempts = attempts or Attempts()
+
+    def room(self, cost: Cost, now_s: float) -> float:
+        wait_s = self._limiter.room_s(cost, now_s)
+        return wait_s if self.slots.is_free else max(wait_s, math.ulp(0.0))
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        try:
+            return await self._in_slot(request, call)
+        except (CallError, NoEndpoint) as error:
+            return failed(error, endpoint=self.label)
+
+    def keep(self, stores: Stores) -> None:
+        """Sends outlive this backend in `stores`, and count from there. Before the first call."""
+        if stores.recent is not None and isinstance(self._limiter, Limiter):
+            self._recent = RecentSends(stores.recent, self.label, self._clock)
+            self._limiter.rules.keep_in(self._recent)
+
+    async def aclose(self) -> None:
+        """Closes the files; the function is the user's."""
+        self._deadlines.close()
+        if self._recent is not None:
+            self._recent.close()
+        if not isinstance(self._limiter, Limiter):
+            await self._limiter.aclose()
+
+    async def _in_slot(self, request: Request, call: Call) -> Outcome:
+        if self._clock.now_s() >= call.deadline_s:
+            raise TimedOut("row")
+        await call.in_time(self.slots.acquire(call.priority), self._clock)
+        try:
+            turn: Coroutine[Any, Any, AnyGrant] = self._limiter.acquire(priority=call.priority)
+            grant = await call.in_time(turn, self._clock)
+            return await self._granted(request, call, grant)
+        finally:
+            self.slots.release()
+
+    async def _granted(self, request: Request, call: Call, grant: AnyGrant) -> Outcome:
+        self._before_write()
+        sent_s = call.sent_s = self._clock.now_s()
+        grant.sent(sent_s)
+        is_retry = call.requests > 0
+        call.requests += 1
+        self._attempts.started(is_retry=is_retry)
+        outcome: Outcome | None = None
+        try:
+            outcome = await self._call(request, call)
+            grant.replied(self._clock.now_s() - sent_s)
+        except CallError as error:
+            outcome = failed(error, endpoint=self.label)
+        finally:
+            call.sent_s = None
+            self._tell_end(sent_s, outcome)
+        return outcome
+
+    async def _call(self, request: Request, call: Call) -> Outcome:
+        until_s = min(self._timeout_s, call.deadline_s - self._clock.now_s())
+        try:
+            async with self._deadlines.timeout(until_s) as alarm:
+                result = self._function(copy.deepcopy(request.body))
+                if not inspect.isawaitable(result):
+                    raise Rejected(
+                        f"{self.label} is not a coroutine function",
+                        hint="write `async def`, and await what blocks with asyncio.to_thread",
+                    )
+                output = await result
+        except CallError:
+            raise
+        except TimeoutError as error:
+            is_row = alarm.has_rung and until_s < self._timeout_s
+            # A clock of the function's own ran out where this one has not.
+            after_s = until_s if alarm.has_rung and not is_row else None
+            raise TimedOut("row" if is_row else "attempt", after_s) from error
+        except ConnectionError as error:
+            raise Disconnected(f"{type(error).__name__}: {error}") from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Not this call but something inside it was cancelled.
+            raise Rejected(f"{self.label} raised CancelledError: {error}") from error
+        except Exception as error:
+            # The row boundary: a defect in the user's function fails its row and not the run.
+            raise Rejected(f"{self.label} raised {type(error).__name__}: {error}") from error
+        return Outcome(status="succeeded", reply=Reply(output=output), endpoint=self.label)
+
+    def _tell_end(self, sent_s: float, outcome: Outcome | None) -> None:
+        now_s = self._clock.now_s()
+        kind: str | None = "cancelled"
+        if outcome is not None:
+            outcome.latency_s = now_s - sent_s
+            kind = outcome.error.kind if outcome.error is not None else None
+        self._attempts.ended(now_s, now_s - sent_s, kind)
+
+
+def label_of(function: Callable[..., Any]) -> str:
+    """The function's name, which stands for an endpoint's."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def check_timeout(timeout_s: float) -> None:
+    """Raises ConfigError for a timeout that no call can have."""
+    if not 0 < timeout_s <= 86_400:
+        raise ConfigError(f"timeout_s must be above 0 and at most 86,400 s, not {timeout_s:g}")
+
+
+def function_limiter(limits: Limits, label: str, clock: Clock) -> AnyLimiter:
+    """The limiter of a function. Raises ConfigError for limits that it cannot have."""
+    if limits.counts_tokens:
+        raise ConfigError(
+            "a token limit cannot be kept for a function of your own",
+            hint="limit its requests, or give an endpoint instead of a function",
+        )
+    if AUTO in (limits.rate, limits.concurrency):
+        raise ConfigError(
+            "limits cannot be found for a function of your own",
+            hint="state them, or give an endpoint instead of a function",
+        )
+    return open_limiter(limits, label, clock)

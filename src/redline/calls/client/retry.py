@@ -1,0 +1,241 @@
+"""The only retry: which failures are tried again, and after how long.
+
+  failure                              counts against        waits
+  429                                  10 x max_retries      Retry-After above 0, else back-off
+  no connection (endpoint down)        nothing; see outage   the endpoint's own pause, then back-off
+  a 200 that cannot be read            2                     back-off
+  any other Retryable                  max_retries           the longer of Retry-After and back-off
+
+Back-off is exponential with full jitter (Brooker, AWS Architecture Blog, 2015): uniform in
+0..min(cap, base 2^k). A waiting row holds no slot, no connection and no tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import msgspec
+
+from redline.calls.http import is_unreachable
+from redline.clock import SYSTEM, Clock
+from redline.errors import (
+    BadReply,
+    ConfigError,
+    RateLimited,
+    Retryable,
+    ServerFailed,
+    TimedOut,
+)
+from redline.events import SILENCE, Listener, RetryScheduled, RetryStarted
+from redline.limits import Cost
+from redline.waist import Backend, Call, Outcome, Request, Sink, failed
+
+_BAD_REPLY_RETRIES = 2
+# A 429 says that the endpoint is full, not that the row is bad.
+_RATE_LIMITED_FACTOR = 10
+# Five times the same 5xx while at least 20 neighbours succeeded, and nine of ten of them: at a
+# fault rate of 5 % chance alone does that to one row in three million.
+_SAME_FAULT_MOST = 5
+_NEIGHBOURS_LEAST = 20
+_NEIGHBOURS_SHARE = 0.9
+_NO_COST = Cost()
+
+
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """max_retries: attempts after the first, 0..100. base_s, cap_s: back-off, in seconds.
+
+    share: retries may be at most this share of first attempts, above a floor of `floor_per_s`
+    retries a second; beyond it they wait.
+    """
+
+    max_retries: int = 8
+    base_s: float = 0.5
+    cap_s: float = 30.0
+    share: float = 0.25
+    floor_per_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_retries <= 100:
+            raise ConfigError(f"max_retries must be 0 to 100, not {self.max_retries}")
+        for name in ("base_s", "cap_s", "floor_per_s"):
+            value = getattr(self, name)
+            if not 0 < value <= 86_400:
+                raise ConfigError(f"{name} must be above 0 and at most 86,400, not {value:g}")
+        if not 0 <= self.share <= 1:
+            raise ConfigError(f"share must be 0 to 1, not {self.share:g}")
+
+    def pause_s(self, retries: int) -> float:
+        """The longest back-off after so many retries, 0 or more; at most `cap_s`."""
+        # 2^30 is past any cap; a larger exponent would only overflow.
+        return min(self.cap_s, self.base_s * 2.0 ** min(retries, 30))
+
+
+class RetryBudget:
+    """Keeps retries a share of traffic, so that a struggling server is not buried under them.
+
+    Each first attempt earns `share` of a retry, each second earns `floor_per_s`; at most ten
+    seconds' worth is kept. A retry beyond that waits until it is earned.
+    """
+
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._policy = policy
+        self._most = max(10.0, 10 * policy.floor_per_s)
+        self._balance = self._most
+        self._at_s: float | None = None
+
+    def first_attempt(self) -> None:
+        balance = self._balance + self._policy.share
+        self._balance = balance if balance < self._most else self._most
+
+    def spend_s(self, now_s: float) -> float:
+        """Takes one retry; seconds to wait until it is earned, 0 where it already is."""
+        if self._at_s is not None:
+            earned = (now_s - self._at_s) * self._policy.floor_per_s
+            self._balance = min(self._most, self._balance + earned)
+        self._at_s = now_s
+        self._balance -= 1
+        return max(0.0, -self._balance) / self._policy.floor_per_s
+
+
+class _History(msgspec.Struct):
+    """What one row has met so far."""
+
+    since: tuple[int, int]
+    blamed: int = 0
+    limited: int = 0
+    bad_replies: int = 0
+    outages: int = 0
+    fault: int | None = None
+    fault_count: int = 0
+
+    def note(self, error: Retryable) -> None:
+        status = error.status if isinstance(error, ServerFailed) else None
+        self.fault_count = self.fault_count + 1 if status == self.fault else 1
+        self.fault = status
+        if is_unreachable(error):
+            self.outages += 1
+        elif isinstance(error, RateLimited):
+            self.limited += 1
+        else:
+            self.blamed += 1
+            self.bad_replies += isinstance(error, BadReply)
+
+    @property
+    def tries(self) -> int:
+        """Failures so far, which set the back-off's exponent."""
+        return self.blamed + self.limited + self.outages
+
+
+class Retry:
+    """A backend that tries again what may pass."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        policy: RetryPolicy | None = None,
+        *,
+        clock: Clock = SYSTEM,
+        listener: Listener = SILENCE,
+        seed: int | None = None,
+    ) -> None:
+        self._backend = backend
+        self._policy = policy if policy is not None else RetryPolicy()
+        self._clock = clock
+        self._listener = listener
+        self._random = random.Random(seed)
+        self._budget = RetryBudget(self._policy)
+        self._succeeded = 0
+        self._failed = 0
+
+    def room(self, cost: Cost, now_s: float) -> float:
+        return self._backend.room(cost, now_s)
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        self._budget.first_attempt()
+        call.requests = 0
+        since = (self._succeeded, self._failed)
+        history: _History | None = None
+        while True:
+            call.attempts += 1
+            outcome = await self._backend.send(request, call, sink)
+            outcome.attempts = call.attempts
+            error = outcome.error
+            if outcome.status == "succeeded":
+                self._succeeded += 1
+                return outcome
+            self._failed += 1
+            if call.committed or not isinstance(error, Retryable):
+                return outcome
+            history = history or _History(since)
+            history.note(error)
+            if self._is_final(error, history):
+                return outcome
+            wait_s = self._wait_s(error, history)
+            if self._clock.now_s() + wait_s >= call.deadline_s:
+                return self._out_of_time(outcome, error, call)
+            self._listener.on_event(RetryScheduled(self._clock.now_s(), error.kind, wait_s))
+            if call.on_wait is not None:
+                call.on_wait()
+            try:
+                await asyncio.sleep(wait_s)
+            finally:
+                self._listener.on_event(RetryStarted(self._clock.now_s()))
+
+    async def aclose(self) -> None:
+        await self._backend.aclose()
+
+    def _is_final(self, error: Retryable, history: _History) -> bool:
+        """The row is given up; the error then says why."""
+        most = self._policy.max_retries
+        if is_unreachable(error):
+            return most == 0
+        if isinstance(error, RateLimited):
+            return history.limited > most * _RATE_LIMITED_FACTOR
+        if isinstance(error, BadReply) and history.bad_replies > _BAD_REPLY_RETRIES:
+            return True
+        if self._is_to_blame(history):
+            error.what = (
+                f"HTTP {history.fault} {history.fault_count} times while other rows succeeded, "
+                f"so this row is the likely cause: {error.what}"
+            )
+            error.hint = error.hint or "look at this row's content; --retry-failed tries it again"
+            return True
+        return history.blamed > most
+
+    def _is_to_blame(self, history: _History) -> bool:
+        if history.fault is None or history.fault_count < _SAME_FAULT_MOST:
+            return False
+        succeeded = self._succeeded - history.since[0]
+        others_failed = self._failed - history.since[1] - history.tries
+        return (
+            succeeded >= _NEIGHBOURS_LEAST
+            and succeeded >= (succeeded + others_failed) * _NEIGHBOURS_SHARE
+        )
+
+    def _wait_s(self, error: Retryable, history: _History) -> float:
+        now_s = self._clock.now_s()
+        ceiling_s = self._policy.pause_s(history.tries - 1)
+        jitter_s = self._random.uniform(0, ceiling_s)
+        if is_unreachable(error):
+            # The endpoint says when it is worth another connection; the rows do not come at once.
+            # A full limit reads as `inf`: then its own queue is the place to wait, not here.
+            pause_s = min(self._backend.room(_NO_COST, now_s), self._policy.cap_s)
+            return pause_s + min(jitter_s, 1.0)
+        if isinstance(error, RateLimited) and error.retry_after_s:
+            return error.retry_after_s
+        return max(jitter_s, error.retry_after_s or 0.0) + self._budget.spend_s(now_s)
+
+    def _out_of_time(self, outcome: Outcome, error: Retryable, call: Call) -> Outcome:
+        if isinstance(error, TimedOut) and error.phase == "row":
+            error.hint = error.hint or "raise --row-deadline"
+            return outcome
+        late = TimedOut(
+            "row",
+            where=error.where,
+            hint=f"raise --row-deadline; the last of {call.attempts} attempts ended with: "
+            f"{error.what}",
+        )
+        ended = failed(late, endpoint=outcome.endpoint, latency_s=outcome.latency_s)
+        ended.attempts = call.attempts
+        return ended

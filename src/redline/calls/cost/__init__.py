@@ -1,0 +1,12 @@
+"""Prices by model, and the budget that every attempt is reserved from."""
+
+from redline.calls.cost.metered import Metered
+from redline.calls.cost.prices import BATCH_DIVISOR, DOLLAR, PRICE_KEYS, Price, Prices, parse_price
+from redline.calls.cost.spending import (
+    NOTHING,
+    Allowance,
+    Amount,
+    Spending,
+    dollars_text,
+    parse_money,
+)

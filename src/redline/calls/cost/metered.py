@@ -1,0 +1,312 @@
+"""A backend within a budget: it reserves what an attempt can cost at most, and settles after it.
+
+  an attempt ends with                          spent is
+  a reply and its usage                         what the usage costs
+  a reply without a usage                       the worst case
+  an HTTP error that came in place of an answer nothing
+  HTTP 504 or 524                               the worst case: behind it the model may have gone on
+  anything else, once it was written            the worst case: it may have been billed
+  anything else, before that                    nothing
+
+An attempt that does not fit waits, in order of arrival, until others are settled. Where none is on
+its way it can never fit: then the budget is spent, for all that wait and come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from typing import Protocol
+
+import msgspec
+
+from redline.apis import read_usage
+from redline.calls.cost.prices import Price, Prices, how_to_price, unpriced
+from redline.calls.cost.spending import NOTHING, Amount, Spending, dollars_text
+from redline.calls.tokens import TokenEstimator, Worst, has_no_output, worst_of
+from redline.clock import SYSTEM, Clock
+from redline.errors import BadRow, BudgetSpent, CallError, TimedOut, Unpriced
+from redline.limits import Cost
+from redline.waist import Backend, Call, Outcome, Reply, Request, Sink, failed
+
+_FREE = Price(input=0, cached_input=0, output=0)
+# A gateway's time was up; the model behind it may still have answered, and been paid for that.
+_MAY_BE_BILLED = frozenset({504, 524})
+
+
+class Account(Protocol):
+    """Where the sum outlives the process."""
+
+    def keep(self, committed: Amount) -> None:
+        """Writes down what is spent and reserved. Raises OSError."""
+
+
+class _Attempt(msgspec.Struct):
+    """One attempt's worst case, how often it was written, and what its tokens cost."""
+
+    worst: Amount
+    bound: Worst
+    price: Price
+    writes: int = 0
+
+
+class Metered:
+    """Passes on what `spending` has room for, and counts what it comes to.
+
+    account: told before each write and after each settlement; None for none.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        spending: Spending,
+        prices: Prices,
+        *,
+        account: Account | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self.spending = spending
+        self._account = account
+        self._backend = backend
+        self._prices = prices
+        self._clock = clock
+        self._estimator = TokenEstimator()
+        self._waiting: deque[tuple[Amount, asyncio.Future[bool]]] = deque()
+        self._open = 0
+        # Of what is reserved, what belongs to requests that are written.
+        self._written = NOTHING
+        # Input tokens beyond the bound: a system prompt that the server adds.
+        self._hidden_tokens = 0
+        self._is_spent = False
+        # Of what is spent, what another file than the account's says.
+        self._elsewhere = NOTHING
+
+    def room(self, cost: Cost, now_s: float) -> float:
+        return self._backend.room(cost, now_s)
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        try:
+            attempt = self._attempt(request)
+            await self._reserve(attempt.worst, call)
+        except CallError as error:
+            return failed(error)
+        outcome: Outcome | None = None
+        teaches = attempt.bound.output_tokens is None
+        sending = self._estimator.begin(request) if teaches else None
+        begun_s = self._clock.now_s()
+        call.on_write = lambda: self._write(attempt)
+        try:
+            outcome = await self._backend.send(request, call, sink)
+        finally:
+            call.on_write = None
+            if sending is not None:
+                reply = None if outcome is None else outcome.reply
+                self._estimator.end(sending, request, reply, self._clock.now_s() - begun_s)
+            self._settle(attempt, request, outcome)
+        return outcome
+
+    async def aclose(self) -> None:
+        await self._backend.aclose()
+
+    def batched(self, request: Request) -> Amount:
+        """The most that the request can cost in a batch. Raises CallError where none can say."""
+        return self._attempt(request).worst.batched
+
+    def cost_batched(self, request: Request, reply: Reply | None) -> Amount:
+        """What a request in a batch has cost, of which this is the reply; None for an error."""
+        if reply is None:
+            return NOTHING
+        attempt = self._attempt(request)
+        return self._actual(attempt, request, Outcome(status="succeeded", reply=reply)).batched
+
+    def reserve(self, worst: Amount) -> bool:
+        """True where `worst` was free. It is another one's to settle, and to write down."""
+        return not self._waiting and not self._is_spent and self.spending.reserve(worst)
+
+    def settle(self, reserved: Amount, actual: Amount) -> None:
+        """Ends what `reserve` has begun."""
+        self._elsewhere = self._elsewhere.plus(actual)
+        self.spending.settle(reserved, actual)
+
+    def recall(self, spent: Amount, reserved: Amount) -> None:
+        """What stands elsewhere from earlier runs, settled and not."""
+        self.spending.recall(spent, reserved)
+        self._elsewhere = spent
+
+    def _attempt(self, request: Request) -> _Attempt:
+        """What an attempt may cost. Raises CallError where that cannot be said."""
+        body = request.body
+        model = body.get("model") if isinstance(body, dict) else None
+        price = self._prices.find(model)
+        if price is None:
+            if self.spending.allowance.picodollars is not None:
+                raise _no_price(model)
+            price = _FREE
+        try:
+            bound = worst_of(request)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise BadRow(f"the request is not JSON: {error}") from error
+        output_tokens = bound.output_tokens
+        if output_tokens is None:
+            output_tokens = self._estimator.most(request).output_tokens
+        input_tokens = bound.input_tokens + self._hidden_tokens
+        picodollars = price.most(input_tokens, output_tokens, may_write=bound.may_write)
+        return _Attempt(Amount(picodollars, input_tokens + output_tokens), bound, price)
+
+    async def _reserve(self, worst: Amount, call: Call) -> None:
+        """Returns once `worst` is reserved. Raises BudgetSpent, or TimedOut for a late row."""
+        if not self._waiting and self._take(worst):
+            return
+        if not self._open:
+            self._end()
+        if self._is_spent:
+            raise self.spent(worst)
+        waiter = asyncio.get_running_loop().create_future()
+        entry = (worst, waiter)
+        self._waiting.append(entry)
+        wait_s = call.deadline_s - self._clock.now_s()
+        try:
+            async with asyncio.timeout(None if wait_s == math.inf else wait_s):
+                is_reserved = await waiter
+        except BaseException as error:
+            self._give_up(entry)
+            if isinstance(error, TimeoutError):
+                raise TimedOut("row") from None
+            raise
+        if not is_reserved:
+            raise self.spent(worst)
+
+    def _take(self, worst: Amount) -> bool:
+        if self._is_spent or not self.spending.reserve(worst):
+            return False
+        self._open += 1
+        return True
+
+    def _give_up(self, entry: tuple[Amount, asyncio.Future[bool]]) -> None:
+        """A waiter is cancelled or late: what it may have got meanwhile goes to the next ones."""
+        worst, waiter = entry
+        if entry in self._waiting:
+            self._waiting.remove(entry)
+        elif waiter.done() and not waiter.cancelled() and waiter.result():
+            self._close(worst, NOTHING)
+        self._admit()
+
+    def _close(self, reserved: Amount, actual: Amount) -> None:
+        self._open -= 1
+        self.spending.settle(reserved, actual)
+
+    def _admit(self) -> None:
+        """Lets those in that fit now, in order; all are refused where none can fit any more."""
+        while self._waiting:
+            worst, waiter = self._waiting[0]
+            if not waiter.done():
+                if not self._take(worst):
+                    if not self._open:
+                        self._end()
+                    return
+                waiter.set_result(True)
+            self._waiting.popleft()
+
+    def _end(self) -> None:
+        """The budget is spent: a smaller row must not overtake the one that did not fit."""
+        self._is_spent = True
+        while self._waiting:
+            _, waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(False)
+
+    def _write(self, attempt: _Attempt) -> None:
+        """A request is about to be written. Raises BudgetSpent where that cannot be written down.
+
+        A transport may write a request twice, where the first connection broke: each may be billed.
+        """
+        worst = attempt.worst
+        if attempt.writes and not self.spending.reserve(worst):
+            raise self.spent(worst)
+        self._written = self._written.plus(worst)
+        try:
+            self._keep()
+        except OSError as error:
+            self._written = self._written.minus(worst)
+            if attempt.writes:
+                self.spending.settle(worst, NOTHING)
+            raise BudgetSpent(
+                f"the budget cannot be kept: what is spent cannot be written: {error.strerror}",
+                hint="make room on the disk, then run the same command again",
+            ) from error
+        attempt.writes += 1
+
+    def _keep(self) -> None:
+        if self._account is not None:
+            own = self.spending.spent.minus(self._elsewhere)
+            self._account.keep(own.plus(self._written))
+
+    def _settle(self, attempt: _Attempt, request: Request, outcome: Outcome | None) -> None:
+        """outcome: None for an attempt that was cancelled."""
+        worst = attempt.worst
+        if not attempt.writes:
+            self._close(worst, NOTHING)
+            self._admit()
+            return
+        for _ in range(attempt.writes - 1):
+            # The writes before the last one got no answer that anyone saw.
+            self._written = self._written.minus(worst)
+            self.spending.settle(worst, worst)
+        self._written = self._written.minus(worst)
+        self._close(worst, self._actual(attempt, request, outcome))
+        try:
+            self._keep()
+        except OSError:
+            # The file says more than is spent; the next write meets the same disk, and tells.
+            pass
+        self._admit()
+
+    def _actual(self, attempt: _Attempt, request: Request, outcome: Outcome | None) -> Amount:
+        """What a written attempt counts for, by the table at the top of this file."""
+        if outcome is None:
+            return attempt.worst
+        error = outcome.error
+        if error is not None and outcome.reply is None:
+            status = error.status if isinstance(error, CallError) else None
+            is_refusal = status is not None and status >= 300 and status not in _MAY_BE_BILLED
+            return NOTHING if is_refusal else attempt.worst
+        usage = None
+        if outcome.reply is not None:
+            has_output = not has_no_output(request.url)
+            usage = read_usage(outcome.reply.usage, has_output=has_output)
+        if usage is None:
+            return attempt.worst
+        hidden = usage.input_tokens - attempt.bound.input_tokens
+        self._hidden_tokens = max(self._hidden_tokens, hidden)
+        return Amount(attempt.price.of(usage), usage.tokens)
+
+    def spent(self, worst: Amount) -> BudgetSpent:
+        """Why a call that may cost `worst` is not sent."""
+        spending = self.spending
+        allowance, spent, parts, flags = spending.allowance, spending.spent, [], []
+        if allowance.picodollars is not None:
+            most = dollars_text(allowance.picodollars)
+            parts.append(f"{dollars_text(spent.picodollars)} of {most}")
+            flags.append("--budget")
+        if allowance.tokens is not None:
+            parts.append(f"{spent.tokens:,} of {allowance.tokens:,} tokens")
+            flags.append("--budget-tokens")
+        may_cost = (
+            dollars_text(worst.picodollars)
+            if allowance.picodollars is not None
+            else f"{worst.tokens:,} tokens"
+        )
+        return BudgetSpent(
+            f"the budget is spent: {' and '.join(parts)}, and the next call may cost {may_cost}",
+            hint=f"raise {' or '.join(flags)}, then run the same command again",
+        )
+
+
+def _no_price(model: object) -> Unpriced:
+    if isinstance(model, str):
+        return Unpriced(unpriced(model), hint=how_to_price(model))
+    return Unpriced(
+        "a budget in money needs the model of each row, and this one names none",
+        hint="name it with --model",
+    )

@@ -1,0 +1,164 @@
+"""What tokens cost, by model.
+
+A price is a whole number of picodollars a token, so that sums are exact: a dollar for a million
+tokens is 1,000,000 picodollars a token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from redline.apis import Usage
+from redline.errors import ConfigError, nearest
+
+DOLLAR = 10**12
+_PER_MILLION = 10**6
+# A price above this is a slip, such as one for a million tokens that was meant for all.
+_MOST_DOLLARS = 100_000
+PRICE_KEYS = ("input", "cached_input", "output")
+# A batch costs half: OpenAI, Azure and Anthropic state so for all of their models.
+BATCH_DIVISOR = 2
+# What Anthropic takes for an input token that is put into its cache for an hour, the dearest kind.
+_CACHE_WRITE_FACTOR = 2
+# `gpt-4o-mini-2024-07-18`, `claude-sonnet-4-20250514`, and the same after an @ on some clouds.
+_DATED = re.compile(r"(.+?)[-@](?:\d{4}-\d{2}-\d{2}|\d{8})")
+_MODELS_KEPT = 1024
+
+
+class Price(msgspec.Struct, frozen=True, kw_only=True):
+    """Picodollars for one token of each kind, 0 or more."""
+
+    input: int
+    cached_input: int
+    output: int
+
+    def of(self, usage: Usage) -> int:
+        """What these tokens cost, in picodollars."""
+        return (
+            usage.input * self.input
+            + usage.cached * self.cached_input
+            + usage.written * self.input * _CACHE_WRITE_FACTOR
+            + usage.output * self.output
+        )
+
+    def most(self, input_tokens: int, output_tokens: int, *, may_write: bool) -> int:
+        """As `of`, where every input token is of the dearest kind.
+
+        may_write: the request asks for its input to be kept in the provider's cache.
+        """
+        dearest = self.input * _CACHE_WRITE_FACTOR if may_write else self.input
+        return input_tokens * max(dearest, self.cached_input) + output_tokens * self.output
+
+
+class Prices:
+    """Prices by model: those of the user, and below them those that redline brings along."""
+
+    def __init__(self, own: Mapping[str, Price] | None = None) -> None:
+        self._own = dict(own or {})
+        self._found: dict[str, Price | None] = {}
+
+    def find(self, model: object) -> Price | None:
+        """The price of a model by its name, or by its name without a date; None for no price."""
+        if not isinstance(model, str):
+            return None
+        if model not in self._found:
+            if len(self._found) >= _MODELS_KEPT:
+                self._found.clear()
+            self._found[model] = self._look_up(model)
+        return self._found[model]
+
+    def checked(self, model: str) -> Price:
+        """As `find`. Raises ConfigError for a model without a price, and says what to add."""
+        price = self.find(model)
+        if price is None:
+            raise ConfigError(unpriced(model), hint=how_to_price(model))
+        return price
+
+    def _look_up(self, model: str) -> Price | None:
+        names = [model]
+        dated = _DATED.fullmatch(model)
+        if dated is not None:
+            names.append(dated[1])
+        for table in (self._own, _known()):
+            for name in names:
+                if name in table:
+                    return table[name]
+        return None
+
+
+def unpriced(model: str) -> str:
+    """What is wrong with a model that has no price."""
+    return f"a budget in money needs the price of {model}, which is not known"
+
+
+def how_to_price(model: str) -> str:
+    """What mends it."""
+    return (
+        f'write [prices."{model}"] into redline.toml with input and output, in dollars for a '
+        "million tokens; in Python, pass prices="
+    )
+
+
+def parse_price(name: str, table: Mapping[str, Any], where: str = "") -> Price:
+    """The price that a table of dollars for a million tokens states.
+
+    Without `cached_input`, cached tokens cost what others do. Raises ConfigError that names an
+    unknown key, a missing one, or a value that is no price.
+    """
+    for key in table:
+        if key not in PRICE_KEYS:
+            raise ConfigError(
+                f"unknown setting: {key}",
+                where=where,
+                hint=nearest(key, PRICE_KEYS) or f"known are: {', '.join(PRICE_KEYS)}",
+            )
+    for key in ("input", "output"):
+        if key not in table:
+            raise ConfigError(
+                f"the price of {name} has no {key}",
+                where=where,
+                hint=f"write {key} = 0.5 for half a dollar a million tokens",
+            )
+    cached = table.get("cached_input", table["input"])
+    return Price(
+        input=_picodollars("input", table["input"], where),
+        cached_input=_picodollars("cached_input", cached, where),
+        output=_picodollars("output", table["output"], where),
+    )
+
+
+def _picodollars(key: str, value: object, where: str) -> int:
+    """Picodollars a token, of dollars for a million tokens."""
+    hint = "write dollars for a million tokens, such as 0.15"
+    try:
+        # Through text: 0.15 is meant, and not the float next to it.
+        dollars = Decimal(str(value).strip())
+    except InvalidOperation:
+        raise ConfigError(f"{key} is not a price: {value}", where=where, hint=hint) from None
+    if isinstance(value, bool) or not dollars.is_finite() or not 0 <= dollars <= _MOST_DOLLARS:
+        raise ConfigError(f"{key} is not a price: {value}", where=where, hint=hint)
+    picodollars = dollars * _PER_MILLION
+    if picodollars != int(picodollars):
+        raise ConfigError(
+            f"{key} has more than six decimals: {value}", where=where, hint="round it up"
+        )
+    return int(picodollars)
+
+
+class _File(msgspec.Struct):
+    dollars_per_million_tokens: dict[str, dict[str, Decimal]]
+
+
+@lru_cache(maxsize=1)
+def _known() -> dict[str, Price]:
+    """The table that comes with redline."""
+    data = Path(__file__).with_name("prices.json").read_bytes()
+    tables = msgspec.json.decode(data, type=_File).dollars_per_million_tokens
+    return {name: parse_price(name, table) for name, table in tables.items()}

@@ -1,0 +1,106 @@
+"""What may be spent, what is spent, and what is reserved for calls on their way."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import NamedTuple
+
+import msgspec
+
+from redline.calls.cost.prices import BATCH_DIVISOR, DOLLAR
+from redline.errors import ConfigError
+
+_MONEY = re.compile(r"(\$)?\s*(\d+(?:\.\d+)?|\.\d+)\s*(usd)?", re.IGNORECASE)
+_MOST_DOLLARS = 10**9
+
+
+class Amount(NamedTuple):
+    """Money, in picodollars, and tokens. Whole numbers, so that no sum drifts."""
+
+    picodollars: int = 0
+    tokens: int = 0
+
+    def plus(self, other: Amount) -> Amount:
+        return Amount(self.picodollars + other.picodollars, self.tokens + other.tokens)
+
+    @property
+    def batched(self) -> Amount:
+        """What the same costs in a batch, rounded up: tokens are as many, and cost a part."""
+        return Amount(-(-self.picodollars // BATCH_DIVISOR), self.tokens)
+
+    def minus(self, other: Amount) -> Amount:
+        return Amount(self.picodollars - other.picodollars, self.tokens - other.tokens)
+
+
+NOTHING = Amount()
+
+
+class Allowance(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be spent, each 1 or more; None for no bound."""
+
+    picodollars: int | None = None
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"a budget must be above 0, not {value} {name}")
+
+
+class Spending:
+    """Reserved, then settled; what is spent and reserved never passes the allowance.
+
+    As long as no call costs more than was reserved for it. Synchronous; raises nothing.
+    """
+
+    def __init__(self, allowance: Allowance, spent: Amount = NOTHING) -> None:
+        self.allowance = allowance
+        self.spent = spent
+        self.reserved = NOTHING
+
+    @property
+    def committed(self) -> Amount:
+        """What is spent, were every call on its way to cost all that is reserved for it."""
+        return self.spent.plus(self.reserved)
+
+    def reserve(self, worst: Amount) -> bool:
+        """True where `worst` is free; it is then reserved, until it is settled."""
+        after = self.committed.plus(worst)
+        allowance = self.allowance
+        if allowance.picodollars is not None and after.picodollars > allowance.picodollars:
+            return False
+        if allowance.tokens is not None and after.tokens > allowance.tokens:
+            return False
+        self.reserved = self.reserved.plus(worst)
+        return True
+
+    def recall(self, spent: Amount, reserved: Amount) -> None:
+        """Earlier runs have spent and reserved this as well."""
+        self.reserved = self.reserved.plus(reserved)
+        self.spent = self.spent.plus(spent)
+
+    def settle(self, reserved: Amount, actual: Amount) -> None:
+        """What was reserved for a call is free again, and `actual` is spent."""
+        self.reserved = self.reserved.minus(reserved)
+        self.spent = self.spent.plus(actual)
+
+
+def parse_money(text: str, what: str = "budget") -> int:
+    """Picodollars of `5usd`, `0.50usd` or `$5`, above 0. Raises ConfigError."""
+    hint = "write it like 5usd or 0.50usd"
+    match = _MONEY.fullmatch(text.strip())
+    if match is None or (match[1] is None) == (match[3] is None):
+        raise ConfigError(f"{what} is not an amount of money: {text}", hint=hint)
+    picodollars = Decimal(match[2]) * DOLLAR
+    if not 1 <= picodollars <= _MOST_DOLLARS * DOLLAR or picodollars != int(picodollars):
+        raise ConfigError(f"{what} cannot be kept: {text}", hint=hint)
+    return int(picodollars)
+
+
+def dollars_text(picodollars: int) -> str:
+    """`$12.34`, with four decimals below a dollar and six below a cent."""
+    dollars = Decimal(picodollars) / DOLLAR
+    places = 2 if dollars >= 1 or not picodollars else 4 if dollars >= Decimal("0.01") else 6
+    return f"${dollars:,.{places}f}"

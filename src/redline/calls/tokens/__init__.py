@@ -1,0 +1,14 @@
+"""Token counts and estimates: what a request will use, and the most it can use."""
+
+from redline.calls.tokens.estimate import (
+    Accuracy,
+    Comparison,
+    Sending,
+    TokenEstimator,
+    has_no_output,
+)
+from redline.calls.tokens.kalman import Prior, Weights
+from redline.calls.tokens.pending_outputs import PendingOutputs
+from redline.calls.tokens.prompt import CLASSES, Prompt
+from redline.calls.tokens.tokenizer import TOKENIZERS, Tokenizer, Tokenizers
+from redline.calls.tokens.upper_bound import Worst, worst_of

@@ -1,0 +1,79 @@
+"""Mean, variance and skewness of the outputs that are on their way.
+
+Two things bias what the answers themselves show, where long answers take longer:
+  the first answers to come are the short ones    a call counts only once all calls that were sent
+                                                  before it are over
+  what is in flight is longer than the average    each output is weighted by its time in flight, so
+                                                  the mean is that of the calls in flight
+"""
+
+from __future__ import annotations
+
+import math
+
+# Fewer outputs than this say too little of their spread.
+_LEAST = 20
+# Each output weighs 1/300 less with every later one, so that a change is followed.
+_MEMORY = 300
+_KEPT = 1 - 1 / _MEMORY
+# A call that never ends holds up this many others at most.
+_MOST_WAITING = 4096
+# A lognormal output of shape 1 has a skewness of 6; more comes of single outliers.
+_MOST_SKEWNESS = 6.0
+
+
+class PendingOutputs:
+    """Learned from one model's outputs. Each call begins when it is sent, and ends once."""
+
+    def __init__(self) -> None:
+        self._begun = 0
+        self._next = 0  # the first call that is not over
+        self._over: dict[int, tuple[int, float] | None] = {}
+        self._counted = 0
+        self._sums = [0.0, 0.0, 0.0, 0.0]  # of weight x output^0..3
+        self.largest = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Enough outputs have been seen."""
+        return self._counted >= _LEAST
+
+    def read(self) -> tuple[float, float, float]:
+        """Mean, variance and third central moment of an output in flight. Only once it is known.
+
+        The mean is 2 standard errors above the outputs' own. Whoever sums many estimates counts on
+        their errors to cancel out, and an error of the mean would not.
+        """
+        weight, first, second, third = self._sums
+        mean = first / weight
+        variance = max(0.0, second / weight - mean * mean)
+        central = third / weight - 3 * mean * second / weight + 2 * mean**3
+        skewed = min(max(0.0, central), _MOST_SKEWNESS * variance**1.5)
+        error = math.sqrt(variance / min(self._counted, _MEMORY))
+        return mean + 2 * error, variance, skewed
+
+    def begin(self) -> int:
+        """A call is sent; its number is for `end`."""
+        self._begun += 1
+        return self._begun - 1
+
+    def end(self, number: int, tokens: int | None, took_s: float) -> None:
+        """The call is over after took_s; tokens: of its output, None where it told none."""
+        if tokens is not None:
+            self.largest = max(self.largest, tokens)
+        if number < self._next:
+            return
+        self._over[number] = None if tokens is None else (tokens, took_s)
+        if len(self._over) > _MOST_WAITING:
+            self._next = min(self._over)
+        while self._next in self._over:
+            ended = self._over.pop(self._next)
+            self._next += 1
+            if ended is not None:
+                self._count(*ended)
+
+    def _count(self, tokens: int, took_s: float) -> None:
+        weight = max(took_s, 1e-3)
+        self._counted += 1
+        for power in range(4):
+            self._sums[power] = self._sums[power] * _KEPT + weight * tokens**power

@@ -1,0 +1,83 @@
+"""The most tokens that one request can cost."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from redline.apis import drafts, number
+from redline.calls.tokens.estimate import OUTPUT_LIMITS, has_no_output
+from redline.calls.tokens.prompt import MEDIA_TYPES
+from redline.waist import Request
+
+# What a chat template puts around all messages: 3 tokens in OpenAI's, 20 to 50 where a model's own
+# has a default system prompt or a date. Around each message it puts 3 to 10, and the JSON of an
+# empty message has 28 bytes.
+_FRAME_TOKENS = 64
+# Anthropic puts 264 to 530 tokens before the definitions of tools.
+_TOOLS_TOKENS = 1000
+# The largest image that OpenAI takes costs 48,169 tokens with gpt-4o-mini, and 1,445 with gpt-4o.
+_MEDIA_TOKENS = 50_000
+_MEDIA_WORDS = (b"image", b"audio", b"video", b"file")
+
+
+class Worst(NamedTuple):
+    """input_tokens: at most. output_tokens: at most, None where the request states no maximum.
+
+    may_write: the provider is asked to keep some of the input in its cache.
+    """
+
+    input_tokens: int
+    output_tokens: int | None
+    may_write: bool
+
+
+def worst_of(request: Request) -> Worst:
+    """What the request can cost by what stands in it.
+
+    No tokenizer that works on bytes makes more tokens than there are bytes, and every text that the
+    model reads stands in the JSON. Raises TypeError, ValueError or RecursionError for a body that
+    has no JSON form.
+    """
+    body = request.body
+    raw = msgspec.json.encode(body)
+    media = 0
+    if any(word in raw for word in _MEDIA_WORDS):
+        found: list[Any] = []
+        rest = _without_media(body, found)
+        media = len(found)
+        raw = msgspec.json.encode(rest) if media else raw
+    tokens = len(raw) + _FRAME_TOKENS + media * _MEDIA_TOKENS
+    if not isinstance(body, dict):
+        return Worst(tokens, None, may_write=False)
+    if body.get("tools") or body.get("functions"):
+        tokens += _TOOLS_TOKENS
+    return Worst(tokens, _most_output(request.url, body), may_write=b'"cache_control"' in raw)
+
+
+def _most_output(url: str, body: dict[str, Any]) -> int | None:
+    if has_no_output(url):
+        return 0
+    limits = [number(body[name]) for name in OUTPUT_LIMITS if body.get(name) is not None]
+    stated = [most for most in limits if most is not None and most >= 0]
+    # Some servers take -1 for no maximum.
+    if not stated or len(stated) < len(limits):
+        return None
+    return max(1, *stated) * drafts(body)
+
+
+def _without_media(value: Any, found: list[Any]) -> Any:
+    """The value without its images, sounds and files, which go to `found`."""
+    if isinstance(value, dict):
+        kind = value.get("type")
+        if isinstance(kind, str) and kind in MEDIA_TYPES:
+            found.append(value)
+            return None
+        return {name: _without_media(item, found) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_media(item, found) for item in value]
+    if isinstance(value, str) and value.startswith("data:"):
+        found.append(value)
+        return None
+    return value

@@ -1,0 +1,9 @@
+"""HTTP/1.1 to one host: endpoint settings, connections, exchanges and their deadlines."""
+
+from redline.calls.wire.connection import MOST_HEADER_BYTES, Connection
+from redline.calls.wire.deadlines import Deadline, Deadlines
+from redline.calls.wire.direct import DirectTransport
+from redline.calls.wire.endpoint import Endpoint, Timeouts, proxy_of
+from redline.calls.wire.exchange import EVENTS, Answer, Exchange, Repeat, Wire, do_nothing
+from redline.calls.wire.reply_memory import LONG_BYTES, ReplyMemory
+from redline.calls.wire.transport import Transport

@@ -1,0 +1,214 @@
+"""HTTP over redline's own connections (connection.py): the transport for throughput.
+
+It speaks HTTP/1.1 to the endpoint itself, over TCP or TLS. What it declines goes over aiohttp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
+
+import msgspec
+
+from redline._version import __version__
+from redline.calls.wire.connection import Connection
+from redline.calls.wire.deadlines import Deadline, Deadlines
+from redline.calls.wire.endpoint import Endpoint
+from redline.calls.wire.exchange import EVENTS, Answer, Exchange, Repeat, StaleConnection, Wire
+from redline.calls.wire.pool import Pool
+from redline.calls.wire.reply_memory import ReplyMemory
+from redline.calls.wire.reuse import Reuse
+from redline.clock import Clock
+from redline.errors import CallError, Disconnected
+
+_MOST_STALE = 8
+# Headers that say how a message is framed: who sets them wants what this transport does not do.
+FRAMING = frozenset(
+    ("connection", "content-length", "expect", "te", "trailer", "transfer-encoding", "upgrade")
+)
+_WITH_BODY = frozenset(("POST", "PUT", "PATCH"))
+
+
+class DirectTransport:
+    """Keep-alive connections to one endpoint; as many as there are exchanges at once."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        clock: Clock,
+        on_handshake: Callable[[float], None],
+        intake: ReplyMemory,
+        reuse: Reuse,
+    ) -> None:
+        self._intake = intake
+        self._host = urlsplit(endpoint.base_url).netloc
+        self._most_bytes = endpoint.max_reply_bytes
+        self._reuse = reuse
+        self._deadlines = Deadlines(clock)
+        self._pool = Pool(endpoint, on_handshake, intake, reuse, self._deadlines)
+        # The head of the last request without its length: most rows of a run have the same.
+        self._headed: Wire | None = None
+        self._head_bytes = b""
+
+    @staticmethod
+    def takes(wire: Wire) -> bool:
+        """False for what is aiohttp's: answers without the body they announce, odd framing."""
+        if wire.method in ("HEAD", "CONNECT"):
+            return False
+        return not any(name.lower() in FRAMING for name in wire.headers)
+
+    async def exchange(
+        self,
+        wire: Wire,
+        exchange: Exchange,
+        take: Callable[[bytes], Awaitable[None]] | None = None,
+        kind: str = EVENTS,
+    ) -> Answer:
+        """The whole answer to `wire`. Raises CallError, and Repeat if the exchange may.
+
+        take: gets what is of this kind as it comes, awaited. The answer's body is then empty; an
+        answer of another type or status is read whole.
+        """
+        connection = self._written_now(wire, exchange) or await self._written(wire, exchange)
+        # Its body must not wait here for the answer.
+        del wire
+        alarm = self._begun(connection, exchange)
+        try:
+            if take is not None and await _handed_on(connection, take, kind):
+                self._reuse.answered()
+                return Answer(connection.status, connection.headers, b"")
+            body = await connection.whole()
+            answer = Answer(connection.status, connection.headers, body)
+            self._reuse.own(answer, exchange, connection)
+            return answer
+        except (CallError, Repeat) as error:
+            self._end(connection, exchange, error)
+            raise
+        finally:
+            alarm.stop()
+            self._pool.give_back(connection)
+
+    async def aclose(self) -> None:
+        """Closes every connection."""
+        self._pool.close()
+        self._deadlines.close()
+
+    def _end(self, connection: Connection, exchange: Exchange, error: Exception) -> None:
+        """Ends a connection whose exchange has failed. Raises Repeat if that is to follow."""
+        has_head = connection.has_head
+        connection.close()
+        if isinstance(error, CallError):
+            self._reuse.check(error, exchange, has_head=has_head)
+
+    def _begun(self, connection: Connection, exchange: Exchange) -> Deadline:
+        """The clock of an exchange whose request is written."""
+        alarm = connection.alarm or connection.set_alarm(self._deadlines)
+        exchange.written(alarm, is_kept=connection.was_used)
+        return alarm
+
+    def _written_now(self, wire: Wire, exchange: Exchange) -> Connection | None:
+        """As `_written`, where nothing is to be waited for, as most often; None elsewhere."""
+        if wire.deadline_s != math.inf or self._intake.is_full or exchange.needs_new:
+            return None
+        head = self._head_of(wire)
+        connection = self._pool.take()
+        if connection is None:
+            return None
+        is_ready = False
+        try:
+            is_ready = exchange.pass_gate_now()
+        finally:
+            if not is_ready:
+                # Nothing was written on it.
+                self._pool.give_back(connection)
+        if not is_ready:
+            return None
+        connection.write(head, wire.body, exchange, self._most_bytes)
+        return connection
+
+    async def _written(self, wire: Wire, exchange: Exchange) -> Connection:
+        """A connection on which the request has been written just now."""
+        head = self._head_of(wire)
+        await exchange.get_ready()
+        if wire.deadline_s == math.inf:
+            exchange.start(math.inf)
+            connection = await self._ready(exchange)
+        else:
+            try:
+                async with self._deadlines.timeout() as alarm:
+                    exchange.start(wire.deadline_s, alarm)
+                    connection = await self._ready(exchange)
+            except TimeoutError:
+                raise exchange.timed_out() from None
+        connection.write(head, wire.body, exchange, self._most_bytes)
+        return connection
+
+    async def _ready(self, exchange: Exchange) -> Connection:
+        """A connection that stands, with the grant for the write and its stamp."""
+        if self._intake.is_full:
+            exchange.waiting()
+            await self._intake.room()
+        for _ in range(_MOST_STALE):
+            connection = None if exchange.needs_new else self._pool.take()
+            if connection is None:
+                exchange.connecting()
+                try:
+                    connection = await self._pool.connect()
+                except TimeoutError:
+                    raise exchange.timed_out() from None
+            try:
+                await exchange.pass_gate(connection)
+            except BaseException as error:
+                # Nothing was written on it.
+                self._pool.give_back(connection)
+                if isinstance(error, StaleConnection):
+                    continue
+                raise
+            return connection
+        disconnected = Disconnected("no connection: the server closes its connections at once")
+        disconnected.was_sent = False
+        raise disconnected
+
+    def _head_of(self, wire: Wire) -> bytes:
+        """Request line and headers. Raises BadRow for what no header can carry."""
+        body, known = wire.body, self._headed
+        if (
+            known is None
+            or known.headers is not wire.headers
+            or known.target != wire.target
+            or known.method != wire.method
+        ):
+            self._head_bytes = self._make_head(wire)
+            self._headed = msgspec.structs.replace(wire, body=None)
+        if body is None and wire.method not in _WITH_BODY:
+            return self._head_bytes + b"\r\n"
+        return b"%bContent-Length: %d\r\n\r\n" % (self._head_bytes, len(body or b""))
+
+    def _make_head(self, wire: Wire) -> bytes:
+        wire.check()
+        given = {name.lower() for name in wire.headers}
+        own = {
+            "Host": self._host,
+            "User-Agent": f"redline/{__version__}",
+            "Accept-Encoding": "gzip, deflate",
+        }
+        headers = {name: value for name, value in own.items() if name.lower() not in given}
+        headers.update(wire.headers)
+        lines = [f"{wire.method} {wire.target} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        return ("\r\n".join(lines) + "\r\n").encode()
+
+
+async def _handed_on(
+    connection: Connection, take: Callable[[bytes], Awaitable[None]], kind: str
+) -> bool:
+    """Gives `take` an answer of this kind as it comes; False for any other, which is unread."""
+    await connection.head()
+    found = connection.headers.get("content-type") or ""
+    if connection.status != 200 or not found.startswith(kind):
+        connection.rest()
+        return False
+    while chunk := await connection.chunk():
+        await take(chunk)
+    return True

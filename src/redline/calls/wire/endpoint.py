@@ -1,0 +1,164 @@
+"""What a user states about one endpoint, and which proxy it is reached through."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from redline.calls.wire.exchange import Timeouts
+from redline.errors import ConfigError
+from redline.limits import Limits
+
+MAX_REPLY_BYTES = 64 * 1024 * 1024
+# Headers that say who asks. What is meant for the proxy itself is not among them.
+_SECRET_HEADER = re.compile(r"(?!proxy-).*(authorization|key|token|secret|cookie).*", re.IGNORECASE)
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One HTTP endpoint: where it is, who asks, and what it allows.
+
+    base_url: ends in `/v1`, as in the openai SDK. api_key: sent as a bearer token; never printed
+    and never written. proxy: an http:// URL, or "" for none at all; None takes HTTP(S)_PROXY and
+    NO_PROXY from the environment. max_reply_bytes: a longer answer is an error of that row.
+    Raises ConfigError for an unusable URL or header.
+    """
+
+    base_url: str
+    name: str = ""
+    api_key: str | None = None
+    limits: Limits = Limits()
+    timeouts: Timeouts = Timeouts()
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    proxy: str | None = None
+    max_reply_bytes: int = MAX_REPLY_BYTES
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.base_url)
+            is_url = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            is_url = False
+        if not is_url or not self.base_url.isprintable() or " " in self.base_url:
+            raise ConfigError(
+                f"not a base URL: {self.base_url}",
+                hint="write it like https://api.openai.com/v1 or http://127.0.0.1:8000/v1",
+            )
+        if parts.username is not None or parts.password is not None:
+            raise ConfigError(
+                "a base URL holds no user name or password",
+                hint="pass the key as api_key, or an Authorization header",
+            )
+        if parts.query or parts.fragment:
+            raise ConfigError(f"a base URL has no query or fragment: {self.base_url}")
+        for name, value in self.headers.items():
+            if not (isinstance(name, str) and isinstance(value, str)):
+                # The value is not shown: it may be a secret.
+                kinds = f"{type(name).__name__} and {type(value).__name__}"
+                raise ConfigError(f"names and values of headers are texts, not {kinds}")
+            if not name or not (name + value).isprintable() or ":" in name:
+                raise ConfigError(f"not a header: {name!r}")
+        if self.proxy and not is_proxy_url(self.proxy):
+            raise ConfigError("the proxy is not an http:// URL", hint="http://host:port")
+        if self.max_reply_bytes < 1:
+            raise ConfigError(f"max_reply_bytes must be at least 1, not {self.max_reply_bytes}")
+        if self.api_key is not None and not (self.api_key.isprintable() and self.api_key.isascii()):
+            raise ConfigError(
+                "the API key holds characters that no header can carry",
+                hint="look for a line break or a quote mark around it",
+            )
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.label}, {self.base_url})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """What rich prints of it, in tracebacks too: msgspec's own form would show the key."""
+        return [("name", self.label), ("base_url", self.base_url)]
+
+    @property
+    def label(self) -> str:
+        """Its name in messages and results: the given one, else the host and port."""
+        return self.name or urlsplit(self.base_url).netloc
+
+    def url_of(self, path: str) -> str:
+        """The whole URL of a request's path.
+
+        A `/v1/...` path takes the base URL's own `/v1`; any other is joined at the server's root,
+        which is the base URL without its `/v1`. Raises ConfigError for anything but a path: a row
+        must not send the key elsewhere.
+        """
+        if not path.startswith("/") or path.startswith("//") or not path.isprintable():
+            raise ConfigError(
+                f"not a path: {path}", hint="a url is a path such as /v1/chat/completions"
+            )
+        base = self.base_url.rstrip("/")
+        if path == "/v1" or path.startswith("/v1/"):
+            return base + path[3:]
+        return base.removesuffix("/v1") + path
+
+
+def is_proxy_url(text: str) -> bool:
+    """The text is an http:// or https:// URL of a proxy: a host, and perhaps a port and a user."""
+    try:
+        parts = urlsplit(text)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return is_url and text.isprintable() and " " not in text and not parts.query
+
+
+def proxy_of(endpoint: Endpoint) -> str | None:
+    """The proxy's URL: as the endpoint states, otherwise as the environment does; None for none.
+
+    Raises ConfigError if it is not an http:// URL, or if the endpoint's key would be sent through
+    it unencrypted: through a proxy, https is a tunnel, and plain http is not.
+    """
+    if endpoint.proxy is not None:
+        proxy, origin = endpoint.proxy or None, ""
+    else:
+        proxy, origin = _env_proxy(endpoint.base_url)
+    if proxy is None:
+        return None
+    if not is_proxy_url(proxy):
+        # Its text may hold a password.
+        raise ConfigError(
+            f"{origin} is not the URL of an HTTP proxy",
+            where="the environment",
+            hint="write it like http://host:port, or unset it",
+        )
+    parts = urlsplit(endpoint.base_url)
+    has_key = endpoint.api_key or any(map(_SECRET_HEADER.fullmatch, endpoint.headers))
+    if has_key and parts.scheme == "http":
+        raise ConfigError(
+            f"the proxy would read the API key, because {endpoint.base_url} is not https",
+            where=origin or "--proxy",
+            hint=f"use https, or reach the endpoint without a proxy: NO_PROXY={parts.hostname}",
+        )
+    return proxy
+
+
+def _env_proxy(base_url: str) -> tuple[str | None, str]:
+    """The proxy that HTTP(S)_PROXY and NO_PROXY name for this URL, and what names it."""
+    # macOS and Windows have settings for all programs as well.
+    is_elsewhere = sys.platform in ("darwin", "win32")
+    if not is_elsewhere and not any(name.lower().endswith("_proxy") for name in os.environ):
+        return None, ""
+    # It brings http.client and email along, which few runs need.
+    from urllib.request import getproxies, proxy_bypass
+
+    parts = urlsplit(base_url)
+    proxy = getproxies().get(parts.scheme)
+    # With the port, because NO_PROXY may name one.
+    host = parts.netloc.rpartition("@")[2]
+    if proxy is None or proxy_bypass(host):
+        return None, ""
+    named = f"{parts.scheme}_proxy"
+    # As getproxies reads them: the lower-case one wins.
+    names = [named, *(name for name in os.environ if name.lower() == named)]
+    origin = next((name for name in names if os.environ.get(name) == proxy), named.upper())
+    return proxy, origin

@@ -1,0 +1,138 @@
+"""Whether kept connections may carry another request, and which of their answers are doubted.
+
+HTTP/1.1 ties an answer to its request by their order alone. The first answer on a connection
+belongs to the first request; a later one may be left over from what was asked before. So what comes
+on a kept connection may say nothing about the request that was written on it, which is then sent
+once more, on a new connection:
+
+  what comes                                   because
+  its end, before any byte of an answer        the server closed it as idle, or is restarting
+  bytes that are not HTTP                      they belong to no request
+  a final 4xx that ends the connection         servers send 400 or 408 to connections that are idle
+  the previous answer again, with its id       it was sent twice
+  an answer, and then more                     one of the two is another request's
+
+Each of these takes credit from the kept connections, and answers earn it back; without credit, each
+request gets a new connection. So in the long run about one request in 32 is sent twice at most. A
+server that sends an answer to no request at all gets a new connection for each from then on.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Protocol
+
+from redline.calls.wire.exchange import Answer, Exchange, Repeat
+from redline.errors import BadReply, CallError, Disconnected
+
+_MOST_CREDIT = 8.0
+# All connections may fail at once before the first of them is known to have.
+_MOST_DEBT = 64.0
+_EARNED = 1 / 32
+# Of longer requests and answers, only their length and both ends are kept and compared.
+WHOLE_BYTES = 4096
+_END_BYTES = 512
+_ID = b'"id"'
+_GOODBYE = re.compile(rb"\s*HTTP/1\.[01] [45]\d\d ")
+
+
+# What is left of a request or an answer to be compared with another one.
+Trace = bytes | tuple[int, bytes, bytes]
+
+
+def trace_of(body: bytes) -> Trace:
+    """What equals the trace of another body if the bodies are equal, and hardly ever otherwise."""
+    size = len(body)
+    if size <= WHOLE_BYTES:
+        return body
+    return size, body[:_END_BYTES], body[-_END_BYTES:]
+
+
+class Kept(Protocol):
+    """A connection that may carry another request.
+
+    asked: the request that its answer belongs to, b"" for one without a body. last: the request and
+    answer before, None for none.
+    """
+
+    asked: Trace
+    last: tuple[Trace, Trace] | None
+
+    @property
+    def is_open(self) -> bool:
+        """A request may be written: it is up, and nothing has come that waits to be read."""
+
+    @property
+    def unasked(self) -> object:
+        """True if more than the answer may have come; what came will do for it."""
+
+
+class Reuse:
+    """What the connections to one endpoint have taught about using them again."""
+
+    def __init__(self) -> None:
+        self._credit = _MOST_CREDIT
+        self._repeats_itself = False
+        # A connection that has carried a request may carry another one.
+        self.is_allowed = True
+
+    def own(self, answer: Answer, exchange: Exchange, connection: Kept) -> None:
+        """Raises Repeat if the whole answer may be another request's. To be asked once for each."""
+        status, body = answer.status, answer.body
+        is_kept = exchange.is_kept and exchange.may_repeat
+        if status == 200:
+            if not self._repeats_itself:
+                found = body if len(body) <= WHOLE_BYTES else trace_of(body)
+                asked, last = connection.asked, connection.last
+                connection.last = asked, found
+                # Without ids, such as those of a classifier, equal answers are nothing odd.
+                if is_kept and last and last[1] == found and last[0] != asked and _ID in body:
+                    raise self._doubted("the previous answer came again", body)
+            if exchange.doubted and exchange.doubted == body:
+                # So answers to different requests have one id here.
+                self._repeats_itself = True
+        elif is_kept and 400 <= status < 500 and status != 429 and _is_last(answer, connection):
+            raise self._doubted(f"HTTP {status} on a kept connection", b"")
+        if is_kept and connection.unasked:
+            self._set(-math.inf)
+            raise Repeat(BadReply("a second answer came on a kept connection"))
+        if self._credit < _MOST_CREDIT:
+            self.answered()
+
+    def answered(self) -> None:
+        """An exchange has its own answer."""
+        self._set(min(self._credit + _EARNED, _MOST_CREDIT))
+
+    def check(self, error: CallError, exchange: Exchange, *, has_head: bool) -> None:
+        """Raises Repeat if what ended the exchange may have nothing to do with its request.
+
+        has_head: the headers of an answer have come.
+        """
+        if not (exchange.may_repeat and exchange.is_kept) or has_head:
+            return
+        is_unanswered = isinstance(error, Disconnected) and exchange.first_byte_s is None
+        if is_unanswered or isinstance(error, BadReply):
+            self._take_credit()
+            raise Repeat(error) from error
+
+    def unasked(self, data: bytes) -> None:
+        """A connection on which no request was open has sent this."""
+        if not _GOODBYE.match(data):
+            self._set(-math.inf)
+
+    def _take_credit(self) -> None:
+        self._set(max(self._credit - 1, min(self._credit, -_MOST_DEBT)))
+
+    def _set(self, credit: float) -> None:
+        self._credit = credit
+        self.is_allowed = credit >= 1
+
+    def _doubted(self, what: str, body: bytes) -> Repeat:
+        self._take_credit()
+        return Repeat(BadReply(what), body)
+
+
+def _is_last(answer: Answer, connection: Kept) -> bool:
+    """The server ends the connection with the answer."""
+    return "close" in answer.headers.get("connection", "").lower() or not connection.is_open

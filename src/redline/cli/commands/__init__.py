@@ -1,0 +1,1 @@
+"""One module per command; `cli.app` imports each when it is called."""

@@ -1,0 +1,148 @@
+"""`redline eval`: the flags of an evaluation, and its score."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from click import Context
+from click.exceptions import Exit
+
+from redline.cli.commands.run import run_flags
+from redline.cli.flags import Word, flag, stated
+from redline.cli.session import Session, say
+from redline.errors import ConfigError
+from redline.job.settings import Job, Prompting, values
+from redline.job.work import Renderer
+from redline.tasks.evaluate import (
+    BUILT_IN,
+    Evaluation,
+    Grading,
+    Scores,
+    built_in,
+    compare,
+    load,
+    shots_of,
+)
+
+_MOST_SAMPLES = 10_000
+
+PARAMS = (
+    Word(
+        "words",
+        "NAME",
+        f"A built-in evaluation: {', '.join(BUILT_IN)}. Or `compare A B`: the results of "
+        "two evaluations of the same questions.",
+        is_many=True,
+    ),
+    flag(
+        "data",
+        "FILE",
+        "The questions: a file as for `redline run`, or a folder of the datasets library.",
+        section="What is asked",
+    ),
+    flag("task", "FILE", "A task of your own, as TOML."),
+    flag(
+        "samples",
+        "N",
+        "Ask each question so often: pass@k and the majority's vote are told, too. Give a "
+        "--temperature above 0. Default: 1.",
+    ),
+    flag("shots", "N", "Put the first N rows of --shots-file before each question, answered."),
+    flag("shots_file", "FILE", "Rows for --shots."),
+    # The others are what the evaluation itself decides, or what an evaluation has no use for.
+    *run_flags(
+        *("prompt", "system", "body", "url", "method", "output_path", "fail_on"),
+        *("format", "ordered", "follow", "until_empty"),
+    ),
+)
+
+
+def evaluate(ctx: Context, words: list[str] | None) -> None:
+    r"""Ask a model every question of a test set, and say how many answers are right.
+
+    Each question gets one line in the results with correct, strict, extracted and verdict. An
+    evaluation that was interrupted goes on by the same command, and ends with the same score.
+
+        redline eval gsm8k --data test.jsonl --model gpt-4o-mini --rpm 500
+
+    Anything else is described by a file: prompt, gold (the column of the right answer), and metric
+    (number, choice, exact, regex, json or judge), and if need be system, pattern, fields, judge,
+    shots and params.
+
+        redline eval --task capitals.toml --data capitals.csv
+
+    Is one model better than another on the same questions?
+
+        redline eval compare small.jsonl large.jsonl
+
+    The last line on stdout is the accuracy, as in: accuracy: 458/1319. Exit status: as for
+    `redline run`.
+    """
+    words = words or []
+    if words[:1] == ["compare"]:
+        if len(words) != 3:
+            raise ConfigError("compare takes two results files", hint="redline eval compare A B")
+        say(compare(Path(words[1]), Path(words[2])).text())
+        raise Exit(0)
+    given = stated(ctx)
+    evaluation = _evaluation(words, given)
+    if "data" not in given:
+        raise ConfigError(
+            "an evaluation needs its questions", hint=f"redline eval {evaluation.name} --data FILE"
+        )
+    raise Exit(_carry_out(Session(ctx), evaluation, given["data"]))
+
+
+def _evaluation(named: list[str], given: values.Flags) -> Evaluation:
+    """What is asked: a built-in evaluation or a file's, with the shots of the command line."""
+    path = given.get("task")
+    if (path is None) == (not named):
+        raise ConfigError(
+            "say what to evaluate" if path is None else "a name and --task exclude each other",
+            hint="redline eval gsm8k --data FILE, or redline eval --task my_task.toml --data FILE",
+        )
+    if len(named) > 1:
+        raise ConfigError(f"one argument too many: {named[1]}", hint="the questions go to --data")
+    evaluation = built_in(named[0]) if path is None else load(Path(path))
+    if "shots" in given:
+        shots = values.whole(given, "shots", 0, 1000)
+        evaluation = msgspec.structs.replace(evaluation, shots=shots)
+    if "shots_file" in given:
+        evaluation = msgspec.structs.replace(evaluation, shots_file=given["shots_file"])
+    if evaluation.shots and evaluation.shots_file is None:
+        raise ConfigError("shots come from a file of rows", hint="name it: --shots-file FILE")
+    return evaluation
+
+
+def _carry_out(session: Session, evaluation: Evaluation, data: str) -> int:
+    samples = values.whole(session.given, "samples", 1, _MOST_SAMPLES) or 1
+    # The score is read from the results, so there is always a file of them.
+    usual = f"{evaluation.name}.results.jsonl"
+    output = session.configuration.run.get("output", usual)
+    resolved = session.resolved(data, {"output": output, **session.given})
+    job = _job(resolved.job, evaluation, samples)
+    status = session.carry_out(msgspec.structs.replace(resolved, job=job))
+    output = job.output
+    if output is not None and not session.is_dry and output.path.exists():
+        say(Scores(output).text())
+    return status
+
+
+def _job(job: Job, evaluation: Evaluation, samples: int) -> Job:
+    """The job that asks, with the evaluation's prompt and grading."""
+    if job.output is None:
+        raise ConfigError("an evaluation's results need a file", hint="leave out -o -")
+    prompting = Prompting(
+        prompt=evaluation.prompt,
+        system=evaluation.system,
+        model=job.prompting.model,
+        params={**evaluation.params, **job.prompting.params},
+        constant_prompt=job.prompting.constant_prompt,
+    )
+    if evaluation.shots:
+        shots = shots_of(evaluation, Renderer(prompting).prompt)
+        prompting = msgspec.structs.replace(prompting, shots=shots)
+    return msgspec.structs.replace(
+        job, prompting=prompting, samples=samples, task=Grading(evaluation)
+    )

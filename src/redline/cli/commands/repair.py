@@ -1,0 +1,62 @@
+"""`redline repair`: a results file that a run refuses, made one that it goes on from."""
+
+from __future__ import annotations
+
+import shlex
+
+from click import Context
+
+from redline.cli.commands.verify import results_path
+from redline.cli.flags import Word
+from redline.cli.session import say
+from redline.errors import ConfigError
+from redline.job.outputs import Repair
+from redline.job.outputs import repair as take_out
+from redline.journal import Output
+from redline.store import url_of
+
+PARAMS = (Word("results", "OUT", "The results file of a run."),)
+
+
+def repair(ctx: Context, results: str) -> None:
+    """Take the lines out of OUT, and of its failures, that a run refuses.
+
+    These are lines that were damaged or cut short, lines of something else, and a second line for
+    a row in OUT, of which the first stays. They go into a file beside theirs, such as
+    labels.damaged-1.jsonl; all others stay as they are, byte for byte. Then run the same command
+    again: rows that have no line now are done again, and may be billed again.
+
+        redline repair labels.jsonl
+
+    Exit status: 0 repaired, or nothing to repair; 2 no results file, or a run is writing to it.
+    """
+    url = url_of(results)
+    if url is not None:
+        copy = url.copy_path()
+        raise ConfigError(
+            f"{url.name} is an object, and repair works on files",
+            hint=f"run the same command again, which puts its copy into {copy} and names what is "
+            f"wrong; then redline repair {shlex.quote(str(copy))}, and run it once more",
+        )
+    repairs = take_out(Output.at(results_path(results)))
+    changed = [done for done in repairs if done.aside is not None]
+    for done in changed:
+        say(f"repair: {_told(done)}\n")
+    if changed:
+        say("next: run the same command again; it does the rows that have no line now\n")
+    else:
+        kept = sum(done.kept for done in repairs)
+        say(f"repair: nothing to repair, {_lines(kept, 'sound')}\n")
+
+
+def _told(done: Repair) -> str:
+    out = [
+        _lines(number, kind)
+        for number, kind in ((done.damaged, "damaged"), (done.repeated, "repeated"))
+        if number
+    ]
+    return f"{' and '.join(out)} of {done.path} moved to {done.aside}, {done.kept:,} kept"
+
+
+def _lines(number: int, kind: str) -> str:
+    return f"{number:,} {kind} line{'' if number == 1 else 's'}"

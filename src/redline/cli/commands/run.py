@@ -1,0 +1,74 @@
+"""`redline run`: the flags of a job, and of what is shown."""
+
+from __future__ import annotations
+
+from click import Context
+from click.exceptions import Exit
+
+from redline.cli.flags import Word, flag
+from redline.cli.session import LOGS, run_command
+from redline.job.settings import FLAGS, Kind, Option
+
+_FLAGS = (
+    *FLAGS.values(),
+    flag(
+        "dry_run",
+        None,
+        "Send nothing. Show rows, tokens, the least time, and the first request.",
+        kind=Kind.FLAG,
+        section="What is shown",
+    ),
+    flag("quiet", None, "No progress, only the summary.", short="-q", kind=Kind.FLAG),
+    flag(
+        "log",
+        "NAME",
+        "text (the default), or json: progress, failures and summary as JSON lines.",
+        complete=LOGS,
+    ),
+)
+PARAMS = (
+    Word(
+        "rows",
+        "INPUT",
+        "A .jsonl, .csv, .tsv or .parquet file, the text ones also as .gz or .zst, or its "
+        "URL, such as s3://bucket/rows.jsonl; a folder of the datasets library; - for stdin; "
+        "or a stream: redis://host:6379/0/tickets?group=labels. A row has any columns, with "
+        "--prompt or --body; or it brings messages, prompt or input; or url and body (OpenAI "
+        "Batch).",
+    ),
+    *_FLAGS,
+)
+
+
+def run_flags(*left_out: str) -> list[Option]:
+    """The flags of `redline run`, for a command that does without some of them."""
+    return [option for option in _FLAGS if option.key not in left_out]
+
+
+def run(ctx: Context, rows: str) -> None:
+    r"""Send every row of INPUT to an endpoint, at its limits, and lose none.
+
+    Interrupt it anywhere and give the same command again: it continues. Rows that fail stand in
+    labels.failed.jsonl with their reason.
+
+        redline run tickets.jsonl --prompt 'Classify: {{ text }}' \
+            --model gpt-4o-mini --rpm 500 --tpm 200k -o labels.jsonl
+
+    Try it first, without a key and without cost:
+
+        redline run tickets.jsonl --prompt 'Classify: {{ text }}' \
+            --endpoint sim --limit 5
+
+    Ask any in-house service, and keep a part of its answer:
+
+        redline run tickets.jsonl --base-url http://127.0.0.1:8000 --url /ask \
+            --body '{"q": {{ text | json }}}' --output-path result.text \
+            -o answers.jsonl
+
+    A redline.toml in this folder may set flags under [run], such as rpm = 500, endpoints under
+    [endpoints.NAME]: base_url, api_key_env, model and limits, and prices under [prices."MODEL"].
+
+    Exit status: 0 all done, 1 some rows failed, 2 bad usage or settings, or the run could not go
+    on, 3 a defect in redline, 130 interrupted.
+    """
+    raise Exit(run_command(ctx, rows))

@@ -1,0 +1,209 @@
+"""`redline synth`: the flags of a synthesis, and what it has delivered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from click import Context
+from click.exceptions import Exit
+
+from redline.cli.commands.run import run_flags
+from redline.cli.flags import flag
+from redline.cli.session import Session, say
+from redline.errors import ConfigError
+from redline.job.settings import Job, Kind, values
+from redline.sources import first_rows
+from redline.tasks.synth import MOST_TEXTS, SAMPLING, Filters, Synthesis, Variations, delivered
+from redline.tasks.tag import load
+
+_OFF = "off"
+_MOST_SEED = 2_000_000_000
+_MOST_CHARS, _MOST_BASE, _MOST_TRIES = 10_000_000, 1_000_000, 100
+_SIMILARITY, _LEAST_SIMILARITY, _TRIES = 0.8, 0.1, 10
+
+PARAMS = (
+    flag("count", "N", "How many texts are wanted.", section="What is made"),
+    flag(
+        "vary",
+        "NAME=A,B,C",
+        "Values of a column for the prompt, or of temperature or top_p. NAME=@FILE takes "
+        "a file's lines. Repeatable: all combinations occur.",
+        kind=Kind.LIST,
+    ),
+    flag(
+        "rows_from",
+        "FILE",
+        "Rows whose columns the prompt may use, such as topics or examples: one for each "
+        "text, in turn.",
+    ),
+    flag(
+        "first_seed",
+        "N|off",
+        "Text n is asked for with the seed N + n. Default: 0; off sends no seeds.",
+    ),
+    flag("min_chars", "N", "Make a shorter text anew."),
+    flag("max_chars", "N", "Make a longer text anew."),
+    flag(
+        "schema",
+        "FILE",
+        "Keep only JSON that is valid by this JSON Schema, or by package.module:Model, a "
+        "pydantic one; the output is that JSON.",
+    ),
+    flag(
+        "similarity",
+        "SHARE|off",
+        "Make a text anew that shares so much with one that is there: the Jaccard index "
+        f"of runs of three words. Default: {_SIMILARITY}; off keeps them all.",
+    ),
+    flag("tries", "N", f"Ask for one text so often at most. Default: {_TRIES}."),
+    # The others are what a synthesis decides by itself, or has no use for.
+    *run_flags(
+        *("body", "url", "method", "output_path", "fail_on", "format", "ordered"),
+        *("keep_input", "limit", "via", "follow", "until_empty", "constant_prompt"),
+    ),
+)
+
+
+def synth(ctx: Context) -> None:
+    r"""Make texts by a prompt, as many as are asked for, no two nearly the same.
+
+    The prompt may use n (from 1), seed, and the columns of --vary and --rows-from. Interrupt it and
+    give the same command again: it continues, and a larger --count adds to what is there.
+
+        redline synth --count 1000 --prompt 'Write a story about {{ topic }}.' \
+            --vary topic=@topics.txt --vary temperature=0.7,1 \
+            --model gpt-4o-mini -o stories.jsonl
+
+    The last line on stdout says how many there are, as in: delivered: 1000/1000. Exit status: 0 as
+    many as were asked for, 1 fewer, with the reasons; else as for `redline run`.
+    """
+    raise Exit(_carry_out(Session(ctx)))
+
+
+def _carry_out(session: Session) -> int:
+    given = session.given
+    wanted = values.whole(given, "count", 1, MOST_TEXTS)
+    if wanted is None:
+        raise ConfigError("say how many texts are wanted", hint="--count 1000")
+    rows = _variations(given, wanted)
+    resolved = session.resolved(rows, given)
+    task = Synthesis(
+        rows, _filters(given), tries=_tries(given), similarity=_similarity(given.get("similarity"))
+    )
+    job = _job(resolved.job, task, is_dry=session.is_dry)
+    if not rows.has_columns:
+        # The same request again and again is what gives many texts.
+        prompting = msgspec.structs.replace(job.prompting, constant_prompt=True)
+        job = msgspec.structs.replace(job, prompting=prompting)
+    status = session.carry_out(msgspec.structs.replace(resolved, job=job))
+    if session.is_dry:
+        return status
+    if job.output is not None and job.output.path.exists():
+        say(delivered(job.output, wanted, task.similarity).text())
+    return status
+
+
+def _job(job: Job, task: Synthesis, *, is_dry: bool) -> Job:
+    """The job that makes texts. Raises ConfigError where it could not."""
+    if job.prompting.prompt is None:
+        raise ConfigError(
+            "say what is to be made", hint="--prompt 'Write a story about {{ topic }}.'"
+        )
+    if job.prompting.params.get("n", 1) != 1:
+        raise ConfigError("each text is asked for by itself", hint="leave out --param n=...")
+    if job.output is not None:
+        # redline.toml's [run] may say otherwise, for other commands.
+        output = msgspec.structs.replace(
+            job.output, format="redline", ordered=False, keep_input=True
+        )
+        job = msgspec.structs.replace(job, output=output)
+    elif not is_dry:
+        raise ConfigError("the texts need a file", hint="name it: -o stories.jsonl")
+    return msgspec.structs.replace(
+        job, task=task, retries_failures=not job.retry_failed, fail_on=(), limit=None
+    )
+
+
+def _variations(given: values.Flags, count: int) -> Variations:
+    first_seed: int | None = None
+    if given.get("first_seed") != _OFF:
+        first_seed = values.whole(given, "first_seed", 0, _MOST_SEED) or 0
+    vary: dict[str, list[Any]] = {}
+    for text in given.get("vary", ()):
+        name, choices = _varied(text)
+        if name in vary:
+            raise ConfigError(f"--vary {name} is given twice", hint="name all values in one")
+        vary[name] = choices
+    return Variations(count, first_seed=first_seed, vary=vary, base=_base(given.get("rows_from")))
+
+
+def _varied(text: str) -> tuple[str, list[Any]]:
+    """The column and its values: words between commas, or the lines of a file."""
+    name, equals, listed = text.partition("=")
+    name = name.strip()
+    if not equals or not name:
+        raise ConfigError(f"--vary is not NAME=A,B,C: {text}", hint="write it like topic=tea,rain")
+    words = _lines(listed[1:]) if listed.startswith("@") else listed.split(",")
+    choices = [word.strip() for word in words if word.strip()]
+    return name, [_number(name, word) for word in choices] if name in SAMPLING else list(choices)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text("utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"--vary cannot read {path}: {reason}", hint="NAME=@FILE") from error
+
+
+def _number(name: str, word: str) -> float:
+    flag = f"vary {name}"
+    number = values.number({flag: word}, flag)
+    assert number is not None
+    return number
+
+
+def _base(path: str | None) -> list[dict[str, Any]]:
+    """The rows of a file, all of them. Raises ConfigError where one cannot be read."""
+    if path is None:
+        return []
+    with first_rows(path, _MOST_BASE + 1) as found_rows:
+        rows = list(found_rows)
+    if len(rows) > _MOST_BASE:
+        raise ConfigError(f"{path} has more than {_MOST_BASE:,} rows", hint="take a part of them")
+    found = []
+    for row in rows:
+        if row.data is None:
+            raise ConfigError(f"a row cannot be read: {row.problem}", where=f"{path}:{row.line}")
+        found.append(row.data)
+    return found
+
+
+def _filters(given: values.Flags) -> Filters:
+    least = values.whole(given, "min_chars", 1, _MOST_CHARS) or 1
+    most = values.whole(given, "max_chars", 1, _MOST_CHARS)
+    if most is not None and most < least:
+        raise ConfigError(f"--max-chars {most} is below --min-chars {least}")
+    schema = load(given["schema"]) if "schema" in given else None
+    return Filters(least_chars=least, most_chars=most, schema=schema)
+
+
+def _tries(given: values.Flags) -> int:
+    return values.whole(given, "tries", 1, _MOST_TRIES) or _TRIES
+
+
+def _similarity(text: str | None) -> float | None:
+    if text == _OFF:
+        return None
+    if text is None:
+        return _SIMILARITY
+    share = values.number({"similarity": text}, "similarity")
+    assert share is not None
+    if not _LEAST_SIMILARITY <= share <= 1:
+        raise ConfigError(
+            f"--similarity must be {_LEAST_SIMILARITY} to 1, or off, not {text}",
+            hint="1 makes only a text of the same words anew",
+        )
+    return share

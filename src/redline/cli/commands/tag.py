@@ -1,0 +1,200 @@
+"""`redline tag`: the flags of tagging, the agreement with gold labels, and tables."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+from click import Context
+from click.exceptions import Exit
+
+from redline.cli.commands.run import run_flags
+from redline.cli.flags import Word, flag
+from redline.cli.session import Session, say
+from redline.errors import ConfigError
+from redline.job.settings import Job, Prompting, values
+from redline.journal import Output
+from redline.tasks.tag import (
+    FORMATS,
+    SUFFIXES,
+    Gold,
+    Schema,
+    Structured,
+    Tagging,
+    check_path,
+    first_row,
+    gold_of,
+    load,
+    prompt_of,
+    review,
+    write_table,
+)
+
+_REASKS, _MOST_REASKS = 2, 20
+
+PARAMS = (
+    Word(
+        "rows",
+        "INPUT",
+        "Rows as for `redline run`. Without --prompt, what is tagged is the column text, "
+        "or the only one.",
+    ),
+    flag(
+        "schema",
+        "FILE",
+        'What a tag is, as JSON: ["a", "b"], or {"label": ["a", "b"], '
+        '"urgency": ["low", "high"]}, or a JSON Schema. Or a pydantic model: '
+        "package.module:Model.",
+        section="What a tag is",
+    ),
+    flag(
+        "reasks",
+        "N",
+        "How often an answer that is not valid is shown to the model, with what is wrong "
+        f"with it. Default {_REASKS}.",
+    ),
+    flag(
+        "response_format",
+        "NAME",
+        "Whether the schema goes along as response_format: auto (the default: unless the "
+        "endpoint refuses it), always or never.",
+        complete=FORMATS,
+    ),
+    flag(
+        "gold",
+        "COLUMN",
+        "Compare with the labels in this column: accuracy, macro F1, and a confusion "
+        "matrix beside the output. FIELD=COLUMN where a tag has several fields.",
+    ),
+    flag(
+        "export",
+        "FILE",
+        "Write the rows with their tags as a table, too: "
+        f"{' or '.join(f'*{suffix}' for suffix in SUFFIXES)}.",
+    ),
+    # The others are what tagging itself decides, or what a tag has no use for.
+    *run_flags(
+        *("body", "url", "method", "output_path", "fail_on", "format", "keep_input", "via"),
+        *("follow", "until_empty"),
+    ),
+)
+
+
+def tag(ctx: Context, rows: str) -> None:
+    r"""Tag every row with labels, or with any JSON that a schema describes.
+
+    An answer that is not valid is asked for again; a row that never gets a valid one stands in the
+    failures with the reason. `output` of a result line is the tag.
+
+        redline tag tickets.csv --schema labels.json --model gpt-4o-mini \
+            --rpm 500 -o tagged.jsonl
+
+    How good are the tags? Compare them with a column of labels, as often as you like: what is
+    tagged already is not asked again.
+
+        redline tag test.csv --schema labels.json --gold category -o tagged.jsonl
+
+    The last line on stdout is then the accuracy, as in: accuracy: 2900/3080. Exit status: as for
+    `redline run`.
+    """
+    raise Exit(_carry_out(Session(ctx), rows))
+
+
+def _carry_out(session: Session, rows: str) -> int:
+    given = session.given
+    if "schema" not in given:
+        raise ConfigError("tagging needs a schema", hint="name one: --schema labels.json")
+    schema = load(given["schema"])
+    # The row belongs to its tag: it is compared with gold, and goes into the table.
+    resolved = session.resolved(rows, {**given, "keep_input": True})
+    row = first_row(rows)
+    gold = gold_of(given["gold"], schema, row) if "gold" in given else None
+    table = _table_path(given, resolved.job.output, rows)
+    prompt = None
+    if resolved.job.prompting.prompt is None and resolved.job.prompting.body is None:
+        prompt = prompt_of(row, rows, gold)
+    task = _task(schema, given)
+    job = _job(resolved.job, schema, task, prompt)
+    lines = msgspec.structs.replace(resolved.lines, format="redline")
+    status = session.carry_out(msgspec.structs.replace(resolved, job=job, lines=lines))
+    output = job.output
+    if output is None or session.is_dry:
+        return status
+    if output.path.exists() or output.failed_path.exists():
+        _tell(output, schema, task, gold, table)
+    return status
+
+
+def _task(schema: Schema, given: values.Flags) -> Tagging:
+    reasks = values.whole(given, "reasks", 0, _MOST_REASKS)
+    response_format = values.choice(given, "response_format", FORMATS)
+    return Tagging(
+        schema,
+        reasks=_REASKS if reasks is None else reasks,
+        response_format=response_format or FORMATS[0],
+    )
+
+
+def _job(job: Job, schema: Schema, task: Tagging, prompt: str | None) -> Job:
+    """The job that tags, and says in its system message what is wanted."""
+    # A template, so braces of the schema must stand in a text of their own.
+    wanted = f"{{{{ {msgspec.json.encode(Structured(schema).instructions).decode()} }}}}"
+    system = job.prompting.system
+    prompting: Prompting = msgspec.structs.replace(
+        job.prompting,
+        prompt=prompt or job.prompting.prompt,
+        system=wanted if system is None else f"{system}\n\n{wanted}",
+    )
+    output = job.output and msgspec.structs.replace(job.output, format="redline")
+    return msgspec.structs.replace(job, prompting=prompting, output=output, task=task)
+
+
+def _table_path(given: values.Flags, output: Output | None, rows: str) -> Path | None:
+    """Where --export goes. Raises ConfigError where it cannot, before anything is sent."""
+    if output is None:
+        for name in ("gold", "export"):
+            if name in given:
+                raise ConfigError(
+                    f"{values.flag_of(name)} needs an output file", hint="name one: -o tagged.jsonl"
+                )
+    if output is None or "export" not in given:
+        return None
+    path = Path(given["export"])
+    others = (rows, given["schema"], output.path, output.failed_path, _matrix_path(output))
+    if os.path.realpath(path) in map(os.path.realpath, others):
+        raise ConfigError(f"--export would write over {path}", hint="choose another file")
+    check_path(path)
+    return path
+
+
+def _matrix_path(output: Output) -> Path:
+    """Named as the other files beside the output are."""
+    stem = output.failed_path.name.removesuffix("failed.jsonl")
+    return output.path.with_name(f"{stem}confusion.csv")
+
+
+def _tell(
+    output: Output, schema: Schema, task: Tagging, gold: Gold | None, table: Path | None
+) -> None:
+    """Says what the tags are worth, and writes what was asked for."""
+    found = review(output, schema, gold)
+    notes = []
+    if task.is_format_refused:
+        notes.append("the endpoint does not take response_format: it was told by the prompt alone")
+    if found.agreement is not None:
+        matrix = _matrix_path(output)
+        _write(matrix, found.agreement.as_csv())
+        notes.append(f"confusion matrix: {matrix}")
+    if table is not None:
+        count = write_table(output.path, table) if output.path.exists() else 0
+        left = f"; without the {found.failed:,} that failed" if found.failed else ""
+        notes.append(f"table: {table}, {count:,} rows{left}")
+    say(found.text(*notes))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error

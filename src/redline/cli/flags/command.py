@@ -1,0 +1,170 @@
+"""How a command reads its flags and shows its help."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+from click import Context
+
+from redline.cli.flags.flags import Flag, Word, params_of, values_of
+from redline.errors import ConfigError
+from redline.job.settings import Option
+
+_OTHER, _FLAGS = "Other", "Flags"
+WIDTH = 100
+
+
+def _check_folder() -> None:
+    """Raises ConfigError if the current folder was removed: nothing can be found from there."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise ConfigError(
+            f"the current folder cannot be used: {error.strerror}",
+            hint="change to a folder that exists: cd ..",
+        ) from error
+
+
+class Command(click.Command):
+    """A command whose help is plain text in sections, and whose flags are given once.
+
+    function: gets the context and the words; its docstring is the help. stated: words and flags.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., None],
+        stated: Iterable[Word | Option],
+        summary: str,
+    ) -> None:
+        super().__init__(
+            name,
+            params=params_of(stated),
+            callback=function,
+            help=inspect.getdoc(function),
+            short_help=summary,
+        )
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """What is left of the arguments. Raises ConfigError for a flag that is given twice."""
+        if not ctx.resilient_parsing:
+            _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+            for param in given:
+                # Without this the last one would count, and the first be lost in silence.
+                is_repeatable = param.multiple or getattr(param, "is_flag", False)
+                if given.count(param) > 1 and not is_repeatable:
+                    raise ConfigError(
+                        f"{max(param.opts, key=len)} is given {given.count(param)} times",
+                        hint="it takes one value: leave the others out",
+                    )
+        left = super().parse_args(ctx, args)
+        ctx.params = values_of(ctx)
+        return left
+
+    def invoke(self, ctx: Context) -> None:
+        assert self.callback is not None
+        _check_folder()
+        self.callback(ctx, *(ctx.params[word.name] for word in _words(self) if word.name))
+
+    def collect_usage_pieces(self, ctx: Context) -> list[str]:
+        """`INPUT [FLAGS]`."""
+        return [*(word.metavar or "" for word in _words(self)), "[FLAGS]"]
+
+    def format_help_text(self, ctx: Context, formatter: click.HelpFormatter) -> None:
+        write_prose(self.help or "", formatter)
+
+    def format_options(self, ctx: Context, formatter: click.HelpFormatter) -> None:
+        """INPUT, then the flags by section, in the order in which the sections first occur."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = None if isinstance(param, Word) else param.get_help_record(ctx)
+            if record is not None:
+                section = param.section if isinstance(param, Flag) else None
+                sections.setdefault(section or _OTHER, []).append(record)
+        # --help is always there, so this section is never missing; it comes last.
+        sections[_OTHER if len(sections) > 1 else _FLAGS] = sections.pop(_OTHER)
+        if words := [(word.metavar or "", word.about) for word in _words(self)]:
+            formatter.write_paragraph()
+            formatter.write_dl(words)
+        for name, rows in sections.items():
+            with formatter.section(name):
+                formatter.write_dl(rows)
+
+
+class Group(click.Group):
+    """The program itself: its commands first, then its flags.
+
+    A command is imported with all that it needs when it is wanted: the others would be a third of
+    the time to a start. known: for each name the function, which stands in the module of
+    `cli.commands` that has its name, with the PARAMS it takes, and what it does.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        known: Mapping[str, tuple[str, str]],
+        params: list[click.Parameter],
+        text: str,
+    ) -> None:
+        super().__init__(
+            name,
+            params=params,
+            help=inspect.cleandoc(text),
+            context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
+        )
+        self._known = known
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        return list(self._known)
+
+    def get_command(self, ctx: Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._known:
+            return None
+        if cmd_name not in self.commands:
+            function, summary = self._known[cmd_name]
+            module = import_module(f"redline.cli.commands.{function}")
+            found = getattr(module, function)
+            self.commands[cmd_name] = Command(cmd_name, found, module.PARAMS, summary)
+        return self.commands[cmd_name]
+
+    def collect_usage_pieces(self, ctx: Context) -> list[str]:
+        return ["COMMAND [FLAGS]"]
+
+    def format_help_text(self, ctx: Context, formatter: click.HelpFormatter) -> None:
+        write_prose(self.help or "", formatter)
+
+    def format_options(self, ctx: Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in self._known.items()])
+        records = (param.get_help_record(ctx) for param in self.get_params(ctx))
+        with formatter.section(_FLAGS):
+            formatter.write_dl([record for record in records if record is not None])
+
+
+def _words(command: click.Command) -> list[Word]:
+    return [param for param in command.params if isinstance(param, Word)]
+
+
+def write_prose(text: str, formatter: click.HelpFormatter) -> None:
+    """Paragraphs, wrapped; an indented one is an example and stays as it is."""
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        formatter.write_paragraph()
+        if paragraph.startswith("  "):
+            formatter.write("".join(f"{line}\n" for line in paragraph.splitlines()))
+        else:
+            formatter.write_text(" ".join(paragraph.split()))
+
+
+def stated(ctx: Context) -> dict[str, Any]:
+    """The flags that stand on the command line, by name."""
+    return {
+        name: value
+        for name, value in ctx.params.items()
+        if (source := ctx.get_parameter_source(name)) is not None and source.name != "DEFAULT"
+    }

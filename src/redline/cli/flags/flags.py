@@ -1,0 +1,72 @@
+"""A command's parameters: words, which stand on the command line without a name, and flags.
+
+A flag is an `Option` as the options of a job are. The kind says what may be given: text once, a
+flag without a value, or text as often as wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from redline.job.settings import Kind, Option, flag_of
+
+
+class Word(click.Argument):
+    """What stands on the command line without a name. is_many: any number of them, also none."""
+
+    def __init__(self, name: str, metavar: str, about: str, *, is_many: bool = False) -> None:
+        nargs = -1 if is_many else 1
+        super().__init__([name], metavar=metavar, required=not is_many, nargs=nargs)
+        self.about = about
+
+
+class Flag(click.Option):
+    """A flag in a section of the help, with what a shell completes a beginning to."""
+
+    def __init__(self, option: Option, section: str) -> None:
+        # Its own name first: click would else take one from the flag.
+        names = [option.key, option.short, flag_of(option.key)]
+        is_switch = option.kind is Kind.FLAG
+        super().__init__(
+            list(filter(None, names)),
+            metavar=option.metavar,
+            help=option.help,
+            is_flag=is_switch,
+            multiple=option.kind is Kind.LIST,
+            default=False if is_switch else None,
+        )
+        self.section = section
+        self._words = option.complete
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(word) for word in self._words if word.startswith(incomplete)]
+
+
+def flag(key: str, metavar: str | None, about: str, **facts: Any) -> Option:
+    """A flag of one command. section: of the help; that of the flag before it if it has none."""
+    return Option(key=key, metavar=metavar, help=about, **facts)
+
+
+def params_of(stated: Iterable[Word | Option]) -> list[click.Parameter]:
+    """What click is to read."""
+    made: list[click.Parameter] = []
+    section = ""
+    for each in stated:
+        if isinstance(each, Option):
+            section = each.section or section
+            made.append(Flag(each, section))
+        else:
+            made.append(each)
+    return made
+
+
+def values_of(ctx: click.Context) -> dict[str, Any]:
+    """What was given, by parameter: a list where several could be, None where nothing was."""
+    return {
+        name: (list(value) or None) if isinstance(value, tuple) else value
+        for name, value in ctx.params.items()
+    }

@@ -1,0 +1,171 @@
+"""Settings outside the command line: `redline.toml`, `.env` and the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from redline.calls.cost import Price, parse_price
+from redline.errors import ConfigError
+from redline.job.settings import FLAGS, KEY_VARIABLE, Environment, Kind, meant
+
+FILE = "redline.toml"
+_NAME_THE_KEY = (
+    f"--api-key-env NAME sends the key in NAME there, also if it is {KEY_VARIABLE}; "
+    f"{KEY_VARIABLE}= before the command sends none"
+)
+
+
+# What [run] may set: the options that are flags, and what is shown.
+RUN_KEYS = {
+    **{option.key: option.kind for option in FLAGS.values() if "toml" not in option.absent},
+    "quiet": Kind.FLAG,
+    "log": Kind.TEXT,
+}
+# What [endpoints.NAME] may set. A list of `NAME: VALUE` is a table there.
+ENDPOINT_KEYS = {
+    **{option.key: option.kind for option in FLAGS.values() if option.of_endpoint},
+    "headers": Kind.TABLE,
+}
+
+
+class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+    """endpoints: by name, keys of ENDPOINT_KEYS. run: defaults of `redline run`'s flags.
+
+    Values are as a flag would bring them: text, True, lists of text, and tables of text. prices: by
+    model. environ: the environment, and below it the `.env` file. dotenv: the variables that the
+    file alone sets.
+    """
+
+    endpoints: dict[str, dict[str, Any]] = {}
+    run: dict[str, Any] = {}
+    prices: dict[str, Price] = {}
+    environ: Mapping[str, str] = {}
+    dotenv: frozenset[str] = frozenset()
+
+    @property
+    def environment(self) -> Environment:
+        """Where a job looks up a server and a key."""
+        return Environment(environ=self.environ, dotenv=self.dotenv, key_hint=_NAME_THE_KEY)
+
+
+def load(folder: Path, run_kinds: Mapping[str, Kind] = RUN_KEYS) -> Configuration:
+    """What `redline.toml` and `.env` in `folder` say; both may be missing.
+
+    run_kinds: the flags that `[run]` may set. Raises ConfigError that names an unknown key and the
+    nearest known one, or a value of the wrong kind.
+    """
+    from_file = _dotenv(folder / ".env")
+    environ = {**from_file, **os.environ}
+    tables = _toml(folder / FILE)
+    _refuse_unknown(tables, ("endpoints", "prices", "run"), FILE)
+    endpoints = {
+        name: _endpoint(name, _table(table, f"endpoints.{name}"))
+        for name, table in _table(tables.get("endpoints", {}), "endpoints").items()
+    }
+    run = _settings(_table(tables.get("run", {}), "run"), run_kinds, where_run())
+    prices = {
+        model: parse_price(model, _table(table, f'prices."{model}"'), f'{FILE}, [prices."{model}"]')
+        for model, table in _table(tables.get("prices", {}), "prices").items()
+    }
+    return Configuration(
+        endpoints=endpoints,
+        run=run,
+        prices=prices,
+        environ=environ,
+        dotenv=frozenset(from_file.keys() - os.environ.keys()),
+    )
+
+
+def where_run() -> str:
+    """How an error names the table of flags."""
+    return f"{FILE}, [run]"
+
+
+def where_endpoint(name: str) -> str:
+    """How an error names the table of one endpoint."""
+    return f"{FILE}, [endpoints.{name}]"
+
+
+def _dotenv(path: Path) -> dict[str, str]:
+    # Imported here, as below: `redline --help` reads no settings.
+    from dotenv import dotenv_values
+
+    try:
+        values = dotenv_values(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {_reason(error)}") from error
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        return tomllib.loads(path.read_text("utf-8-sig"))
+    except FileNotFoundError:
+        return {}
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"{path.name} is not valid TOML: {error}", where=str(path), hint="see https://toml.io"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else "it is not UTF-8") or str(error)
+
+
+def _endpoint(name: str, table: dict[str, Any]) -> dict[str, Any]:
+    settings = _settings(table, ENDPOINT_KEYS, where_endpoint(name))
+    if "base_url" not in settings:
+        raise ConfigError(
+            f"the endpoint {name} has no base_url",
+            where=where_endpoint(name),
+            hint='write it like base_url = "http://127.0.0.1:8000/v1"',
+        )
+    return settings
+
+
+def _table(value: object, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} must be a table", where=FILE, hint=f"write [{name}]")
+    return value
+
+
+def _settings(table: dict[str, Any], kinds: Mapping[str, Kind], where: str) -> dict[str, Any]:
+    """The table with its values as a flag would bring them. A key may have dashes."""
+    named = {key.replace("-", "_"): value for key, value in table.items()}
+    _refuse_unknown(named, tuple(kinds), where)
+    return {key: _value(key, value, kinds[key], where) for key, value in named.items()}
+
+
+def _value(key: str, value: object, kind: Kind, where: str) -> Any:
+    if kind is Kind.FLAG and isinstance(value, bool):
+        return value
+    if kind in (Kind.TEXT, Kind.LIST) and _is_scalar(value):
+        return str(value) if kind is Kind.TEXT else [str(value)]
+    if kind is Kind.LIST and isinstance(value, list) and all(map(_is_scalar, value)):
+        return [str(item) for item in value]
+    if kind is Kind.TABLE and isinstance(value, dict) and all(map(_is_scalar, value.values())):
+        return {name: str(item) for name, item in value.items()}
+    raise ConfigError(f"{key} must be {kind.value}", where=where)
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    for key in table:
+        if key not in known:
+            raise ConfigError(
+                f"unknown setting: {key}",
+                where=where,
+                hint=meant(key, known) or f"known are: {', '.join(known)}",
+            )

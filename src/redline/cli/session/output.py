@@ -1,0 +1,136 @@
+"""Where text goes: results to stdout for a run without an output file, the rest to stderr."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import sys
+from typing import TextIO
+
+import msgspec
+
+from redline.errors import ConfigError, JournalError, RedlineError
+from redline.journal import Output, Result, error_fields, result_line
+from redline.process import lasting, printable, printable_json
+
+# Of a line of 10 MB, so much is written before the event loop has its turn again: about 1 ms.
+_TURN_BYTES = 256 * 1024
+# A full pipe is looked at again after so long: soon, for a reader that is quick takes 64 KB in some
+# 0.1 ms, and then less and less often.
+_LEAST_WAIT_S, _MOST_WAIT_S = 0.0001, 0.01
+
+
+def tell(text: str) -> None:
+    """Writes to stderr. What cannot be written is no error: the exit status still tells."""
+    if sys.stderr is None:
+        return
+    stream = lasting(sys.stderr)
+    stream.write(printable(text))
+    stream.flush()
+
+
+def say(text: str = "") -> None:
+    """Writes to stdout and sees it on its way; a closed stdout takes it in silence.
+
+    Raises BrokenPipeError where the reader has gone, JournalError where there is no room.
+    """
+    if sys.stdout is None:
+        return
+    try:
+        if text:
+            # Not even nothing is to be written to a terminal that has gone.
+            sys.stdout.write(printable(text))
+        sys.stdout.flush()
+    except OSError as error:
+        raise lost_stdout(error) from error
+
+
+def lost_stdout(error: OSError) -> Exception:
+    """The error of a stdout that takes no more: its reader has gone, or its disk is full."""
+    if isinstance(error, BrokenPipeError):
+        # Without its number, on which the parser of flags would end the program by itself.
+        return BrokenPipeError()
+    return JournalError(
+        f"cannot write to stdout: {error.strerror}",
+        hint="make room; with -o FILE the same command continues where it stopped",
+    )
+
+
+def forget_stdout() -> None:
+    """Keeps the interpreter from flushing into a stdout that takes no more, as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def hold_standard_streams() -> None:
+    """Puts the null device where stdin, stdout or stderr is closed.
+
+    Otherwise the next file or socket would take its number, and be read or written as that.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+class Notes:
+    """What the summary says of single rows: the first failure of this run.
+
+    is_json: each line on stderr is a JSON object.
+    """
+
+    def __init__(self, *, is_json: bool = False) -> None:
+        self.is_json = is_json
+        self.first_failure: RedlineError | None = None
+
+    def note(self, result: Result) -> None:
+        if self.first_failure is None:
+            self.first_failure = result.outcome.error
+
+
+class Lines:
+    """Each success as a line on `stream` as it comes, each failure as a line on stderr."""
+
+    def __init__(self, stream: TextIO | None, lines: Output, notes: Notes) -> None:
+        if stream is None:
+            raise ConfigError("stdout is closed, so results have no place", hint="give -o FILE")
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._turn = asyncio.Lock()
+        self._lines = lines
+        self._notes = notes
+
+    async def write(self, result: Result) -> None:
+        """Raises OSError where nobody reads any more, or where there is no room."""
+        error = result.outcome.error
+        if result.outcome.is_success:
+            async with self._turn:
+                line = result_line(result, self._lines)
+                await self._put(printable_json(line) if self._is_terminal else line)
+        elif error is not None and self._notes.is_json:
+            row = result.row.number
+            fields = {"event": "failure", "row": row, "error": error_fields(error)}
+            tell(msgspec.json.encode(fields).decode() + "\n")
+        elif error is not None:
+            tell(f"failed: {error}\n")
+
+    async def _put(self, data: bytes) -> None:
+        """A reader that is slow holds back the results, and not the event loop."""
+        fd, poll = self._stream.fileno(), select.poll()
+        poll.register(fd, select.POLLOUT)
+        # A view: cutting the bytes themselves would copy what is left of a long line each time.
+        left = memoryview(data)
+        turn_bytes = _TURN_BYTES
+        while left:
+            # A ready pipe takes this much without blocking (POSIX). The loop's own events are not
+            # used: uvloop's would make the pipe non-blocking for whoever else writes to it.
+            wait_s = _LEAST_WAIT_S
+            while not poll.poll(0):
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _MOST_WAIT_S)
+            written = os.write(fd, left[: select.PIPE_BUF])
+            left, turn_bytes = left[written:], turn_bytes - written
+            if turn_bytes <= 0:
+                turn_bytes = _TURN_BYTES
+                await asyncio.sleep(0)

@@ -1,0 +1,317 @@
+"""What a person reads: errors, summaries and plans, in plain text."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+import msgspec
+
+from redline.calls.cost import DOLLAR, dollars_text
+from redline.cli.session.output import Notes
+from redline.errors import ConfigError, RedlineError
+from redline.job import Plan
+from redline.job.show import InputCounts, Report, duration
+from redline.job.show import notices as troubles
+from redline.journal import ResultsLost, error_fields, flaws_text
+from redline.store import url_of
+
+# Of a report, in the summary for programs, in this order.
+_TOLD = (
+    *("offered", "succeeded", "failed", "unfinished", "skipped", "untried", "input", "attempts"),
+    *("retries", "rate_limited", "most_in_flight", "input_tokens", "output_tokens", "spent_usd"),
+    *("expected_usd", "spent_tokens", "elapsed_s", "errors_by_kind", "found_limits"),
+    "is_input_done",
+)
+_CREDENTIALS = re.compile("//.*@")
+
+
+def error_text(error: RedlineError, saved: str = "") -> str:
+    """The error as three short parts: what and where, what is safe, what to do."""
+    lines = [f"error: {error.what}"]
+    if error.where:
+        lines.append(f"where: {error.where}")
+    if saved:
+        lines.append(f"saved: {saved}")
+    if error.hint:
+        lines += ["", f"hint: {error.hint}"]
+    return "\n".join(lines) + "\n"
+
+
+def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
+    """The run in a few lines whose numbers add up, why it stopped, and how to go on."""
+    stopped = report.stopped
+    if _has_not_begun(report) and isinstance(stopped, ConfigError):
+        return error_text(stopped)
+    lines = [_sum(report)]
+    if report.input is not None and report.input.left and not report.is_complete:
+        lines.append(report.input.text())
+    lines += _flaw_lines(report, argv)
+    if report.attempts:
+        per_s = report.attempts / report.elapsed_s if report.elapsed_s > 0 else 0.0
+        lines.append(
+            f"{duration(report.elapsed_s)}, {_count(report.attempts, 'request')} at {per_s:.1f}/s, "
+            f"{_count(report.retries, 'retry', 'retries')}, {report.rate_limited:,} x 429, "
+            f"at most {report.most_in_flight:,} in flight"
+        )
+    if report.repeated:
+        lines.append(
+            f"{_count(report.repeated, 'request')} sent twice, because the answer on a kept "
+            "connection was missing or in doubt; the server may have processed both"
+        )
+    if report.input_tokens or report.output_tokens:
+        lines.append(f"{_count(report.input_tokens, 'token')} in, {report.output_tokens:,} out")
+    if report.spent.text:
+        lines.append(_spent(report))
+    lines += _cache_lines(report)
+    lines += _batch_lines(report)
+    if report.found_limits:
+        lines.append(f"limits found: {', '.join(report.found_limits)}")
+    if (outages := troubles.outages_ended(report.outages)) is not None:
+        lines.append(outages)
+    if report.errors_by_kind:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in report.errors_by_kind.items())
+        lines.append(f"failed attempts: {kinds}")
+    if report.abandoned:
+        lines.append(f"abandoned: {'; '.join(report.abandoned)}")
+    if report.output is not None:
+        lines += _files(report, notes)
+        if not report.is_complete:
+            lines.append(f"continue with: {_command(report, argv)}")
+    text = "\n".join(lines) + "\n"
+    return text if stopped is None else f"{text}\n{error_text(stopped, _saved(report))}"
+
+
+def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
+    """The summary for programs, one line of JSON, as `--log json` prints it."""
+    is_open = report.output is not None and not report.is_complete
+    fields: dict[str, object] = {
+        "event": "summary",
+        **{name: getattr(report, name) for name in _TOLD},
+        "input": _input_fields(report),
+        "elapsed_s": round(report.elapsed_s, 3),
+        "is_interrupted": report.interrupted,
+        "first_failure": error_fields(notes.first_failure),
+        "stopped": error_fields(report.stopped),
+        "output": report.output.name if report.output is not None else None,
+        "continue_with": _command(report, argv) if is_open else None,
+    }
+    if report.repeated:
+        fields["repeated"] = report.repeated
+    if report.cache is not None or report.cache_notes:
+        fields["cache"] = {**msgspec.to_builtins(report.cache or {}), "notes": report.cache_notes}
+    if report.flawed:
+        fields["results"], fields["flawed"] = report.results, report.flawed
+    if report.outages is not None:
+        fields["outages"] = msgspec.to_builtins(report.outages)
+    if report.abandoned:
+        fields["abandoned"] = report.abandoned
+    if report.batches is not None:
+        fields["batches"] = msgspec.to_builtins(report.batches)
+    if report.output is not None and report.output.url is not None:
+        fields["kept_in"] = str(report.output.path)
+        fields["not_uploaded"] = error_fields(report.not_uploaded)
+    return msgspec.json.encode(fields).decode() + "\n"
+
+
+def _input_fields(report: Report) -> dict[str, object] | None:
+    counts = report.input
+    return None if counts is None else {**msgspec.to_builtins(counts), "left": counts.left}
+
+
+def _flaw_lines(report: Report, argv: Sequence[str]) -> list[str]:
+    """How many of the successes are cut, empty or refused, and what to do about it."""
+    if not report.flawed:
+        return []
+    line = f"{report.results:,} succeeded, of them {flaws_text(report.flawed)}"
+    if argv[:1] == ["run"] and not any(word.startswith("--fail-on") for word in argv):
+        line += f": --fail-on {','.join(report.flawed)}"
+    elif "length" in report.flawed:
+        line += ": raise --max-tokens"
+    return [line]
+
+
+def _cache_lines(report: Report) -> list[str]:
+    """What the cache spared, why it did not spare more, and what befell it."""
+    use, lines = report.cache, []
+    if use is not None and (use.spared or use.misses):
+        share = f"{100 * use.share:.0f} % of rows without a request"
+        lines.append(
+            f"cache: {_count(use.hits, 'hit')}, {use.shared:,} shared in flight, "
+            f"{_count(use.misses, 'miss', 'misses')}: {share}"
+        )
+    if use is not None and use.passed:
+        lines.append(
+            f"cache: {_count(use.passed, 'row is', 'rows are')} sampled, so not cached; see "
+            "--temperature 0, --param seed=7, --cache-sampled"
+        )
+    return [*lines, *(f"cache: {note}" for note in report.cache_notes)]
+
+
+def _batch_lines(report: Report) -> list[str]:
+    """What went by batches, and what of it is still there."""
+    use = report.batches
+    if use is None:
+        return []
+    again = f", {_count(use.again, 'row')} sent again" if use.again else ""
+    lines = [f"batches: {use.made:,} made, {_count(use.answered, 'row')} answered{again}"]
+    if use.running:
+        lines.append(
+            f"{_count(use.running, 'batch', 'batches')} of {_count(use.rows, 'row')} run on at the "
+            "provider; the same command reads them, with --via live it cancels them"
+        )
+    return lines
+
+
+def plan_text(plan: Plan, *, has_output: bool) -> str:
+    """A dry run's findings. has_output: what is done already is known."""
+    parts = [f"{plan.sent_rows:,} to send", f"{plan.bad_rows:,} that cannot be sent"]
+    if has_output:
+        parts.insert(0, f"{plan.done_rows:,} done already")
+    if plan.untried_rows:
+        parts.append(f"{plan.untried_rows:,} untried, which --retry-failed leaves out")
+    lines = [f"{_count(plan.rows, 'row')} = {' + '.join(parts)}"]
+    if plan.first_problem:
+        lines.append(f"the first that cannot be sent: {plan.first_problem}")
+    if plan.sent_rows:
+        tokens = plan.input_tokens + plan.output_tokens
+        off = f" (±{plan.input_error:.0%})".replace("%", " %") if plan.input_error else ""
+        lines.append(
+            f"about {_count(tokens, 'token')}: {plan.input_tokens:,} in{off}, "
+            f"and up to {plan.output_tokens:,} out"
+        )
+        if plan.bound is None:
+            lines.append("no limit is set: the server and the concurrency decide the time")
+        elif not plan.limit_s:
+            lines.append("the limits ask for no wait: the server decides the time")
+        else:
+            lines.append(f"at least {duration(plan.limit_s)}, bound by {plan.bound}")
+    if plan.first_request is not None:
+        shown = msgspec.json.format(msgspec.json.encode(plan.first_request), indent=2).decode()
+        lines.append(f"the first request:\n{shown}")
+    return "\n".join(lines) + "\n"
+
+
+def _has_not_begun(report: Report) -> bool:
+    return not report.offered and not report.skipped
+
+
+def _sum(report: Report) -> str:
+    counts = report.input
+    if counts is not None and not report.offered and report.is_input_done and not counts.left:
+        if not counts.rows:
+            return "Nothing to do: no new rows"
+        failed = f", {counts.failed:,} failed" if counts.failed else ""
+        untried = f", {_untried(report)}" if report.untried else ""
+        return f"Nothing to do: {counts.done:,} done{failed}{untried}"
+    line = (
+        f"{_count(report.offered, 'row')} = {report.succeeded:,} succeeded + {report.failed:,} "
+        f"failed + {report.unfinished:,} unfinished"
+    )
+    if done_before := report.skipped - report.failed_before:
+        line += f"; {done_before:,} {'was' if done_before == 1 else 'were'} done before"
+    if report.failed_before:
+        line += f"; {report.failed_before:,} failed before"
+    if report.untried:
+        line += f"; {_untried(report)}"
+    if not report.is_input_done:
+        line += "; the input is not read to its end"
+    return line
+
+
+def _untried(report: Report) -> str:
+    return f"{report.untried:,} untried, which --retry-failed leaves out"
+
+
+def _spent(report: Report) -> str:
+    """What is spent, and what all rows will have cost where some are left."""
+    is_of_all = not report.skipped or report.spent.is_of_all_runs
+    line = f"spent{'' if is_of_all else ' by this run'}: {report.spent.text}"
+    left = report.unfinished if report.input is None else report.input.left
+    if not left or report.expected_usd is None:
+        return line
+    whole = "for all rows" if is_of_all else "with the rows left"
+    return f"{line}; about {dollars_text(round(report.expected_usd * DOLLAR))} {whole}"
+
+
+def _files(report: Report, notes: Notes) -> list[str]:
+    output = report.output
+    assert output is not None
+    if output.url is None:
+        lines = [f"results: {output.path}"]
+    elif report.not_uploaded is None:
+        lines = [f"results: {output.name}, uploaded; also in {output.path}"]
+    else:
+        lines = [f"results: {output.path}, on this machine only", _not_uploaded(report)]
+    if output.failed_path.exists():
+        name = output.failed_path if report.not_uploaded is not None else output.failed_name
+        lines.append(f"failures: {name} (--retry-failed tries them again)")
+    # The error that stopped the run is told below with more room.
+    if notes.first_failure is not None and report.stopped is None:
+        lines.append(f"first failure: {notes.first_failure}")
+    return lines
+
+
+def _not_uploaded(report: Report) -> str:
+    """Why the object is not what the file is; in full only where it is not told below."""
+    assert report.output is not None
+    line = f"not uploaded: {report.output.name}"
+    is_told_below = report.stopped is report.not_uploaded
+    return line if is_told_below else f"{line}: {report.not_uploaded}"
+
+
+def _saved(report: Report) -> str:
+    """`87 of 500 results in labels.jsonl`, or nothing where no file is written."""
+    if report.output is None:
+        return ""
+    if isinstance(report.stopped, ResultsLost):
+        return report.stopped.saved
+    counts = report.input
+    if counts is None:
+        counts = InputCounts(
+            rows=report.offered + report.skipped,
+            done=report.succeeded + report.skipped,
+            failed=report.failed,
+            is_exact=report.is_input_done,
+        )
+    of = f" of {counts.rows:,}" if report.is_input_done else ""
+    results = "result" if counts.done == 1 and not of else "results"
+    failures = f", {_count(counts.failed, 'failure')} beside it" if counts.failed else ""
+    is_here = report.output.url is None or report.not_uploaded is not None
+    place = report.output.path if is_here else report.output.name
+    return f"{counts.done:,}{of} {results} in {place}{failures}"
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    """`1 row`, `2 rows`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def _command(report: Report, argv: Sequence[str]) -> str:
+    """The command that continues: the same, but it must not start over again.
+
+    Where only untried rows are left, it goes on to these. What may be a secret reads `...`.
+    """
+    is_mended = report.untried and report.is_input_done and not report.unfinished
+    dropped = {"--restart", "--retry-failed"} if is_mended else {"--restart"}
+    words = ["redline"]
+    for word in argv:
+        if word not in dropped:
+            words.append(_without_secret(words[-1], word))
+    return shlex.join(words)
+
+
+def _without_secret(flag: str, word: str) -> str:
+    """A word of the command line as it may be shown after `flag`."""
+    if word.startswith(("--header=", "--proxy=")):
+        flag, _, value = word.partition("=")
+        return f"{flag}={_without_secret(flag, value)}"
+    if flag == "--header":
+        return f"{word.partition(':')[0]}: ..."
+    if flag == "--proxy":
+        # Its user and password stand before the @.
+        return _CREDENTIALS.sub("//...@", word)
+    # A prompt may begin with a URL, too; but it goes on with a space.
+    url = None if " " in word else url_of(word)
+    return word if url is None else url.name

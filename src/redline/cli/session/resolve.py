@@ -1,0 +1,239 @@
+"""Flags and redline.toml become options, and these a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from redline.cli.session.configuration import Configuration, where_endpoint, where_run
+from redline.errors import ConfigError, nearest
+from redline.job.settings import (
+    KEY_VARIABLE,
+    OPENAI,
+    SIM,
+    URL_VARIABLE,
+    Embedded,
+    Flags,
+    Job,
+    Options,
+    flag_of,
+    job_of,
+    options_in,
+    output_at,
+)
+from redline.journal import Output
+from redline.sources import open_source, opened, stream_of
+from redline.store import local_path, url_of
+
+_ENGINE = "engine:"
+# One of a pair on the command line takes the place of the other in redline.toml.
+_RIVALS = (
+    *(("endpoint", "base_url"), ("body", "prompt"), ("body", "system")),
+    *(("cache", "no_cache"), ("cache_dir", "no_cache")),
+)
+_NEED_OUTPUT = ("ordered", "retry_failed", "restart", "force")
+# With one of these on the command line there is to be a cache.
+_NEED_CACHE = ("cache_size", "cache_sampled")
+
+
+class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+    """job: what to run. lines: what a result line holds, also where results go to stdout."""
+
+    job: Job
+    lines: Output
+
+
+class _Server(msgspec.Struct, frozen=True, kw_only=True):
+    """Who answers. origin: where its URL was stated. table: its settings in redline.toml.
+
+    base_url: None for the usual one. embedded: the one that is started for the run.
+    """
+
+    base_url: str | None = None
+    origin: str = ""
+    name: str | None = None
+    table: dict[str, Any] = {}
+    embedded: Embedded | str | None = None
+
+
+def resolve(
+    rows: object, given: Flags, configuration: Configuration, *, is_sending: bool = True
+) -> Resolved:
+    """The job of `redline run`.
+
+    given: the flags on the command line. They come before an endpoint's own settings, and these
+    before redline.toml's [run]. is_sending: False for a dry run, which needs no key.
+    Raises ConfigError that names the flag, and the table of redline.toml where it stands there.
+    """
+    stated = {name: value for name, value in given.items() if value not in (None, [], False)}
+    defaults = _defaults(stated, configuration)
+    # A wrong path is a commoner mistake than a missing key, so it is told first.
+    found: object = rows
+    follows = "follow" in stated
+    if stream_of(rows) is None:
+        found = rows if follows else opened(rows)
+        if found is rows:
+            open_source(rows, is_followed=follows).close()
+    server = _server({**defaults, **stated}, configuration)
+    flags = {**defaults, **server.table, **stated}
+    try:
+        _check_needs(flags, stated)
+        options = _of_server(options_in(flags), server, configuration, is_sending=is_sending)
+        if options.output is None:
+            # Without a file they are for other runs than this one.
+            options = msgspec.structs.replace(options, retry_failed=None, restart=None, force=None)
+        job = job_of(found, options, configuration.environment)
+        _check_key(job, is_sending=is_sending)
+        return Resolved(job=job, lines=job.output or output_at("-", options))
+    except ConfigError as error:
+        error.where = error.where or _origin(error.what, stated, server, configuration)
+        raise
+
+
+def _defaults(stated: Flags, configuration: Configuration) -> dict[str, Any]:
+    """What [run] says, without what the command line says otherwise."""
+    defaults = {name: value for name, value in configuration.run.items() if value is not False}
+    for pair in _RIVALS:
+        for mine, rival in (pair, pair[::-1]):
+            if mine in stated:
+                defaults.pop(rival, None)
+    return defaults
+
+
+def _origin(what: str, stated: Flags, server: _Server, configuration: Configuration) -> str:
+    """Where that stands of which an error speaks: a flag, a table of redline.toml, or nothing."""
+    if what.startswith(("a base URL", "not a base URL")):
+        return server.origin
+    if what.startswith("the proxy"):
+        return "--proxy"
+    for word in what.split():
+        name = word.removeprefix("--").replace("-", "_")
+        if not word.startswith("--") or name in stated:
+            continue
+        if name in server.table:
+            return where_endpoint(server.name or "")
+        if name in configuration.run:
+            return where_run()
+    return ""
+
+
+def _check_needs(flags: Flags, stated: Flags) -> None:
+    """Raises ConfigError for a flag on the command line without the one that it belongs to."""
+    place = flags.get("output", "-")
+    for name in _NEED_OUTPUT:
+        if name in stated and place == "-":
+            raise ConfigError(
+                f"{flag_of(name)} needs an output file", hint="name one: -o labels.jsonl"
+            )
+    if place != "-" and url_of(place) is None:
+        _check_output_path(local_path(place), place)
+    if "no_cache" in stated and ("cache" in stated or "cache_dir" in stated):
+        raise ConfigError("--cache and --no-cache exclude each other", hint="leave one out")
+    if not {"no_cache", "cache", "cache_dir"} & flags.keys():
+        for name in _NEED_CACHE:
+            if name in stated:
+                raise ConfigError(f"{flag_of(name)} needs --cache", hint="add --cache")
+
+
+def _check_output_path(path: Path, text: str) -> None:
+    """Raises ConfigError where no file can be at `path`."""
+    if path.is_dir():
+        raise ConfigError(
+            f"the output {text} is a folder", hint=f"name a file in it: {path / 'labels.jsonl'}"
+        )
+    if path.exists() and not path.is_file():
+        raise ConfigError(
+            f"the output {text} is not a file", hint="leave out -o to have results on stdout"
+        )
+    if not path.parent.is_dir():
+        is_file = path.parent.exists()
+        raise ConfigError(
+            f"{path.parent} is a file and no folder"
+            if is_file
+            else f"the folder {path.parent} does not exist",
+            where=f"--output {text}",
+            hint="choose another -o"
+            if is_file
+            else f"mkdir -p {path.parent}, or choose another -o",
+        )
+
+
+def _server(chosen: Flags, configuration: Configuration) -> _Server:
+    """The one that --endpoint, --base-url or the environment names, or the usual one."""
+    name, base_url = chosen.get("endpoint"), chosen.get("base_url")
+    if name is not None and base_url is not None:
+        raise ConfigError("--endpoint and --base-url exclude each other", hint="leave one out")
+    if name is not None and (embedded := _embedded(name)) is not None:
+        return _Server(origin="--endpoint", embedded=embedded)
+    if name is not None and urlsplit(name).scheme in ("http", "https"):
+        return _Server(base_url=name, origin="--endpoint")
+    if name is not None:
+        table = _named(name, configuration)
+        return _Server(
+            base_url=table["base_url"], origin=where_endpoint(name), name=name, table=table
+        )
+    return _Server(base_url=base_url, origin=URL_VARIABLE if base_url is None else "--base-url")
+
+
+def _embedded(name: str) -> Embedded | str | None:
+    """The server inside that --endpoint names; None where it names another one."""
+    if name.startswith(_ENGINE):
+        # Imported here: no other run pays for what serves a model.
+        from redline.cli.flags import settings_in
+        from redline.serve import LocalEngine
+
+        return LocalEngine(settings_in(name.removeprefix(_ENGINE)))
+    return SIM if name == SIM else None
+
+
+def _named(name: str, configuration: Configuration) -> dict[str, Any]:
+    if name not in configuration.endpoints:
+        known = (*configuration.endpoints, SIM)
+        raise ConfigError(
+            f"unknown endpoint: {name}",
+            hint=nearest(name, known)
+            or "name a URL such as http://127.0.0.1:8000/v1, one of redline.toml's, sim, or "
+            "engine:MODEL",
+        )
+    return configuration.endpoints[name]
+
+
+def _of_server(
+    options: Options, server: _Server, configuration: Configuration, *, is_sending: bool
+) -> Options:
+    """The options, with what the server's table and the environment say of it."""
+    return msgspec.structs.replace(
+        options,
+        endpoint=server.embedded,
+        base_url=server.base_url,
+        name=server.name,
+        headers={**server.table.get("headers", {}), **(options.headers or {})},
+        api_key=_api_key(options.api_key, configuration) if is_sending else "",
+        prices=configuration.prices,
+    )
+
+
+def _api_key(variable: str | None, configuration: Configuration) -> str | None:
+    """The key in the variable that --api-key-env names; None if it names none."""
+    if variable is None:
+        return None
+    if not configuration.environ.get(variable):
+        raise ConfigError(
+            f"--api-key-env names {variable}, which is not set",
+            hint=f"export {variable}=..., or write it into a .env file",
+        )
+    return configuration.environ[variable]
+
+
+def _check_key(job: Job, *, is_sending: bool) -> None:
+    """Raises ConfigError for a job that OpenAI would refuse."""
+    endpoint = job.endpoint
+    if is_sending and endpoint and endpoint.base_url == OPENAI and endpoint.api_key is None:
+        raise ConfigError(
+            f"there is no API key for {OPENAI}",
+            hint=f"set {KEY_VARIABLE} or --api-key-env, name another server with --base-url, or "
+            "try things out with --endpoint sim",
+        )

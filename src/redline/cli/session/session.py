@@ -1,0 +1,123 @@
+"""One `redline run` from its flags to its exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from click import Context
+
+from redline.cli.flags import stated
+from redline.cli.session import configuration as configurations
+from redline.cli.session.output import Lines, Notes, lost_stdout, say, tell
+from redline.cli.session.present import plan_text, summary_line, summary_text
+from redline.cli.session.resolve import Resolved, resolve
+from redline.job import Report, plan, run_job
+from redline.job.outputs import another_input
+from redline.job.settings import Job, values
+from redline.job.show import Display, JsonProgress, PlainProgress, TerminalProgress
+
+ALL_DONE, SOME_FAILED, STOPPED, INTERRUPTED = 0, 1, 2, 130
+LOGS = ("text", "json")
+
+# Flags that belong to one command and not to a project.
+_NOT_SETTINGS = ("rows", "dry_run")
+
+
+def run_command(ctx: Context, rows: str) -> int:
+    """Plans or runs, tells what came of it, and says the exit status.
+
+    Raises ConfigError or JournalError where the run cannot begin, BrokenPipeError where nobody
+    reads the results any more.
+    """
+    session = Session(ctx)
+    return session.carry_out(session.resolved(rows, session.given))
+
+
+class Session:
+    """One command that runs a job: what was given to it, and what it shows."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.configuration = configurations.load(Path.cwd())
+        self.given = {
+            name: value for name, value in stated(ctx).items() if name not in _NOT_SETTINGS
+        }
+        self._argv = ctx.obj["argv"] if isinstance(ctx.obj, dict) else []
+        settings = {**self.configuration.run, **self.given}
+        self.is_dry = bool(ctx.params.get("dry_run"))
+        self._is_json = values.choice(settings, "log", LOGS) == "json"
+        self._is_quiet = settings.get("quiet") is True
+
+    def resolved(self, rows: object, flags: values.Flags) -> Resolved:
+        """The job of these flags; rows: as `open_source` takes them. Raises ConfigError."""
+        return resolve(rows, flags, self.configuration, is_sending=not self.is_dry)
+
+    def carry_out(self, resolved: Resolved) -> int:
+        """Plans or runs, tells what came of it, and says the exit status."""
+        self._name_other_input(resolved.job)
+        if self.is_dry:
+            made = plan(resolved.job)
+            say(plan_text(made, has_output=resolved.job.output is not None))
+            return SOME_FAILED if made.bad_rows else ALL_DONE
+        notes = Notes(is_json=self._is_json)
+        is_unseen = self._is_quiet or sys.stderr is None
+        display = None if is_unseen else _display(resolved, is_json=notes.is_json)
+        embedded = resolved.job.embedded
+        if embedded is not None and embedded.notice and not (is_unseen or self._is_json):
+            tell(f"{embedded.notice}\n")
+        report = _run(resolved, display, notes)
+        show = summary_line if notes.is_json else summary_text
+        tell(show(report, self._argv, notes))
+        return _status(report)
+
+    def _name_other_input(self, job: Job) -> None:
+        """Says so before anything is sent. Raises ConfigError if it looks like a mistake."""
+        earlier = None if job.output is None else another_input(job, job.output)
+        if earlier is None or job.output is None:
+            return
+        what = f"{job.output.name} was begun with another input: {earlier}"
+        line = msgspec.json.encode({"event": "note", "text": what}).decode()
+        tell(f"{line if self._is_json else f'note: {what}'}\n")
+
+
+def _display(resolved: Resolved, *, is_json: bool) -> Display:
+    if is_json:
+        return JsonProgress(sys.stderr)
+    # A line that redraws itself needs a terminal that can, and one without results in between.
+    is_shared = resolved.job.output is None and sys.stdout is not None and sys.stdout.isatty()
+    if not sys.stderr.isatty() or is_shared or os.environ.get("TERM") in ("dumb", "unknown"):
+        return PlainProgress(sys.stderr)
+    return TerminalProgress(sys.stderr)
+
+
+def _run(resolved: Resolved, display: Display | None, notes: Notes) -> Report:
+    if resolved.job.output is not None:
+        return run_job(resolved.job, display=display, on_result=notes.note)
+    lines = Lines(sys.stdout, resolved.lines, notes)
+    lost: OSError | None = None
+    try:
+        return run_job(resolved.job, display=display, on_result=lines.write)
+    except* OSError as group:
+        lost = next(error for error in _leaves(group) if isinstance(error, OSError))
+    raise lost_stdout(lost)
+
+
+def _leaves(group: BaseExceptionGroup[OSError]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+def _status(report: Report) -> int:
+    if report.interrupted:
+        return INTERRUPTED
+    if report.stopped is not None:
+        return STOPPED
+    # Failures that an earlier run left in the file count, too: not all is done.
+    has_old = report.output is not None and report.output.failed_path.exists()
+    return SOME_FAILED if report.failed or report.unfinished or has_old else ALL_DONE

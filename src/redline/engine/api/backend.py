@@ -1,0 +1,289 @@
+"""The engine as a backend: a request in OpenAI's terms becomes sequences, and these its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import queue
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from threading import Thread
+from typing import Any, NamedTuple
+
+import msgspec
+
+from redline.calls import Call, Chunk, Outcome, Reply, Request, Sink
+from redline.clock import SYSTEM
+from redline.engine.api.bodies import Answer, Drawn, Said, usage
+from redline.engine.api.detokenize import Pieces, TextStream
+from redline.engine.api.prompting import Asked, read_request
+from redline.engine.draft import Chance
+from redline.engine.sample import Grammars, Guide, SamplingParams
+from redline.engine.schedule import QueueFull
+from redline.engine.step import CLOSED, Ask, EngineFailed, EngineThread
+from redline.errors import CallError, NoEndpoint, RedlineError, Rejected, ServerFailed, TimedOut
+from redline.limits import Cost
+from redline.waist import failed
+
+_STATUS_BUSY = 503
+
+
+class Speaker(NamedTuple):
+    """What turns requests into tokens, and tokens into text. ends: tokens that end an answer."""
+
+    tokenizer: object
+    pieces: Pieces
+    grammars: Grammars
+    vocabulary: int
+    max_model_len: int
+    ends: frozenset[int]
+
+
+class EngineBackend:
+    """Answers /v1/chat/completions and /v1/completions by the engine in `thread`.
+
+    most_sequences: a request with more choices than that never fits into the queue.
+    """
+
+    def __init__(
+        self, thread: EngineThread, speaker: Speaker, *, name: str, most_sequences: int
+    ) -> None:
+        self._thread = thread
+        self._speaker = speaker
+        self._name = name
+        self._most_sequences = most_sequences
+        self._reader = _Reader(self._read)
+
+    def room(self, cost: Cost, now_s: float) -> float:
+        """0, or inf where the engine has failed. The queue's bound is told by `send`."""
+        return 0.0 if self._thread.failure is None else math.inf
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        """Exactly one outcome. Raises nothing but CancelledError, which gives the slots back."""
+        begun_s = call.sent_s = SYSTEM.now_s()
+        call.attempts += 1
+        wait_s = call.deadline_s - begun_s
+        error: CallError | NoEndpoint
+        try:
+            async with asyncio.timeout(None if wait_s == math.inf else wait_s):
+                reply = await self._answer(request, call, sink)
+        except TimeoutError:
+            error = TimedOut("row")
+        except QueueFull as full:
+            error = ServerFailed(full.what, hint=full.hint, status=_STATUS_BUSY)
+        except (CallError, NoEndpoint) as found:
+            error = found
+        else:
+            took_s = SYSTEM.now_s() - begun_s
+            return Outcome(status="succeeded", reply=reply, endpoint=self._name, latency_s=took_s)
+        finally:
+            call.sent_s = None
+        return failed(error, endpoint=self._name)
+
+    async def aclose(self) -> None:
+        """Ends the engine and all it is asked."""
+        await self._thread.close()
+        self._reader.close()
+
+    async def _answer(self, request: Request, call: Call, sink: Sink | None) -> Reply:
+        asked, guides = await asyncio.wrap_future(self._reader.read(request))
+        news: asyncio.Queue[Said | RedlineError] = asyncio.Queue()
+
+        def post(said: Said | RedlineError) -> None:
+            self._thread.post(partial(news.put_nowait, said))
+
+        teller = _Teller(sink, call) if asked.form.stream and sink is not None else None
+        params, first = asked.params, call.priority or asked.form.priority
+        choices: list[_Choice] = []
+        asks: list[Ask] = []
+        for index, guide in enumerate(guides):
+            prompt = asked.prompts[index // params.n]
+            choice = _Choice(index, params, self._speaker, post, streams=teller is not None)
+            most = asked.most_tokens(prompt)
+            asks.append(Ask(prompt, params, most, choice, first, index % params.n, guide))
+            choices.append(choice)
+        self._thread.ask(asks)
+        answer = Answer(
+            name=uuid.uuid4().hex,
+            created_s=int(SYSTEM.wall_s()),
+            model=asked.form.model or self._name,
+            is_chat=asked.form.is_chat,
+            pieces=self._speaker.pieces,
+            includes_usage=bool(asked.form.stream_options.include_usage),
+        )
+        try:
+            said = await _heard(news, len(choices), answer, teller)
+        finally:
+            for choice in choices:
+                if not choice.is_over:
+                    self._thread.cancel(choice)
+        counted = usage(sum(map(len, asked.prompts)), sum(choice.tokens for choice in choices))
+        if teller is not None:
+            await teller.tell(answer.last(counted))
+        texts = [one.text for one in said]
+        return Reply(
+            output=texts[0] if len(texts) == 1 else texts,
+            finish_reason=said[0].finish_reason,
+            usage=counted,
+            model=answer.model,
+            input_tokens=counted["prompt_tokens"],
+            output_tokens=counted["completion_tokens"],
+            body=b"" if teller is not None else msgspec.json.encode(answer.whole(said, counted)),
+        )
+
+    def _read(self, request: Request) -> tuple[Asked, list[Guide | None]]:
+        """What is asked, and for each choice what it must follow. Raises Rejected."""
+        speaker = self._speaker
+        asked = read_request(
+            request.url,
+            request.body,
+            speaker.tokenizer,
+            speaker.vocabulary,
+            speaker.max_model_len,
+            speaker.pieces.most_bytes,
+        )
+        count = len(asked.prompts) * asked.params.n
+        if count > self._most_sequences:
+            what = f"the request asks for {count:,} answers"
+            raise Rejected(what, hint=f"the engine's queue holds {self._most_sequences:,}")
+        schema, guide = asked.schema, speaker.grammars.guide
+        return asked, [None if schema is None else guide(schema) for _ in range(count)]
+
+
+_Read = tuple[Asked, list[Guide | None]]
+
+
+class _Reader:
+    """Reads requests one after another in a thread of its own.
+
+    Tokenizing a long prompt takes milliseconds or seconds, and the event loop has other calls. It
+    is no executor, since Python waits for the threads of those before it ends.
+    """
+
+    def __init__(self, read: Callable[[Request], _Read]) -> None:
+        self._inbox: queue.SimpleQueue[tuple[Future[_Read], Request] | None] = queue.SimpleQueue()
+        self._is_closed = False
+        Thread(target=self._run, args=[read], name="redline tokenizer", daemon=True).start()
+
+    def read(self, request: Request) -> Future[_Read]:
+        """What will be read, unless it is cancelled before its turn. In the event loop only.
+
+        Raises EngineFailed once it was closed.
+        """
+        if self._is_closed:
+            raise EngineFailed(CLOSED)
+        found: Future[_Read] = Future()
+        self._inbox.put((found, request))
+        return found
+
+    def close(self) -> None:
+        """Ends the thread once what it was given is read; waits for nothing."""
+        self._is_closed = True
+        self._inbox.put(None)
+
+    def _run(self, read: Callable[[Request], _Read]) -> None:
+        while self._has_read(read):
+            pass  # and holds no request while it waits for the next
+
+    def _has_read(self, read: Callable[[Request], _Read]) -> bool:
+        """False once it was closed."""
+        if (given := self._inbox.get()) is None:
+            return False
+        found, request = given
+        if found.set_running_or_notify_cancel():
+            try:
+                found.set_result(read(request))
+            except BaseException as error:
+                # The caller's, whatever it is: the thread goes on with the next.
+                found.set_exception(error)
+        return True
+
+
+class _Teller(NamedTuple):
+    """Hands events on; from the first one the call is committed."""
+
+    sink: Sink
+    call: Call
+
+    async def tell(self, events: list[dict[str, Any]], text: str = "") -> None:
+        for event in events:
+            self.call.committed = True
+            await self.sink.put(Chunk(text, event))
+
+
+async def _heard(
+    news: asyncio.Queue[Said | RedlineError], count: int, answer: Answer, teller: _Teller | None
+) -> list[Said]:
+    """The whole of each of so many choices, told as it comes. Raises what a sequence ended by."""
+    said = [Said(index, "") for index in range(count)]
+    if teller is not None:
+        await teller.tell(answer.first(count))
+    while not all(one.finish_reason for one in said):
+        new = await news.get()
+        if isinstance(new, RedlineError):
+            raise new
+        text = said[new.index].text + new.text
+        said[new.index] = msgspec.structs.replace(new, text=text)
+        if teller is not None:
+            await teller.tell(answer.next(new), new.text)
+    return said
+
+
+class _Choice:
+    """One answer of a request; it hears of its tokens in the engine's thread.
+
+    streams: what is new is posted at once; otherwise the whole is, at its end.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        params: SamplingParams,
+        speaker: Speaker,
+        post: Callable[[Said | RedlineError], None],
+        *,
+        streams: bool,
+    ) -> None:
+        self._index = index
+        self._text = TextStream(speaker.pieces, params.stop)
+        ends = frozenset[int]() if params.ignore_eos else speaker.ends
+        self._silent = ends.union(params.stop_token_ids)
+        self._post = post
+        self._streams = streams
+        self._said: list[str] = []
+        self._drawn: list[Drawn] | None = None if params.logprobs is None else []
+        self.tokens = 0
+        self.is_over = False
+
+    def heard(self, tokens: list[int], chances: list[Chance]) -> str | None:
+        """Takes new tokens; `stop` where a stop string has come."""
+        for place, token in enumerate(tokens):
+            self.tokens += 1
+            if token in self._silent:
+                break
+            offset = self._text.length
+            self._said.append(self._text.push(token))
+            if self._drawn is not None:
+                self._drawn.append(Drawn(token, *chances[place], offset))
+            if self._text.is_stopped:
+                return "stop"
+        if self._streams:
+            self._hand_on(None)
+        return None
+
+    def ended(self, reason: str | RedlineError) -> None:
+        """The last that is said."""
+        self.is_over = True
+        if isinstance(reason, RedlineError):
+            self._post(reason)
+            return
+        self._said.append(self._text.finish())
+        self._hand_on(reason)
+
+    def _hand_on(self, reason: str | None) -> None:
+        said = Said(self._index, "".join(self._said), reason, self._drawn)
+        if said.text or said.drawn or reason:
+            self._post(said)
+            self._said, self._drawn = [], None if self._drawn is None else []

@@ -1,0 +1,273 @@
+"""Requests in OpenAI's terms: a body in, token ids and sampling parameters out.
+
+Whatever cannot be done as asked is refused by its name before anything is computed. A parameter
+that is null counts as not given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+
+import jinja2
+import msgspec
+from msgspec import Meta, Struct
+
+from redline.engine.sample import SamplingParams
+from redline.errors import Rejected, nearest
+
+_MOST_PROMPTS = 2048
+# OpenAI's default of /v1/completions, and vLLM's. A chat has none.
+_COMPLETION_TOKENS = 16
+_SHORTEN = "shorten it, or start the engine with a larger max_model_len"
+_ONLY_TEXT = "the local engine reads text from system, developer, user and assistant"
+# What OpenAI has and the engine has not, with the values that ask for nothing.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    **{"tools": ([],), "tool_choice": ("none", "auto"), "modalities": (["text"],)},
+    **{"functions": ([],), "function_call": ("none", "auto"), "audio": (), "moderation": ()},
+    **{"prediction": (), "reasoning_effort": (), "verbosity": (), "web_search_options": ()},
+    **{"echo": (False,), "suffix": ("",), "best_of": (1,)},
+}
+# What changes no answer: whom to bill, where to keep it, how to call tools that are not there.
+_IGNORED = {
+    *("metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "user"),
+    *("prompt_cache_retention", "safety_identifier", "service_tier", "store"),
+}
+# Every field of SamplingParams is a parameter of the same name; `logprobs` has two meanings.
+_SAMPLING = {field.name for field in msgspec.structs.fields(SamplingParams)} - {"logprobs"}
+
+
+class _Part(Struct):
+    type: Literal["text"]
+    text: str
+
+
+class _Message(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[_Part]
+    name: str | None = None
+
+
+class _StreamOptions(Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class _JsonSchema(Struct, frozen=True):
+    schema: dict[str, Any]
+
+
+class _ResponseFormat(Struct, frozen=True):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: _JsonSchema | None = None
+
+
+class _Shared(Struct, kw_only=True):
+    model: str = ""
+    stream: bool = False
+    stream_options: _StreamOptions = _StreamOptions()
+    response_format: _ResponseFormat = _ResponseFormat()
+    priority: int = 0  # lower goes first
+
+
+class _Chat(_Shared, kw_only=True):
+    is_chat: ClassVar = True
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+
+
+class _Completion(_Shared, kw_only=True):
+    is_chat: ClassVar = False
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+
+
+class Asked(NamedTuple):
+    """One request, read and checked.
+
+    form: what else it says. prompts: token ids. params: as asked, max_tokens None where it was
+    not given. schema: the JSON schema that the answers must follow, None for free text.
+    """
+
+    form: _Chat | _Completion
+    prompts: list[list[int]]
+    params: SamplingParams
+    schema: dict[str, Any] | None
+    max_model_len: int
+
+    def most_tokens(self, prompt: list[int]) -> int:
+        """Of the prompt and its answer. Without max_tokens a chat has all that fits."""
+        asked = self.params.max_tokens
+        if asked is None and self.form.is_chat:
+            return self.max_model_len
+        most = len(prompt) + (_COMPLETION_TOKENS if asked is None else asked)
+        return min(most, self.max_model_len)
+
+
+def read_request(
+    url: str, body: Any, tokenizer: Any, vocabulary: int, max_model_len: int, token_bytes: int
+) -> Asked:
+    """What a request asks for.
+
+    tokenizer: one of transformers. vocabulary: token ids are below it. max_model_len: tokens of
+    a prompt and its answer, at most. token_bytes: no token stands for more; a text with more than
+    that for each token is refused unread. Raises Rejected, which names the parameter.
+    """
+    path = url.partition("?")[0].rstrip("/")
+    is_chat = path.endswith("/chat/completions")
+    if not is_chat and not path.endswith("/completions"):
+        hint = "it has /v1/chat/completions and /v1/completions"
+        raise Rejected(f"the engine has no {path or '/'}", hint=hint, status=404)
+    if not isinstance(body, Mapping):
+        raise Rejected("the body is not a JSON object")
+    kind: type[_Chat | _Completion] = _Chat if is_chat else _Completion
+    fields = _fields(body, {*kind.__struct_fields__, *_SAMPLING})
+    form = _typed(fields, kind)
+    params = _params(fields, form)
+    params.check(vocabulary)
+    if isinstance(form, _Chat):
+        given: dict[str, Any] = {"messages": _chat_text(form.messages, tokenizer)}
+    else:
+        given = _named(form.prompt)
+    prompts = []
+    for name, prompt in given.items():
+        if isinstance(prompt, str):
+            _check_bytes(name, prompt, max_model_len, token_bytes)
+            # A chat's template writes the special tokens, and they are not to be added again.
+            prompt = tokenizer.encode(prompt, add_special_tokens=not form.is_chat)
+        _check(name, prompt, vocabulary, params.max_tokens, max_model_len)
+        prompts.append(prompt)
+    return Asked(form, prompts, params, _schema(form.response_format), max_model_len)
+
+
+def _fields(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
+    """The parameters that are given and say something, all of them known."""
+    fields: dict[str, Any] = {}
+    for name, value in body.items():
+        if value is None or name in _IGNORED:
+            continue
+        if name in known:
+            fields[name] = value
+        elif name not in _UNSUPPORTED:
+            raise Rejected(f"unknown parameter `{name}`", hint=nearest(str(name), known))
+        elif value not in _UNSUPPORTED[name] and not (
+            name == "best_of" and value == body.get("n")  # the best n of n are all of them
+        ):
+            what = f"`{name}` is not supported by the local engine"
+            raise Rejected(what, hint="leave it out")
+    return fields
+
+
+_Shape = TypeVar("_Shape")
+
+
+def _typed(value: Any, kind: type[_Shape], where: str = "", hint: str = "") -> _Shape:
+    """The value as this type. where: its own name in the request."""
+    try:
+        return msgspec.convert(value, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        # As in "Expected `int`, got `str` - at `$.max_tokens`".
+        what, _, path = str(error).partition(" - at ")
+        name = where + path.rpartition("$")[2].strip("`.")
+        raise Rejected(f"`{name}` is not valid: {what}" if name else what, hint=hint) from None
+
+
+def _params(fields: dict[str, Any], form: _Chat | _Completion) -> SamplingParams:
+    given = {name: value for name, value in fields.items() if name in _SAMPLING}
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    if isinstance(form, _Completion):
+        given["logprobs"] = form.logprobs
+    else:
+        if form.top_logprobs is not None and not form.logprobs:
+            what = "`top_logprobs` is given without `logprobs`"
+            raise Rejected(what, hint="set `logprobs` to true")
+        given["logprobs"] = (form.top_logprobs or 0) if form.logprobs else None
+        if form.max_completion_tokens is not None:
+            if "max_tokens" in given:
+                what = "`max_tokens` and `max_completion_tokens` are given"
+                raise Rejected(what, hint="keep one")
+            given["max_tokens"] = form.max_completion_tokens
+    return _typed(given, SamplingParams)
+
+
+def _schema(wanted: _ResponseFormat) -> dict[str, Any] | None:
+    if wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return {"type": "object"}
+    if wanted.json_schema is None:
+        raise Rejected("`response_format.json_schema` is missing")
+    return wanted.json_schema.schema
+
+
+def _chat_text(messages: list[dict[str, Any]], tokenizer: Any) -> str:
+    """The conversation as the model's chat template writes it."""
+    if not messages:
+        raise Rejected("`messages` is empty")
+    # Answers that are sent back have fields for tools that say nothing.
+    stated = [
+        {name: value for name, value in message.items() if value is not None and value != []}
+        for message in messages
+    ]
+    plain = []
+    for message in _typed(stated, list[_Message], "messages", _ONLY_TEXT):
+        if message.role == "developer":
+            # OpenAI's newer name of `system`, and one that chat templates do not know.
+            message.role = "system"
+        if isinstance(message.content, list):
+            message.content = "".join(part.text for part in message.content)
+        plain.append(msgspec.to_builtins(message))
+    try:
+        ways = {"tokenize": False, "add_generation_prompt": True}
+        return str(tokenizer.apply_chat_template(plain, **ways))
+    except (jinja2.TemplateError, ValueError, TypeError) as error:
+        # Templates raise TemplateError, as for roles that do not alternate, and transformers
+        # raises ValueError where there is no template.
+        what = f"`messages` do not fit the model's chat template: {error}".partition("\n")[0]
+        raise Rejected(what, hint="for a model without one, use /v1/completions") from None
+
+
+def _named(given: str | list[Any]) -> dict[str, Any]:
+    """The text or the tokens of each prompt, by its name in the request."""
+    if isinstance(given, str) or (given and all(isinstance(item, int) for item in given)):
+        return {"prompt": given}
+    named = {f"prompt[{place}]": item for place, item in enumerate(given)}
+    if not 0 < len(named) <= _MOST_PROMPTS:
+        raise Rejected(f"`prompt` has {len(named):,} items; it must have 1 to {_MOST_PROMPTS:,}")
+    if any(isinstance(item, int) for item in given):
+        raise Rejected("`prompt` mixes token ids and whole prompts")
+    return named
+
+
+def _check_bytes(name: str, text: str, max_model_len: int, token_bytes: int) -> None:
+    """Raises Rejected for what is no text, or so long that reading it would only hold others up."""
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise Rejected(f"`{name}` holds half a surrogate pair, which is no text") from None
+    most = max_model_len * token_bytes
+    if size > most:
+        what = f"`{name}` has {size:,} bytes, more than the {most:,} that {max_model_len:,} tokens"
+        raise Rejected(f"{what} have at most, which is max_model_len", hint=_SHORTEN)
+
+
+def _check(
+    name: str, prompt: list[int], vocabulary: int, wanted: int | None, max_model_len: int
+) -> None:
+    """Raises Rejected for a prompt that the model cannot read, or not with the answer wanted."""
+    size = len(prompt)
+    if not prompt:
+        raise Rejected(f"`{name}` is empty: there is no token to go on from")
+    if not 0 <= min(prompt) <= max(prompt) < vocabulary:
+        wrong = next(token for token in prompt if not 0 <= token < vocabulary)
+        raise Rejected(f"`{name}` has the token {wrong}; the model's are 0 to {vocabulary - 1}")
+    if size > max_model_len - 1:
+        what = f"`{name}` has {size:,} tokens, more than {max_model_len - 1:,}"
+        raise Rejected(f"{what}, which max_model_len leaves for it", hint=_SHORTEN)
+    if wanted is not None and size + wanted > max_model_len:
+        what = f"`{name}` has {size:,} tokens and `max_tokens` is {wanted:,}"
+        raise Rejected(
+            f"{what}, together more than max_model_len, {max_model_len:,}", hint=_SHORTEN
+        )

@@ -1,0 +1,118 @@
+"""An engine from its settings: models loaded, caches made, thread ready."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from transformers import GenerationConfig
+
+from redline.engine.api.backend import EngineBackend, Speaker
+from redline.engine.api.detokenize import Pieces
+from redline.engine.draft import Drafter, DraftLength, LookupDrafter, ModelDrafter
+from redline.engine.model import bucketed, model_len, read_config, read_tokenizer
+from redline.engine.parallel import make_computer
+from redline.engine.sample import Grammars
+from redline.engine.schedule import Bounds, Scheduler
+from redline.engine.settings import EngineSettings
+from redline.engine.step import Core, EngineThread, Metrics, Speculation, open_runner
+from redline.errors import ConfigError
+
+
+class Engine(NamedTuple):
+    """A loaded engine; its thread is to be started in the event loop that asks it.
+
+    name: what clients call the model. notes: what it is, in lines for a terminal.
+    """
+
+    backend: EngineBackend
+    thread: EngineThread
+    metrics: Metrics
+    name: str
+    notes: list[str]
+
+
+def open_engine(settings: EngineSettings) -> Engine:
+    """Loads everything; takes seconds. Raises ConfigError where the settings cannot work."""
+    torch.set_num_threads(settings.threads)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    config = read_config(settings.model)
+    tokenizer = read_tokenizer(settings.model)
+    length = model_len(settings.max_model_len, config, settings.model)
+    slots = _slots(settings, length)
+    settings = msgspec.structs.replace(settings, max_batch_size=slots)
+    bounds = Bounds(
+        slots=slots,
+        step_tokens=settings.max_step_tokens,
+        cache_tokens=slots * length,
+        waiting=settings.max_waiting,
+        wait_s=settings.max_wait_s,
+        reuses_prefixes=settings.reuses_prefixes,
+        steps_at_once=settings.pipeline_parallel,
+    )
+    ends = _ends(settings.model, config, tokenizer)
+    speculation = _speculation(settings, config.vocab_size, length, device)
+    # Last, since it may be many processes, which the thread ends.
+    computer = make_computer(settings, config, capacity=length, device=device)
+    core = Core(Scheduler(bounds), computer, ends=ends, speculation=speculation)
+    thread = EngineThread(core)
+    name = settings.name
+    grammars = Grammars(tokenizer, config.vocab_size, ends)
+    speaker = Speaker(tokenizer, Pieces(tokenizer), grammars, config.vocab_size, length, ends)
+    backend = EngineBackend(thread, speaker, name=name, most_sequences=settings.max_waiting)
+    by_rank = computer.parameter_bytes
+    where = "in this process" if len(by_rank) == 1 else "by rank"
+    note = (
+        f"{name}: {', '.join(f'{size / 1e6:,.1f}' for size in by_rank)} MB of weights {where} "
+        f"on {device}, up to {slots} sequences of {length:,} tokens at once"
+    )
+    return Engine(backend, thread, Metrics(core, name), name, [note])
+
+
+def _slots(settings: EngineSettings, length: int) -> int:
+    """Sequences of `length` tokens that are computed at once. Raises ConfigError for none.
+
+    The cache has room for a whole sequence in each slot, so max_cache_tokens bounds the slots.
+    """
+    if settings.max_cache_tokens is None:
+        return settings.max_batch_size
+    if settings.max_cache_tokens < length:
+        raise ConfigError(
+            f"max_cache_tokens is {settings.max_cache_tokens:,}, and one sequence may have "
+            f"{length:,}",
+            hint="give it more, or lower max_model_len",
+        )
+    fitting = max(1, settings.max_cache_tokens // bucketed(length))
+    return min(settings.max_batch_size, fitting)
+
+
+def _speculation(
+    settings: EngineSettings, vocabulary: int, length: int, device: str
+) -> Speculation | None:
+    """Who drafts; None where nobody does."""
+    if not settings.draft_tokens or not (settings.draft_model or settings.has_lookup):
+        return None
+    drafter: Drafter = LookupDrafter()
+    if settings.draft_model is not None:
+        config = read_config(settings.draft_model)
+        if config.vocab_size != vocabulary:
+            raise ConfigError(
+                f"the draft model has {config.vocab_size:,} tokens, the model {vocabulary:,}",
+                where=settings.draft_model,
+                hint="both must speak the same tokens",
+            )
+        name = settings.draft_model
+        model_len(length, config, name)
+        drafter = ModelDrafter(open_runner(name, config, settings, capacity=length, device=device))
+    return Speculation(drafter, DraftLength(settings.draft_tokens))
+
+
+def _ends(name: str, config: Any, tokenizer: Any) -> frozenset[int]:
+    """The tokens that end an answer, by the model's generation settings and its tokenizer."""
+    try:
+        stated = GenerationConfig.from_pretrained(name).eos_token_id
+    except OSError:
+        stated = getattr(config, "eos_token_id", None)
+    listed = stated if isinstance(stated, list) else [stated]
+    return frozenset(token for token in (*listed, tokenizer.eos_token_id) if token is not None)

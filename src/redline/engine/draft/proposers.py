@@ -1,0 +1,132 @@
+"""Who proposes tokens for the model to judge: a smaller model, or the sequence's own past."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from redline.engine.draft.acceptance import noise_of, past_of
+from redline.engine.draft.lookup import Lookup
+from redline.engine.model import Piece, Runner, Work
+from redline.engine.sample import Purpose, distribution, masked, sample
+from redline.engine.schedule import Sequence, common
+
+# A draft model reads so many tokens a step, at most, of sequences that it has not followed: while
+# drafts do not pay it computes nothing, and must not do it all in the step that tries them again.
+_MOST_CATCH_UP = 256
+# After a step of which all drafts were kept, the last of them and the token after it are new to it.
+_USUALLY_MISSING = 2
+
+
+class Drafts(NamedTuple):
+    """What a step has been proposed, beside each sequence's `drafted`.
+
+    laws: (drafts, V) that they were drawn from, by the sequence's number; none for certain guesses.
+    is_usual: nothing else was computed for it.
+    """
+
+    laws: dict[int, Tensor]
+    is_usual: bool
+
+
+class Drafter(Protocol):
+    """Proposes what may follow."""
+
+    def draft(self, sequences: list[Sequence], most: list[int]) -> Drafts:
+        """Sets each sequence's `drafted`, up to so many tokens, at least 1 is allowed."""
+
+
+class LookupDrafter:
+    """What followed the last tokens when they stood in the sequence before."""
+
+    def __init__(self) -> None:
+        self._indices: WeakKeyDictionary[Sequence, Lookup] = WeakKeyDictionary()
+
+    def draft(self, sequences: list[Sequence], most: list[int]) -> Drafts:
+        """Sets each sequence's drafts: none where nothing is found."""
+        for sequence, count in zip(sequences, most, strict=True):
+            index = self._indices.setdefault(sequence, Lookup())
+            sequence.drafted = index.propose(sequence.tokens, count)
+        return Drafts({}, is_usual=True)
+
+
+class ModelDrafter:
+    """A smaller model of the same vocabulary, with the same slots in a cache of its own."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        # By slot the tokens whose keys and values it holds, drafts among them.
+        self._held: dict[int, list[int]] = {}
+
+    def draft(self, sequences: list[Sequence], most: list[int]) -> Drafts:
+        """Sets each sequence's drafts: none where the model must read on first."""
+        pieces = self._missing(sequences)
+        laws: dict[int, list[Tensor]] = {one.number: [] for one in sequences}
+        allowed = {one.number: count for one, count in zip(sequences, most, strict=True)}
+        work = pieces
+        asked = [(one, at) for one, at in pieces if at.start + at.size == len(one.tokens)]
+        for step in range(max(most)):
+            if step:
+                work = asked = [
+                    (one, Piece(at.slot, at.start + at.size, 1))
+                    for one, at in asked
+                    if allowed[one.number] > step
+                ]
+            if not work:
+                break
+            who = [one for one, _ in asked]
+            law = self._law(work, who)
+            for one, token, own in zip(who, _drawn(law, who, step), law, strict=True):
+                one.drafted.append(token)
+                laws[one.number].append(own)
+        for one, at in pieces:
+            # The last draft was not computed: nothing was drafted after it.
+            self._held[at.slot] = one.tokens[: at.start + at.size] + one.drafted[:-1]
+        return Drafts(
+            {number: torch.stack(own) for number, own in laws.items() if own},
+            is_usual=all(at.size <= _USUALLY_MISSING for _, at in pieces),
+        )
+
+    def _missing(self, sequences: list[Sequence]) -> list[tuple[Sequence, Piece]]:
+        """The tokens of each that this model reads now, least missing first; at least the last."""
+        found = []
+        for one in sequences:
+            assert one.slot is not None
+            # Drafts that were refused are not there, and what begins alike is, whoever's it was.
+            begin = common(self._held.get(one.slot, []), one.tokens, len(one.tokens) - 1)
+            found.append((one, Piece(one.slot, begin, len(one.tokens) - begin)))
+        found.sort(key=lambda each: each[1].size)
+        budget, pieces = _MOST_CATCH_UP, []
+        for one, at in found:
+            count = at.size
+            if count > _USUALLY_MISSING:
+                count = min(count, budget)
+                budget -= count
+            if count:
+                pieces.append((one, at._replace(size=count)))
+        return pieces
+
+    def _law(self, work: list[tuple[Sequence, Piece]], asked: list[Sequence]) -> Tensor:
+        """(asked, V): what follows in those that are asked, which stand in the work's order."""
+        wanted = {one.number for one in asked}
+        tokens: list[int] = []
+        heard: list[int] = []
+        for one, at in work:
+            # Behind what is known stands the draft of the step before.
+            tokens += one.tokens[at.start : at.start + at.size] or one.drafted[-1:]
+            if one.number in wanted:
+                heard.append(len(tokens) - 1)
+        logits = self._runner.run(Work([], [at for _, at in work], tokens, heard))
+        logits = masked(logits, [(one.guide, one.drafted, 1) for one in asked])
+        pasts = [past_of(one, len(one.drafted)) for one in asked]
+        return distribution(logits, [one.params for one in asked], pasts)
+
+
+def _drawn(law: Tensor, asked: list[Sequence], step: int) -> list[int]:
+    """One token of each law, `step` tokens after the next one."""
+    if all(one.params.is_greedy for one in asked):
+        return law.argmax(-1).tolist()
+    return sample(law, noise_of(asked, law.device, step), Purpose.DRAFT).tolist()

@@ -1,0 +1,104 @@
+"""Which drafted tokens stay, and the token after them: the output law is the target's.
+
+A draft is a guess of the next K tokens. The target model reads all of them at once, and its law
+at each place decides: up to K + 1 tokens for one pass of the target.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from redline.engine.sample import Noise, Purpose, draw, gumbel_choice, uniforms
+
+
+class Acceptance(NamedTuple):
+    """Of each of B rows: how many drafted tokens stay, and the token that follows them.
+
+    accepted (B,) int64, 0 to the row's length. following (B,) int64: drawn again where a draft was
+    rejected, the bonus where none was.
+    """
+
+    accepted: Tensor
+    following: Tensor
+
+
+def verify(
+    draft: Tensor, lengths: Tensor, draft_probs: Tensor | None, target_probs: Tensor, noise: Noise
+) -> Acceptance:
+    """Accepted draft tokens per row, and the token that follows them.
+
+    draft (B, K) int64; lengths (B,) int64, 0 to K: the row's drafted tokens, behind which any
+    token may stand. draft_probs (B, K, V) float32: the laws they were drawn from; None where they
+    were not drawn but looked up, so that each has probability 1. target_probs (B, K+1, V)
+    float32: the target's laws at the drafted places and behind them. Both from `distribution`.
+
+    Accepts token x with min(1, p(x)/q(x)), else draws from norm(max(0, p - q)) (Leviathan et al.
+    2023, algorithm 1), so the output law is the target's. Where no difference is left, by
+    rounding, it draws from p. Exact rows choose each token by the target's law and keep what
+    equals it: the same law, and the same tokens whatever is drafted.
+    """
+    verdict = _by_law(draft, lengths, draft_probs, target_probs, noise)
+    exact = noise.is_exact.nonzero()[:, 0]
+    if len(exact):
+        laws = target_probs[exact]
+        places = _places(noise.positions[exact], laws.shape[1])
+        seeds = noise.seeds[exact, None].expand_as(places)
+        choices = gumbel_choice(laws.flatten(0, 1), seeds.flatten(), places.flatten())
+        chosen = verify_choices(draft[exact], lengths[exact], choices.view(places.shape))
+        verdict.accepted[exact], verdict.following[exact] = chosen
+    return verdict
+
+
+def verify_choices(draft: Tensor, lengths: Tensor, choices: Tensor) -> Acceptance:
+    """Accepts while the draft equals what the target chose itself, which follows.
+
+    choices (B, K+1) int64: the target's tokens at the drafted places and behind them, such as the
+    argmax of its logits for greedy rows. Other shapes as in `verify`.
+    """
+    accepted = _leading(draft == choices[:, :-1], lengths)
+    return Acceptance(accepted, choices.gather(1, accepted[:, None])[:, 0])
+
+
+def _by_law(
+    draft: Tensor, lengths: Tensor, draft_probs: Tensor | None, target_probs: Tensor, noise: Noise
+) -> Acceptance:
+    most = draft.shape[1]
+    rows = torch.arange(len(draft), device=draft.device)
+    wanted = target_probs[:, :most].gather(2, draft[:, :, None])[:, :, 0]
+    places = _places(noise.positions, most + 1)
+    levels = uniforms(noise.seeds[:, None], places[:, :most], Purpose.ACCEPT)
+    # u < p / q without a division, in float64: u is below 1, so p >= q always passes.
+    offered: Tensor | float = 1.0
+    if draft_probs is not None:
+        offered = draft_probs.gather(2, draft[:, :, None])[:, :, 0]
+    accepted = _leading(levels * offered < wanted, lengths)
+
+    law = target_probs[rows, accepted]
+    if most > 0:
+        # Of a row that keeps its whole draft nothing is taken off: the bonus is the target's.
+        is_rejected = (accepted < lengths)[:, None]
+        at = accepted.clamp(max=most - 1)
+        if draft_probs is None:
+            taken = torch.zeros_like(law).scatter_(1, draft[rows, at][:, None], 1.0)
+        else:
+            taken = draft_probs[rows, at]
+        rest = (law - taken).clamp(min=0.0)
+        total = rest.sum(-1, keepdim=True)
+        law = torch.where(is_rejected & (total > 0), rest / total, law)
+    places = noise.positions + accepted
+    return Acceptance(accepted, draw(law, uniforms(noise.seeds, places, Purpose.FOLLOWING)))
+
+
+def _places(positions: Tensor, count: int) -> Tensor:
+    """(B, count) int64: the first positions (B,) and those behind them."""
+    return positions[:, None] + torch.arange(count, device=positions.device)
+
+
+def _leading(is_accepted: Tensor, lengths: Tensor) -> Tensor:
+    """(B,) int64: how many drafted tokens stay before the first that does not."""
+    places = torch.arange(is_accepted.shape[1], device=lengths.device)
+    stays = is_accepted & (places < lengths[:, None])
+    return stays.to(torch.int64).cumprod(1).sum(1)

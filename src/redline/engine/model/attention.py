@@ -1,0 +1,190 @@
+"""Attention of the new tokens of many sequences over the slot cache.
+
+A step's new tokens stand in one row, whatever sequence each belongs to, so that the model's
+linear layers see them all at once. Attention takes them apart again. Sequences with a few new
+tokens, which are those that generate, go together in two matrix products: at such lengths PyTorch's
+fused attention is slower on a CPU. Those with one and those with many do not: the short would be
+filled up to the long. A long piece of a prompt goes on its own through the fused one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from redline.engine.model.kv_cache import SlotCache, bucketed
+
+NAME = "redline"
+# Up to so many new tokens a sequence shares its matrix products with others.
+_MOST_TOGETHER = 16
+
+
+class Piece(NamedTuple):
+    """New tokens of one sequence: `size` of them from position `start` on, in `slot`."""
+
+    slot: int
+    start: int
+    size: int
+
+
+# A piece, and where its tokens begin in the row of all.
+_Found = tuple[Piece, int]
+
+
+def grouped(short: Sequence[_Found]) -> list[list[_Found]]:
+    """Those that go together, in their order: filled up to its longest, a group has at most twice
+    its tokens.
+    """
+    groups: list[list[_Found]] = []
+    tokens = 0
+    for found in sorted(short, key=lambda each: -each[0].size):
+        tokens += found[0].size
+        if groups and (len(groups[-1]) + 1) * groups[-1][0][0].size <= 2 * tokens:
+            groups[-1].append(found)
+        else:
+            groups.append([found])
+            tokens = found[0].size
+    return [sorted(group, key=lambda each: each[1]) for group in groups]
+
+
+class Step:
+    """What attention has to know of one step; built once and used by every layer."""
+
+    def __init__(self, pieces: Sequence[Piece], cache: SlotCache) -> None:
+        device = cache.keys[0].device
+        self.cache = cache
+        slots = [piece.slot for piece in pieces for _ in range(piece.size)]
+        positions = [at for piece in pieces for at in range(piece.start, piece.start + piece.size)]
+        self.places = (torch.tensor(slots, device=device), torch.tensor(positions, device=device))
+        short: list[_Found] = []
+        self._alone: list[_Alone] = []
+        at = 0
+        for piece in pieces:
+            if piece.size <= _MOST_TOGETHER:
+                short.append((piece, at))
+            else:
+                self._alone.append(_Alone(piece, at, device))
+            at += piece.size
+        self._together = [_Together(found, device) for found in grouped(short)]
+
+    @property
+    def positions(self) -> Tensor:
+        """(1, N): where each new token stands in its sequence."""
+        return self.places[1][None]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """What the new tokens see, (N, heads, D). query is (heads, N, D) and scaled already."""
+        self.cache.write(layer, self.places, key.transpose(0, 1), value.transpose(0, 1))
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        by_token = query.transpose(0, 1)
+        if len(self._together) == 1 and not self._alone:
+            return self._together[0].attend(by_token, keys, values)
+        seen = torch.empty_like(by_token)
+        for alone in self._alone:
+            seen[alone.begin : alone.end] = alone.attend(query, keys, values)
+        for together in self._together:
+            own = by_token[together.places]
+            seen[together.places] = together.attend(own, keys, values)
+        return seen
+
+
+class _Alone:
+    """One long piece."""
+
+    def __init__(self, piece: Piece, at: int, device: torch.device) -> None:
+        self.begin, self.end = at, at + piece.size
+        self._slot = piece.slot
+        self._length = piece.start + piece.size
+        self._mask: Tensor | None = None
+        if piece.start:
+            own = torch.arange(piece.start, self._length, device=device)
+            self._mask = torch.arange(self._length, device=device) <= own[:, None]
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        seen = scaled_dot_product_attention(
+            query[None, :, self.begin : self.end],
+            keys[None, self._slot, :, : self._length],
+            values[None, self._slot, :, : self._length],
+            attn_mask=self._mask,
+            is_causal=self._mask is None,
+            scale=1.0,
+            enable_gqa=True,
+        )
+        return seen[0].transpose(0, 1)
+
+
+class _Together:
+    """Short pieces of many sequences, padded to the longest of them."""
+
+    def __init__(self, found: Sequence[_Found], device: torch.device) -> None:
+        pieces = [piece for piece, _ in found]
+        width = max(piece.size for piece in pieces)
+        length = bucketed(max(piece.start + piece.size for piece in pieces))
+        # Most slots of the first so many take part: all of those are looked at where they lie.
+        # Elsewhere the few are copied out.
+        highest = max(piece.slot for piece in pieces) + 1
+        self._is_dense = 2 * len(pieces) >= highest
+        rows = [piece.slot for piece in pieces] if self._is_dense else list(range(len(pieces)))
+        self._count = highest if self._is_dense else len(pieces)
+        self._slots = torch.tensor([piece.slot for piece in pieces], device=device)
+        self._width, self._length = width, length
+        places, padded = [], []
+        # A slot without a piece looks at its first token, which stands for nothing.
+        last = torch.zeros(self._count, width, dtype=torch.long)
+        for row, (piece, at) in zip(rows, found, strict=True):
+            for step in range(piece.size):
+                places.append(at + step)
+                padded.append(row * width + step)
+                last[row, step] = piece.start + step
+        self.places = torch.tensor(places, device=device)
+        self._padded = torch.tensor(padded, device=device)
+        self._is_plain = padded == list(range(self._count * width))
+        hidden = torch.arange(length)[None, None] > last[:, :, None]
+        # (rows, 1, 1, width, length), of all heads.
+        self._hidden = hidden[:, None, None].to(device)
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """(n, heads, D) of the pieces' tokens in their order; query likewise."""
+        heads, size = query.shape[1:]
+        keys, values = self._of(keys), self._of(values)
+        groups = heads // keys.shape[1]
+        if not self._is_plain:
+            spread = query.new_zeros(self._count * self._width, heads, size)
+            spread[self._padded] = query
+            query = spread
+        # (rows, kv heads, groups x width, D): the heads of a group look at the same keys.
+        query = query.view(self._count, self._width, -1, groups, size).permute(0, 2, 3, 1, 4)
+        query = query.reshape(self._count, -1, groups * self._width, size)
+        # Keys by queries: the other way round PyTorch transposes all the keys first.
+        scores = torch.matmul(keys, query.transpose(-1, -2)).transpose(-1, -2)
+        scores = scores.contiguous().float()
+        scores = scores.view(self._count, -1, groups, self._width, self._length)
+        # Put in their place, not added: the key of another, long gone, need not be a number.
+        weights = scores.masked_fill_(self._hidden, -torch.inf).softmax(-1).to(values.dtype)
+        weights = weights.view(self._count, -1, groups * self._width, self._length)
+        seen = torch.matmul(weights, values)
+        seen = seen.view(self._count, -1, groups, self._width, size).permute(0, 3, 1, 2, 4)
+        seen = seen.reshape(self._count * self._width, heads, size)
+        return seen if self._is_plain else seen[self._padded]
+
+    def _of(self, kept: Tensor) -> Tensor:
+        found = kept[: self._count] if self._is_dense else kept[self._slots]
+        return found[:, :, : self._length]
+
+
+def attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: object, **settings: Any
+) -> tuple[Tensor, None]:
+    """Attention as transformers calls it; query (1, heads, N, D), key and value with fewer heads.
+
+    `step` comes from the call of the model, which hands what it does not know down to here.
+    """
+    step: Step | None = settings.get("step")
+    if step is None:
+        raise ValueError("its attention layers do not pass on the arguments of the engine")
+    scaled = query[0] * settings["scaling"]
+    return step.attend(module.layer_idx, scaled, key[0], value[0])[None], None

@@ -1,0 +1,234 @@
+"""A causal language model from a folder or the hub, with redline's attention in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from redline.engine.model.attention import NAME, attend
+from redline.engine.model.kv_cache import Shape, SlotCache
+from redline.errors import ConfigError
+
+# What a model may bring besides plain attention, and what to call it. It needs a cache of its own.
+_OTHER_ATTENTION = {
+    "kv_lora_rank": "multi-head latent attention (MLA)",
+    "state_size": "a state space (SSM)",
+    "ssm_state_size": "a state space (SSM)",
+    "mamba_d_state": "a state space (SSM)",
+    "linear_num_key_heads": "linear attention",
+    "attn_logit_softcapping": "soft-capped attention",
+    "attention_chunk_size": "chunked attention",
+}
+_SLIDING = "sliding_attention"
+# Up to the length of its window a sliding layer sees all tokens, as a full one does.
+_LAYERS = ("full_attention", _SLIDING)
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Longer ones are made on demand only: keys and values of many such take gigabytes.
+_DEFAULT_LEN = 4096
+_LONGEST_REASON_CHARS = 300
+# What to do about a model that the engine cannot run.
+OTHERS = "Llama, Qwen2, Qwen3 and Mistral with full attention run; --launcher vllm runs others"
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+AttentionInterface.register(NAME, attend)
+disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+class Loaded:
+    """A model that is ready to compute, or a rank's part of it; what others need to know of it.
+
+    layers: those of the part; None for all. shares: ranks that divide the heads of each layer.
+    """
+
+    def __init__(
+        self, model: Any, config: Any, *, layers: int | None = None, shares: int = 1
+    ) -> None:
+        self.model = model
+        self.vocabulary: int = config.vocab_size
+        self.layers: int = config.num_hidden_layers if layers is None else layers
+        self.kv_heads: int = config.num_key_value_heads // shares
+        size = getattr(config, "head_dim", None)
+        self.head_size: int = size or config.hidden_size // config.num_attention_heads
+        self.hidden_size: int = config.hidden_size
+        # What is tied counts once.
+        self.parameter_bytes = sum(part.nbytes for part in model.parameters())
+        self.has_head: bool = model.lm_head is not None
+        self.device = next(model.parameters()).device
+        self.dtype = next(model.parameters()).dtype
+
+    def cache(self, slots: int, capacity: int, sharers: int = 1) -> SlotCache:
+        """An empty cache for it.
+
+        capacity: tokens a slot. sharers: processes that each make one of this size on the same
+        device. Raises ConfigError if they need more memory than the device has left.
+        """
+        shape = Shape(self.layers, slots, self.kv_heads, capacity, self.head_size)
+        needed, free = shape.nbytes(self.dtype) * sharers, available_bytes(self.device)
+        if free is None or needed <= free:
+            return SlotCache(shape, self.dtype, self.device)
+        fitting = slots * free // needed
+        fewer = f"give --max-batch-size {fitting} or less, or " if fitting else "give "
+        raise ConfigError(
+            f"keys and values of {slots:,} sequences of {capacity:,} tokens need "
+            f"{needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB of memory are free",
+            where=str(self.device),
+            hint=f"{fewer}a lower --max-model-len",
+        )
+
+
+@contextmanager
+def reading(failure: str, name: str, hint: str = "") -> Iterator[None]:
+    """Raises ConfigError in place of whatever those raise who read or compute a model."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        # Each reader has errors of its own, and stumbles over files that it does not check.
+        kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
+        why = " ".join(str(error).split())[:_LONGEST_REASON_CHARS]
+        raise ConfigError(f"{failure} {name}: {kind}{why}", hint=hint or _hint(name)) from error
+
+
+def read_config(name: str) -> Any:
+    """The model's own settings. Raises ConfigError where there is none, or it cannot be run."""
+    if not Path(name).exists() and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
+        raise ConfigError(f"there is no folder {name}", hint=_hint(name))
+    with reading("no model in", name):
+        config = AutoConfig.from_pretrained(name)
+    _check(config, name)
+    return config
+
+
+def read_tokenizer(name: str) -> Any:
+    """The model's tokenizer. Raises ConfigError."""
+    with reading("no tokenizer in", name):
+        return AutoTokenizer.from_pretrained(name)
+
+
+def load(name: str, config: Any, *, dtype: str, device: str) -> Loaded:
+    """The model with its weights on `device`. Raises ConfigError."""
+    models: Any = AutoModelForCausalLM
+    with reading("cannot load the model in", name):
+        model, told = models.from_pretrained(
+            name,
+            config=config,
+            dtype=dtype_of(dtype, config, device),
+            attn_implementation=NAME,
+            output_loading_info=True,
+        )
+        # transformers would go on with random numbers for them.
+        if missing := sorted(told["missing_keys"]):
+            raise ValueError(f"its files lack {missing[0]}, and {len(missing) - 1:,} weights more")
+        model.to(device).eval().requires_grad_(requires_grad=False)
+        return Loaded(model, config)
+
+
+def dtype_of(name: str, config: Any, device: str) -> torch.dtype:
+    """`auto` is the model's own, but float32 in place of float16 on a CPU, which has none."""
+    if name != "auto":
+        return _DTYPES[name]
+    own = getattr(config, "dtype", None) or torch.float32
+    return torch.float32 if device == "cpu" and own is torch.float16 else own
+
+
+def model_len(wanted: int | None, config: Any, name: str) -> int:
+    """Tokens a sequence may have. Raises ConfigError above what the model `name` was made for, or
+    if its attention would not see all of them.
+    """
+    most: int = getattr(config, "max_position_embeddings", _DEFAULT_LEN)
+    # One setting for all layers, or one for each type of them.
+    ropes = getattr(config, "rope_parameters", None) or {}
+    for rope in (ropes, *ropes.values()):
+        if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
+            # Beyond that a model turns all positions of a step otherwise, whosever they are.
+            most = min(most, rope.get("original_max_position_embeddings", most))
+    length = min(most, _DEFAULT_LEN) if wanted is None else wanted
+    if length > most:
+        what = f"a sequence may have {length:,} tokens, but {name} can have {most:,} here"
+        raise ConfigError(what, hint=f"give --max-model-len {most} or less")
+    window = _window(config)
+    if window is not None and length > window:
+        words = f"sliding-window attention over {window:,} tokens"
+        raise ConfigError(
+            f"the model in {name} ({config.model_type}) has {words}, which the engine does not "
+            f"run for sequences of {length:,}",
+            hint=f"give --max-model-len {window} or less; --launcher vllm runs longer sequences",
+        )
+    return length
+
+
+def _window(config: Any) -> int | None:
+    """The last tokens that a layer sees; None if each layer sees all."""
+    window: int | None = getattr(config, "sliding_window", None)
+    layers = getattr(config, "layer_types", None)
+    # Some models state a window and use it in none of their layers.
+    is_used = getattr(config, "use_sliding_window", True) if layers is None else _SLIDING in layers
+    return window if is_used else None
+
+
+def _check(config: Any, name: str) -> None:
+    """Raises ConfigError for attention that the slot cache does not hold."""
+    kind = getattr(config, "model_type", "?")
+    for field, words in _OTHER_ATTENTION.items():
+        if getattr(config, field, None):
+            raise unfit(name, kind, words)
+    if getattr(config, "num_key_value_heads", None) is None:
+        raise unfit(name, kind, "no grouped-query attention that it tells of")
+    if others := sorted({*(getattr(config, "layer_types", None) or ())} - {*_LAYERS}):
+        raise unfit(name, kind, f"{others[0].replace('_', ' ')} layers")
+
+
+def unfit(name: str, kind: str, words: str) -> ConfigError:
+    """For a model that has what these words say."""
+    what = f"the model in {name} ({kind}) has {words}, which the engine does not run"
+    return ConfigError(what, hint=OTHERS)
+
+
+def _hint(name: str) -> str:
+    if Path(name).is_dir():
+        return "the folder must hold config.json, *.safetensors and the tokenizer's files"
+    return "give a folder that save_pretrained wrote, or a model's name where there is a network"
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Bytes that can be allocated on `device` without swapping; None if the system does not say.
+
+    On a CPU the least of MemAvailable and of what the control group has left.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    found = [bytes_left for bytes_left in (_of_machine(), _of_group()) if bytes_left is not None]
+    return min(found, default=None)
+
+
+def _of_machine() -> int | None:
+    try:
+        lines = _MEMINFO.read_text("ascii").splitlines()
+    except OSError:
+        return None
+    kib = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(kib[0]) * 1024 if kib else None
+
+
+def _of_group() -> int | None:
+    """What control group v2 allows beyond what is used; its page cache can be reclaimed."""
+    try:
+        limit = (_CGROUP / "memory.max").read_text("ascii").strip()
+        used = int((_CGROUP / "memory.current").read_text("ascii"))
+        counts = dict(
+            line.split() for line in (_CGROUP / "memory.stat").read_text("ascii").splitlines()
+        )
+    except (OSError, ValueError):
+        return None
+    if limit == "max":
+        return None
+    return max(0, int(limit) - used + int(counts.get("inactive_file", 0)))

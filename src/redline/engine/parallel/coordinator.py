@@ -1,0 +1,201 @@
+"""The coordinator's side of a model in many processes: starts them, hands works on, hears results.
+
+The coordinator schedules and judges and has none of the model's weights. A rank that ends, or tells
+of an error, ends them all.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redline.engine.model import Work
+from redline.engine.parallel.rank import Orders, Trouble
+from redline.engine.parallel.shard import Source, weight_files
+from redline.engine.settings import EngineSettings
+from redline.engine.step import Computer, EngineFailed, open_runner, try_ranks
+from redline.errors import ConfigError, RedlineError
+
+# How long ranks may take to end when they are told to.
+_END_S = 5.0
+_MAIN = """
+import sys
+from redline.engine.parallel.rank import main
+main([int(fd) for fd in sys.argv[1:]])
+"""
+_HINT = "start the engine again; where memory is short, the system ends processes by SIGKILL"
+
+
+def make_computer(settings: EngineSettings, config: Any, *, capacity: int, device: str) -> Computer:
+    """The model in this process, or in as many ranks as the settings want. Raises ConfigError.
+
+    capacity: tokens a slot. device: `cpu` or `cuda`.
+    """
+    if settings.tensor_parallel == settings.pipeline_parallel == 1:
+        return open_runner(settings.model, config, settings, capacity=capacity, device=device)
+    ranks = Ranks(settings, config, capacity=capacity, device=device)
+    try_ranks(ranks, settings, config, capacity)
+    return ranks
+
+
+class Ranks:
+    """tensor_parallel x pipeline_parallel processes as one computer, from now until `close`.
+
+    parameter_bytes: of each rank. Raises ConfigError where the model cannot be split so.
+    """
+
+    def __init__(
+        self, settings: EngineSettings, config: Any, *, capacity: int, device: str
+    ) -> None:
+        self._shares, self.steps_at_once = settings.tensor_parallel, settings.pipeline_parallel
+        count = self._shares * self.steps_at_once
+        if not hasattr(os, "memfd_create"):
+            raise ConfigError("a model in several processes needs Linux", hint="use one process")
+        if device != "cpu" and torch.cuda.device_count() < count:
+            has = f"this machine has {torch.cuda.device_count()}"
+            raise ConfigError(f"{count} ranks need as many GPUs, and {has}")
+        source = Source(settings.model, config, weight_files(settings.model))
+        self._failure: RedlineError | None = None
+        self._told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._watchers: list[Callable[[RedlineError], None]] = [self._told.put]
+        pipes = [Pipe() for _ in range(count + 1)]
+        self._parent, *self._lines = [own for own, _ in pipes]
+        self._process = self._start([theirs.fileno() for _, theirs in pipes])
+        for _, theirs in pipes:
+            theirs.close()
+        self._listener = threading.Thread(target=self._listen, name="redline ranks", daemon=True)
+        self._listener.start()
+        self._tell(Orders(settings, source, capacity, device))
+        try:
+            sizes = sorted(self._next() for _ in range(count))
+        except BaseException:
+            self.close()
+            raise
+        self.parameter_bytes: list[int] = [size for _, size in sizes]
+
+    def submit(self, work: Work) -> None:
+        """Begins a step on all ranks. Raises EngineFailed where one has ended."""
+        if self._failure is not None:
+            raise self._failure
+        self._tell(work)
+
+    def result(self) -> Tensor:
+        """(heard, vocabulary) float32 logits of the first step submitted that was not told yet.
+
+        Raises EngineFailed.
+        """
+        return torch.from_numpy(self._next())
+
+    def watch(self, told: Callable[[RedlineError], None]) -> None:
+        """Has it called with the reason, in another thread, when a rank has ended."""
+        self._watchers.append(told)
+        if self._failure is not None:
+            told(self._failure)
+
+    def close(self) -> None:
+        """Ends the ranks, whatever they are in."""
+        self._tell(None)
+        self._listener.join(_END_S)
+        if self._listener.is_alive():
+            self._kill()
+            self._listener.join()
+        for line in (self._parent, *self._lines):
+            line.close()
+
+    def _start(self, fds: list[int]) -> subprocess.Popen[bytes]:
+        """The process that makes the ranks; at the first pipe it tells how they end."""
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", _MAIN, *map(str, fds)],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                # What it imports asks for GPUs, and where CUDA has answered no fork can use one.
+                "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            },
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            # gloo writes there who is connected.
+            stdout=subprocess.DEVNULL,
+            # An interrupt from the terminal is for the coordinator, which then ends the ranks.
+            start_new_session=True,
+        )
+
+    def _tell(self, what: Orders | Work | None) -> None:
+        data = pickle.dumps(what)
+        for line in self._lines:
+            # Of one that has ended the listener hears, and `result` tells it.
+            with suppress(OSError):
+                line.send_bytes(data)
+
+    def _next(self) -> Any:
+        """The next that a rank has told."""
+        told = self._told.get()
+        if isinstance(told, RedlineError):
+            # Nothing else will come: who asks again is told again.
+            self._told.put(told)
+            raise told
+        return told
+
+    def _listen(self) -> None:
+        """Takes in what ranks tell until all have ended, which they do when one has."""
+        ranks: dict[Any, int | None] = {line: rank for rank, line in enumerate(self._lines)}
+        ranks[self._parent] = None
+        ended: tuple[int, int] | None = None
+        troubles: list[tuple[float, int, str | RedlineError]] = []
+        while ranks:
+            for line in wait(ranks):
+                assert isinstance(line, Connection)
+                rank = ranks[line]
+                try:
+                    told = line.recv()
+                except (EOFError, OSError):
+                    del ranks[line]
+                    if line is self._parent:
+                        self._kill()
+                    continue
+                if rank is None:
+                    ended = told
+                elif isinstance(told, Trouble):
+                    troubles.append((told.at_s, rank, told.error))
+                else:
+                    self._told.put(told)
+        self._failure = self._cause(ended, troubles)
+        for told in self._watchers:
+            told(self._failure)
+
+    def _cause(
+        self, ended: tuple[int, int] | None, troubles: list[tuple[float, int, str | RedlineError]]
+    ) -> RedlineError:
+        if ended is None:
+            return EngineFailed("the process that has made the ranks was ended", hint=_HINT)
+        rank, status = ended
+        how = f"has ended with status {status}"
+        if status < 0:
+            how = f"was ended by {signal.Signals(-status).name}"
+        elif troubles:
+            # One that has lost its peer fails after it.
+            _, rank, error = min(troubles)
+            if isinstance(error, RedlineError):
+                return error
+            how = f"has failed: {error}"
+        stage, share = divmod(rank, self._shares)
+        who = f"rank {rank} of {len(self._lines)} (stage {stage}, share {share})"
+        return EngineFailed(f"{who} {how}", hint=_HINT)
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()

@@ -1,0 +1,151 @@
+"""One rank: a process that holds a part of the model and computes its part of every step.
+
+Its works come by a pipe from the coordinator, the same to every rank and in one order. Between the
+ranks go the sums of a stage, and the states from each stage to the next. When the pipe is closed,
+however that came, the process ends at once.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from redline.engine.model import Runner, Work, dtype_of, reading
+from redline.engine.parallel.shard import Placement, Source, load_shard
+from redline.engine.settings import EngineSettings
+from redline.errors import RedlineError
+
+
+class Orders(NamedTuple):
+    """What every rank is told first. capacity: tokens of a slot. device: `cpu` or `cuda`."""
+
+    settings: EngineSettings
+    source: Source
+    capacity: int
+    device: str
+
+
+class Trouble(NamedTuple):
+    """Why a rank ends, and when that was, on the clock that all processes share."""
+
+    at_s: float
+    error: str | RedlineError
+
+
+def main(fds: Sequence[int], runner: type[Runner] = Runner) -> NoReturn:
+    """Makes the ranks; waits until one has ended, ends the others, and tells which it was, and how.
+
+    fds: of this process's own pipe to the coordinator, and of each rank's.
+    Ranks are forks, because what they import takes seconds and hundreds of megabytes.
+    """
+    own, *lines = [Connection(fd) for fd in fds]
+    # Where the ranks meet: a file without a name, so that none is left, whatever ends first.
+    meeting = os.memfd_create("redline ranks")
+    ranks: dict[int, int] = {}
+    for rank, line in enumerate(lines):
+        pid = os.fork()
+        if pid == 0:
+            for other in (own, *lines):
+                if other is not line:
+                    other.close()
+            _run(rank, line, f"file:///proc/self/fd/{meeting}", runner)
+        ranks[pid] = rank
+    for line in lines:
+        line.close()
+    ended = dict([os.wait()])
+    with suppress(ChildProcessError):
+        while (more := os.waitpid(-1, os.WNOHANG))[0]:
+            ended.update([more])
+    for pid in ranks.keys() - ended.keys():
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    # One that was killed comes before those that have lost it.
+    status, rank = min((os.waitstatus_to_exitcode(how), ranks[pid]) for pid, how in ended.items())
+    with suppress(OSError):  # the coordinator may have gone first
+        own.send((rank, status))
+    # Python would take seconds to put away what was imported.
+    os._exit(0)
+
+
+def _run(rank: int, line: Connection, meeting: str, runner: type[Runner]) -> NoReturn:
+    try:
+        orders: Orders = line.recv()
+        works: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        threading.Thread(target=_listen, args=(line, works), daemon=True).start()
+        settings = orders.settings
+        torch.set_num_threads(settings.threads)
+        part = Placement(rank, settings.pipeline_parallel, settings.tensor_parallel)
+        # With GPUs each rank has one of its own.
+        device = torch.device("cpu") if orders.device == "cpu" else torch.device("cuda", rank)
+        dtype = dtype_of(settings.dtype, orders.source.config, orders.device)
+        group = _meet(part, meeting, device)
+        with reading("cannot load a part of the model in", orders.source.name):
+            loaded = load_shard(orders.source, part, group, dtype=dtype, device=device)
+        sharers = part.stages * part.shares if device.type == "cpu" else 1
+        cache = loaded.cache(settings.max_batch_size, orders.capacity, sharers)
+        computing = runner(loaded, cache)
+        line.send((rank, *computing.parameter_bytes))
+        _compute(computing, part, works, line)
+    except Exception as error:
+        # Whatever it is, the coordinator must hear why this rank is no more.
+        told = error if isinstance(error, RedlineError) else f"{type(error).__name__}: {error}"
+        line.send(Trouble(time.monotonic(), told))
+    finally:
+        os._exit(1)
+
+
+def _listen(line: Connection, works: queue.SimpleQueue[Work]) -> None:
+    """Takes works in, until None or the end; then the process ends, whatever it is in."""
+    try:
+        while (work := line.recv()) is not None:
+            works.put(work)
+    finally:
+        os._exit(0)
+
+
+def _compute(
+    runner: Runner, part: Placement, works: queue.SimpleQueue[Work], line: Connection
+) -> NoReturn:
+    loaded = runner.loaded
+    # What is on its way to the next stage: this one goes on before it is taken.
+    sending: deque[tuple[Any, Tensor]] = deque()
+    while True:
+        work, states = works.get(), None
+        if not part.is_first:
+            size = (len(work.tokens), loaded.hidden_size)
+            states = torch.empty(size, dtype=loaded.dtype, device=loaded.device)
+            dist.recv(states, part.rank - part.shares)
+        found = runner.run(work, states)
+        if not part.is_last:
+            sending.append((dist.isend(found, part.rank + part.shares), found))
+            if len(sending) > 2 * part.stages:
+                sending.popleft()[0].wait()
+        elif part.share == 0:
+            line.send(found.cpu().numpy())
+
+
+def _meet(part: Placement, meeting: str, device: torch.device) -> Any:
+    """Joins the other ranks. Returns the group of those of its stage."""
+    backend = "gloo"
+    if device.type == "cuda":
+        backend = "nccl"
+        torch.cuda.set_device(device)
+    # All are on this machine, and its name need not lead to it.
+    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    os.environ.setdefault(f"{backend.upper()}_SOCKET_IFNAME", loopback)
+    count = part.stages * part.shares
+    dist.init_process_group(backend, init_method=meeting, rank=part.rank, world_size=count)
+    return dist.new_subgroups(part.shares)[0]  # type: ignore[no-untyped-call]

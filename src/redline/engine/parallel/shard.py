@@ -1,0 +1,240 @@
+"""A rank's part of a model: its stage's layers and, of their weights, its share.
+
+Only that part is read, by slices of the safetensors files, so no rank ever holds the whole model.
+What is split how is transformers' own plan for the model. Column-wise: a rank has some of a layer's
+outputs. Row-wise: it has some of the inputs, and the ranks' outputs are summed. The vocabulary is
+split in the embedding, whose rows are summed, and in the head, whose logits are put together.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch import distributed as dist
+from transformers import AutoModelForCausalLM
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.hub import cached_file
+
+from redline.engine.model import NAME, Loaded, reading
+from redline.errors import ConfigError
+
+_EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
+# transformers' names for the split of a layer, ours for the vocabulary's, and the dimension of a
+# weight that each cuts.
+_DIMENSIONS = {"colwise": 0, "rowwise": 1, "replicated_with_grad_allreduce": None, "words": 0}
+
+
+class Placement(NamedTuple):
+    """What a rank holds. Ranks count through the shares of the first stage, then of the next."""
+
+    rank: int
+    stages: int
+    shares: int
+
+    @property
+    def stage(self) -> int:
+        return self.rank // self.shares
+
+    @property
+    def share(self) -> int:
+        return self.rank % self.shares
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.stages - 1
+
+    def layers(self, count: int) -> range:
+        """Its layers, of so many. The first stages have one more where they do not divide."""
+        size, more = divmod(count, self.stages)
+        begin = self.stage * size + min(self.stage, more)
+        return range(begin, begin + size + (self.stage < more))
+
+
+class Source(NamedTuple):
+    """The model that is split. files: its weights. name: for messages."""
+
+    name: str
+    config: Any
+    files: Sequence[str]
+
+
+def weight_files(name: str) -> list[str]:
+    """The safetensors files of a folder, or of a name on the hub, fetched. Raises ConfigError."""
+    fetched = partial(cached_file, name, _raise_exceptions_for_missing_entries=False)
+    with reading("cannot read the weights of", name):
+        if (whole := fetched(SAFE_WEIGHTS_NAME)) is not None:
+            return [whole]
+        if (index := fetched(SAFE_WEIGHTS_INDEX_NAME)) is not None:
+            names = set(json.loads(Path(index).read_bytes())["weight_map"].values())
+            return [str(cached_file(name, each)) for each in sorted(names)]
+    raise ConfigError(
+        f"{name} has no *.safetensors, which several processes read their parts from",
+        hint="load it with transformers and save it with save_pretrained, or use one process",
+    )
+
+
+def load_shard(
+    source: Source, part: Placement, group: Any, *, dtype: torch.dtype, device: torch.device
+) -> Loaded:
+    """The part with its weights on `device`. group: the ranks of its stage, which sum and gather.
+
+    Raises ConfigError where the model cannot be split so.
+    """
+    models: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        model = models.from_config(source.config, dtype=dtype, attn_implementation=NAME)
+    base = model.model
+    plan = _plan(source, part, model.tp_plan, len(base.layers))
+    is_tied = model.lm_head.weight is base.embed_tokens.weight
+    own = part.layers(len(base.layers))
+    # Names stay as they are in the files until all is read.
+    for at in {*range(len(base.layers))} - {*own}:
+        base.layers[at] = nn.Identity()
+    if not part.is_first:
+        base.embed_tokens = None
+    if not part.is_last:
+        base.norm, model.lm_head = nn.Identity(), None
+    files: dict[str, Any] = {}
+    for name in source.files:
+        file: Any = safe_open(name, framework="pt")
+        files.update(dict.fromkeys(file.keys(), file))
+    for path, module in model.named_modules():
+        style = plan.get(re.sub(r"\d+", "*", path), "")
+        stored = _EMBEDDING if path == _HEAD and is_tied else path
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            # Of what is summed each rank has a part, but the first has the whole bias.
+            is_whole = style == "rowwise" and parameter.dim() == 1
+            share = _share(f"{stored}.{key}", "" if is_whole else style, files, source, part)
+            setattr(module, key, nn.Parameter(share.to(device, dtype).contiguous()))
+        if style:
+            _join(module, path, style, part, group)
+    if is_tied and part.is_first and part.is_last:
+        model.lm_head.weight = base.embed_tokens.weight
+    base.rotary_emb = type(base.rotary_emb)(source.config).to(device)
+    base.layers = base.layers[own.start : own.stop]
+    for at, layer in enumerate(base.layers):
+        layer.self_attn.layer_idx = at
+    for path, buffer in model.named_buffers():
+        if buffer.is_meta:
+            what = f"{source.name} ({source.config.model_type}) makes {path} itself"
+            raise ConfigError(what, hint="it runs in one process")
+    model.eval().requires_grad_(requires_grad=False)
+    if part.stages > 1:
+        _check_layers_are_all(base, source, dtype, device)
+    return Loaded(model, source.config, layers=len(own), shares=part.shares)
+
+
+def _share(name: str, style: str, files: dict[str, Any], source: Source, part: Placement) -> Tensor:
+    """What the part holds of a tensor; only that is read. Raises ConfigError.
+
+    Of words it is as many rows for every share, and then rows of zeros, at least one.
+    """
+    if name not in files:
+        raise ConfigError(f"the weights of {source.name} do not have {name}")
+    found = files[name].get_slice(name)
+    dimension = _DIMENSIONS.get(style)
+    if dimension is None:
+        whole: Tensor = found[:]
+        return whole
+    width, is_words = found.get_shape()[dimension], style == "words"
+    if width % part.shares and not is_words:
+        raise _indivisible(source, f"{name} is {width:,} wide", part.shares)
+    size = -(-width // part.shares)
+    own = slice(part.share * size, (part.share + 1) * size)
+    cut: Tensor = found[own] if dimension == 0 else found[:, own]
+    return torch.cat((cut, cut.new_zeros(size + 1 - len(cut), *cut.shape[1:]))) if is_words else cut
+
+
+def _plan(
+    source: Source, part: Placement, plan: dict[str, str] | None, layers: int
+) -> dict[str, str]:
+    """How each module is split, by its name with * for numbers. Raises ConfigError."""
+    config = source.config
+    if part.stages > layers:
+        raise ConfigError(f"{source.name} has {layers} layers, too few for {part.stages} stages")
+    if part.shares == 1:
+        return {}
+    for field in ("num_attention_heads", "num_key_value_heads"):
+        if getattr(config, field) % part.shares:
+            what = f"self_attn has {field} = {getattr(config, field)}"
+            raise _indivisible(source, what, part.shares)
+    if not config.base_model_tp_plan:
+        raise ConfigError(f"transformers has no plan to split {source.name} ({config.model_type})")
+    whole = {**(plan or {}), _EMBEDDING: "words", _HEAD: "words"}
+    for layer, style in whole.items():
+        if style not in _DIMENSIONS:
+            what = f"{layer} of {source.name} is to be split {style!r}, which is not known here"
+            raise ConfigError(what, hint="pipeline parallelism splits it between layers")
+    return whole
+
+
+def _join(module: Any, path: str, style: str, part: Placement, group: Any) -> None:
+    """Has the ranks' outputs of a split module made one."""
+
+    def summed(_module: object, _given: object, found: Tensor) -> Tensor:
+        dist.all_reduce(found, group=group)
+        return found
+
+    def own_words(_module: object, given: tuple[Tensor]) -> tuple[Tensor]:
+        """Words of other ranks are looked up in the last row, which is zero."""
+        places = given[0] - part.share * size
+        return (torch.where((places >= 0) & (places < size), places, size),)
+
+    def gathered(_module: object, _given: object, found: Tensor) -> Tensor:
+        """All logits at the first rank of the stage; the others' are of no use."""
+        own = found[..., :size].contiguous()
+        parts = [torch.empty_like(own) for _ in range(part.shares)] if part.share == 0 else None
+        if own.numel():
+            dist.gather(own, parts, dst=part.rank - part.share, group=group)
+        return own if parts is None else torch.cat(parts, -1)[..., :vocabulary]
+
+    if style == "rowwise":
+        if part.share:
+            module.bias = None
+        module.register_forward_hook(summed)
+    elif style == "words":
+        size = len(module.weight) - 1
+        if path == _EMBEDDING:
+            module.padding_idx = None  # would be a word of the whole vocabulary
+            module.register_forward_pre_hook(own_words)
+            module.register_forward_hook(summed)
+        else:
+            vocabulary = module.out_features
+            module.register_forward_hook(gathered)
+
+
+def _check_layers_are_all(
+    base: Any, source: Source, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raises ConfigError where the model does more to what goes through it than its layers do.
+
+    Some models scale what comes from the embedding, which every stage would do again.
+    """
+    layers, norm = base.layers, base.norm
+    base.layers, base.norm = nn.ModuleList(), nn.Identity()
+    given = torch.ones(1, 1, source.config.hidden_size, dtype=dtype, device=device)
+    place = torch.zeros(1, 1, dtype=torch.long, device=device)
+    found = base(inputs_embeds=given, position_ids=place, use_cache=False).last_hidden_state
+    base.layers, base.norm = layers, norm
+    if not torch.equal(found, given):
+        raise ConfigError(
+            f"{source.name} ({source.config.model_type}) changes what goes into its layers",
+            hint="it cannot be split into stages; tensor parallelism splits each layer",
+        )
+
+
+def _indivisible(source: Source, what: str, shares: int) -> ConfigError:
+    hint = "tensor parallelism takes a number that divides it"
+    return ConfigError(f"{source.name}: {what}, which {shares} ranks cannot share", hint=hint)

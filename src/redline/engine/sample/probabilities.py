@@ -1,0 +1,201 @@
+"""The law each next token is drawn from, and drawing from it.
+
+A law is a row of float32 probabilities. Draft and target laws are made by the same function, so
+that a rejection compares what both really draw from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from redline.engine.sample.counter_rng import Noise, Purpose, arrivals, keys, uniforms
+from redline.engine.sample.params import SamplingParams
+
+# The nucleus is looked for among so many of the likeliest tokens first, where most laws have it:
+# sorting 32 rows of 32,000 tokens takes as long as 70 of their softmaxes.
+_HEAD = 1024
+# Numbers of a race held at a time: 2 MB of float64, which a core's own cache holds.
+_RACE = 1 << 18
+
+
+class Past(NamedTuple):
+    """The tokens before the one to draw; penalties count them.
+
+    drafted: tokens of this step that stand between `generated` and the one to draw.
+    """
+
+    prompt: Sequence[int]
+    generated: Sequence[int]
+    drafted: Sequence[int] = ()
+
+
+class Logprobs(NamedTuple):
+    """Natural logarithms: chosen (R,), top (R, M) float32 from the likeliest on, their tokens."""
+
+    chosen: Tensor
+    top: Tensor
+    top_tokens: Tensor
+
+
+def adjusted(logits: Tensor, params: Sequence[SamplingParams], pasts: Sequence[Past]) -> Tensor:
+    """(R, V) logits with each row's bias and penalties; `logits` itself where no row has any.
+
+    The bias is added, then the repetition penalty divides positive logits of tokens in prompt or
+    answer and multiplies negative ones (Keskar et al. 2019, as in transformers), then what was
+    generated c times loses c * frequency_penalty + presence_penalty (OpenAI's formula). The
+    greedy token of a row is the argmax of this.
+    """
+    rows = [row for row, each in enumerate(params) if each.is_adjusted]
+    if not rows:
+        return logits
+    logits = logits.to(torch.float32, copy=True)
+    for row in rows:
+        _adjust(logits[row], params[row], pasts[row])
+    return logits
+
+
+def _adjust(logits: Tensor, params: SamplingParams, past: Past) -> None:
+    """Adds bias and penalties to one row (V,) float32, in place."""
+    if params.logit_bias:
+        logits[list(params.logit_bias)] += logits.new_tensor(list(params.logit_bias.values()))
+    said = [*past.generated, *past.drafted]
+    if params.repetition_penalty != 1.0:
+        seen = torch.tensor([*past.prompt, *said], dtype=torch.int64, device=logits.device)
+        before = logits[seen]
+        penalty = params.repetition_penalty
+        logits[seen] = torch.where(before < 0, before * penalty, before / penalty)
+    if params.presence_penalty or params.frequency_penalty:
+        tokens = torch.tensor(said, dtype=torch.int64, device=logits.device)
+        counts = tokens.bincount(minlength=len(logits))
+        logits -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+
+
+def distribution(logits: Tensor, params: Sequence[SamplingParams], pasts: Sequence[Past]) -> Tensor:
+    """(R, V) float32: the law each row's token is drawn from. Rows sum to 1 within 1e-5.
+
+    logits (R, V), any float dtype. In this order, as transformers' `generate` does it: bias and
+    penalties (`adjusted`), temperature, top-k, top-p, min-p, each renormalised. Tokens exactly as
+    likely as the last one that a filter keeps are kept too, so the law depends on no order of
+    sorting. A greedy row is one-hot at its argmax. A row's law does not depend on other rows.
+    """
+    logits = adjusted(logits, params, pasts)
+    greedy = [row for row, each in enumerate(params) if each.is_greedy]
+    if len(greedy) == len(params):
+        return _one_hot(logits)
+    scores = logits.to(torch.float32)
+    heats = [1.0 if each.is_greedy else each.temperature for each in params]
+    if any(heat != 1.0 for heat in heats):
+        # The maximum comes off first, so that a small temperature makes -inf of a logit, not inf.
+        scores = (scores - scores.amax(-1, keepdim=True)) / scores.new_tensor(heats)[:, None]
+    probs = scores.softmax(-1)
+    _filter(probs, params)
+    if greedy:
+        probs[greedy] = _one_hot(logits[greedy])
+    return probs
+
+
+def _one_hot(logits: Tensor) -> Tensor:
+    law = torch.zeros(logits.shape, dtype=torch.float32, device=logits.device)
+    return law.scatter_(1, logits.argmax(-1, keepdim=True), 1.0)
+
+
+def _filter(probs: Tensor, params: Sequence[SamplingParams]) -> None:
+    """Applies the filters of those rows of (R, V) that have any, in place."""
+    size = probs.shape[-1]
+    drawn = [row for row, each in enumerate(params) if not each.is_greedy]
+    if rows := [row for row in drawn if 0 < params[row].top_k < size]:
+        law, counts = probs[rows], [params[row].top_k for row in rows]
+        places = torch.tensor(counts, device=law.device)[:, None] - 1
+        probs[rows] = _kept(law, law.topk(max(counts)).values.gather(-1, places))
+    if rows := [row for row in drawn if params[row].top_p < 1.0]:
+        probs[rows] = _top_p(probs[rows], [params[row].top_p for row in rows])
+    if rows := [row for row in drawn if params[row].min_p > 0.0]:
+        law, shares = probs[rows], [params[row].min_p for row in rows]
+        probs[rows] = _kept(law, law.new_tensor(shares)[:, None] * law.amax(-1, keepdim=True))
+
+
+def _top_p(law: Tensor, shares: Sequence[float]) -> Tensor:
+    """The fewest likeliest tokens whose sum reaches each row's share, renormalised."""
+    wanted = torch.tensor(shares, dtype=torch.float64, device=law.device)[:, None]
+    size = law.shape[-1]
+    for head in (min(_HEAD, size), size):
+        values = law.topk(head).values
+        sums = values.cumsum(-1, dtype=torch.float64)
+        if bool((sums[:, -1:] >= wanted).all()):
+            break
+    # A row that sums to less than its share, by rounding, keeps all it has.
+    last = (sums < wanted).sum(-1, keepdim=True).clamp(max=head - 1)
+    return _kept(law, values.gather(-1, last))
+
+
+def _kept(law: Tensor, least: Tensor) -> Tensor:
+    """The law of tokens that are at least as likely as `least` (R, 1)."""
+    kept = torch.where(law >= least, law, 0.0)
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def draw(law: Tensor, levels: Tensor) -> Tensor:
+    """(R,) int64 tokens by the inverse of each row's cumulative sum at its level.
+
+    law (R, V) float32, not negative, rows that sum to about 1. levels (R,) float64 in [0, 1). The
+    sums are of whole multiples of 2**-61, which are exact on any device and in any order: they
+    rise at no token of probability 0, so none is ever drawn. Their total stands for 1, whatever
+    it is; a level is at most 1 - 2**-53, and its product with a total rounds to less than that.
+    """
+    sums = (law * 2.0**61).to(torch.int64).cumsum(-1)
+    aims = (levels * sums[:, -1]).to(torch.int64)
+    found = torch.searchsorted(sums, aims[:, None], right=True)[:, 0]
+    # Of what is no law nobody hears the token, but it must be one of the vocabulary.
+    return found.clamp_(max=law.shape[1] - 1)
+
+
+def gumbel_choice(law: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """(R,) int64: argmax of log law + Gumbel noise, a function of (law, seed, position) alone.
+
+    law (R, V) float32; seeds, positions (R,) int64. At one seed and position, two laws choose
+    alike with at least (1 - TV) / (1 + TV), TV their total variation distance: the best that can
+    be promised where neither sees the other (Daliri, Musco and Suresh 2024). Computed as a race:
+    token t arrives at E_t / p_t with E_t of Exp(1), and the first to arrive is chosen. That is
+    the same, since -log E_t is a Gumbel number.
+    """
+    row_keys = keys(seeds, positions, Purpose.CHOICE)
+    possible = law > 0
+    if int(possible.sum()) * 4 <= law.numel():
+        rows, tokens = possible.nonzero(as_tuple=True)
+        times = torch.full(law.shape, torch.inf, dtype=torch.float64, device=law.device)
+        times[rows, tokens] = arrivals(row_keys[rows], tokens) / law[rows, tokens]
+        return times.argmin(-1)
+    tokens = torch.arange(law.shape[-1], device=law.device)
+    rows_at_once = max(1, _RACE // law.shape[-1])
+    first = []
+    for start in range(0, len(law), rows_at_once):
+        part = slice(start, start + rows_at_once)
+        first.append((arrivals(row_keys[part, None], tokens) / law[part]).argmin(-1))
+    return torch.cat(first)
+
+
+def sample(law: Tensor, noise: Noise, purpose: Purpose = Purpose.FOLLOWING) -> Tensor:
+    """(R,) int64: one token of each row's law (R, V) float32.
+
+    purpose: DRAFT for a draft model's tokens, FOLLOWING otherwise. Exact rows take the noise of
+    CHOICE for both, so that a draft model mostly chooses what the target will.
+    """
+    tokens = draw(law, uniforms(noise.seeds, noise.positions, purpose))
+    exact = noise.is_exact.nonzero()[:, 0]
+    if len(exact):
+        tokens[exact] = gumbel_choice(law[exact], noise.seeds[exact], noise.positions[exact])
+    return tokens
+
+
+def logprobs(logits: Tensor, tokens: Tensor, most: int) -> Logprobs:
+    """Logarithms of the model's own law: of `tokens` (R,) int64, and of the `most` likeliest.
+
+    logits (R, V): before bias, penalties and temperature, as vLLM tells them unless told not to.
+    """
+    logs = logits.to(torch.float32).log_softmax(-1)
+    top = logs.topk(min(most, logs.shape[-1]))
+    return Logprobs(logs.gather(-1, tokens[:, None])[:, 0], top.values, top.indices)

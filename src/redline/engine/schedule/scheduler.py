@@ -1,0 +1,281 @@
+"""Which tokens the next step computes.
+
+There is no prefill and no decode: each sequence has tokens, and some of them are computed. A step
+brings every running sequence nearer to its end, within a budget of tokens: those with the fewest
+missing first, so that a long prompt never holds up who generates, and no drafts do. What is left
+of the budget goes to the prompts, in order of priority and arrival, a piece at a time; drafts leave
+them half of a step.
+
+A slot is given up when its sequence ends; its keys and values stay there until the slot is used
+again, for a later prompt that begins alike. Where the cache is full, drafts are given up first.
+Then the last in order gives its slot back and waits again: it is computed anew, which costs time
+and changes nothing else.
+
+Where a model is split into stages, several steps are under way at once, each of sequences of its
+own: who is in one of them is busy, and in no other plan, until its step has been computed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from typing import NamedTuple
+
+from redline.engine.schedule.sequence import Sequence
+from redline.errors import RedlineError
+
+
+class Row(NamedTuple):
+    """In this step the sequence's next `size` tokens are computed.
+
+    is_whole: with them all of its tokens and drafts are, so that it gets new ones.
+    """
+
+    sequence: Sequence
+    size: int
+    is_whole: bool
+
+
+class Copied(NamedTuple):
+    """Keys and values to copy before the step: the first `tokens` of a slot into another."""
+
+    source: int
+    target: int
+    tokens: int
+
+
+class Plan(NamedTuple):
+    """One step: first the copies, then the rows."""
+
+    copies: list[Copied]
+    rows: list[Row]
+
+
+class QueueFull(RedlineError):
+    """There are as many waiting requests as may be."""
+
+
+class Bounds(NamedTuple):
+    """What a scheduler keeps to; see EngineSettings."""
+
+    slots: int
+    step_tokens: int
+    cache_tokens: int
+    waiting: int
+    wait_s: float = 0.0
+    reuses_prefixes: bool = True
+    steps_at_once: int = 1
+
+
+class Scheduler:
+    """Sequences by slot and in the queue. No clock: times are passed in."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.running: list[Sequence] = []
+        self.waiting: list[tuple[tuple[int, int], Sequence]] = []
+        self.preemptions = 0
+        self.ends: Counter[str] = Counter()  # sequences that are over, by reason
+        self.reused_tokens = 0
+        # The tokens whose keys and values each slot holds, also after its sequence has left.
+        self._held: list[list[int]] = [[] for _ in range(bounds.slots)]
+        self._since_s = math.inf  # the first of those that wait came, while nothing runs
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens in the cache that belong to running sequences, or are being computed."""
+        return sum(sequence.computed + sequence.under_way for sequence in self.running)
+
+    @property
+    def _free(self) -> set[int]:
+        """The slots that no running sequence has."""
+        return set(range(self.bounds.slots)) - {one.slot for one in self.running}
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.running and not self.waiting
+
+    def add(self, sequence: Sequence, now_s: float) -> None:
+        """Takes a sequence into the queue. Raises QueueFull."""
+        # Who finds a free slot does not wait, or a burst would be refused by an idle engine.
+        if len(self.waiting) >= self.bounds.waiting + len(self._free):
+            raise QueueFull(
+                f"{self.bounds.waiting:,} requests wait already", hint="send fewer at once"
+            )
+        if self.is_idle:
+            self._since_s = now_s
+        heapq.heappush(self.waiting, (sequence.order, sequence))
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until the next step is to be made; inf where there is nothing to do.
+
+        Only an engine that is idle waits for more to come; who runs is never held up.
+        """
+        if self.running:
+            return 0.0
+        if not self.waiting:
+            return math.inf
+        if len(self.waiting) >= self.bounds.slots:
+            return 0.0
+        return max(0.0, self._since_s + self.bounds.wait_s - now_s)
+
+    def plan(self) -> Plan:
+        """The next step; empty where all that may be computed is under way. Sequences that run
+        have drafted before.
+        """
+        budget = self.bounds.step_tokens
+        counts: dict[int, int] = {}
+        ready = self.ready()
+        generating = sum(one.is_caught_up for one in ready)
+        # Who generates has a token before anyone has drafts, which are judged whole. While there
+        # is a prompt to read, half of the step is not for drafts.
+        reads = generating < len(ready) or bool(self.waiting and self._free)
+        drafts = max(0, (budget // 2 if reads else budget) - generating)
+        for sequence in ready:
+            del sequence.drafted[drafts:]
+            drafts -= len(sequence.drafted)
+            counts[sequence.number] = min(sequence.due, budget)
+            budget -= counts[sequence.number]
+        copies: list[Copied] = []
+        most = -(-self.bounds.slots // self.bounds.steps_at_once)
+        if not self._has_room(counts):
+            # Nobody comes in while those who run lack room.
+            self._make_room(counts)
+            budget = 0
+        while budget > 0 and self.waiting and self._free and len(counts) < most:
+            sequence = self.waiting[0][1]
+            if not self._may_come(sequence):
+                break
+            heapq.heappop(self.waiting)
+            copies += self._admit(sequence)
+            counts[sequence.number] = min(sequence.due, budget)
+            budget -= counts[sequence.number]
+        rows = [
+            Row(sequence, count, count == sequence.due)
+            for sequence in self.running
+            if (count := counts.get(sequence.number, 0))
+        ]
+        self._check(rows)
+        for row in rows:
+            row.sequence.under_way = row.size
+        return Plan(copies, rows)
+
+    def ready(self) -> list[Sequence]:
+        """Who may be in the next plan, those with the fewest missing tokens first.
+
+        Of several steps at once each takes its share of those that run.
+        """
+        share = -(-len(self.running) // self.bounds.steps_at_once)
+        ready = [one for one in self.running if not one.under_way]
+        return sorted(ready, key=lambda one: (len(one.tokens) - one.computed, one.order))[:share]
+
+    def computed(self, row: Row, new_tokens: list[int], kept: int) -> None:
+        """A step has computed the row; of its drafts `kept` stay, and `new_tokens` follow.
+
+        new_tokens: the drafts that stay and the token after them; none for a row that is not whole.
+        """
+        sequence = row.sequence
+        assert sequence.slot is not None
+        assert sequence.under_way == row.size
+        sequence.under_way = 0
+        if sequence.ended is not None:
+            self._leave(sequence)
+            return
+        before = sequence.computed
+        if row.is_whole:
+            # What was drafted and refused is written over by what comes in its place.
+            sequence.computed = len(sequence.tokens) + kept
+            sequence.tokens += new_tokens
+        else:
+            sequence.computed += row.size
+        sequence.drafted = []
+        held = self._held[sequence.slot]
+        held += sequence.tokens[before : sequence.computed]
+        assert len(held) == sequence.computed < len(sequence.tokens) + 1
+
+    def end(self, sequence: Sequence, reason: str | RedlineError) -> None:
+        """The sequence is over: done, cancelled or failed. Its slot is another's from now on, or,
+        where it is being written, from the step's end on.
+        """
+        sequence.ended = reason
+        self.ends[reason if isinstance(reason, str) else "failed"] += 1
+        if sequence.slot is not None:
+            if isinstance(reason, RedlineError):
+                # By what it holds the next one that begins alike might fail, too.
+                self._held[sequence.slot] = []
+            if not sequence.under_way:
+                self._leave(sequence)
+        else:
+            self.waiting = [entry for entry in self.waiting if entry[1] is not sequence]
+            heapq.heapify(self.waiting)
+
+    def _admit(self, sequence: Sequence) -> list[Copied]:
+        """Gives a slot, the one that holds most of its tokens already if it can be had."""
+        # Its last token is computed in any case: what follows it is what is asked for.
+        most = len(sequence.tokens) - 1 if self.bounds.reuses_prefixes else 0
+        alike = [common(held, sequence.tokens, most) for held in self._held]
+        free = self._free
+        source = max(range(self.bounds.slots), key=lambda at: (alike[at], at in free))
+        slot, reused = source if source in free else min(free), alike[source]
+        self._held[slot] = self._held[source][:reused]
+        sequence.slot, sequence.computed = slot, reused
+        self.running.append(sequence)
+        self.reused_tokens += reused
+        return [Copied(source, slot, reused)] if source != slot else []
+
+    def _may_come(self, sequence: Sequence) -> bool:
+        """Its tokens have room beside all of those who run, also those not computed yet."""
+        known = sum(len(one.tokens) + len(one.drafted) for one in self.running)
+        return not self.running or known + len(sequence.tokens) < self.bounds.cache_tokens
+
+    def _has_room(self, counts: dict[int, int]) -> bool:
+        return self.used_tokens + sum(counts.values()) <= self.bounds.cache_tokens
+
+    def _make_room(self, counts: dict[int, int]) -> None:
+        """Takes drafts back, then slots, from the last in order, until the step fits."""
+        for one in self.running:
+            if not one.under_way and one.drafted:
+                counts[one.number] -= len(one.drafted)
+                one.drafted = []
+        while not self._has_room(counts):
+            idle = [one for one in self.running if not one.under_way]
+            if len(idle) < 2 and len(idle) < len(self.running):
+                # What is under way is waited for.
+                counts.clear()
+                return
+            last = max(idle, key=lambda one: one.order)
+            assert len(self.running) > 1, "one sequence alone fits: its length is bounded"
+            counts.pop(last.number, None)
+            self._leave(last)
+            last.computed = 0
+            last.preempted += 1
+            self.preemptions += 1
+            heapq.heappush(self.waiting, (last.order, last))
+
+    def _leave(self, sequence: Sequence) -> None:
+        assert sequence.slot is not None
+        self.running.remove(sequence)
+        sequence.slot = None
+
+    def _check(self, rows: list[Row]) -> None:
+        slots = {sequence.slot for sequence in self.running}
+        assert len(slots) == len(self.running) <= self.bounds.slots
+        assert sum(row.size for row in rows) <= self.bounds.step_tokens
+        for row in rows:
+            assert 1 <= row.size <= row.sequence.due
+            assert not row.sequence.under_way
+
+
+def common(held: list[int], wanted: list[int], most: int) -> int:
+    """How many tokens both begin with, at most `most`."""
+    low, high = 0, min(len(held), most)
+    if not high or held[0] != wanted[0]:
+        return 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        if held[low:middle] == wanted[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

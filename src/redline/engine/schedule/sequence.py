@@ -1,0 +1,66 @@
+"""One sequence of tokens on its way through the engine.
+
+state      meaning                                     may turn to
+waiting    in the queue, it holds no slot              running, ended
+running    it has a slot; its tokens are computed      waiting (preempted), ended
+ended      it has its reason
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from redline.engine.sample import Guide, SamplingParams
+from redline.errors import RedlineError
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Its tokens, of which the first `computed` have their keys and values in `slot`.
+
+    tokens: prompt and answer. drafted: what may follow them, for the next step to judge.
+    under_way: how many of its tokens a step is computing now; 0 for none.
+    seed: 64 bits; is_seeded: by its user. priority: lower goes first. number: of arrival.
+    guide: what its answer must follow. ended: why, None while it goes on. asker: whom it is for;
+    the scheduler does not look.
+    """
+
+    tokens: list[int]
+    params: SamplingParams
+    seed: int
+    number: int
+    most_tokens: int
+    priority: int = 0
+    is_seeded: bool = False
+    guide: Guide | None = None
+    asker: Any = None
+    slot: int | None = None
+    computed: int = 0
+    under_way: int = 0
+    drafted: list[int] = field(default_factory=list)
+    preempted: int = 0
+    ended: str | RedlineError | None = None
+
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.tokens)
+
+    @property
+    def due(self) -> int:
+        """Tokens that are not computed yet, those drafted among them; at least 1."""
+        return len(self.tokens) + len(self.drafted) - self.computed
+
+    @property
+    def is_caught_up(self) -> bool:
+        """All but its last token are computed: the next step brings a new one."""
+        return self.computed == len(self.tokens) - 1
+
+    @property
+    def answer(self) -> list[int]:
+        """The tokens after the prompt."""
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Who goes first."""
+        return (self.priority, self.number)

@@ -1,0 +1,54 @@
+"""What an engine tells Prometheus, by the names that vLLM has made the field's.
+
+So a dashboard or a gateway that reads vLLM's /metrics reads this one as well. What vLLM has no
+name for begins with `redline:`. The names are those of vLLM 0.32 (vllm/v1/metrics/loggers.py).
+"""
+
+from __future__ import annotations
+
+from redline.engine.step.core import Core
+
+# A scheduler's reason, and vLLM's word for it.
+_REASONS = {"stop": "stop", "length": "length", "cancelled": "abort", "failed": "error"}
+
+
+class Metrics:
+    """The figures of `core`, as text. Read from any thread: each figure is one number."""
+
+    def __init__(self, core: Core, name: str) -> None:
+        self._core = core
+        quoted = name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        self._label = f'model_name="{quoted}"'
+
+    def __str__(self) -> str:
+        scheduler, figures = self._core.scheduler, self._core.figures
+        slots, cache_tokens = scheduler.bounds.slots, scheduler.bounds.cache_tokens
+        steps, drafted = max(1, figures.steps), max(1, figures.drafted_tokens)
+        told = {
+            "vllm:num_requests_running": len(scheduler.running),
+            "vllm:num_requests_waiting": len(scheduler.waiting),
+            "vllm:kv_cache_usage_perc": scheduler.used_tokens / cache_tokens,
+            "vllm:num_preemptions_total": scheduler.preemptions,
+            "vllm:prompt_tokens_total": figures.prompt_tokens,
+            "vllm:prompt_tokens_cached_total": scheduler.reused_tokens,
+            "vllm:generation_tokens_total": figures.new_tokens,
+            "vllm:spec_decode_num_drafts_total": figures.drafts,
+            "vllm:spec_decode_num_draft_tokens_total": figures.drafted_tokens,
+            "vllm:spec_decode_num_accepted_tokens_total": figures.accepted_tokens,
+            "redline:steps_total": figures.steps,
+            "redline:batch_size_mean": figures.rows / steps,
+            "redline:batch_efficiency": figures.rows / steps / slots,
+            "redline:tokens_per_step_mean": figures.computed_tokens / steps,
+            "redline:draft_acceptance": figures.accepted_tokens / drafted,
+        }
+        lines = []
+        for name, value in told.items():
+            kind = "counter" if name.endswith("_total") else "gauge"
+            shown = f"{value:g}" if isinstance(value, float) else value
+            lines += [f"# TYPE {name} {kind}", f"{name}{{{self._label}}} {shown}"]
+        name = "vllm:request_success_total"
+        lines += [f"# TYPE {name} counter"]
+        for reason, word in _REASONS.items():
+            labels = f'{self._label},finished_reason="{word}"'
+            lines += [f"{name}{{{labels}}} {scheduler.ends[reason]}"]
+        return "\n".join([*lines, ""])

@@ -1,0 +1,114 @@
+"""A model is tried before it serves: what the engine computes must be what the model says itself.
+
+Its attention is exchanged, and no list of settings tells which models bring more than plain causal
+attention: sinks, a layer that attends twice, a layer that is not told of the step. Its weights are
+packed, too. So the logits of a few tokens are computed both ways, in three forward passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redline.engine.model import NAME, OTHERS, Loaded, Piece, Runner, Work, load, reading, unfit
+from redline.engine.settings import EngineSettings
+from redline.engine.step.core import Computer
+
+# Of a sequence that is read in two pieces, beside one that begins alike. Its first piece goes
+# through the attention of long pieces, the others through that of short ones.
+_TOKENS = 24
+_FAILURE = "the engine cannot run the model in"
+# How far the logits of half of a step's tokens may be off, as a share of their size. It is not all
+# of them, since by rounding a mixture of experts may choose other ones for some. Three wild layers
+# are off by 1e-6, 0.002 and 0.02; a model with other attention is by 0.2 and more.
+_MOST_OFF = {torch.float32: 0.01, torch.float16: 0.1, torch.bfloat16: 0.15}
+# Some models say that a word cannot come by a logit far beyond.
+_MOST_LOGIT = 1e4
+
+
+def open_runner(
+    name: str, config: Any, settings: EngineSettings, *, capacity: int, device: str
+) -> Runner:
+    """A model in this process, with a slot of `capacity` tokens for each sequence.
+
+    Raises ConfigError where it cannot be loaded, or the engine would not say what it says.
+    """
+    loaded = load(name, config, dtype=settings.dtype, device=device)
+    with reading(_FAILURE, name, OTHERS):
+        own = said(loaded, tokens := min(_TOKENS, capacity))
+        off = distance(Runner(loaded, loaded.cache(2, tokens)), own)
+    if off > _MOST_OFF.get(loaded.dtype, _MOST_OFF[torch.float32]):
+        words = f"attention of its own (its logits would be {off:.0%} off)"
+        raise unfit(name, config.model_type, words)
+    return Runner(loaded, loaded.cache(settings.max_batch_size, capacity))
+
+
+def try_ranks(computer: Computer, settings: EngineSettings, config: Any, capacity: int) -> None:
+    """Has a split model compute a few tokens; nobody has the whole one, to compare them.
+
+    Raises ConfigError where it cannot, and then has closed it.
+    """
+    try:
+        with reading(_FAILURE, settings.model, OTHERS):
+            works = _works(min(_TOKENS, capacity), config.vocab_size, settings.max_batch_size)
+            for work in works:
+                computer.submit(work)
+            for _ in works:
+                computer.result()
+    except BaseException:
+        computer.close()
+        raise
+
+
+@torch.inference_mode()
+def said(loaded: Loaded, tokens: int) -> Tensor:
+    """(tokens, vocabulary) float32 logits as the model computes them, before a runner has it."""
+    words = torch.tensor([_words(tokens, loaded.vocabulary)], device=loaded.device)
+    loaded.model.set_attn_implementation("eager")
+    own: Tensor = loaded.model(input_ids=words, use_cache=False).logits[0].float()
+    loaded.model.set_attn_implementation(NAME)
+    return own
+
+
+def distance(runner: Runner, own: Tensor) -> float:
+    """How far the runner's logits are off, as a share of their size: the worse of two steps.
+
+    own: of as many tokens, from `said`.
+    """
+    works = _works(len(own), runner.loaded.vocabulary)
+    return max(_off(runner.run(work), own[_places(work.pieces)]) for work in works)
+
+
+def _off(found: Tensor, own: Tensor) -> float:
+    """The median of rows (N, V), of those that are numbers in `own`; inf where none is."""
+    own = own.masked_fill(~(own.abs() < _MOST_LOGIT), torch.nan)
+    size = (own - own.nanmean(-1, keepdim=True)).nan_to_num(0.0).norm(dim=-1)
+    wrong = (found.nan_to_num(torch.inf) - own).nan_to_num(0.0, posinf=torch.inf).norm(dim=-1)
+    return float((wrong / size).nanmedian().nan_to_num(torch.inf))
+
+
+def _words(count: int, vocabulary: int) -> list[int]:
+    """From all over the vocabulary."""
+    return [(7919 * at + 11) % vocabulary for at in range(count)]
+
+
+def _places(pieces: Sequence[Piece]) -> list[int]:
+    """Where the tokens of each stand in its sequence."""
+    return [at for piece in pieces for at in range(piece.start, piece.start + piece.size)]
+
+
+def _works(tokens: int, vocabulary: int, slots: int = 2) -> list[Work]:
+    """Two steps: a sequence of so many tokens, beside one that begins alike where there is room."""
+    last = max(1, tokens // 6)
+    first, words = tokens - last, _words(tokens, vocabulary)
+    works = []
+    for pieces in (
+        [Piece(0, 0, first), Piece(1, 0, last)],
+        [Piece(0, first, last), Piece(1, last, last)],
+    ):
+        given = [words[at] for at in _places(pieces[:slots])]
+        works.append(Work([], pieces[:slots], given, range(len(given))))
+    return works

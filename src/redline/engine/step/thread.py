@@ -1,0 +1,165 @@
+"""The engine in a thread of its own: the event loop asks, the thread computes.
+
+Each side hands the other calls to make: the thread makes all that have come before each step, and
+what a step has brought is handed to the event loop at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from redline.clock import SYSTEM
+from redline.engine.schedule import QueueFull
+from redline.engine.schedule import Sequence as Running
+from redline.engine.step.core import Ask, Asker, Core
+from redline.errors import NoEndpoint, RedlineError
+
+CLOSED = "the engine was closed"
+
+
+class EngineFailed(NoEndpoint):
+    """The engine cannot compute any more; every sequence ended with it."""
+
+
+class EngineThread:
+    """Runs a core from `start` to `close`. Its other methods may be called in the event loop only.
+
+    A failure of the core ends every sequence, and whatever is asked after it, with EngineFailed.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._running: dict[Asker, Running] = {}
+        self._posts: list[Callable[[], None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="redline engine", daemon=True)
+        self._failed = asyncio.Event()
+        self.failure: EngineFailed | None = None
+
+    def start(self) -> None:
+        """Begins; from now on the running event loop is told."""
+        self._loop = asyncio.get_running_loop()
+        self._core.computer.watch(lambda error: self._inbox.put(partial(self._fail, error)))
+        self._thread.start()
+
+    def ask(self, asks: Sequence[Ask]) -> None:
+        """Takes sequences that begin together. Each asker hears its end, whatever it is.
+
+        Raises EngineFailed once the engine is being closed.
+        """
+        if self._is_closing:
+            raise EngineFailed(CLOSED)
+        self._inbox.put(partial(self._begin, asks))
+
+    def cancel(self, asker: Asker) -> None:
+        """The asker's sequence is not wanted any more; it hears no end of it."""
+        self._inbox.put(partial(self._cancel, asker))
+
+    async def close(self) -> None:
+        """Ends every sequence, the thread, and what it computes with."""
+        self._is_closing = True
+        if self._thread.is_alive():
+            self._inbox.put(lambda: None)  # only to wake it
+            await asyncio.to_thread(self._thread.join)
+
+    async def has_failed(self) -> None:
+        """Returns when the engine has failed; `failure` tells why."""
+        await self._failed.wait()
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Has the event loop make this call. In the engine's thread only."""
+        self._posts.append(call)
+
+    def _run(self) -> None:
+        while not self._is_closing:
+            try:
+                self._turn()
+            except BaseException as error:
+                # Whatever it is: nobody may wait for an answer that does not come.
+                self._fail(error)
+            self._hand_on()
+        self._take(0.0)
+        self._end_all(EngineFailed(CLOSED))
+        self._hand_on()
+        self._core.computer.close()
+
+    def _turn(self) -> None:
+        """Takes what has come, and makes a step if there is one to make."""
+        scheduler = self._core.scheduler
+        # What a failure has left in the scheduler is not seen through.
+        self._take(math.inf if self.failure else scheduler.wait_s(SYSTEM.now_s()))
+        if self.failure is None and scheduler.wait_s(SYSTEM.now_s()) == 0.0:
+            for sequence in self._core.step():
+                del self._running[sequence.asker]
+                assert sequence.ended is not None
+                self._tell(sequence.asker, sequence.ended)
+
+    def _tell(self, asker: Asker, reason: str | RedlineError) -> None:
+        """The asker hears its end, or, where it cannot, that the engine has failed by it."""
+        try:
+            asker.ended(reason)
+        except Exception as error:
+            self._fail(error)
+            assert self.failure is not None
+            asker.ended(self.failure)
+
+    def _fail(self, error: BaseException) -> None:
+        """The engine computes no more. Only the first error is told."""
+        if self.failure is not None:
+            return
+        self.failure = EngineFailed(f"the engine has failed: {type(error).__name__}: {error}")
+        self.failure.__cause__ = error
+        if isinstance(error, EngineFailed):
+            self.failure = error
+        self._end_all(self.failure)
+        self._posts.append(self._failed.set)
+
+    def _take(self, wait_s: float) -> None:
+        """Makes the calls that have come; waits so long for the first of them."""
+        try:
+            self._inbox.get(timeout=None if wait_s == math.inf else wait_s)()
+            while True:
+                self._inbox.get_nowait()()
+        except queue.Empty:
+            return
+
+    def _begin(self, asks: Sequence[Ask]) -> None:
+        for ask in asks:
+            if self.failure is None:
+                try:
+                    self._running[ask.asker] = self._core.add(ask, SYSTEM.now_s())
+                except QueueFull as error:
+                    ask.asker.ended(error)
+                    continue
+                except Exception as error:
+                    self._fail(error)
+            if self.failure is not None:
+                ask.asker.ended(self.failure)
+
+    def _cancel(self, asker: Asker) -> None:
+        if (sequence := self._running.pop(asker, None)) is not None:
+            self._core.scheduler.end(sequence, "cancelled")
+
+    def _end_all(self, error: EngineFailed) -> None:
+        for asker, sequence in self._running.items():
+            self._core.scheduler.end(sequence, "failed")
+            asker.ended(error)
+        self._running.clear()
+
+    def _hand_on(self) -> None:
+        posts, self._posts = self._posts, []
+        if not posts or (loop := self._loop) is None:
+            return
+        try:
+            # One wake-up for all, and each a call of its own: one that fails stops no other.
+            loop.call_soon_threadsafe(lambda: [loop.call_soon(post) for post in posts])
+        except RuntimeError:
+            # The event loop has ended; nobody is left to be told.
+            self._is_closing = True

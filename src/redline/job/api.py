@@ -1,0 +1,361 @@
+"""The Python door: `run` or `arun` to the end, or `stream` outcomes as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar, Unpack
+
+import msgspec
+
+from redline.calls import Outcome
+from redline.errors import ConfigError
+from redline.job.execute import execute
+from redline.job.interrupts import GIVE_UP_S, Interrupts
+from redline.job.settings import Job, Keywords, lists_options, make_job
+from redline.job.show import Display, Report, TerminalProgress
+from redline.job.work import OnResult, Runner
+from redline.journal import Result
+from redline.process import DaemonThreads, lasting
+from redline.sources import opened
+from redline.store import url_of
+
+T = TypeVar("T")
+
+# Of the event loop's own pool, as asyncio has it.
+_THREADS = min(32, (os.cpu_count() or 1) + 4)
+
+# What a stream may be ahead of its reader: many small answers, or a few of 10 MB.
+_STREAM_AHEAD = 256
+_STREAM_AHEAD_BYTES = 32 * 1024 * 1024
+
+
+@lists_options
+def run(rows: object, **options: Unpack[Keywords]) -> Report:
+    """Send every row through and report; failures are data and raise nothing.
+
+    rows: a path, a URL such as s3://bucket/rows.jsonl, an iterable or an async iterable of dicts or
+    strings.
+    Without `output`, the report holds the outcomes in input order, and all are kept in memory.
+    Works in a script and in a notebook; in other code with a running event loop, use
+    `await redline.arun(...)`. Ctrl-C once drains, twice stops.
+    Raises ConfigError or JournalError if the run cannot begin.
+    """
+    _refuse_to_block()
+    report = run_job(make_job(rows, options, os.environ), display=_display(options))
+    if report.abandoned and sys.stderr is not None:
+        # Whoever has interrupted it, or set its deadline, is to know, with or without progress.
+        lasting(sys.stderr).write(f"abandoned: {'; '.join(report.abandoned)}\n")
+    return report
+
+
+@lists_options
+async def arun(rows: object, **options: Unpack[Keywords]) -> Report:
+    """As `run`, in the running event loop: `report = await redline.arun(...)`.
+
+    Signals are left alone. When the task is cancelled, calls in flight are given up; what is done
+    is on disk if there is an `output`, and the same call continues it.
+    """
+    job = make_job(rows, options, os.environ)
+    return await _run_in_loop(job, _display(options))
+
+
+def run_job(
+    job: Job, *, display: Display | None = None, on_result: OnResult | None = None
+) -> Report:
+    """As `run`, for a job that is made already; outcomes go to `on_result` where it is given."""
+    interrupts = Interrupts()
+    return _in_own_loop(lambda: _run_in_loop(job, display, on_result, interrupts), interrupts)
+
+
+@lists_options
+def stream(rows: object, **options: Unpack[Keywords]) -> OutcomeStream:
+    """Each row's outcome as it comes, in the order of completion.
+
+        async with redline.stream(rows, model="m") as outcomes:
+            async for outcome in outcomes:
+                ...
+
+    rows and options: as for `run`. A slow consumer slows the run down. With `output`, outcomes are
+    on disk as well. The run ends when the block is left, however that happens; rows without an
+    outcome stay unfinished. Without a block it ends at `aclose`, or once nothing refers to the
+    stream: a loop that is left early does not end it while a variable holds it.
+    Raises ConfigError or JournalError, also in the middle when the run is stopped by an error that
+    no row can get around.
+    """
+    return OutcomeStream(make_job(rows, options, os.environ))
+
+
+class OutcomeStream:
+    """The outcomes of one run, which begins with the first that is asked for."""
+
+    def __init__(self, job: Job) -> None:
+        self._handover = _Handover()
+        self._outcomes = _outcomes(job, self._handover)
+        self._is_waiting = False
+
+    def __aiter__(self) -> OutcomeStream:
+        return self
+
+    async def __anext__(self) -> Outcome:
+        self._is_waiting = True
+        try:
+            return await anext(self._outcomes)
+        finally:
+            self._is_waiting = False
+
+    async def __aenter__(self) -> OutcomeStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Ends the run and waits for its end. May be repeated, and called by any task."""
+        if self._is_waiting:
+            # Another task does, for the next outcome: its loop ends.
+            self._handover.end()
+            await self._handover.has_ended.wait()
+        else:
+            await self._outcomes.aclose()
+
+
+async def _outcomes(job: Job, handover: _Handover) -> AsyncGenerator[Outcome, None]:
+    """The outcomes of a run of the job, which ends with the generator."""
+    async with AsyncExitStack() as stack:
+        stack.callback(handover.has_ended.set)
+        job = await embed(job, stack)
+
+        async def work() -> Report:
+            try:
+                return await _execute(job, on_start=handover.start, on_result=handover.put)
+            finally:
+                ending = asyncio.create_task(handover.outcomes.put(None))
+                stack.callback(ending.cancel)
+
+        task = asyncio.create_task(work(), name="redline stream")
+        try:
+            while (outcome := await handover.next()) is not None:
+                yield outcome
+            if not handover.is_left:
+                report = await task
+                if report.stopped is not None:
+                    raise report.stopped
+        finally:
+            await handover.leave(task)
+
+
+async def _execute(
+    job: Job,
+    *,
+    display: Display | None = None,
+    on_start: Callable[[Runner], None] | None = None,
+    on_result: OnResult | None,
+    on_upload: Callable[[Callable[[], None]], None] | None = None,
+) -> Report:
+    """The run, with what objects in a store ask for before and after it."""
+    if url_of(job.rows) is not None:
+        job = msgspec.structs.replace(job, rows=await asyncio.to_thread(opened, job.rows))
+    if job.output is None or job.output.url is None:
+        return await execute(job, display=display, on_start=on_start, on_result=on_result)
+    # Imported here: a run on local files does not pay for what stores need.
+    from redline.job.mirrored import execute_mirrored
+
+    return await execute_mirrored(
+        job, display=display, on_start=on_start, on_result=on_result, on_upload=on_upload
+    )
+
+
+class _Handover:
+    """Outcomes on their way from a run's workers to whoever reads a stream."""
+
+    def __init__(self) -> None:
+        self.outcomes: asyncio.Queue[Outcome | None] = asyncio.Queue(_STREAM_AHEAD)
+        self._ahead_bytes = 0
+        self._has_room = asyncio.Event()
+        self._runner: Runner | None = None
+        self.is_left = False
+        self.has_ended = asyncio.Event()
+
+    def start(self, runner: Runner) -> None:
+        """The run is about to begin, or not at all where the reader has gone meanwhile."""
+        self._runner = runner
+        if self.is_left:
+            runner.abort()
+
+    async def put(self, result: Result) -> None:
+        """Hands one over; waits while the reader is too far behind. Drops it if it has left."""
+        while self._ahead_bytes >= _STREAM_AHEAD_BYTES and not self.is_left:
+            self._has_room.clear()
+            await self._has_room.wait()
+        if self.is_left:
+            return
+        self._ahead_bytes += _size_bytes(result.outcome)
+        await self.outcomes.put(result.outcome)
+
+    async def next(self) -> Outcome | None:
+        """The next outcome; None after the last."""
+        outcome = await self.outcomes.get()
+        if outcome is not None:
+            self._ahead_bytes -= _size_bytes(outcome)
+            self._has_room.set()
+        return outcome
+
+    def end(self) -> None:
+        """Whoever waits for the next outcome gets None."""
+        self.is_left = True
+        while not self.outcomes.empty():
+            self.outcomes.get_nowait()
+        self.outcomes.put_nowait(None)
+
+    async def leave(self, task: asyncio.Task[Report]) -> None:
+        """The reader has gone: gives up what is left of the run, and waits for its end."""
+        self.is_left = True
+        self._has_room.set()
+        if self._runner is not None:
+            self._runner.abort()
+        while not task.done():
+            # The run's end stands in the queue, too, and needs room.
+            while not self.outcomes.empty():
+                self.outcomes.get_nowait()
+            await asyncio.wait([task], timeout=0.05)
+
+
+def _size_bytes(outcome: Outcome) -> int:
+    return len(outcome.reply.body) if outcome.reply is not None else 0
+
+
+async def embed(job: Job, stack: AsyncExitStack) -> Job:
+    """The job, with an embedded server started for it where it asks for one."""
+    if job.embedded is None or job.endpoint is None:
+        return job
+    base_url = await stack.enter_async_context(job.embedded.open())
+    endpoint = msgspec.structs.replace(job.endpoint, base_url=base_url, proxy="")
+    return msgspec.structs.replace(job, endpoint=endpoint)
+
+
+async def _run_in_loop(
+    job: Job,
+    display: Display | None,
+    on_result: OnResult | None = None,
+    interrupts: Interrupts | None = None,
+) -> Report:
+    """The report of the whole run. interrupts: None leaves signals alone."""
+    outcomes: list[Outcome] = []
+    if job.output is None and on_result is None:
+
+        def keep(result: Result) -> None:
+            outcomes.append(result.outcome)
+
+        on_result = keep
+    async with AsyncExitStack() as stack:
+        job = await embed(job, stack)
+        report = await _execute(
+            job,
+            display=display,
+            on_start=None if interrupts is None else interrupts.watch,
+            on_result=on_result,
+            on_upload=None if interrupts is None else interrupts.watch_upload,
+        )
+    report.outcomes = sorted(outcomes, key=lambda outcome: outcome.row or 0)
+    return report
+
+
+def _refuse_to_block() -> None:
+    """Raises ConfigError in code of a running event loop, but for a notebook's cells.
+
+    A cell is meant to block; a handler that blocks holds up all others of its loop.
+    """
+    if not _is_in_loop():
+        return
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    if shell is None or shell() is None:
+        raise ConfigError(
+            "redline.run would block the running event loop until all rows are done",
+            hint="report = await redline.arun(...), with the same arguments",
+        )
+
+
+def _in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interrupts) -> T:
+    """The result of `work` in a fresh event loop; in a thread if this one has a loop already."""
+    if not _is_in_loop():
+        return _run_loop(work, interrupts)
+    thread = DaemonThreads(1, "redline")
+    ending = thread.submit(_run_loop, work, interrupts)
+    thread.shutdown(wait=False)
+    left_s: float | None = None
+    while True:
+        try:
+            return ending.result(left_s)
+        except KeyboardInterrupt:
+            # A notebook's stop button reaches this thread; the run goes on in its own.
+            interrupts.interrupt_from_outside()
+            left_s = GIVE_UP_S if interrupts.count > 1 else None
+        except TimeoutError:
+            if ending.done():
+                raise
+            raise interrupts.given_up() from None
+
+
+def _is_in_loop() -> bool:
+    """This thread runs an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _run_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interrupts) -> T:
+    """As asyncio.run, which would wait for tasks and threads that never end, too."""
+    loop = new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        threads = DaemonThreads(_THREADS, "redline-thread")
+        loop.set_default_executor(threads)
+        main = loop.create_task(work())
+        with interrupts.handled(loop, main):
+            try:
+                return loop.run_until_complete(main)
+            finally:
+                if interrupts.count < 2:
+                    _end_tasks(loop)
+                    threads.shutdown(wait=False)
+                    threads.join(GIVE_UP_S)
+    finally:
+        asyncio.set_event_loop(None)
+        # What was left behind is no news when it is collected.
+        loop.set_exception_handler(lambda loop, context: None)
+        loop.close()
+
+
+def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancels what tasks of the user's are left, and waits for them a moment."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    pending: set[asyncio.Task[Any]] = set()
+    if tasks:
+        _, pending = loop.run_until_complete(asyncio.wait(tasks, timeout=GIVE_UP_S))
+    if not pending:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where it is installed, which is everywhere but Windows."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _display(options: Keywords) -> Display | None:
+    """Progress is shown on a terminal, unless the caller says otherwise."""
+    is_shown = options.get("progress")
+    if is_shown is None:
+        is_shown = sys.stderr is not None and sys.stderr.isatty()
+    return TerminalProgress(sys.stderr) if is_shown else None

@@ -1,0 +1,23 @@
+"""The runner for the provider's Batch API: rows become parts, parts become batches."""
+
+from redline.job.batch.collect import Collector
+from redline.job.batch.ledger import Ledger, Note
+from redline.job.batch.plan import (
+    MOST_BYTES,
+    MOST_ROWS,
+    Pace,
+    bad_lines,
+    fits,
+    is_full,
+    is_sent_again,
+    live_s,
+    margin_s,
+    next_look_s,
+    outcome_of,
+    read_line,
+    told,
+)
+from redline.job.batch.runner import BatchRunner, batches_of, goes_by_batches, open_ledger
+from redline.job.batch.spool import Kept, PartReader, PartWriter, chunks_of, keys_of, upload_of
+from redline.job.batch.upload import Sender
+from redline.job.batch.world import HeldRows, World

@@ -1,0 +1,300 @@
+"""What batches have answered becomes results: each row once, whenever the process dies.
+
+A part ends in this order: rows that are sent again stand in a new part, lines of the others in the
+journal and synced, the ledger says that it is done, its own file is removed, the provider's are.
+After a death it is read again from the beginning: rows that have a line, or stand in a later part,
+are passed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from redline.calls import Outcome, failed
+from redline.calls.client import Batch, BatchApi
+from redline.calls.cost import NOTHING, Amount
+from redline.clock import SYSTEM
+from redline.errors import BadReply, CallError, ConfigError, NoEndpoint, Rejected
+from redline.job.batch.ledger import Ledger, Note, Part
+from redline.job.batch.plan import (
+    ResultLine,
+    is_sent_again,
+    outcome_of,
+    read_line,
+    unfinished,
+    without_line,
+)
+from redline.job.batch.spool import (
+    Kept,
+    PartReader,
+    PartWriter,
+    chunks_of,
+    count_lines,
+    drop,
+    is_torn,
+)
+from redline.job.batch.world import World
+from redline.job.work import BatchUse, Picked, parse_output_path
+from redline.process import telling
+
+
+@dataclass
+class Rest:
+    """Rows of a part that have no outcome.
+
+    offsets: in its file. worst: what they may cost. spent: what the others have cost. attempts: the
+    most batches that one of them was in. stopped: an error of a row that ends the run.
+    """
+
+    offsets: array[int] = field(default_factory=lambda: array("Q"))
+    worst: Amount = NOTHING
+    spent: Amount = NOTHING
+    attempts: int = 0
+    stopped: CallError | NoEndpoint | None = None
+
+    def add(self, offset: int, kept: Kept) -> None:
+        """One row more."""
+        self.offsets.append(offset)
+        self.worst = self.worst.plus(Amount(*kept.worst))
+        self.attempts = max(self.attempts, kept.attempts + 1)
+
+
+class Collector:
+    """Turns the results of batches into lines of the journal.
+
+    moved: by part from an earlier run, the rows that a later part holds. use: counts. is_leaving:
+    rows without an outcome are not sent again.
+    """
+
+    def __init__(self, world: World, ledger: Ledger, api: BatchApi, use: BatchUse) -> None:
+        self.moved: dict[int, set[int]] = {}
+        self.is_leaving = False
+        self._world = world
+        self._ledger = ledger
+        self._api = api
+        self._use = use
+        self._output_path = parse_output_path(world.job.prompting.output_path)
+        endpoint = world.job.endpoint
+        self._label = "" if endpoint is None else endpoint.label
+
+    def leave_rest(self) -> None:
+        """From now on, rows without an outcome are left."""
+        self.is_leaving = True
+
+    async def note(self, note: Note) -> None:
+        """Returns once the note is durable."""
+        writing = asyncio.ensure_future(asyncio.to_thread(self._ledger.write, note))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # The ledger must not be closed under the thread.
+            await asyncio.wait([writing])
+            raise
+
+    def has_line(self, key: int, mark: int) -> bool:
+        """The row of this content has its result or failure in the journal from an earlier run."""
+        journal = self._world.journal
+        if journal.has_succeeded(key, mark):
+            return True
+        return not self._world.job.retry_failed and journal.failed.matches(key, mark)
+
+    async def collect(
+        self, part: Part, batch: Batch, reader: PartReader, *, may_wait: bool
+    ) -> Rest | None:
+        """Saves what the batch has answered; None if it has answers that cannot be seen yet.
+
+        may_wait: otherwise what cannot be seen is not there.
+        """
+        paths = []
+        for number, file_id in enumerate(batch.files):
+            path = self._ledger.results_path(part.number, ("output", "errors")[number])
+            if await self._has_fetched(batch, file_id, path, may_wait=may_wait):
+                paths.append(path)
+            elif may_wait:
+                return None
+        expected = len(reader) if batch.status == "completed" else batch.finished
+        if may_wait and await asyncio.to_thread(count_lines, paths) < expected:
+            return None
+        rest, unread = Rest(), 0
+        for path in paths:
+            unread += await self._read(part, path, reader, rest)
+        missing = without_line(batch.status, unread)
+        for offset in await asyncio.to_thread(reader.rest):
+            await self._end(part, reader.read(offset), offset, failed(copy.copy(missing)), rest)
+        return rest
+
+    async def _has_fetched(self, batch: Batch, file_id: str, path: Path, *, may_wait: bool) -> bool:
+        """The file is at `path`; False if the provider does not show it."""
+        try:
+            with telling(path):
+                await self._api.download(file_id, path)
+                if await asyncio.to_thread(is_torn, path):
+                    # A connection may end early without anything that says so.
+                    await self._api.download(file_id, path)
+        except Rejected as error:
+            if error.status != 404:
+                raise
+            if not (may_wait or self.is_leaving):
+                raise ConfigError(
+                    f"the provider does not show the results of the batch {batch.id}: {error.what}",
+                    hint="the same command looks again; --via live does its rows live",
+                ) from error
+            return False
+        return True
+
+    async def refuse(self, part: Part, reader: PartReader, reasons: Mapping[int, Rejected]) -> Rest:
+        """Saves the failures of the lines that made a batch fail."""
+        rest = Rest()
+        for number, error in reasons.items():
+            offset = await asyncio.to_thread(reader.pop_line, number)
+            if offset is not None:
+                await self._end(part, reader.read(offset), offset, failed(error), rest)
+        for offset in reader.rest():
+            await self._end(part, reader.read(offset), offset, failed(unfinished()), rest)
+        return rest
+
+    async def leave(self, part: Part, reader: PartReader) -> Rest:
+        """All of its rows that have no outcome, as they are."""
+        rest = Rest()
+        for offset in await asyncio.to_thread(reader.rest):
+            kept = reader.read(offset)
+            if self._is_open(part, kept.picked):
+                rest.add(offset, kept)
+        return rest
+
+    async def send_again(
+        self, reader: PartReader, part: Part, offsets: array[int], most_rows: int = 0
+    ) -> int:
+        """New parts of these rows, of at most so many each; 0 puts them into one.
+
+        Returns the last one's number. With most_rows, the batch that they were in does not count
+        against their retries.
+        """
+        size, number = most_rows or len(offsets), 0
+        for begin in range(0, len(offsets), max(1, size)):
+            number = self._ledger.next_number()
+            chosen = offsets[begin : begin + size]
+            more = 0 if most_rows else 1
+            path = self._ledger.part_path(number)
+            writer = await asyncio.to_thread(_copied, reader, chosen, path, more)
+            await self.announce(number, writer, part.url, part.model)
+        self._use.again += 0 if most_rows else len(offsets)
+        return number
+
+    async def announce(self, number: int, writer: PartWriter, url: str, model: str) -> None:
+        """The part is there: its rows are durable, and the ledger says so."""
+        await asyncio.to_thread(writer.finish)
+        part = Note(at="part", part=number, rows=writer.rows, url=url, model=model)
+        part.worst = writer.worst
+        await self.note(part)
+
+    async def finish(self, part: Part, spent: Amount, *, keeps_rows: bool = False) -> None:
+        """Every row of the part has its outcome in the journal, or is elsewhere."""
+        await self._world.journal.saved()
+        await self.note(Note(at="done", part=part.number, spent=spent))
+        paths = [self._ledger.results_path(part.number, kind) for kind in ("output", "errors")]
+        if not keeps_rows:
+            paths.append(self._ledger.part_path(part.number))
+        await asyncio.to_thread(drop, paths)
+
+    async def tidy(self, part: Part, batch: Batch | None) -> None:
+        """Deletes the provider's files. They cost nothing, and would go by themselves."""
+        files = [part.file, *(batch.files if batch is not None else ())]
+        for file_id in filter(None, files):
+            try:
+                await self._api.delete(file_id)
+            except (CallError, NoEndpoint):
+                return
+
+    async def _read(self, part: Part, path: Path, reader: PartReader, rest: Rest) -> int:
+        """Ends the rows that have lines in the file; how many of its lines name no row."""
+        unread = 0
+        chunks = chunks_of(path)
+        while (lines := await asyncio.to_thread(next, chunks, None)) is not None:
+            for raw in lines:
+                try:
+                    line = read_line(raw)
+                except BadReply:
+                    unread += 1
+                    continue
+                offset = reader.pop(line.custom_id)
+                if offset is None:
+                    # Not one of ours, or its second line.
+                    continue
+                kept = reader.read(offset)
+                await self._end(part, kept, offset, self._outcome(part, kept, raw, line), rest)
+            await self._world.load.room()
+        return unread
+
+    def _outcome(self, part: Part, kept: Kept, raw: bytes, line: ResultLine) -> Outcome:
+        """What became of the row whose line is `raw`. Its error holds no secret."""
+        asked, wall_s = kept.asked().body, SYSTEM.wall_s()
+        outcome = outcome_of(line, part.url, self._output_path, wall_s, asked)
+        if outcome.error is None:
+            return outcome
+        mask = self._api.mask
+        masked = mask.body(raw)
+        if masked != raw:
+            # Messages quote the line cut, which could leave a part of a key in them.
+            outcome = outcome_of(read_line(masked), part.url, self._output_path, wall_s, asked)
+        if outcome.error is not None:
+            mask.hide(outcome.error)
+        return outcome
+
+    async def _end(self, part: Part, kept: Kept, offset: int, outcome: Outcome, rest: Rest) -> None:
+        """One row has come out of a batch: it is saved, or goes to the rest."""
+        world = self._world
+        if world.metered is not None and outcome.reply is not None:
+            cost = world.metered.cost_batched(kept.asked(self._output_path), outcome.reply)
+            rest.spent = rest.spent.plus(cost)
+        picked = kept.picked
+        if not self._is_open(part, picked):
+            return
+        outcome.attempts = kept.attempts + 1
+        outcome.endpoint = self._label
+        outcome.is_batched = True
+        error = outcome.error
+        if error is not None and not self.is_leaving:
+            world.tally.batch_failed(error.kind)
+        if error is not None and error.stops_run:
+            # It was so when the batch was done. The row is asked again: live, or by the next run.
+            if self.is_leaving:
+                rest.add(offset, kept)
+            else:
+                rest.stopped = rest.stopped or error
+            return
+        most = math.inf if self.is_leaving else world.job.retry.max_retries
+        if is_sent_again(error, outcome.attempts, most):
+            rest.add(offset, kept)
+            return
+        world.tally.batch_answered(outcome.reply)
+        await world.runner.take(picked, outcome)
+
+    def _is_open(self, part: Part, picked: Picked) -> bool:
+        """The row of this part is to have its outcome from it."""
+        moved = self.moved.get(part.number)
+        if moved is not None and picked.key in moved:
+            return False
+        if self.has_line(picked.key, picked.mark):
+            return False
+        if moved is not None and picked.key in self._world.held.changed:
+            # The input has offered it anew.
+            self._world.runner.offer(-1)
+            return False
+        return True
+
+
+def _copied(reader: PartReader, offsets: array[int], path: Path, more: int) -> PartWriter:
+    """A new file of these rows, each with so many attempts more. Blocks."""
+    writer = PartWriter(path)
+    for offset in offsets:
+        kept: Kept = reader.read(offset)
+        kept.attempts += more
+        writer.add(kept)
+    return writer

@@ -1,0 +1,220 @@
+"""What is with the Batch API, in a file that outlives the process: labels.redline/batches.jsonl.
+
+A part is some rows that travel in one batch. Each note is written and synced before what follows
+from it is done.
+
+  a part is   from the note    its rows are                         after a restart it is
+  spooled     part             in a local file, durable             uploaded
+  uploaded    file             in a file at the provider            made into a batch
+  making      making           perhaps in a batch                   looked for at the provider first
+  running     batch            in this batch                        polled
+  uploaded    refused          in no batch: there was no room
+  done        done             in the journal, in a later part, or to be asked again
+
+The first note names the run, so that its batches are known by their metadata. A row that stands in
+two parts is of the later one: it was sent again, and the death came before `done`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import zlib
+from pathlib import Path
+
+import msgspec
+
+from redline.calls.cost import NOTHING, Amount
+from redline.errors import JournalError
+from redline.journal import Output
+from redline.process import sync_name, telling, unwritable, write_all
+
+_HINT = "see which batches the provider has of this run, and start over with --restart"
+
+
+class Note(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One line. at: which kind, see above.
+
+    run, place: of the first. rows, url, model, worst: of a part; worst is reserved for it, in
+    picodollars and tokens. wall_s: when a batch was about to be made. spent: by a part that is
+    done. row_s, row_tokens: what a row took when it was asked live, for --via auto.
+    """
+
+    at: str
+    part: int = 0
+    run: str = ""
+    place: str = ""
+    rows: int = 0
+    url: str = ""
+    model: str = ""
+    worst: tuple[int, int] = NOTHING
+    file: str = ""
+    batch: str = ""
+    wall_s: float = 0.0
+    spent: tuple[int, int] = NOTHING
+    row_s: float = 0.0
+    row_tokens: float = 0.0
+
+
+class Part(msgspec.Struct, kw_only=True):
+    """A part that is not done. batches: all that were made of it, the last one counts."""
+
+    number: int
+    rows: int
+    url: str
+    model: str
+    worst: Amount
+    state: str = "spooled"
+    file: str = ""
+    batches: list[str] = []
+    making_wall_s: float = 0.0
+
+
+class Ledger:
+    """The notes of one output, whose lock the caller holds.
+
+    place: which provider the batches are with; empty where none was noted. Opening reads the file
+    and makes nothing. Raises JournalError for one that is damaged.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self.folder = output.state_path / "batches"
+        self.path = output.state_path / "batches.jsonl"
+        self.parts: dict[int, Part] = {}
+        self.spent = NOTHING
+        self.run = ""
+        self.place = ""
+        self.pace: tuple[float, float] | None = None
+        self._last_part = 0
+        self._fd: int | None = None
+        self._size = 0
+        self._load()
+
+    @property
+    def reserved(self) -> Amount:
+        """The worst case of all parts that are not done."""
+        total = NOTHING
+        for part in self.parts.values():
+            total = total.plus(part.worst)
+        return total
+
+    def part_path(self, number: int) -> Path:
+        """Where the rows of a part are."""
+        return self.folder / f"part-{number}.jsonl"
+
+    def results_path(self, number: int, kind: str) -> Path:
+        """Where the results of a part are put while they are read."""
+        return self.folder / f"part-{number}.{kind}"
+
+    def next_number(self) -> int:
+        """The number of a new part; each is given once, also over restarts."""
+        self._last_part += 1
+        return self._last_part
+
+    def begin(self, place: str) -> None:
+        """Opens the file for writing, and names the run if it has no name. Blocks."""
+        with telling(self.path):
+            self.folder.mkdir(exist_ok=True)
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            os.ftruncate(self._fd, self._size)
+            os.lseek(self._fd, self._size, os.SEEK_SET)
+            sync_name(self.path)
+            sync_name(self.folder)
+            known = {self.part_path(number) for number in self.parts}
+            for path in self.folder.iterdir():
+                if path not in known:
+                    path.unlink()
+        if not self.run:
+            self.write(Note(at="run", run=secrets.token_hex(8), place=place))
+
+    def forget(self) -> None:
+        """Removes what earlier runs have noted, of which nothing is open. Blocks."""
+        with telling(self.path):
+            self.path.unlink(missing_ok=True)
+        self.run, self.place, self.pace = "", "", None
+        self.spent, self._size, self._last_part = NOTHING, 0, 0
+
+    def write(self, note: Note) -> None:
+        """Takes the note, once it is durable. Blocks. Raises JournalError."""
+        assert self._fd is not None
+        if note.at == "part":
+            with telling(self.folder):
+                sync_name(self.part_path(note.part))
+        line = _line(note)
+        try:
+            write_all(self._fd, [line])
+            os.fsync(self._fd)
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+        self._size += len(line)
+        self._take(note)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _load(self) -> None:
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise JournalError(f"cannot read {self.path}: {error.strerror}") from error
+        for number, line in enumerate(data.splitlines(keepends=True), 1):
+            note = _note(line)
+            if note is None:
+                if self._size + len(line) == len(data) and not line.endswith(b"\n"):
+                    # A death cut it short: nothing that follows from it was done.
+                    return
+                raise JournalError(f"line {number} of {self.path} is damaged", hint=_HINT)
+            self._size += len(line)
+            self._take(note)
+
+    def _take(self, note: Note) -> None:
+        number = note.part
+        self._last_part = max(self._last_part, number)
+        if note.at == "run":
+            self.run, self.place = note.run, note.place
+        elif note.at == "pace":
+            self.pace = (note.row_s, note.row_tokens)
+        elif note.at == "part":
+            self.parts[number] = Part(
+                number=number,
+                rows=note.rows,
+                url=note.url,
+                model=note.model,
+                worst=Amount(*note.worst),
+            )
+        elif note.at == "done":
+            self.parts.pop(number, None)
+            self.spent = self.spent.plus(Amount(*note.spent))
+        else:
+            self._follow(self.parts[number], note)
+
+    def _follow(self, part: Part, note: Note) -> None:
+        if note.at == "file":
+            part.state, part.file = "uploaded", note.file
+        elif note.at == "making":
+            part.state, part.making_wall_s = "making", note.wall_s
+        elif note.at == "batch":
+            part.state = "running"
+            part.batches = [*part.batches, note.batch]
+        elif note.at == "refused":
+            part.state = "uploaded"
+
+
+def _line(note: Note) -> bytes:
+    text = msgspec.json.encode(note)
+    return b"%b %08x\n" % (text, zlib.crc32(text))
+
+
+def _note(line: bytes) -> Note | None:
+    """The note of a line; None where its checksum does not hold or its end is missing."""
+    text, _, check = line.rstrip(b"\n").rpartition(b" ")
+    if not line.endswith(b"\n") or check != b"%08x" % zlib.crc32(text):
+        return None
+    try:
+        return msgspec.json.decode(text, type=Note)
+    except msgspec.DecodeError:
+        return None

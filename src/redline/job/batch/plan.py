@@ -1,0 +1,226 @@
+"""What is decided about batches: plain functions of what is known, which wait for nothing.
+
+a batch that is     its finished lines   its other lines
+completed           are results          are looked for again, then sent again, at most twice
+expired             are results          are sent again, at most --max-retries times
+cancelled by us     are results          are done live
+cancelled else      are results          are left for the next run, and this one ends
+failed for want of room                  wait until another batch is over, or go in halves
+failed by lines                          those lines are failures, the others are sent again
+failed otherwise                         are left for the next run, and this one ends
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from redline.apis import judge, loose_json, number
+from redline.apis import replies as apis
+from redline.calls import Outcome, failed
+from redline.calls.client import Problem
+from redline.errors import BadReply, CallError, NoEndpoint, Rejected, Retryable, ServerFailed
+from redline.limits import Limits
+from redline.limits.rule import KINDS, last_send_s
+
+# OpenAI's own bounds are 50,000 requests and 200 MB. Servers of its form that were made earlier
+# take 100 MB, and a file is in memory while it is sent.
+MOST_ROWS = 50_000
+MOST_BYTES = 100 * 10**6
+# A batch of a server in the house is over in seconds, one of a provider in minutes to hours. Looks
+# become rarer from the one to the other: 15 in the first two minutes, then one a minute.
+FIRST_LOOK_S, LOOK_GROWTH, MOST_LOOK_S = 0.25, 1.5, 60.0
+# Servers that say `completed` before their results can be read get so long to show them. Rows that
+# are sent again are paid for again.
+MOST_RESULTS_S = 30.0
+# A provider that cannot be asked for so long ends the run; its batches go on.
+MOST_SILENCE_S = 3600.0
+# For --via auto: rows that are asked live first. They show what a row takes, and a wrong prompt
+# before it waits for hours.
+PROBE_ROWS = 20
+# OpenAI lets a batch be `cancelling` for up to 10 minutes.
+CANCEL_S = 600.0
+_CANCEL_SHARE = 0.25
+# What is measured at the beginning may be slower at the end.
+_LIVE_FACTOR = 1.5
+_BAD_REPLIES = 2
+
+
+class _Response(msgspec.Struct):
+    status_code: Any = None
+    request_id: Any = None
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Error(msgspec.Struct):
+    code: Any = None
+    message: Any = None
+
+
+class ResultLine(msgspec.Struct):
+    """One line of a file of results or errors. problem: why the rest of it cannot be read."""
+
+    custom_id: str
+    response: _Response | None = None
+    error: _Error | None = None
+    problem: str = ""
+
+
+class _Named(msgspec.Struct):
+    custom_id: str
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """What a live row takes: seconds with all others in flight, and tokens."""
+
+    row_s: float
+    row_tokens: float
+
+
+_LINE = msgspec.json.Decoder(ResultLine)
+_NAMED = msgspec.json.Decoder(_Named)
+
+
+def next_look_s(before_s: float | None) -> float:
+    """Seconds until a batch is looked at again; before_s: the wait before, None for the first."""
+    return FIRST_LOOK_S if before_s is None else min(MOST_LOOK_S, before_s * LOOK_GROWTH)
+
+
+def fits(rows: int, size_bytes: int, more_bytes: int, most_rows: int = MOST_ROWS) -> bool:
+    """A request of so many bytes may join a part of so many rows and bytes."""
+    return rows < most_rows and (not rows or size_bytes + more_bytes <= MOST_BYTES)
+
+
+def read_line(raw: bytes) -> ResultLine:
+    """Raises BadReply for what names no row."""
+    try:
+        return _LINE.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        problem = str(error)
+    try:
+        raw = loose_json.mended(raw)
+        return _LINE.decode(raw)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        name = _NAMED.decode(raw).custom_id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadReply(
+            f"a line of the results is not what the Batch API promises: {error}",
+            hint="look at the batch at the provider; the same command reads it again",
+        ) from error
+    return ResultLine(custom_id=name, problem=problem)
+
+
+def outcome_of(
+    line: ResultLine,
+    url: str,
+    output_path: tuple[str | int, ...],
+    wall_s: float,
+    asked: Any = None,
+) -> Outcome:
+    """What became of the row. url, asked: which it was asked at, and the body of its request."""
+    try:
+        return _answered(line, url, output_path, wall_s, asked)
+    except (CallError, NoEndpoint) as error:
+        outcome = failed(error)
+    outcome.is_batched = True
+    return outcome
+
+
+def _answered(
+    line: ResultLine, url: str, output_path: tuple[str | int, ...], wall_s: float, asked: Any
+) -> Outcome:
+    response, error = line.response, line.error
+    if line.problem:
+        raise BadReply(f"the row's line of the results cannot be read: {line.problem}")
+    if response is None or (error is not None and (error.code or error.message)):
+        raise unfinished(error.code, error.message) if error is not None else unfinished()
+    body = bytes(response.body)
+    status = number(response.status_code)
+    if status is None:
+        raise BadReply("the row's line of the results has no status")
+    if not 200 <= status < 300:
+        raise judge(status, {}, body, wall_s)
+    reply = apis.read(url, body, output_path, asked, wall_s=wall_s)
+    reply.status = status
+    own = response.request_id
+    reply.request_id = own if isinstance(own, str) else reply.request_id
+    return Outcome(status="succeeded", reply=reply, is_batched=True)
+
+
+def without_line(status: str, unread: int) -> CallError:
+    """The error of a row without a line in a batch of this status; unread: lines that name no row.
+
+    The lines of a completed batch were answered, and paid for: they are sent again less often.
+    """
+    why = "no line for the row"
+    if unread:
+        why += f", and {unread} {'line names' if unread == 1 else 'lines name'} no row"
+    if status != "completed":
+        return unfinished(message=why)
+    return BadReply(f"the batch was completed without an answer: {why}")
+
+
+def unfinished(code: object = None, message: object = None) -> ServerFailed:
+    """The error of a row that its batch has no answer for."""
+    why = ": ".join(str(part) for part in (code, message) if part)
+    return ServerFailed(f"the batch ended without an answer: {why or 'no line for the row'}")
+
+
+def is_sent_again(error: Exception | None, attempts: int, max_retries: float) -> bool:
+    """The row goes into another batch, after so many."""
+    if not isinstance(error, Retryable):
+        return False
+    most = min(max_retries, _BAD_REPLIES) if isinstance(error, BadReply) else max_retries
+    return attempts <= most
+
+
+def is_full(problems: Sequence[Problem]) -> bool:
+    """The batch failed because the provider holds too much of this account already."""
+    return any(problem.code == "token_limit_exceeded" for problem in problems)
+
+
+def bad_lines(problems: Sequence[Problem]) -> dict[int, Rejected]:
+    """The lines, from 1, that made a batch fail, and why."""
+    return {
+        problem.line: Rejected(
+            f"the Batch API rejected the row: {_told(problem)}",
+            hint="compare the row with the API's documentation; --dry-run shows a request",
+        )
+        for problem in problems
+        if problem.line is not None
+    }
+
+
+def told(problems: Sequence[Problem]) -> str:
+    """Why a batch failed, in a line."""
+    return "; ".join(map(_told, problems[:3])) or "the provider names no reason"
+
+
+def _told(problem: Problem) -> str:
+    return ": ".join(part for part in (problem.code, problem.message) if part) or "no reason"
+
+
+def live_s(rows: int, pace: Pace, limits: Limits, slots: int) -> float:
+    """About how long so many rows take when they are asked live, in seconds.
+
+    The longest of what the slots allow and of what each stated limit demands.
+    """
+    amounts = {"requests": float(max(0, rows - 1)), "tokens": rows * pace.row_tokens}
+    times = [math.ceil(rows / slots) * pace.row_s]
+    times += [
+        last_send_s(amounts[kind], rate, limits)
+        for kind in KINDS
+        if kind in amounts
+        for rate in limits.rates(kind)
+    ]
+    return max(times)
+
+
+def margin_s(live_rest_s: float, deadline_s: float) -> float:
+    """How long before its deadline a run cancels its batches, to do live what is unfinished."""
+    return min(CANCEL_S, _CANCEL_SHARE * deadline_s) + _LIVE_FACTOR * live_rest_s

@@ -1,0 +1,411 @@
+"""The run through the provider's Batch API: rows go up in parts, their results come down.
+
+  via    rows are asked
+  batch  in batches
+  auto   the first ones live, then in batches; what is unfinished when the deadline comes near is
+         cancelled there and asked live
+  live   live, after the batches that earlier runs have left were cancelled and read
+
+One task does all of it, a step at a time, so that the ledger is the state. It is cancelled whenever
+the run is drained: whatever it was doing is done again, or found done, by the next run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from redline.calls.client import Batch, BatchApi
+from redline.calls.cost import NOTHING
+from redline.clock import SYSTEM
+from redline.errors import ConfigError, NoEndpoint, RedlineError, Rejected, Retryable
+from redline.job.batch.collect import Collector, Rest
+from redline.job.batch.ledger import Ledger, Note, Part
+from redline.job.batch.live import FirstRows, LeftRows
+from redline.job.batch.plan import (
+    MOST_RESULTS_S,
+    MOST_SILENCE_S,
+    PROBE_ROWS,
+    Pace,
+    bad_lines,
+    is_full,
+    live_s,
+    margin_s,
+    next_look_s,
+    told,
+)
+from redline.job.batch.spool import PartReader, marked_keys_of
+from redline.job.batch.upload import Filler, Sender
+from redline.job.batch.world import World
+from redline.job.settings import BATCHING, Job
+from redline.journal import Output
+from redline.journal import manifest as manifests
+from redline.process import telling
+
+_LONGEST_PAUSE_S = 1.0
+
+
+class _Look(msgspec.Struct):
+    """When a running batch is looked at next, since when the provider has not answered, and since
+    when the batch is over.
+    """
+
+    due_s: float
+    wait_s: float | None = None
+    silent_since_s: float | None = None
+    over_since_s: float | None = None
+
+
+class BatchRunner:
+    """Drives the rows of one run through batches. `prepare`, then `run` once."""
+
+    def __init__(self, world: World, ledger: Ledger, api: BatchApi) -> None:
+        self._world = world
+        self._ledger = ledger
+        self._api = api
+        self._via = world.job.via
+        self._use = world.tally.begin_batches()
+        self._collector = Collector(world, ledger, api, self._use)
+        self._filler = Filler(world, ledger, self._collector)
+        self._sender = Sender(ledger, api, self._collector, world.job.retry.max_retries)
+        self._left = LeftRows(world.feed, world.runner)
+        self._looks: dict[int, _Look] = {}
+        # Parts whose batch the provider does not know any more.
+        self._gone: set[int] = set()
+        # When a part that is sent again may go, by its number.
+        self._not_before_s: dict[int, float] = {}
+        # The provider holds as much as it takes, until a batch is over.
+        self._is_full = False
+
+    async def prepare(self) -> None:
+        """Takes in hand what earlier runs have left. Raises JournalError."""
+        self._world.runner.offer(await asyncio.to_thread(self._survey))
+        self._count()
+
+    async def run(self) -> None:
+        """Works until every row has its outcome, or the run is ended."""
+        runner = self._world.runner
+        if self._via == "auto" and self._ledger.pace is None:
+            await self._probe()
+        if not runner.is_draining:
+            await self._by_batches()
+        if not runner.is_draining and self._collector.is_leaving:
+            await runner.run(self._left)
+        await asyncio.to_thread(self._left.remove_files)
+
+    async def aclose(self) -> None:
+        """Ends connections. Rows that are in no part yet are read again by the next run."""
+        await asyncio.to_thread(self._filler.drop)
+        await self._api.aclose()
+
+    def _survey(self) -> int:
+        """How many rows of open parts have no outcome yet. Blocks."""
+        unfinished = 0
+        for number in sorted(self._ledger.parts, reverse=True):
+            path = self._ledger.part_path(number)
+            moved = self._collector.moved[number] = set[int]()
+            with telling(path):
+                for key, mark in marked_keys_of(path):
+                    if not self._world.held.add(key, mark):
+                        moved.add(key)
+                        continue
+                    unfinished += not self._collector.has_line(key, mark)
+        return unfinished
+
+    async def _probe(self) -> None:
+        """Asks the first rows live, and notes what a row takes."""
+        runner, tally = self._world.runner, self._world.tally
+        first = FirstRows(self._world.feed, PROBE_ROWS)
+        begun_s = SYSTEM.now_s()
+        await runner.run(first)
+        if runner.is_draining or not first.handed:
+            return
+        waves = -(-first.handed // self._world.slots)
+        row_s = (SYSTEM.now_s() - begun_s) / waves
+        pace = Note(at="pace", row_s=row_s, row_tokens=tally.tokens / first.handed)
+        await self._collector.note(pace)
+
+    async def _by_batches(self) -> None:
+        """Does the work of `_work`; what it raises ends the run, and so does its cancellation."""
+        runner = self._world.runner
+        work = asyncio.create_task(self._work(), name="redline batches")
+        try:
+            async with runner.watched(on_drain=work.cancel):
+                await asyncio.wait([work])
+        finally:
+            work.cancel()
+            await asyncio.wait([work])
+        error = None if work.cancelled() else work.exception()
+        if isinstance(error, RedlineError):
+            runner.stop(error)
+        elif error is not None:
+            raise error
+
+    async def _work(self) -> None:
+        if self._via not in ("batch", "auto"):
+            await self._end_batches()
+            return
+        while not self._is_late():
+            if not self._is_full:
+                await self._filler.fill()
+            await self._send()
+            if self._filler.is_read and not self._ledger.parts:
+                return
+            can_fill = self._filler.has_room and not self._is_full
+            await asyncio.sleep(0.0 if can_fill else self._pause_s())
+            await self._look()
+        await self._end_batches()
+
+    async def _send(self) -> None:
+        for part in list(self._ledger.parts.values()):
+            is_due = self._not_before_s.get(part.number, 0.0) <= SYSTEM.now_s()
+            is_waiting = part.state != "running" and is_due
+            if is_waiting and not self._is_full and not self._is_late():
+                await self._sender.submit(part)
+                self._not_before_s.pop(part.number, None)
+                self._use.made += 1
+                self._count()
+
+    def _running(self) -> list[Part]:
+        return [part for part in self._ledger.parts.values() if part.state == "running"]
+
+    def _pause_s(self) -> float:
+        """Until the next batch is to be made or looked at."""
+        now_s = SYSTEM.now_s()
+        dues = [self._look_of(part).due_s - now_s for part in self._running()]
+        if not self._is_full:
+            dues += [due_s - now_s for due_s in self._not_before_s.values()]
+        return max(0.0, min([_LONGEST_PAUSE_S, *dues]))
+
+    def _look_of(self, part: Part) -> _Look:
+        look = self._looks.get(part.number)
+        if look is None:
+            wait_s = next_look_s(None)
+            look = self._looks[part.number] = _Look(SYSTEM.now_s() + wait_s, wait_s)
+        return look
+
+    async def _look(self) -> None:
+        """Looks at the batches whose time it is, and ends the parts of those that are over."""
+        for part in self._running():
+            look = self._look_of(part)
+            if SYSTEM.now_s() < look.due_s:
+                continue
+            batch = await self._seen(part, look)
+            look.wait_s = next_look_s(look.wait_s)
+            look.due_s = SYSTEM.now_s() + look.wait_s
+            if batch is not None and batch.is_over:
+                now_s = SYSTEM.now_s()
+                look.over_since_s = look.over_since_s or now_s
+                may_wait = now_s - look.over_since_s < MOST_RESULTS_S
+                if await self._has_ended(part, batch, may_wait=may_wait):
+                    del self._looks[part.number]
+
+    async def _seen(self, part: Part, look: _Look) -> Batch | None:
+        """The batch as it stands; None where the provider does not answer for now."""
+        batch_id = part.batches[-1]
+        try:
+            batch = await self._api.look(batch_id)
+        except (Retryable, NoEndpoint):
+            now_s = SYSTEM.now_s()
+            look.silent_since_s = look.silent_since_s or now_s
+            if now_s - look.silent_since_s >= MOST_SILENCE_S:
+                raise
+            return None
+        except Rejected as error:
+            if error.status != 404:
+                raise
+            if self._collector.is_leaving:
+                # Nobody has its results any more, so its rows are asked here. It may be paid for.
+                self._gone.add(part.number)
+                return Batch(id=batch_id, status="cancelled")
+            raise ConfigError(
+                f"the provider does not know the batch {batch_id} any more: {error.what}",
+                hint="look for it with the key that made it; --via live does its rows live",
+            ) from error
+        look.silent_since_s = None
+        return batch
+
+    async def _has_ended(self, part: Part, batch: Batch, *, may_wait: bool) -> bool:
+        """The batch is over: what it has answered is saved, and the rest goes on.
+
+        False if its results cannot all be seen yet, and may be waited for.
+        """
+        is_leaving = self._collector.is_leaving
+        if batch.status == "failed" and not is_leaving and is_full(batch.problems):
+            await self._wait_for_room(part, batch)
+            return True
+        self._is_full = False
+        async with self._opened(part) as reader:
+            if batch.status != "failed":
+                may_wait = may_wait and part.number not in self._gone
+                found = await self._collector.collect(part, batch, reader, may_wait=may_wait)
+                if found is None:
+                    return False
+                rest = found
+            elif lines := bad_lines(batch.problems):
+                rest = await self._collector.refuse(part, reader, lines)
+            elif is_leaving:
+                rest = await self._collector.leave(part, reader)
+            else:
+                await self._collector.note(Note(at="refused", part=part.number))
+                raise ConfigError(
+                    f"the provider refused the batch {batch.id}: {told(batch.problems)}",
+                    hint="mend that, then run the same command again; --via live asks live",
+                )
+            is_foreign = batch.status == "cancelled" and not is_leaving
+            await self._pass_on(part, rest, reader, is_sent=not is_foreign)
+        await self._collector.tidy(part, batch)
+        if is_foreign and rest.offsets:
+            raise ConfigError(
+                f"the batch {batch.id} was cancelled at the provider",
+                hint="what it had finished is saved; the same command sends its other rows again",
+            )
+        return True
+
+    async def _pass_on(
+        self, part: Part, rest: Rest, reader: PartReader, *, is_sent: bool = False
+    ) -> None:
+        """The rest of a part goes into a new one, or is left, and the part is done."""
+        metered, is_leaving = self._world.metered, self._collector.is_leaving
+        if metered is not None:
+            if part.number in self._gone:
+                rest.spent = part.worst
+            metered.settle(part.worst, rest.spent)
+        over: RedlineError | None = None
+        if rest.offsets and is_sent and not is_leaving:
+            if metered is None or metered.reserve(rest.worst):
+                number = await self._collector.send_again(reader, part, rest.offsets)
+                wait_s = self._world.job.retry.pause_s(rest.attempts - 1)
+                self._not_before_s[number] = SYSTEM.now_s() + wait_s
+            else:
+                over = metered.spent(rest.worst)
+        if is_leaving:
+            self._left.add(self._ledger.part_path(part.number), rest.offsets)
+        await self._collector.finish(part, rest.spent, keeps_rows=is_leaving)
+        self._count()
+        if over := rest.stopped or over:
+            raise over
+
+    async def _wait_for_room(self, part: Part, batch: Batch) -> None:
+        """The provider holds too much already: the part waits for others, or goes in halves."""
+        if len(self._running()) > 1:
+            self._is_full = True
+            await self._collector.note(Note(at="refused", part=part.number))
+            self._count()
+            return
+        self._is_full = False
+        async with self._opened(part) as reader:
+            rest = await self._collector.leave(part, reader)
+            if len(rest.offsets) == 1:
+                await self._collector.note(Note(at="refused", part=part.number))
+                raise ConfigError(
+                    f"the provider has no room for one row in a batch: {told(batch.problems)}",
+                    hint="wait for other batches of the account; --via live asks live",
+                )
+            if rest.offsets:
+                if self._world.metered is not None:
+                    self._world.metered.settle(part.worst.minus(rest.worst), NOTHING)
+                half = -(-len(rest.offsets) // 2)
+                await self._collector.send_again(reader, part, rest.offsets, most_rows=half)
+            await self._collector.finish(part, NOTHING)
+        self._count()
+        await self._collector.tidy(part, None)
+
+    @asynccontextmanager
+    async def _opened(self, part: Part) -> AsyncIterator[PartReader]:
+        reader = await asyncio.to_thread(PartReader, self._ledger.part_path(part.number))
+        try:
+            yield reader
+        finally:
+            reader.close()
+
+    def _is_late(self) -> bool:
+        """The time that is left is what the unfinished rows may take live."""
+        runner, job, pace = self._world.runner, self._world.job, self._ledger.pace
+        if self._via != "auto" or pace is None or job.deadline_s is None or job.endpoint is None:
+            return False
+        rows = sum(part.rows for part in self._ledger.parts.values()) + self._filler.rows
+        rest_s = live_s(rows, Pace(*pace), job.endpoint.limits, self._world.slots)
+        assert runner.ends_s is not None
+        return SYSTEM.now_s() >= runner.ends_s - margin_s(rest_s, job.deadline_s)
+
+    async def _end_batches(self) -> None:
+        """Cancels all batches and saves what they have answered; the other rows are left."""
+        self._collector.leave_rest()
+        await self._filler.leave()
+        for part in list(self._ledger.parts.values()):
+            if part.state == "making" and (batch := await self._sender.find(part)) is not None:
+                await self._collector.note(Note(at="batch", part=part.number, batch=batch.id))
+            if part.state != "running":
+                async with self._opened(part) as reader:
+                    rest = await self._collector.leave(part, reader)
+                    await self._pass_on(part, rest, reader)
+                await self._collector.tidy(part, None)
+                continue
+            try:
+                await self._api.cancel(part.batches[-1])
+            except Rejected:
+                # It is over already, or gone; the next look tells which.
+                pass
+        self._looks.clear()
+        self._not_before_s.clear()
+        while self._ledger.parts:
+            await asyncio.sleep(self._pause_s())
+            await self._look()
+
+    def _count(self) -> None:
+        """Tells the progress what is running."""
+        running = self._running()
+        self._use.running, self._use.rows = len(running), sum(part.rows for part in running)
+
+
+def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
+    """What earlier runs of the output have with the Batch API. Blocks.
+
+    is_new: there are no results yet. Raises ConfigError where their batches are running and this
+    run is of another kind.
+    """
+    ledger = Ledger(output)
+    is_anew = job.restart or is_new
+    if not ledger.parts:
+        if is_anew:
+            ledger.forget()
+        return ledger
+    what = f"batches of {output.path} are with the provider, {len(ledger.parts)} in all"
+    if is_anew:
+        raise ConfigError(
+            f"{what}, and would be lost",
+            hint="with --via live and without --restart, a run cancels them first",
+        )
+    if not job.via:
+        raise ConfigError(
+            what, hint="--via batch goes on with them, --via live cancels them and goes on live"
+        )
+    if ledger.place != place_of(job):
+        raise ConfigError(f"{what}: {ledger.place}", hint="give the same --base-url")
+    old = manifests.load(output)
+    if old is not None and not job.force:
+        manifests.check(old, job.manifest(), output)
+    return ledger
+
+
+def goes_by_batches(job: Job, ledger: Ledger) -> bool:
+    """The run goes by batches, or is to end those that earlier runs have left."""
+    return job.endpoint is not None and (job.via in BATCHING or bool(ledger.parts))
+
+
+def batches_of(world: World, ledger: Ledger) -> BatchRunner:
+    """The runner of a job that goes by batches. Blocks."""
+    job = world.job
+    assert job.endpoint is not None
+    ledger.begin(place_of(job))
+    return BatchRunner(world, ledger, BatchApi(job.endpoint, job.retry))
+
+
+def place_of(job: Job) -> str:
+    """Which provider it is, so that batches are not looked for at another one."""
+    assert job.endpoint is not None
+    return job.embedded.place if job.embedded is not None else job.endpoint.base_url

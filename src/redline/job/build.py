@@ -1,0 +1,471 @@
+"""The parts of a run, made in the order in which they need each other, and closed in reverse.
+
+input     source, renderer, limiter: what is refused for its settings is refused here, before
+          anything is written
+output    lock, stream's consumer, notes of batches, journal, what was spent
+run       backend (calls, budget, retry, cache), feed, runner, batches
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from redline.calls import Backend, FunctionBackend, HttpBackend, Retry, Stores
+from redline.calls.client import check_timeout, function_limiter, label_of
+from redline.calls.cost import NOTHING, Metered, Prices, Spending
+from redline.calls.http import limiter_of
+from redline.calls.wire import do_nothing, proxy_of
+from redline.clock import SYSTEM
+from redline.errors import JournalError
+from redline.job.outputs import AccountFile, open_journal
+from redline.job.parts import Kept, Run
+from redline.job.settings import BATCHING, Job
+from redline.job.show import InputCounts, RowCount
+from redline.job.work import (
+    Backpressure,
+    Bill,
+    Feed,
+    OnResult,
+    Renderer,
+    Results,
+    Runner,
+    Selection,
+    Tally,
+    Wiring,
+)
+from redline.journal import (
+    Identifier,
+    Journal,
+    Manifest,
+    MessageKeys,
+    NotKept,
+    Output,
+    OutputLock,
+    Result,
+    check_place,
+    flaw_of,
+    put_in_order,
+    set_aside,
+)
+from redline.journal import manifest as manifests
+from redline.limits import AnyLimiter
+from redline.process import raise_limit, telling
+from redline.sources import AsyncRows, Source, open_source, row_counts, sampled, stream_of
+from redline.waist import CacheUse
+
+if TYPE_CHECKING:
+    from redline.calls.cache import AnswerStore
+    from redline.job.batch import HeldRows, Ledger
+    from redline.sources.stream import StreamRows
+
+# A count reads about 1 GB of JSON Lines a second: what is left is known at the end of most runs.
+_LAST_COUNT_S = 0.5
+
+
+class _Input(msgspec.Struct, frozen=True):
+    """What a run is given: what it reads, and what its settings make without writing anything.
+
+    stream: the source, if that is a stream. slots: how many calls at once at most. on_result: see
+    `built`.
+    """
+
+    source: Source | AsyncRows
+    stream: StreamRows | None
+    row_count: RowCount
+    renderer: Renderer
+    limiter: AnyLimiter
+    slots: int
+    on_result: OnResult | None
+
+
+class _Calls(msgspec.Struct, frozen=True):
+    """inner: makes the calls, below budget, retry and cache. answers: of the cache."""
+
+    inner: HttpBackend | FunctionBackend
+    metered: Metered | None
+    backend: Backend
+    answers: AnswerStore | None
+
+
+@asynccontextmanager
+async def built(job: Job, on_result: OnResult | None = None) -> AsyncIterator[Run]:
+    """A run that is ready to go; its input, output and connections are closed at the end.
+
+    on_result: notified of each row that has ended; where it is to be awaited, it slows the run down
+    to its own pace. Raises ConfigError or JournalError where the run cannot begin; JournalError at
+    the end as well, if its last results cannot be saved.
+    """
+    given = _open_input(job, on_result)
+    run: Run | None = None
+    given.row_count.start()
+    try:
+        async with AsyncExitStack() as stack:
+            if job.output is not None:
+                await _take(job.output, given.stream, stack)
+            try:
+                async with AsyncExitStack() as parts:
+                    run = await _assemble(job, given, parts)
+                    yield run
+            finally:
+                if run is not None and run.kept is not None and job.output is not None:
+                    await _finish(run, run.kept, job.output)
+    finally:
+        # The summary of a run that has not read all rows waits for their number.
+        is_needed = run is not None and run.runner.is_draining and not run.feed.is_read
+        await asyncio.to_thread(given.row_count.finish, _LAST_COUNT_S if is_needed else 0.0)
+        given.source.close()
+
+
+def _open_input(job: Job, on_result: OnResult | None) -> _Input:
+    slots = job.limits.slots() if job.endpoint is None else job.endpoint.limits.slots()
+    stream = _stream(job, slots)
+    opened = stream or open_source(job.rows, is_followed=job.follow)
+    source = stream or sampled(opened, job.samples)
+    row_count = RowCount(
+        opened.total_rows,
+        None if job.follow else row_counts(job.rows),
+        limit=job.limit,
+        samples=job.samples,
+    )
+    try:
+        limiter = _limiter(job)
+        renderer = Renderer(job.prompting)
+        if job.call is None:
+            raise_limit(slots)
+    except BaseException:
+        source.close()
+        raise
+    return _Input(source, stream, row_count, renderer, limiter, slots, on_result)
+
+
+def _limiter(job: Job) -> AnyLimiter:
+    """The limiter of the job's calls. Raises ConfigError if they cannot be made as it says."""
+    if job.endpoint is not None:
+        proxy_of(job.endpoint)
+        return limiter_of(job.endpoint, SYSTEM)
+    assert job.call is not None
+    check_timeout(job.timeout_s)
+    return function_limiter(job.limits, label_of(job.call), SYSTEM)
+
+
+def _stream(job: Job, slots: int) -> StreamRows | None:
+    """The messages of the stream that the job reads; None where it reads something else."""
+    url = stream_of(job.rows)
+    if url is None:
+        return None
+    # Imported here: a run on files does not pay for it.
+    from redline.sources.stream import StreamRows
+
+    assert job.output is not None
+    return StreamRows(
+        url,
+        job.output.state_path / "consumer",
+        most=2 * slots,
+        limit=job.limit,
+        until_empty=job.until_empty,
+    )
+
+
+async def _take(output: Output, stream: StreamRows | None, stack: AsyncExitStack) -> None:
+    """Takes the output's lock, and joins the stream's group."""
+    check_place(output)
+    stack.enter_context(OutputLock(output))
+    if stream is not None:
+        # Closed after the journal, whose last results it acknowledges.
+        stack.push_async_callback(stream.aclose)
+        await stream.open()
+
+
+async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
+    cache_use = None if job.cache is None or job.endpoint is None else CacheUse()
+    tally = Tally(cache_use)
+    acknowledge = _acknowledging(tally, given.stream)
+    kept = None
+    if job.output is not None:
+        kept = await _open_output(job, job.output, acknowledge, stack)
+    journal = None if kept is None else kept.journal
+    calls = _calls(job, given.limiter, kept, tally)
+    if calls.answers is not None:
+        await asyncio.to_thread(calls.answers.open)
+    stack.push_async_callback(calls.backend.aclose)
+    load = Backpressure(journal)
+    held = None if kept is None else kept.held
+    feed, selection = _rows(job, given, journal, load, held)
+    bill = Bill(job, None if calls.metered is None else calls.metered.spending)
+    runner = _runner(job, given, calls, feed, load, bill, journal or NotKept(acknowledge))
+    # Closed after the feed, for whose reading an aborted run does not wait for ever.
+    stack.callback(runner.close)
+    stack.push_async_callback(feed.aclose)
+    batches = None
+    if kept is not None and kept.ledger is not None and held is not None:
+        # Imported here: a run without batches does not pay for them.
+        from redline.job.batch import World, batches_of
+
+        world = World(
+            job, runner, feed, kept.journal, load, tally, calls.metered, given.slots, held
+        )
+        batches = await asyncio.to_thread(batches_of, world, kept.ledger)
+        stack.push_async_callback(batches.aclose)
+        await batches.prepare()
+    if kept is not None:
+        kept.journal.start(None if kept.account is None else kept.account.sync)
+    # Under the lock: the sends of another run's window are not this one's to write.
+    calls.inner.keep(_stores(job))
+    return Run(
+        job=job,
+        tally=tally,
+        feed=feed,
+        selection=selection,
+        row_count=given.row_count,
+        source_name=given.source.name,
+        check_source=given.source.check,
+        inner=calls.inner,
+        answers=calls.answers,
+        bill=bill,
+        kept=kept,
+        runner=runner,
+        batches=batches,
+    )
+
+
+def _runner(
+    job: Job,
+    given: _Input,
+    calls: _Calls,
+    feed: Feed,
+    load: Backpressure,
+    bill: Bill,
+    results: Results,
+) -> Runner:
+    wiring = Wiring(
+        backend=calls.backend,
+        slots=given.slots,
+        supply=feed,
+        source_name=given.source.name,
+        renderer=given.renderer,
+        results=results,
+        load=load,
+        bill=bill if bill.reads_replies else None,
+        permit=None if given.stream is None else given.stream.permit,
+        on_result=given.on_result,
+    )
+    return Runner(job, wiring)
+
+
+def _acknowledging(tally: Tally, stream: StreamRows | None) -> Callable[[list[Result]], None]:
+    """What is done with results that are durable."""
+
+    def acknowledge(results: list[Result]) -> None:
+        if stream is not None:
+            stream.acknowledge([result.key for result in results])
+        outcomes = [result.outcome for result in results]
+        succeeded = sum([outcome.status == "succeeded" for outcome in outcomes])
+        flaws = Counter(filter(None, map(flaw_of, outcomes)))
+        tally.rows_saved(succeeded, len(results) - succeeded, flaws)
+
+    return acknowledge
+
+
+async def _open_output(
+    job: Job,
+    output: Output,
+    acknowledge: Callable[[list[Result]], None],
+    stack: AsyncExitStack,
+) -> Kept:
+    """Opens the output's files; the caller holds its lock."""
+    is_new = job.restart or not (output.path.exists() or output.failed_path.exists())
+    ledger = await asyncio.to_thread(_ledger, job, output, is_new=is_new)
+    is_same_input = await asyncio.to_thread(_has_same_input, job, output)
+    journal, manifest = await _open_journal(job, output, acknowledge)
+    account = None
+    try:
+        if job.allowance is not None:
+            account = AccountFile(output, is_new=is_new)
+    except BaseException:
+        await journal.close()
+        raise
+    if account is not None:
+        # Closed after the journal, whose last results it must be durable before.
+        stack.callback(account.close)
+    stack.push_async_callback(journal.close)
+    held = None
+    if ledger is not None:
+        stack.callback(ledger.close)
+        # Imported here: a run without batches does not pay for them.
+        from redline.job.batch import HeldRows, goes_by_batches
+
+        held = HeldRows(journal) if goes_by_batches(job, ledger) else None
+    before = _done_before(job, journal) if is_same_input else None
+    return Kept(journal, manifest, before, account, ledger, held)
+
+
+def _done_before(job: Job, journal: Journal) -> InputCounts:
+    """What earlier runs have done, if the output's rows are all of this input."""
+    done, failed = len(journal.succeeded), len(journal.failed)
+    is_again = job.retry_failed or job.retries_failures
+    return InputCounts(rows=done + failed, done=done, failed=0 if is_again else failed)
+
+
+def _calls(job: Job, limiter: AnyLimiter, kept: Kept | None, tally: Tally) -> _Calls:
+    """The backend: calls within their limits, the job's budget, its retries, its cache."""
+    # What was answered before a request goes out is written before it.
+    before_write = do_nothing if kept is None else kept.journal.flush
+    inner: HttpBackend | FunctionBackend
+    if job.endpoint is not None:
+        inner = HttpBackend(
+            job.endpoint,
+            limiter=limiter,
+            before_write=before_write,
+            attempts=tally,
+            listener=tally,
+        )
+    else:
+        assert job.call is not None
+        inner = FunctionBackend(
+            job.call,
+            limits=job.limits,
+            timeout_s=job.timeout_s,
+            limiter=limiter,
+            before_write=before_write,
+            attempts=tally,
+        )
+    metered = _metered(job, inner, kept)
+    retry = Retry(inner if metered is None else metered, job.retry, listener=tally)
+    backend, answers = _cached(job, retry, tally)
+    return _Calls(inner, metered, backend, answers)
+
+
+def _metered(job: Job, backend: Backend, kept: Kept | None) -> Metered | None:
+    """The backend within the job's budget; None where it has none."""
+    if job.allowance is None:
+        return None
+    account = None if kept is None else kept.account
+    spending = Spending(job.allowance, NOTHING if account is None else account.spent)
+    metered = Metered(backend, spending, Prices(job.prices), account=account)
+    if kept is not None and kept.ledger is not None:
+        metered.recall(kept.ledger.spent, kept.ledger.reserved)
+    return metered
+
+
+def _cached(job: Job, inner: Backend, tally: Tally) -> tuple[Backend, AnswerStore | None]:
+    """`inner` behind the job's cache, if it has one, and the store of its answers."""
+    if job.cache is None or job.endpoint is None:
+        return inner, None
+    # Imported here: a run without a cache does not pay for it, nor for SQLite.
+    from redline.calls.cache import AnswerStore, Cached, identity
+
+    cache = job.cache
+    assert cache.folder is not None
+    store = AnswerStore(Path(cache.folder), cache.max_bytes)
+    embedded = job.embedded.identity() if job.embedded is not None else ""
+    whose = identity(job.endpoint, embedded=embedded)
+    sampled = cache.includes_sampled
+    return Cached(inner, store, whose, includes_sampled=sampled, use=tally.cache_use), store
+
+
+def _rows(
+    job: Job, given: _Input, journal: Journal | None, load: Backpressure, held: HeldRows | None
+) -> tuple[Feed, Selection]:
+    """The rows that this run is to do."""
+    stream = given.stream
+    identifier: Identifier | MessageKeys = Identifier()
+    if journal is not None:
+        if stream is None:
+            identifier = Identifier(journal.succeeded)
+        else:
+            identifier = MessageKeys(stream.url.stream, journal.succeeded)
+    selection = Selection(
+        job,
+        journal,
+        holds=None if held is None else held.holds,
+        skip=None if stream is None else stream.skip,
+    )
+    feed = Feed(
+        given.source,
+        selection.wanted,
+        job.limit,
+        identifier=identifier,
+        load=load,
+        keeps_keys=job.output is not None and job.output.ordered,
+    )
+    return feed, selection
+
+
+def _stores(job: Job) -> Stores:
+    """Where limits outlive the run."""
+    recent = None if job.output is None else job.output.state_path / "limits"
+    return Stores(recent=recent, memory=job.memory)
+
+
+def _ledger(job: Job, output: Output, *, is_new: bool) -> Ledger | None:
+    """What is with the Batch API; None for a run that has nothing to do with it. Blocks."""
+    if job.via not in BATCHING and not (output.state_path / "batches.jsonl").exists():
+        return None
+    # Imported here: a run without batches does not pay for them.
+    from redline.job.batch import open_ledger
+
+    return open_ledger(job, output, is_new=is_new)
+
+
+def _has_same_input(job: Job, output: Output) -> bool:
+    """The output's rows are those of the job's input, as far as its name tells."""
+    if job.restart or stream_of(job.rows) is not None:
+        return False
+    try:
+        old = manifests.load(output)
+    except JournalError:
+        # To be reported, or overruled, when the journal is opened.
+        return False
+    return old is not None and bool(old.input) and old.input == job.manifest().input
+
+
+async def _open_journal(
+    job: Job, output: Output, acknowledge: Callable[[list[Result]], None]
+) -> tuple[Journal, Manifest]:
+    """The output's journal and manifest; opened in a thread, for all of it is read."""
+    opening = asyncio.ensure_future(asyncio.to_thread(open_journal, job, output, acknowledge))
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        # The thread cannot be stopped. What it opens is closed before the output's lock is.
+        await asyncio.wait([opening])
+        if not opening.cancelled() and opening.exception() is None:
+            journal, _ = opening.result()
+            journal.let_go()
+        raise
+
+
+async def _finish(run: Run, kept: Kept, output: Output) -> None:
+    """What only a finished run can say or do: the number of rows, and their order.
+
+    Raises JournalError, also if the output's folder of state was removed meanwhile.
+    """
+    job, feed, journal = run.job, run.feed, kept.journal
+    if output.path.exists() and not manifests.path_of(output).exists():
+        with telling(output.state_path):
+            output.state_path.mkdir(exist_ok=True)
+        manifests.save(output, kept.manifest)
+        raise JournalError(
+            f"{output.state_path} was removed while results were written",
+            hint="the settings of the run are written there again, what it kept of limits, budgets "
+            "and batches is lost; run the same command again: it continues",
+        )
+    if journal.failure is not None or not run.report(0.0).is_complete:
+        return
+    if job.limit is None and not job.follow and stream_of(job.rows) is None:
+        is_same_input = bool(kept.manifest.input) and not kept.manifest.others
+        is_gone = run.selection.is_gone(journal, is_same_input=is_same_input)
+        if is_gone is not None and output.failed_path.exists():
+            aside = output.state_path / output.failed_path.name
+            await asyncio.to_thread(set_aside, output.failed_path, is_gone, aside)
+    if output.ordered:
+        await asyncio.to_thread(put_in_order, output.path, feed.keys or array("Q"))
+    manifests.save(output, msgspec.structs.replace(kept.manifest, rows=feed.rows_read))

@@ -1,0 +1,148 @@
+"""What a run would do: rows, tokens, and the time that its limits alone demand."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import msgspec
+
+from redline.calls import Request, TokenEstimator
+from redline.errors import BadRow, ConfigError, OverLimit, Rejected
+from redline.job.settings import Job
+from redline.job.work import Renderer
+from redline.journal import KeySet, Output, keyed_rows, mark_of, read_keys
+from redline.journal import manifest as manifests
+from redline.limits import Cost, Limits
+from redline.limits.rule import KINDS, Rules, last_send_s
+from redline.sources import AsyncRows, Source, open_source, sampled
+
+
+class Plan(msgspec.Struct, kw_only=True):
+    """rows = done_rows + untried_rows + sent_rows + bad_rows.
+
+    done_rows: the output has them already. untried_rows: left out by retry_failed. bad_rows: would
+    fail before anything is sent; first_problem is the first one's. tokens: estimated, of the rows
+    to send; input_error: how far the input may be off, 0.2 is 20 %. limit_s: seconds until the last
+    row may be sent; 0 where nothing limits it. bound: the limit that decides it, None where there
+    is no limit. first_request: of the first good row.
+    """
+
+    rows: int = 0
+    done_rows: int = 0
+    untried_rows: int = 0
+    bad_rows: int = 0
+    first_problem: str | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_error: float = 0.0
+    limit_s: float = 0.0
+    bound: str | None = None
+    first_request: dict[str, Any] | None = None
+
+    @property
+    def sent_rows(self) -> int:
+        return self.rows - self.done_rows - self.untried_rows - self.bad_rows
+
+
+def plan(job: Job) -> Plan:
+    """Reads the whole input and what the output has of it; sends and writes nothing. Blocks.
+
+    Raises ConfigError where the run itself would.
+    """
+    # Of a file that is to be followed, what is there now.
+    source = sampled(open_source(job.rows), job.samples)
+    if isinstance(source, AsyncRows):
+        raise ConfigError("an async iterable cannot be planned", hint="give a file")
+    made = Plan()
+    with closing(source):
+        _survey(job, source, made)
+    made.limit_s, made.bound = _time(made, _limits(job))
+    return made
+
+
+def _survey(job: Job, source: Source, made: Plan) -> None:
+    """Counts the rows by what would become of each."""
+    renderer, estimator = Renderer(job.prompting), TokenEstimator(may_block=True)
+    rules = Rules(_limits(job))
+    succeeded, failed = _done(job)
+    for row, key, is_duplicate in keyed_rows(source, job.limit):
+        made.rows += 1
+        # The same rule by which a run picks its rows.
+        mark = 0 if is_duplicate else mark_of(row)
+        has_succeeded, has_failed = succeeded.matches(key, mark), failed.matches(key, mark)
+        is_again = key in failed and (job.retries_failures or not has_failed)
+        is_left_out = has_failed != job.retry_failed and not is_again
+        if has_succeeded or is_left_out:
+            is_untried = not has_succeeded and not has_failed
+            made.untried_rows += is_untried
+            made.done_rows += not is_untried
+            continue
+        try:
+            if row.data is None:
+                raise BadRow(f"the row cannot be read: {row.problem}")
+            if is_duplicate:
+                raise BadRow("an earlier row has the same custom_id")
+            request = renderer.request(row.data)
+            # As a run does: a guess may be too high, so only what is sure is refused for good.
+            rules.check(Cost(estimator.least(request)))
+        except (Rejected, OverLimit) as error:
+            made.bad_rows += 1
+            made.first_problem = made.first_problem or f"{source.name}:{row.line}: {error.what}"
+            continue
+        cost = estimator.estimate(request)
+        made.input_error = max(made.input_error, estimator.first_error(request))
+        made.input_tokens += cost.input_tokens
+        made.output_tokens += cost.output_tokens
+        made.first_request = made.first_request or _shown(request)
+
+
+def _done(job: Job) -> tuple[KeySet, KeySet]:
+    """Keys of the rows that stand in the output and in its failures."""
+    output = job.output
+    if output is None or job.restart:
+        return KeySet(), KeySet()
+    if output.url is None or output.path.exists():
+        return _done_in(job, output)
+    # Imported here: a plan for local files does not pay for what stores need.
+    from redline.job.outputs import fetched
+
+    with fetched(output.url) as copy:
+        return _done_in(job, copy)
+
+
+def _done_in(job: Job, output: Output) -> tuple[KeySet, KeySet]:
+    old = manifests.load(output)
+    succeeded, new = read_keys(output.path), job.manifest()
+    if old is not None and len(succeeded) and not job.force:
+        manifests.check(old, new, output)
+    is_changed = old is not None and old.settings != new.settings and not job.retry_failed
+    # As a run does: failures under other settings, with no success beside them, are done anew.
+    return succeeded, KeySet() if is_changed and not len(succeeded) else read_keys(
+        output.failed_path
+    )
+
+
+def _limits(job: Job) -> Limits:
+    return job.endpoint.limits if job.endpoint is not None else job.limits
+
+
+def _shown(request: Request) -> dict[str, Any]:
+    return {"method": request.method, "url": request.url, "body": request.body}
+
+
+def _time(made: Plan, limits: Limits) -> tuple[float, str | None]:
+    """The longest of the limits' own times, by the last-send formulas of docs/architecture.md."""
+    sent = max(1, made.sent_rows)
+    total = made.input_tokens + made.output_tokens
+    tokens = {"tokens": total, "input_tokens": made.input_tokens}
+    tokens["output_tokens"] = made.output_tokens
+    # The last row itself is not waited for.
+    before = {kind: amount - amount / sent for kind, amount in tokens.items()}
+    before["requests"] = sent - 1
+    times = [
+        (last_send_s(before[kind], rate, limits), f"{rate} {kind.replace('_', ' ')}")
+        for kind in KINDS
+        for rate in limits.rates(kind)
+    ]
+    return max(times, key=lambda pair: pair[0], default=(0.0, None))

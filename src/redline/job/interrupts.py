@@ -1,0 +1,146 @@
+"""Ctrl-C and SIGTERM: the first drains a run, the second aborts it and returns within a second.
+
+What may hold up an abort, and what becomes of it:
+
+  a function in a thread, a call that goes on      the runner leaves it behind (Runner.abort)
+  code that blocks the event loop                  `Unblocked` is raised in it, by a signal
+  anything else, such as a disk that hangs         `GivenUp` is raised out of the event loop
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+from redline.job.work import Runner, Unblocked
+
+# After a second interrupt: when a loop that has not had a turn is taken to be blocked, and when
+# whatever is left is given up.
+_BLOCKED_S = 0.2
+GIVE_UP_S = 0.8
+_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+
+class GivenUp(KeyboardInterrupt):
+    """A run that did not end within a second of the second Ctrl-C; its text says what is left."""
+
+
+class Interrupts:
+    """Ctrl-C of one run, from a signal or from another thread."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._runner: Runner | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._give_up: Callable[[], None] | None = None
+        self._is_early = False  # interrupted before there was a runner
+        self._has_turned = threading.Event()  # the loop knows of the second interrupt
+        self._is_over = threading.Event()
+        self._error: type[BaseException] | None = None  # what the next signal raises
+        self._lock = threading.Lock()
+
+    def watch(self, runner: Runner) -> None:
+        """Interrupts are for this runner from now on."""
+        # The runner last: whoever sees it, in another thread, finds the loop as well.
+        self._loop = asyncio.get_running_loop()
+        self._runner = runner
+        if self._is_early:
+            runner.drain()
+
+    def watch_upload(self, give_up: Callable[[], None]) -> None:
+        """The run has ended; interrupts give up its upload from now on."""
+        self._give_up = give_up
+
+    def interrupt_from_outside(self) -> None:
+        """As `interrupt`, from another thread; without a runner yet, it drains at once."""
+        if self._runner is None:
+            self._is_early = True
+            self.count += 1
+        if self._runner is not None:
+            # Asked again: it may have come meanwhile.
+            self.interrupt()
+
+    def interrupt(self) -> None:
+        """Tells the runner, from any thread. Raises KeyboardInterrupt if there is none yet."""
+        if self._runner is None or self._loop is None:
+            raise KeyboardInterrupt
+        self.count += 1
+        if self._give_up is not None:
+            self._give_up()
+            self._has_turned.set()
+            return
+        is_second = self._runner.is_draining or self.count > 1
+        self._loop.call_soon_threadsafe(self._abort if is_second else self._runner.drain)
+
+    def given_up(self) -> GivenUp:
+        """The error of a run that is left as it is."""
+        left = ["the beginning of the run"]
+        if self._runner is not None:
+            left = self._runner.abandoned or ["what the run was waiting for"]
+        return GivenUp(f"abandoned: {'; '.join(left)}; results that are written are safe")
+
+    @contextmanager
+    def handled(self, loop: asyncio.AbstractEventLoop, main: asyncio.Task[Any]) -> Generator[None]:
+        """SIGINT and SIGTERM interrupt meanwhile. Does nothing outside the main thread.
+
+        main: is cancelled while there is no runner yet, and KeyboardInterrupt raised in its place.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(number: int, frame: object) -> None:
+            self._on_signal(loop, main)
+
+        before = {number: signal.signal(number, handle) for number in _NUMBERS}
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._is_early:
+                raise (self.given_up() if self.count > 1 else KeyboardInterrupt()) from None
+            raise
+        except GivenUp:
+            raise self.given_up() from None
+        finally:
+            self._is_over.set()
+            with self._lock:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    def _on_signal(self, loop: asyncio.AbstractEventLoop, main: asyncio.Task[Any]) -> None:
+        if self._is_over.is_set():
+            return
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        if self._runner is None:
+            self.count += 1
+            self._is_early = True
+            loop.call_soon_threadsafe(main.cancel)
+            self._has_turned.set()
+        else:
+            self.interrupt()
+        if self.count == 2:
+            threading.Thread(target=self._insist, name="redline interrupt", daemon=True).start()
+
+    def _abort(self) -> None:
+        assert self._runner is not None
+        self._has_turned.set()
+        self._runner.abort()
+
+    def _insist(self) -> None:
+        """Sees to it that the second interrupt ends the run. In a thread of its own."""
+        if not self._has_turned.wait(_BLOCKED_S):
+            self._raise_in_main(Unblocked)
+        if not self._is_over.wait(GIVE_UP_S - _BLOCKED_S):
+            self._raise_in_main(GivenUp)
+
+    def _raise_in_main(self, error: type[BaseException]) -> None:
+        with self._lock:
+            if not self._is_over.is_set():
+                self._error = error
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

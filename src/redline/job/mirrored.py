@@ -1,0 +1,60 @@
+"""A run whose output is an object in a store: files before, a run on them, objects after."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from redline.errors import RedlineError
+from redline.job.execute import execute
+from redline.job.outputs import Mirror
+from redline.job.settings import Job
+from redline.job.show import Display, Report
+from redline.job.work import OnResult, Runner
+from redline.journal import ResultsLost
+
+
+async def execute_mirrored(
+    job: Job,
+    *,
+    display: Display | None = None,
+    on_start: Callable[[Runner], None] | None = None,
+    on_result: OnResult | None = None,
+    on_upload: Callable[[Callable[[], None]], None] | None = None,
+) -> Report:
+    """As `execute`; what was not uploaded at the end stands in the report.
+
+    on_upload: gets what gives the upload up, when it begins. Raises as `execute` does, and
+    ConfigError where the store refuses before the run.
+    """
+    assert job.output is not None
+    # In a thread: a driver is imported.
+    mirror = await asyncio.to_thread(Mirror, job.output)
+    await _in_thread(mirror, partial(mirror.prepare, restart=job.restart, force=job.force))
+    job = msgspec.structs.replace(job, output=mirror.output)
+    report = await execute(job, display=display, on_start=on_start, on_result=on_result)
+    if isinstance(report.stopped, ResultsLost):
+        # The files at these names are not what the run has written.
+        report.not_uploaded = report.stopped
+        return report
+    if on_upload is not None:
+        on_upload(mirror.stop)
+    try:
+        await _in_thread(mirror, mirror.upload)
+    except RedlineError as error:
+        report.not_uploaded = error
+        report.stopped = report.stopped or error
+        report.interrupted = report.interrupted or mirror.is_stopped
+    return report
+
+
+async def _in_thread(mirror: Mirror, work: Callable[[], None]) -> None:
+    """Does the work; a cancellation ends it at its next block, for the thread is waited for."""
+    try:
+        await asyncio.to_thread(work)
+    except asyncio.CancelledError:
+        mirror.stop()
+        raise

@@ -1,0 +1,91 @@
+"""What a run with a budget has spent, in a file that outlives the process.
+
+One line of fixed length, written over in place: what is spent, with the worst case of every call
+that is on its way. It is written before each send and after each settlement, so the death of the
+process loses nothing, and what was on its way then counts as spent. It is made durable before the
+results of the calls are; so a power loss takes back only calls whose results it takes as well.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import zlib
+from pathlib import Path
+
+import msgspec
+
+from redline.calls.cost import NOTHING, Amount
+from redline.errors import JournalError
+from redline.journal import Output
+from redline.process import replace_file
+
+_LINE_BYTES = 160
+_HINT = "see what the provider has billed, and start over with --restart, or run without a budget"
+
+
+class _Line(msgspec.Struct):
+    v: int
+    picodollars: int
+    tokens: int
+
+
+class AccountFile:
+    """The file of one output, whose lock the caller holds.
+
+    is_new: nothing is spent yet, whatever an earlier output has left. Raises JournalError for a
+    file that is damaged or cannot be opened: nobody can say then what is spent.
+    """
+
+    def __init__(self, output: Output, *, is_new: bool) -> None:
+        self.path = path_of(output)
+        try:
+            if is_new or not self.path.exists():
+                replace_file(self.path, lambda fd: _write(fd, NOTHING))
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise JournalError(f"cannot open {self.path}: {error.strerror}") from error
+        try:
+            self.spent = self._read()
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def keep(self, committed: Amount) -> None:
+        """Writes down what is spent and on its way. Raises OSError."""
+        _write(self._fd, committed)
+
+    def sync(self) -> None:
+        """Makes what was written durable. May run beside `keep`, in a thread."""
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise JournalError(f"cannot write {self.path}: {error.strerror}") from error
+
+    def close(self) -> None:
+        try:
+            self.sync()
+        finally:
+            os.close(self._fd)
+
+    def _read(self) -> Amount:
+        data = os.pread(self._fd, _LINE_BYTES + 1, 0)
+        text, _, check = data.rstrip().rpartition(b" ")
+        try:
+            if len(data) != _LINE_BYTES or check != b"%08x" % zlib.crc32(text):
+                raise JournalError(f"{self.path} is damaged", hint=_HINT)
+            line = msgspec.json.decode(text, type=_Line)
+        except msgspec.DecodeError as error:
+            raise JournalError(f"{self.path} is damaged: {error}", hint=_HINT) from error
+        return Amount(line.picodollars, line.tokens)
+
+
+def path_of(output: Output) -> Path:
+    return output.state_path / "spent"
+
+
+def _write(fd: int, amount: Amount) -> None:
+    text = b'{"v":1,"picodollars":%d,"tokens":%d}' % amount
+    line = (b"%b %08x" % (text, zlib.crc32(text))).ljust(_LINE_BYTES - 1) + b"\n"
+    if os.pwrite(fd, line, 0) != _LINE_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,0 +1,103 @@
+"""Taking the lines out of a results file that a run refuses, and keeping every other one.
+
+For each file: scan -> copy what goes out to a file beside it -> put a new file of the kept lines in
+its place. Both copies are durable before the next step, so that death at any moment leaves the old
+file whole or the new one, and no byte is ever in neither.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from redline.errors import ConfigError
+from redline.journal import (
+    KeySet,
+    Output,
+    OutputLock,
+    has_sound_line,
+    owner_of_failures,
+    read_stretches,
+    take_out,
+)
+from redline.journal import manifest as manifests
+from redline.process import open_alone, sync_name, telling
+
+
+class Repair(msgspec.Struct, kw_only=True):
+    """What was done to one file.
+
+    kept, damaged, repeated: lines. damaged: without a checksum that holds, or without an end.
+    repeated: for a row that has a sound line before it. aside: holds the lines that were taken out,
+    byte for byte; None where there were none, and then nothing was changed.
+    """
+
+    path: Path
+    kept: int = 0
+    damaged: int = 0
+    repeated: int = 0
+    aside: Path | None = None
+
+
+def repair(output: Output) -> list[Repair]:
+    """Makes an output one that a run goes on from; a Repair for each of its files. Blocks.
+
+    Repeated failures stay: a run itself drops all but the last of a row. The rows of lines that
+    were damaged have no line afterwards, so the next run does them again.
+    Raises ConfigError where there is no results file of redline, where it is another output's
+    failures, or while a run writes to it, JournalError where a file cannot be read or written.
+    """
+    owner = owner_of_failures(output.path)
+    if owner is not None and owner.path.exists():
+        raise ConfigError(
+            f"{output.path} holds the failures of {owner.path}",
+            hint=f"redline repair {owner.path} repairs both",
+        )
+    if not manifests.path_of(output).exists() and not has_sound_line(output.path):
+        raise ConfigError(
+            f"{output.path} is not a results file of redline",
+            hint=f"no line of it is, and there is no {manifests.path_of(output)}",
+        )
+    with OutputLock(output):
+        repairs = [_repaired(output.path, is_unique=True)]
+        if output.failed_path.exists():
+            repairs.append(_repaired(output.failed_path, is_unique=False))
+    return repairs
+
+
+def _repaired(path: Path, *, is_unique: bool) -> Repair:
+    done = Repair(path=path)
+    with closing(open_alone(path, os.O_RDONLY)) as file:
+        out = _to_take_out(file.fd, done, is_unique)
+        if out:
+            done.aside = take_out(path, file.fd, out)
+        else:
+            # A repair may have died before the name of the file it made was durable.
+            with telling(path):
+                sync_name(path)
+    return done
+
+
+def _to_take_out(fd: int, done: Repair, is_unique: bool) -> array[int]:
+    """Begins and ends of the bytes to take out, in order and apart; counts lines in `done`."""
+    known = KeySet()
+    out = array("Q")
+    for stretch in read_stretches(fd):
+        # A line of other content is of a row that has changed: a run keeps the newer one.
+        repeated = known.add_marked(stretch.keys, stretch.marks())[0] if is_unique else []
+        done.kept += len(stretch.keys) - len(repeated)
+        done.repeated += len(repeated)
+        done.damaged += not stretch.keys
+        places = repeated if stretch.keys else [0]
+        bounds = list(stretch.offsets()) if places else []
+        for place in places:
+            begin, end = bounds[place : place + 2]
+            if out and out[-1] == begin:
+                out[-1] = end
+            else:
+                out.extend((begin, end))
+    return out

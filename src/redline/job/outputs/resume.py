@@ -1,0 +1,160 @@
+"""Opening an output: a new one, or one to continue."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+
+from redline.errors import ConfigError, JournalError
+from redline.job.settings import Job, Remembering
+from redline.journal import (
+    Journal,
+    Manifest,
+    Output,
+    Result,
+    has_sound_line,
+    keyed_rows,
+    mark_of,
+    read_keys,
+)
+from redline.journal import manifest as manifests
+from redline.process import drop_unfinished, sync_name, telling
+from redline.sources import AsyncRows, open_source, sampled
+from redline.store import local_path, url_of
+
+
+def open_journal(
+    job: Job, output: Output, acknowledge: Callable[[list[Result]], None]
+) -> tuple[Journal, Manifest]:
+    """The journal of `output`, ready to go on, and its manifest. Blocks while it reads.
+
+    The caller holds the lock. Raises ConfigError where the file is not redline's or was begun with
+    other settings, JournalError where it is damaged.
+    """
+    if job.restart:
+        _put_aside(output)
+    new = job.manifest()
+    old = None if job.restart else _begun(job, output)
+    if old is not None:
+        another_input(job, output)
+        if _size(output.path):
+            if not job.force:
+                manifests.check(old, new, output)
+        elif old.settings != new.settings and not job.retry_failed:
+            # Nothing has succeeded yet, so nothing can be mixed: what failed under the old
+            # settings, such as a wrong model, is done anew under these.
+            with telling(output.failed_path):
+                output.failed_path.unlink(missing_ok=True)
+                sync_name(output.failed_path)
+        new.begun, new.others = old.begun, manifests.other_inputs(old, new.input)
+    for path in (output.path, output.failed_path):
+        drop_unfinished(path)
+    manifests.save(output, new)
+    journal = Journal(output, acknowledge)
+    if isinstance(job.task, Remembering):
+        try:
+            job.task.recall(output.path, output.failed_path)
+        except BaseException:
+            journal.let_go()
+            raise
+    return journal, new
+
+
+def _begun(job: Job, output: Output) -> Manifest | None:
+    """The manifest of the results that are there; None for a new output."""
+    if not output.path.exists() and not output.failed_path.exists():
+        return None
+    try:
+        old = manifests.load(output)
+    except JournalError:
+        if not job.force:
+            raise
+        return None
+    if old is None and not job.force and _size(output.path):
+        if has_sound_line(output.path):
+            raise ConfigError(
+                f"{output.path} holds results, but {manifests.path_of(output)} is missing",
+                hint=f"put {output.state_path} back, or continue with these results by --force; "
+                "choose another -o if this is not a results file of redline to continue",
+            )
+        raise ConfigError(
+            f"{output.path} exists and is not a results file of redline",
+            hint="choose another -o, or put that file aside with --restart",
+        )
+    return old
+
+
+def another_input(job: Job, output: Output) -> str | None:
+    """The input that the output was begun with, if this run has another one; otherwise None.
+
+    Blocks. Raises ConfigError if the output has rows, and none of the new input's: it is likely
+    that one of the two names is wrong, and every row would be paid for.
+    """
+    if job.restart or not (output.path.exists() or output.failed_path.exists()):
+        return None
+    try:
+        old = manifests.load(output)
+    except JournalError:
+        # Reported, or overruled by --force, when the output is opened.
+        return None
+    now = job.manifest().input
+    if old is None or not old.input or not now or old.input not in manifests.other_inputs(old, now):
+        return None
+    is_sending = not (job.force or job.retry_failed)
+    if is_sending and _has_no_row_of(job, output):
+        raise ConfigError(
+            f"{output.name} was made from {_near(old.input)}, and has no row of {_near(now)}",
+            hint="choose another -o, or add these rows to it with --force",
+        )
+    return _near(old.input)
+
+
+def _has_no_row_of(job: Job, output: Output) -> bool:
+    """The output has rows, but none of the input, which is read anew; False for a pipe."""
+    rows = job.rows
+    if url_of(rows) is not None or not isinstance(rows, (str, os.PathLike)):
+        return False
+    path = local_path(rows)
+    if not (path.is_file() or path.is_dir()):
+        return False
+    done = [read_keys(each) for each in (output.path, output.failed_path)]
+    if not any(map(len, done)):
+        return False
+    source = sampled(open_source(rows), job.samples)
+    assert not isinstance(source, AsyncRows)
+    with closing(source):
+        for row, key, is_duplicate in keyed_rows(source):
+            mark = 0 if is_duplicate else mark_of(row)
+            if any(keys.matches(key, mark) for keys in done):
+                return False
+    return True
+
+
+def _near(path: str) -> str:
+    """The path as a person in this folder would write it."""
+    short = os.path.relpath(path) if "://" not in path else path
+    return path if short.startswith("..") else short
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _put_aside(output: Output) -> None:
+    """Renames the files of an earlier run to the first free `labels.old-N`; a link stays."""
+    results, failed = Path(os.path.realpath(output.path)), output.failed_path
+    for number in count(1):
+        aside = results.with_name(f"{results.stem}.old-{number}{results.suffix}")
+        aside_failed = failed.with_name(f"{output.path.stem}.old-{number}.failed.jsonl")
+        if not aside.exists() and not aside_failed.exists():
+            break
+    for path, new in ((results, aside), (failed, aside_failed)):
+        with telling(path):
+            if path.exists():
+                path.rename(new)
+                # Before the manifest speaks of the new run: else a power loss could leave the old
+                # results under the new settings.
+                sync_name(path)

@@ -1,0 +1,153 @@
+"""Proof that a results file is complete: every row of the input once; what is more is counted."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from redline.errors import ConfigError
+from redline.journal import (
+    KeySet,
+    Output,
+    has_sound_line,
+    keyed_rows,
+    mark_of,
+    opened_lines,
+    read_stretches,
+)
+from redline.journal import manifest as manifests
+from redline.sources import AsyncRows, Source, open_source, sampled
+
+
+class Verification(msgspec.Struct, kw_only=True):
+    """rows: of the input. succeeded + failed + missing = rows.
+
+    repeated: lines for a row that has one already. changed: lines that answer what a row held
+    before it was changed. strange: lines whose row is not in the input. damaged: lines whose
+    checksum does not hold.
+    """
+
+    rows: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    missing: int = 0
+    first_missing: int | None = None
+    repeated: int = 0
+    changed: int = 0
+    strange: int = 0
+    damaged: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Each row of the input has exactly one sound line, of what it holds now."""
+        return not (self.missing or self.repeated or self.changed or self.damaged)
+
+    def __str__(self) -> str:
+        """One line: `verify: 20 of 20, each once`, or what is wrong."""
+        found = self.rows - self.missing
+        if self.is_whole:
+            parts = [f"verify: {found:,} of {self.rows:,}, each once"]
+            if self.failed:
+                parts.append(f"{self.failed:,} of them as failures")
+        else:
+            parts = [f"verify: {found:,} of {self.rows:,}"]
+            if self.missing:
+                parts.append(f"{self.missing:,} missing, the first is row {self.first_missing:,}")
+            if self.repeated:
+                parts.append(f"{self.repeated:,} lines repeat a row")
+            if self.changed:
+                answer = "line answers" if self.changed == 1 else "lines answer"
+                parts.append(f"{self.changed:,} {answer} what a row held before it was changed")
+            if self.damaged:
+                parts.append(f"{self.damaged:,} lines are damaged")
+        if self.strange:
+            parts.append(f"{self.strange:,} lines belong to no row of the input")
+        return "; ".join(parts)
+
+
+def verify(output: Output, rows: object = None, limit: int | None = None) -> Verification:
+    """Compares an output with its input. Blocks; reads both once.
+
+    rows: the input; None takes the path that the manifest names. limit: only the first N rows must
+    be there; the others are read to tell their lines from lines of no row.
+    Raises ConfigError where there is no such output, or no input to compare with.
+    """
+    manifest = manifests.load(output)
+    if manifest is None:
+        manifest = _without_folder(output, is_input_named=rows is not None)
+    rows = rows if rows is not None else manifest.input or None
+    if rows is None:
+        raise ConfigError(
+            f"{output.path} was not made from a file", hint="name the input with --input"
+        )
+    verification = Verification()
+    succeeded = _scan(output.path, verification)
+    failed = _scan(output.failed_path, verification)
+    samples = manifest.settings.get("samples") or 1
+    source = sampled(open_source(rows), samples)
+    of_rows = _compare(source, limit, (succeeded, failed), verification)
+    verification.strange = len(succeeded) + len(failed) - of_rows
+    return verification
+
+
+def _without_folder(output: Output, *, is_input_named: bool) -> manifests.Manifest:
+    """A manifest for results that were copied without their folder. Raises ConfigError."""
+    missing = manifests.path_of(output)
+    if not output.path.exists() or not has_sound_line(output.path):
+        raise ConfigError(
+            f"{output.path} is not a results file of redline", hint=f"there is no {missing}"
+        )
+    if not is_input_named:
+        raise ConfigError(
+            f"{output.path} does not say what it was made from, for {missing} is missing",
+            hint="name the input with --input",
+        )
+    return manifests.Manifest(settings={})
+
+
+def _scan(path: Path, verification: Verification) -> KeySet:
+    """The keys in a file, with the marks of their last lines; counts the lines that are no use."""
+    keys = KeySet()
+    if not path.exists():
+        return keys
+    with opened_lines(path) as fd:
+        for stretch in read_stretches(fd):
+            verification.damaged += not stretch.keys
+            repeated, changed = keys.add_marked(stretch.keys, stretch.marks())
+            verification.repeated += len(repeated)
+            verification.changed += len(changed)
+    return keys
+
+
+def _compare(
+    source: Source | AsyncRows,
+    limit: int | None,
+    keys: tuple[KeySet, KeySet],
+    verification: Verification,
+) -> int:
+    """The number of keys that are those of rows; `verification` counts the first `limit` rows."""
+    of_rows = 0
+    succeeded, failed = keys
+    if isinstance(source, AsyncRows):
+        raise ConfigError("an async iterable cannot be verified", hint="name a file")
+    with closing(source):
+        for row, key, is_duplicate in keyed_rows(source):
+            mark = 0 if is_duplicate else mark_of(row)
+            has_succeeded, has_failed = succeeded.matches(key, mark), failed.matches(key, mark)
+            of_rows += has_succeeded + has_failed
+            changed = (key in succeeded) + (key in failed) - has_succeeded - has_failed
+            of_rows += changed
+            if limit is not None and row.number > limit:
+                continue
+            verification.rows += 1
+            verification.changed += changed
+            verification.succeeded += has_succeeded
+            verification.failed += has_failed and not has_succeeded
+            # A retried row may stand in both until its failure is taken out.
+            verification.repeated += has_succeeded and has_failed
+            if not has_succeeded and not has_failed:
+                verification.missing += 1
+                verification.first_missing = verification.first_missing or row.number
+    return of_rows

@@ -1,0 +1,76 @@
+"""Where the key in OPENAI_API_KEY goes when nothing names it: to OpenAI, and to this machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from ipaddress import IPv6Address, ip_address
+from urllib.parse import urlsplit
+
+import msgspec
+
+from redline.errors import ConfigError
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+URL_VARIABLE = "OPENAI_BASE_URL"
+_OPENAI_HOST = "openai.com"
+# A header by one of these names carries the credentials of the endpoint: no key goes beside it.
+_CREDENTIALS = re.compile(
+    r"(proxy-)?authorization|(.*-)?api-?key|(.*-)?(access-|auth-)?token", re.I
+)
+_NAME_THE_KEY = f'api_key=os.environ["{KEY_VARIABLE}"] sends it there, api_key="" sends none'
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a server and a key are looked up.
+
+    environ: variables by name, those of `.env` included. dotenv: the ones that `.env` alone sets.
+    key_hint: how to name a key for another host.
+    """
+
+    environ: Mapping[str, str]
+    dotenv: frozenset[str] = frozenset()
+    key_hint: str = _NAME_THE_KEY
+
+    def is_pair(self, one: str, other: str) -> bool:
+        """Both variables are stated in the same place: in the environment, or in `.env`."""
+        return (one in self.dotenv) == (other in self.dotenv)
+
+
+def default_key(key: str | None, base_url: str, headers: Iterable[str], hint: str) -> str | None:
+    """The key, if it may go to `base_url`; None if there is none, or a header holds another.
+
+    headers: their names. hint: how to name the key. Raises ConfigError for any other host.
+    """
+    if not key:
+        return None
+    host = _host(base_url)
+    if host == _OPENAI_HOST or host.endswith(f".{_OPENAI_HOST}") or is_this_machine(host):
+        return key
+    if any(_CREDENTIALS.fullmatch(name) for name in headers):
+        return None
+    raise ConfigError(
+        f"the key in {KEY_VARIABLE} goes to OpenAI and to this machine only, not to {host}",
+        hint=hint,
+    )
+
+
+def is_this_machine(host: str) -> bool:
+    """The host is loopback: `localhost`, a name below it, or an address such as 127.0.0.1."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return address.is_loopback or address.is_unspecified
+
+
+def _host(base_url: str) -> str:
+    """In lower case, without a dot at its end. What is no URL is refused by an error of its own."""
+    try:
+        return (urlsplit(base_url).hostname or "localhost").rstrip(".")
+    except ValueError:
+        return "localhost"

@@ -1,0 +1,281 @@
+"""The keyword arguments of `run`, `arun` and `stream`, and the options that they state."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import cache
+from types import UnionType
+from typing import Any, TypedDict, TypeVar, get_args, get_origin, get_type_hints
+
+from redline.calls import Cache, Endpoint
+from redline.calls.cost import parse_money, parse_price
+from redline.errors import ConfigError
+from redline.job.settings import values
+from redline.job.settings.embedded import Embedded
+from redline.job.settings.option_hints import meant
+from redline.job.settings.options import Options
+from redline.limits import Limits, as_rates, parse_count, rate_per
+from redline.limits.rule import KINDS
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Keywords(TypedDict, total=False):
+    """Every option is optional and means what the flag of its name means; see ABOUT."""
+
+    prompt: str
+    system: str
+    body: str
+    url: str
+    method: str
+    model: str
+    params: Mapping[str, Any]
+    output_path: str
+    constant_prompt: bool
+    call: Callable[[Any], Awaitable[Any]]
+    endpoint: Endpoint | str | Embedded
+    api_key: str
+    headers: Mapping[str, str]
+    proxy: str
+    limits: Limits
+    rps: float | str
+    rpm: float | str
+    tpm: float | str
+    concurrency: int | str
+    rate: str
+    cache: bool | str | os.PathLike[str] | Cache
+    output: str | os.PathLike[str]
+    format: str
+    ordered: bool
+    keep_input: bool
+    raw: bool
+    budget: str
+    budget_tokens: int | str
+    prices: Mapping[str, Mapping[str, float | str]]
+    timeout_s: float
+    max_retries: int
+    row_deadline_s: float
+    deadline_s: float
+    limit: int
+    via: str
+    follow: bool
+    until_empty: bool
+    fail_on: Sequence[str] | str
+    strict: bool
+    retry_failed: bool
+    restart: bool
+    force: bool
+    before: Callable[[dict[str, Any]], dict[str, Any]]
+    after: Callable[[Any], Any]
+    executor: Executor
+    progress: bool
+
+
+# What each option says, in the order of `Keywords`.
+ABOUT = {
+    "prompt": "Jinja template of the user message over the row's columns.",
+    "system": "Template of the system message.",
+    "body": "Template of the whole JSON body, instead of a prompt.",
+    "url": "Path to call, such as /v1/embeddings; may be a template.",
+    "method": "HTTP method. Default: POST.",
+    "model": "The model to ask, for rows that name none.",
+    "params": "Other fields of the body, such as temperature and max_tokens.",
+    "output_path": "Where a plain JSON answer holds the output, such as result.items.0.text.",
+    "constant_prompt": "The prompt uses no column on purpose: every row asks the same.",
+    "call": "A coroutine function of one row that answers instead of an endpoint.",
+    "endpoint": 'A URL, an Endpoint, "sim" (a simulated server inside), or a LocalEngine.',
+    "api_key": "Default: OPENAI_API_KEY, for OpenAI and this machine; empty sends none.",
+    "headers": "Sent with every request.",
+    "proxy": "URL of an HTTP proxy. Default: as HTTP_PROXY, HTTPS_PROXY and NO_PROXY say.",
+    "limits": "All limits at once, as a Limits; the short forms below are added to it.",
+    "rps": "Requests a second; a fraction is kept: 2.5 are 3 in 1.2 s.",
+    "rpm": "Requests a minute.",
+    "tpm": 'Tokens a minute, input and output together; also as text: "200k".',
+    "concurrency": 'Most requests in flight; "auto" finds the server\'s best.',
+    "rate": '"auto" finds the limits that are not stated.',
+    "cache": "Answers are kept and not asked again: True, a folder, or a Cache.",
+    "output": "File or URL of the results, which the same call continues.",
+    "format": '"redline", or "batch" for lines of the OpenAI Batch API.',
+    "ordered": "Put the finished file in input order.",
+    "keep_input": "Repeat the row in its result line.",
+    "raw": "Keep the whole reply in the result line.",
+    "budget": 'What all runs of the output may spend, such as "5usd".',
+    "budget_tokens": 'The same in tokens, also as text: "2m".',
+    "prices": "Dollars for a million tokens, by model: input, cached_input and output.",
+    "timeout_s": "For one attempt, in seconds. Default: 600.",
+    "max_retries": "Attempts after the first. Default: 8.",
+    "row_deadline_s": "For a row with all its retries, in seconds.",
+    "deadline_s": "For the run, in seconds. The same call continues it.",
+    "limit": "Only the first N rows.",
+    "via": '"live", "batch" (the Batch API), or "auto".',
+    "follow": "Rows that are written to the file later are done, too.",
+    "until_empty": "End when all messages of a stream are acknowledged.",
+    "fail_on": "Answers to count as failures: length, empty, content_filter, refusal.",
+    "strict": "End the run at the first row that fails.",
+    "retry_failed": "Do just the rows that failed before.",
+    "restart": "Start over; the old files are kept.",
+    "force": "Continue an output that was begun with another prompt, model or parameter.",
+    "before": "Function that gets the row and returns the row to send.",
+    "after": "Function that gets the output and returns the output to keep.",
+    "executor": "Runs before and after. Default: threads.",
+    "progress": "Show progress on stderr. Default: if that is a terminal.",
+}
+_LISTED = "\n".join(
+    ["Options:"]
+    + [
+        f"    {name} ({Keywords.__annotations__[name].__forward_arg__}): {ABOUT[name]}"
+        for name in ABOUT
+    ]
+)
+_NAMED = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ABOUT]
+# An answer of one's own has no use for them, and an `Endpoint` brings them.
+_NOT_WITH_CALL = ("endpoint", "api_key", "headers", "proxy")
+_NOT_WITH_ENDPOINT = (
+    *("limits", "rps", "rpm", "tpm", "concurrency", "rate"),
+    *("api_key", "headers", "proxy", "timeout_s"),
+)
+# What has its own say about the value, or takes anything.
+_UNCHECKED = ("call", "cache", "fail_on", "before", "after", "executor")
+
+
+def options_of(keywords: Mapping[str, Any]) -> Options:
+    """What the keyword arguments state.
+
+    Raises ConfigError for an unknown one, with the nearest known one, or an unusable value.
+    """
+    for name in keywords:
+        if name not in Keywords.__annotations__:
+            raise ConfigError(f"unknown option: {name}", hint=meant(name, Keywords.__annotations__))
+    given = {name: value for name, value in keywords.items() if value is not None}
+    _check_types(given)
+    _check_rivals(given)
+    fields: dict[str, Any] = {}
+    # In their own order: a short form is above the `limits` that it is added to.
+    for name in Keywords.__annotations__:
+        if name in given:
+            read = _READERS.get(name)
+            fields |= {name: given[name]} if read is None else read(given[name])
+    return Options(**fields)
+
+
+def lists_options(function: F) -> F:
+    """`function(rows, **options)`, with each option in its help and in its signature."""
+    function.__doc__ = f"{inspect.getdoc(function) or ''}\n\n{_LISTED}"
+    signature = inspect.signature(function)
+    rows = next(iter(signature.parameters.values()))
+    shown = signature.replace(parameters=[rows, *_NAMED])
+    function.__signature__ = shown  # type: ignore[attr-defined]
+    return function
+
+
+def _check_types(given: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a value whose type its option cannot use."""
+    for name, value in given.items():
+        kinds = _kinds()[name]
+        # True is an int to Python, and never a number here.
+        is_flag = isinstance(value, bool)
+        if kinds and (is_flag != (kinds == (bool,)) or not isinstance(value, kinds)):
+            names = " or ".join(kind.__name__ for kind in kinds)
+            raise ConfigError(f"{name} must be {names}, not {type(value).__name__}: {value!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{name} must be a finite number, not {value}")
+
+
+@cache
+def _kinds() -> dict[str, tuple[type, ...]]:
+    """The classes that each keyword's annotation names; none for one that is not checked."""
+    found: dict[str, tuple[type, ...]] = {}
+    for name, hint in get_type_hints(Keywords).items():
+        parts = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+        kinds = [get_origin(part) or part for part in parts]
+        # A whole number is a number, too.
+        wider = [each for kind in kinds for each in ((int, float) if kind is float else (kind,))]
+        found[name] = () if name in _UNCHECKED else tuple(wider)
+    return found
+
+
+def _check_rivals(given: Mapping[str, Any]) -> None:
+    if "call" in given:
+        for name in _NOT_WITH_CALL:
+            if name in given:
+                raise ConfigError(f"call and {name} exclude each other", hint="leave one out")
+    if isinstance(given.get("endpoint"), Endpoint):
+        for name in _NOT_WITH_ENDPOINT:
+            if name in given:
+                raise ConfigError(
+                    f"{name} and an Endpoint exclude each other",
+                    hint="set it in the Endpoint: api_key, headers, proxy, limits=Limits(...) or "
+                    "timeouts=Timeouts(...)",
+                )
+
+
+def _limits(limits: Limits) -> dict[str, Any]:
+    stated = {name: getattr(limits, name) for name in limits.__struct_fields__}
+    for kind in KINDS:
+        stated[kind] = as_rates(stated[kind], f"limits.{kind}")
+    return stated
+
+
+def _cache(stated: object) -> dict[str, Any]:
+    """Of True, False, a folder, or a Cache."""
+    if isinstance(stated, bool):
+        return {"cache": True} if stated else {"no_cache": True}
+    if isinstance(stated, (str, os.PathLike)):
+        stated = Cache(stated)
+    if not isinstance(stated, Cache):
+        raise ConfigError(f"cache must be True, a folder or a Cache, not {stated!r}")
+    return {
+        "cache": True,
+        "cache_dir": stated.folder,
+        "cache_size": stated.max_bytes,
+        "cache_sampled": stated.includes_sampled,
+    }
+
+
+def _prices(tables: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for model, table in tables.items():
+        if not isinstance(table, Mapping):
+            raise ConfigError(
+                f"the price of {model} must be a dict", hint='{"input": 0.5, "output": 1.5}'
+            )
+        found[model] = parse_price(model, table, where=f"prices[{model!r}]")
+    return {"prices": found}
+
+
+def _fail_on(stated: object) -> dict[str, Any]:
+    """Reasons to fail on; as text, commas stand between them, as in the flag."""
+    if isinstance(stated, str):
+        return {"fail_on": values.words([stated])}
+    reasons: tuple[object, ...] = (stated,)
+    if isinstance(stated, Iterable) and not isinstance(stated, Mapping):
+        reasons = tuple(stated)
+    if not all(isinstance(reason, str) for reason in reasons):
+        raise ConfigError(
+            f"fail_on must be texts, not {type(stated).__name__}: {stated!r}",
+            hint='write it like ["length", "empty"]',
+        )
+    return {"fail_on": reasons}
+
+
+# The options that a keyword states, where they are not its own value by its own name.
+_READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "params": lambda given: {"params": dict(given)},
+    # An empty one is none.
+    "endpoint": lambda given: {"endpoint": given or None},
+    "limits": _limits,
+    "rps": lambda given: {"rps": rate_per(given, 1.0, "rps")},
+    "rpm": lambda given: {"rpm": rate_per(given, 60.0, "rpm")},
+    "tpm": lambda given: {"tpm": rate_per(given, 60.0, "tpm")},
+    "cache": _cache,
+    "budget": lambda given: {"budget": parse_money(given, "budget")},
+    "budget_tokens": lambda given: {"budget_tokens": parse_count(str(given), "budget_tokens")},
+    "prices": _prices,
+    "fail_on": _fail_on,
+    # It is shown, and no part of the job.
+    "progress": lambda given: {},
+}

@@ -1,0 +1,518 @@
+"""The options of a job: what each is called on the command line, in redline.toml and in Python.
+
+An option is a field of `Options`, annotated with its type and with an `Option` that says all the
+rest, so a new one is added here. `TABLE` holds them by field. `values` reads their texts,
+`keywords` the arguments of `redline.run`, and `resolve` makes the job.
+"""
+
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from enum import StrEnum
+from functools import partial
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+
+from redline.calls import Endpoint
+from redline.calls.cost import Price
+from redline.job.settings import values
+from redline.job.settings.embedded import Embedded
+from redline.job.settings.settings import METHODS, VIAS
+from redline.journal import FAIL_ON, FORMATS
+from redline.limits import PROFILES, Rate
+from redline.limits.rule import AUTO, CHARGES, MAX_CONCURRENCY, MAX_GUARD_S, RATES
+
+_PROMPT, _ENDPOINT = "How a row becomes a request", "Who answers"
+_LIMITS, _COST, _CACHE = "How fast", "What it may cost", "What is asked again"
+_OUTPUT, _AGAIN = "What comes out", "When the output is there already"
+_END, _CONTINUOUS = "When to give up", "Work that goes on"
+
+_LONGEST_TIMEOUT_S = 86_400.0
+_MOST_RETRIES = 100
+
+
+class Kind(StrEnum):
+    """What a flag or a setting holds; the value says it in words."""
+
+    TEXT = "text or a number"
+    FLAG = "true or false"
+    LIST = "text, or a list of texts"
+    TABLE = "a table of texts"
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """How one option is called and read.
+
+    key: on the command line, there with dashes, and in redline.toml; the field's name if empty.
+    short: of one letter. python: the argument of `redline.run` that states it; the field's name if
+    empty. read: its value in flags and settings, None if it is not among them. kind: what they
+    hold. metavar, help, complete: of `--help` and of a shell's completion. section: of `--help`;
+    that of the option before it if empty. of_endpoint: a table [endpoints.NAME] may state it.
+    absent: the entries that do not have it, "flag", "toml" or "python", each with the reason.
+    """
+
+    key: str = ""
+    short: str = ""
+    python: str = ""
+    read: Callable[[values.Flags, str], Any] = values.as_text
+    kind: Kind = Kind.TEXT
+    metavar: str | None = None
+    help: str = ""
+    section: str = ""
+    complete: tuple[str, ...] = ()
+    of_endpoint: bool = False
+    absent: Mapping[str, str] = {}
+
+
+def _flag(metavar: str, about: str, **facts: Any) -> Option:
+    return Option(metavar=metavar, help=about, **facts)
+
+
+def _choice(known: Sequence[str], about: str, **facts: Any) -> Option:
+    read = partial(values.choice, known=known)
+    return _flag("NAME", about, read=read, complete=tuple(known), **facts)
+
+
+def _time(about: str, *, most_s: float = values.MAX_SECONDS, **facts: Any) -> Option:
+    return _flag("TIME", about, read=partial(values.duration, most_s=most_s), **facts)
+
+
+def _switch(about: str, **facts: Any) -> Option:
+    return Option(help=about, read=values.switch, kind=Kind.FLAG, **facts)
+
+
+def _limit(metavar: str, about: str, **facts: Any) -> Option:
+    return _flag(metavar, about, of_endpoint=True, **facts)
+
+
+def _rates(about: str, section: str = "") -> Option:
+    """Of a repeatable flag; in Python it is a field of `limits`."""
+    return _limit("N/W", about, read=values.rates, kind=Kind.LIST, python="limits", section=section)
+
+
+def _per(window_s: float, about: str) -> Option:
+    return _limit("N", about, read=partial(values.rate_per, window_s=window_s))
+
+
+def _only_in_python(reason: str) -> Option:
+    return Option(absent=dict.fromkeys(("flag", "toml"), reason))
+
+
+_IS_CODE = "text cannot hold a function"
+_OF_ONE_INPUT = {"toml": "it says what one input is, and not what a project does"}
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of a job, whoever asks. None: not given; `resolve` knows what is usual."""
+
+    prompt: Annotated[
+        str | None,
+        _flag(
+            "TEMPLATE",
+            "Jinja template of the user message over the row's columns: 'Classify: "
+            "{{ text }}'. @FILE reads it from a file.",
+            read=values.text_or_file,
+            section=_PROMPT,
+        ),
+    ] = None
+    system: Annotated[
+        str | None,
+        _flag(
+            "TEMPLATE",
+            "Template of the system message, for rows without one of their own.",
+            read=values.text_or_file,
+        ),
+    ] = None
+    model: Annotated[
+        str | None, _flag("NAME", "The model to ask, where the row names none.", of_endpoint=True)
+    ] = None
+    temperature: Annotated[
+        float | None, _flag("T", "Sampling temperature.", read=values.number, python="params")
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        _flag(
+            "N", "Most tokens in an answer.", read=partial(values.whole, least=1), python="params"
+        ),
+    ] = None
+    params: Annotated[
+        dict[str, Any] | None,
+        _flag(
+            "NAME=VALUE",
+            "Any other body field, its value as JSON or text: seed=7. Repeatable.",
+            key="param",
+            read=values.pairs,
+            kind=Kind.LIST,
+        ),
+    ] = None
+    url: Annotated[
+        str | None,
+        _flag(
+            "PATH",
+            "Path to call. Default /v1/chat/completions; /v1/completions, /v1/embeddings and "
+            "/v1/responses are known; any other takes and gives plain JSON. May be a template: "
+            "'/chat?q={{ text | urlencode }}'.",
+        ),
+    ] = None
+    method: Annotated[
+        str | None,
+        _flag("METHOD", "HTTP method. Default POST. A GET sends no body.", complete=METHODS),
+    ] = None
+    body: Annotated[
+        str | None,
+        _flag(
+            "TEMPLATE",
+            "Template of the whole JSON body: '{\"q\": {{ text | json }}}'. @FILE reads it "
+            "from a file.",
+            read=values.text_or_file,
+        ),
+    ] = None
+    output_path: Annotated[
+        str | None,
+        _flag(
+            "PATH",
+            "Where the answer holds the output, such as result.items.0.text. Default: where "
+            "the API has it, or all of a plain JSON answer.",
+        ),
+    ] = None
+    constant_prompt: Annotated[
+        bool | None,
+        _switch("The prompt or body uses no column on purpose: every row asks the same."),
+    ] = None
+    endpoint: Annotated[
+        Endpoint | Embedded | str | None,
+        _flag(
+            "NAME",
+            "A URL, a name from redline.toml, sim: a simulated server inside, for "
+            "trials, or engine:MODEL: a local model inside.",
+            section=_ENDPOINT,
+        ),
+    ] = None
+    base_url: Annotated[
+        str | None,
+        _flag(
+            "URL",
+            "The server, ending in /v1 as in the openai SDK. Default: $OPENAI_BASE_URL, else "
+            "OpenAI.",
+            of_endpoint=True,
+            python="endpoint",
+        ),
+    ] = None
+    api_key: Annotated[
+        str | None,
+        _flag(
+            "NAME",
+            "The variable that holds the key, in the environment or in .env. Default "
+            "OPENAI_API_KEY, for OpenAI and this machine only.",
+            key="api_key_env",
+            of_endpoint=True,
+        ),
+    ] = None
+    headers: Annotated[
+        Mapping[str, str] | None,
+        _flag(
+            "'NAME: VALUE'",
+            "Header sent with every request. Repeatable.",
+            key="header",
+            read=values.headers,
+            kind=Kind.LIST,
+        ),
+    ] = None
+    proxy: Annotated[
+        str | None,
+        _flag(
+            "URL",
+            "HTTP proxy. Default: as HTTP_PROXY, HTTPS_PROXY and NO_PROXY say.",
+            of_endpoint=True,
+        ),
+    ] = None
+    requests: Annotated[
+        Sequence[Rate] | None,
+        _rates(
+            "Request limit, such as 2/1s or 10k/1d. Repeatable; all limits hold at once.", _LIMITS
+        ),
+    ] = None
+    tokens: Annotated[
+        Sequence[Rate] | None,
+        _rates("Limit on input and output tokens together, such as 200k/60s. Repeatable."),
+    ] = None
+    input_tokens: Annotated[
+        Sequence[Rate] | None, _rates("Limit on input tokens alone. Repeatable.")
+    ] = None
+    output_tokens: Annotated[
+        Sequence[Rate] | None, _rates("Limit on output tokens alone. Repeatable.")
+    ] = None
+    rps: Annotated[Rate | None, _per(1.0, "Requests a second: short for --requests N/1s.")] = None
+    rpm: Annotated[Rate | None, _per(60.0, "Requests a minute: short for --requests N/60s.")] = None
+    tpm: Annotated[Rate | None, _per(60.0, "Tokens a minute: short for --tokens N/60s.")] = None
+    concurrency: Annotated[
+        int | str | None,
+        _limit(
+            "N|auto",
+            "Most requests in flight; auto finds the server's best. Default: 64, or what a request "
+            "limit can use.",
+            read=partial(values.whole_or, AUTO, least=1, most=MAX_CONCURRENCY),
+            short="-c",
+        ),
+    ] = None
+    rate: Annotated[
+        str | None,
+        _limit(
+            "auto",
+            "Limits that are not stated: auto reads them from the server's headers, and finds them "
+            "where it sends none.",
+            read=partial(values.choice, known=RATES),
+            complete=RATES,
+        ),
+    ] = None
+    profile: Annotated[
+        str | None,
+        _choice(
+            PROFILES,
+            "How the server counts: any (safe with all, the default), or fixed or moving "
+            "window, sliding-window counter, or token bucket.",
+            of_endpoint=True,
+            python="limits",
+        ),
+    ] = None
+    headroom: Annotated[
+        float | None,
+        _limit(
+            "SHARE",
+            "Share of each rate to use: 0.8 leaves a fifth to others.",
+            read=values.share,
+            python="limits",
+        ),
+    ] = None
+    guard_s: Annotated[
+        float | None,
+        _time(
+            "Added to each window against jitter, such as 50ms. Default: measured.",
+            most_s=MAX_GUARD_S,
+            key="guard",
+            of_endpoint=True,
+            python="limits",
+        ),
+    ] = None
+    charge: Annotated[
+        str | None,
+        _choice(
+            CHARGES,
+            "What the provider takes off a token limit: actual usage, or prompt and "
+            "max_tokens reserved for good. Default auto: by the provider.",
+            of_endpoint=True,
+            python="limits",
+        ),
+    ] = None
+    share: Annotated[
+        str | None,
+        _limit(
+            "FILE|URL",
+            "Processes that name the same file, or the same redis:// server, share the limits.",
+            python="limits",
+        ),
+    ] = None
+    budget: Annotated[
+        int | None,
+        _flag(
+            "MONEY",
+            "The most that all runs of this output may spend, such as 5usd. Never passed "
+            "where --max-tokens bounds the answers.",
+            read=values.money,
+            section=_COST,
+        ),
+    ] = None
+    budget_tokens: Annotated[
+        int | None,
+        _flag("N", "The same in tokens, input and output together, such as 2m.", read=values.count),
+    ] = None
+    via: Annotated[
+        str | None,
+        _choice(
+            VIAS,
+            "live; batch: rows go through the provider's Batch API, at half the price and "
+            "within a day; or auto: in batches while --deadline allows, and the rest live. "
+            "Default: live.",
+        ),
+    ] = None
+    cache: Annotated[
+        bool | None,
+        _switch(
+            "Keep answers, and give them again to equal requests, in this run and in later "
+            "ones. Only where they are determined: --temperature 0, a seed, or embeddings.",
+            section=_CACHE,
+        ),
+    ] = None
+    no_cache: Annotated[
+        bool | None, _switch("Ask for every row, whatever redline.toml says.", python="cache")
+    ] = None
+    cache_dir: Annotated[
+        str | os.PathLike[str] | None,
+        _flag(
+            "DIR",
+            "--cache in this folder. Default: redline/answers in ~/.cache.",
+            read=values.folder,
+            python="cache",
+        ),
+    ] = None
+    cache_size: Annotated[
+        int | None,
+        _flag(
+            "SIZE",
+            "Most bytes to keep, such as 500m; what was not used for longest goes. Default 1g.",
+            read=values.size,
+            python="cache",
+        ),
+    ] = None
+    cache_sampled: Annotated[
+        bool | None,
+        _switch("Keep sampled answers, too: equal requests then have one answer.", python="cache"),
+    ] = None
+    output: Annotated[
+        str | os.PathLike[str] | None,
+        _flag(
+            "FILE",
+            "Results, one JSON line each. The same command continues it. A URL such as "
+            "s3://bucket/labels.jsonl is written when the run ends; until then its file is in "
+            "s3.redline/. Default: stdout, which cannot be continued.",
+            read=values.place,
+            short="-o",
+            section=_OUTPUT,
+        ),
+    ] = None
+    format: Annotated[
+        str | None,
+        _choice(FORMATS, "redline (the default), or batch: lines of the OpenAI Batch API."),
+    ] = None
+    ordered: Annotated[bool | None, _switch("Put the finished file in input order.")] = None
+    keep_input: Annotated[bool | None, _switch("Repeat the row in its result line.")] = None
+    raw: Annotated[bool | None, _switch("Keep the whole reply in the result line.")] = None
+    retry_failed: Annotated[
+        bool | None, _switch("Do just the rows that failed before.", section=_AGAIN)
+    ] = None
+    restart: Annotated[
+        bool | None, _switch("Start over. The old files are kept: labels.old-1.jsonl.")
+    ] = None
+    force: Annotated[
+        bool | None,
+        _switch("Continue an output that was begun with another prompt, model or parameter."),
+    ] = None
+    max_retries: Annotated[
+        int | None,
+        _flag(
+            "N",
+            "Attempts after the first. Default 8.",
+            read=partial(values.whole, least=0, most=_MOST_RETRIES),
+            section=_END,
+        ),
+    ] = None
+    timeout_s: Annotated[
+        float | None,
+        _time(
+            "For one attempt: 30, 500ms or 5m. Default 10m.",
+            most_s=_LONGEST_TIMEOUT_S,
+            key="timeout",
+            of_endpoint=True,
+        ),
+    ] = None
+    connect_timeout_s: Annotated[
+        float | None,
+        _time(
+            "For the connection. Default 10.",
+            most_s=_LONGEST_TIMEOUT_S,
+            key="connect_timeout",
+            of_endpoint=True,
+            python="endpoint",
+        ),
+    ] = None
+    first_byte_timeout_s: Annotated[
+        float | None,
+        _time(
+            "For the first byte of an answer. Default: as --timeout.",
+            most_s=_LONGEST_TIMEOUT_S,
+            key="first_byte_timeout",
+            of_endpoint=True,
+            python="endpoint",
+        ),
+    ] = None
+    row_deadline_s: Annotated[
+        float | None, _time("For a row with all its retries. Default: none.", key="row_deadline")
+    ] = None
+    deadline_s: Annotated[
+        float | None, _time("For the run. The same command continues it.", key="deadline")
+    ] = None
+    limit: Annotated[
+        int | None, _flag("N", "Only the first N rows.", read=partial(values.whole, least=1))
+    ] = None
+    fail_on: Annotated[
+        Sequence[str] | None,
+        _flag(
+            "REASONS",
+            "Count these answers as failures: length (cut at the token limit), empty, "
+            "content_filter, refusal. Commas between them.",
+            read=partial(values.choices, known=tuple(FAIL_ON)),
+            kind=Kind.LIST,
+            complete=tuple(FAIL_ON),
+        ),
+    ] = None
+    strict: Annotated[bool | None, _switch("End the run at the first row that fails.")] = None
+    follow: Annotated[
+        bool | None,
+        _switch(
+            "After the last row of a JSONL file, wait for more, as tail -F does. Ctrl-C ends it.",
+            section=_CONTINUOUS,
+            absent=_OF_ONE_INPUT,
+        ),
+    ] = None
+    until_empty: Annotated[
+        bool | None,
+        _switch(
+            "End when every message of the stream is acknowledged. Default: wait for more.",
+            absent=_OF_ONE_INPUT,
+        ),
+    ] = None
+    name: Annotated[
+        str | None,
+        Option(
+            python="endpoint",
+            absent={
+                "flag": "--endpoint NAME names a table of redline.toml",
+                "toml": "it is the NAME of [endpoints.NAME]",
+            },
+        ),
+    ] = None
+    prices: Annotated[
+        Mapping[str, Price] | None,
+        Option(absent={"flag": "the tables [prices.MODEL] of redline.toml state them"}),
+    ] = None
+    call: Annotated[Callable[[Any], Awaitable[Any]] | None, _only_in_python(_IS_CODE)] = None
+    before: Annotated[
+        Callable[[dict[str, Any]], dict[str, Any]] | None, _only_in_python(_IS_CODE)
+    ] = None
+    after: Annotated[Callable[[Any], Any] | None, _only_in_python(_IS_CODE)] = None
+    executor: Annotated[Executor | None, _only_in_python(_IS_CODE)] = None
+
+
+def _table() -> dict[str, Option]:
+    found, section = {}, ""
+    for name, hint in get_type_hints(Options, include_extras=True).items():
+        option: Option = hint.__metadata__[0]
+        section = option.section or section
+        found[name] = msgspec.structs.replace(
+            option, key=option.key or name, python=option.python or name, section=section
+        )
+    return found
+
+
+TABLE = _table()
+# Those that are flags, in the order of `--help`.
+FLAGS = {name: option for name, option in TABLE.items() if "flag" not in option.absent}
+
+
+def options_in(given: values.Flags) -> Options:
+    """What flags and settings state, by their keys: texts, lists of texts, or True.
+
+    Raises ConfigError that names the flag.
+    """
+    return Options(**{name: option.read(given, option.key) for name, option in FLAGS.items()})

@@ -1,0 +1,181 @@
+"""Options become one job, whoever states them; nothing below sees an option or the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from redline.calls import Cache, Endpoint, RetryPolicy, Timeouts
+from redline.calls.cost import Allowance
+from redline.errors import ConfigError
+from redline.job.settings.api_key import KEY_VARIABLE, URL_VARIABLE, Environment, default_key
+from redline.job.settings.embedded import UNKNOWN_URL, Embedded, EmbeddedSim
+from redline.job.settings.keywords import options_of
+from redline.job.settings.options import Options
+from redline.job.settings.settings import Hooks, Job, Prompting
+from redline.journal import Output
+from redline.limits import Limits
+
+SIM = "sim"
+OPENAI = "https://api.openai.com/v1"
+_PROMPTING = (
+    *("prompt", "system", "body", "url", "method", "model", "output_path", "constant_prompt"),
+)
+_OUTPUT = ("format", "ordered", "keep_input", "raw")
+_JOB = (
+    *("call", "timeout_s", "row_deadline_s", "deadline_s", "limit", "strict", "via", "prices"),
+    *("fail_on", "retry_failed", "restart", "force", "follow", "until_empty"),
+)
+
+
+def make_job(rows: object, keywords: Mapping[str, Any], environ: Mapping[str, str]) -> Job:
+    """The job of `redline.run(rows, **keywords)`. Raises ConfigError."""
+    return job_of(rows, options_of(keywords), Environment(environ=environ))
+
+
+def job_of(rows: object, options: Options, environment: Environment) -> Job:
+    """The job of these options.
+
+    rows: as `open_source` takes them. environment: where a server and a key are looked up if no
+    option states them. Raises ConfigError.
+    """
+    embedded, limits = embedded_in(options.endpoint), _limits(options)
+    endpoint = None
+    if options.call is None:
+        endpoint = _endpoint(options, embedded, limits, environment)
+    return Job(
+        rows=rows,
+        endpoint=endpoint,
+        embedded=embedded,
+        limits=limits,
+        memory=memory_path(environment.environ),
+        cache=_cache(options, environment.environ),
+        prompting=_prompting(options, embedded),
+        output=None if options.output is None else output_at(options.output, options),
+        hooks=Hooks(**_given(options, *Hooks.__struct_fields__)),
+        retry=RetryPolicy(**_given(options, "max_retries")),
+        allowance=_allowance(options),
+        **_given(options, *_JOB),
+    )
+
+
+def output_at(place: str | os.PathLike[str], options: Options) -> Output:
+    """The output at a path or URL, whose lines hold what the options say."""
+    return Output.at(place, **_given(options, *_OUTPUT))
+
+
+def embedded_in(endpoint: Endpoint | Embedded | str | None) -> Embedded | None:
+    """The server to start for the run, if the endpoint is one."""
+    if endpoint == SIM:
+        return EmbeddedSim()
+    return endpoint if isinstance(endpoint, Embedded) else None
+
+
+def memory_path(environ: Mapping[str, str]) -> Path | None:
+    """Where limits that were found are kept, by the XDG base directories; None without a home."""
+    cache, home = environ.get("XDG_CACHE_HOME"), environ.get("HOME")
+    if cache:
+        return Path(cache, "redline", "limits.json")
+    return Path(home, ".cache", "redline", "limits.json") if home else None
+
+
+def _given(options: Options, *names: str) -> dict[str, Any]:
+    """The options of these names that are given; whatever takes them knows what is usual."""
+    found = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _prompting(options: Options, embedded: Embedded | None) -> Prompting:
+    fields = _given(options, *_PROMPTING)
+    if embedded is not None:
+        # It has one model, so none need be named.
+        fields.setdefault("model", embedded.model)
+    fields["params"] = {**(options.params or {}), **_given(options, "temperature", "max_tokens")}
+    return Prompting(**fields)
+
+
+def _limits(options: Options) -> Limits:
+    """All limits at once, with the short forms added to them."""
+    fields = _given(options, *Limits.__struct_fields__)
+    short = {"requests": (options.rps, options.rpm), "tokens": (options.tpm,)}
+    for kind, rates in short.items():
+        fields[kind] = (*fields.get(kind, ()), *(rate for rate in rates if rate is not None))
+    return Limits(**fields)
+
+
+def _endpoint(
+    options: Options, embedded: Embedded | None, limits: Limits, environment: Environment
+) -> Endpoint:
+    if isinstance(options.endpoint, Endpoint):
+        return options.endpoint
+    base_url = options.base_url
+    if isinstance(options.endpoint, str):
+        base_url = options.endpoint
+    place = options.name
+    if embedded is not None:
+        base_url, place = UNKNOWN_URL, embedded.place
+    return Endpoint(
+        base_url=base_url if base_url is not None else _usual_url(environment),
+        name=place or "",
+        api_key=_key(options, base_url, embedded, environment),
+        limits=limits,
+        timeouts=_timeouts(options),
+        **_given(options, "headers", "proxy"),
+    )
+
+
+def _usual_url(environment: Environment) -> str:
+    return environment.environ.get(URL_VARIABLE) or OPENAI
+
+
+def _key(
+    options: Options, base_url: str | None, embedded: Embedded | None, environment: Environment
+) -> str | None:
+    """The key to send: the stated one, an empty one for none, or that of the environment."""
+    if options.api_key is not None:
+        return options.api_key or None
+    if embedded is not None:
+        return None
+    key = environment.environ.get(KEY_VARIABLE) or None
+    is_pair = environment.is_pair(URL_VARIABLE, KEY_VARIABLE)
+    if base_url is None and environment.environ.get(URL_VARIABLE) and is_pair:
+        # Both are stated in the same place: they belong together.
+        return key
+    headers = options.headers or {}
+    return default_key(key, base_url or _usual_url(environment), headers, environment.key_hint)
+
+
+def _timeouts(options: Options) -> Timeouts:
+    usual = Timeouts()
+    attempt_s = usual.attempt_s if options.timeout_s is None else options.timeout_s
+    connect_s, first_s = options.connect_timeout_s, options.first_byte_timeout_s
+    return Timeouts(
+        connect_s=usual.connect_s if connect_s is None else connect_s,
+        first_byte_s=attempt_s if first_s is None else min(first_s, attempt_s),
+        attempt_s=attempt_s,
+    )
+
+
+def _cache(options: Options, environ: Mapping[str, str]) -> Cache | None:
+    """The cache that is asked for, its folder named. Raises ConfigError without a home for it."""
+    is_wanted = options.cache or options.cache_dir is not None
+    if options.no_cache or not is_wanted:
+        return None
+    folder = options.cache_dir
+    if folder is None:
+        beside = memory_path(environ)
+        if beside is None:
+            raise ConfigError(
+                "there is no home folder to keep answers in", hint="name a folder: --cache-dir DIR"
+            )
+        folder = beside.with_name("answers")
+    size = {} if options.cache_size is None else {"max_bytes": options.cache_size}
+    return Cache(folder, includes_sampled=bool(options.cache_sampled), **size)
+
+
+def _allowance(options: Options) -> Allowance | None:
+    if options.budget is None and options.budget_tokens is None:
+        return None
+    return Allowance(picodollars=options.budget, tokens=options.budget_tokens)

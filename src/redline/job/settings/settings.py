@@ -1,0 +1,329 @@
+"""What a run is asked to do, resolved once: nothing below sees a flag or the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from redline.calls import Cache, Endpoint, RetryPolicy
+from redline.calls.cost import Allowance, Price, Prices
+from redline.errors import ConfigError, nearest
+from redline.job.settings.embedded import Embedded
+from redline.job.settings.task import Task
+from redline.journal import FAIL_ON, Manifest, Output, is_state
+from redline.journal import manifest as manifests
+from redline.limits import Limits
+from redline.sources import stream_of
+from redline.store import local_path, url_of
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+VIAS = ("live", "batch", "auto")
+# Those that send rows through the Batch API.
+BATCHING = ("batch", "auto")
+# What a suffix promises, of names that people give to tables and archives.
+_OTHER_KINDS = {
+    **dict.fromkeys((".csv", ".tsv"), "a table"),
+    **dict.fromkeys((".parquet", ".arrow", ".feather", ".avro", ".orc"), "a table"),
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "a spreadsheet"),
+    **dict.fromkeys((".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz"), "compressed"),
+    **dict.fromkeys((".db", ".sqlite", ".sqlite3", ".duckdb"), "a database"),
+    **dict.fromkeys((".html", ".xml", ".yaml", ".yml", ".md", ".pdf", ".pkl"), "of its kind"),
+}
+# Methods of requests that carry no body.
+BODILESS = ("GET", "HEAD")
+
+
+class Prompting(msgspec.Struct, frozen=True, kw_only=True):
+    """How a row becomes a request.
+
+    prompt, system, body, url: Jinja templates over the row's columns; `body` renders a whole JSON
+    body. params: merged into every body, below the row's own. output_path: dotted keys and
+    indices that pick the answer, such as `result.items.0.text`. shots: what was asked and answered
+    before a row's prompt, as examples to the model. constant_prompt: the prompt or body may be the
+    same for every row, which is otherwise refused.
+    """
+
+    prompt: str | None = None
+    system: str | None = None
+    body: str | None = None
+    url: str | None = None
+    method: str = "POST"
+    model: str | None = None
+    params: dict[str, Any] = msgspec.field(default_factory=dict)
+    output_path: str | None = None
+    shots: list[tuple[str, str]] = msgspec.field(default_factory=list)
+    constant_prompt: bool = False
+
+    def __post_init__(self) -> None:
+        if self.body is not None and (self.prompt is not None or self.system is not None):
+            raise ConfigError(
+                "a body template and a prompt exclude each other",
+                hint="put the prompt into the body template",
+            )
+        method = self.method.upper()
+        if method not in METHODS:
+            raise ConfigError(
+                f"unknown HTTP method: {self.method}",
+                hint=nearest(method, METHODS) or f"one of {', '.join(METHODS)}",
+            )
+        if method in BODILESS:
+            for name in ("prompt", "system", "body", "params"):
+                if getattr(self, name):
+                    raise ConfigError(
+                        f"a {method} request has no body, so {name} would not be sent",
+                        hint="put columns into the path: --url '/chat?q={{ text | urlencode }}'",
+                    )
+        if self.url is not None and not self.url.startswith(("/", "{")):
+            raise ConfigError(
+                f"not a path: {self.url}",
+                hint="the path begins with /, as in /v1/embeddings; the server is the base URL's "
+                "part",
+            )
+
+
+class Hooks(msgspec.Struct, frozen=True, kw_only=True):
+    """User functions, run in `executor` (None: a thread pool) so that the loop stays free.
+
+    before: gets the row, returns the row to send. after: gets the output, returns the output to
+    keep. An exception in either fails its row.
+    """
+
+    before: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    after: Callable[[Any], Any] | None = None
+    executor: Executor | None = None
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One run.
+
+    rows: whatever `open_source` takes. endpoint or call: who answers; call is a coroutine function
+    of one row. task: what becomes of each row beyond asking once. memory: a file of the limits that
+    rate "auto" has found. cache: where answers are kept, its folder named; None for nowhere.
+    embedded: a server that is started for the run; its base URL takes the endpoint's place.
+    row_deadline_s: a row with its retries. deadline_s: the run; what is unfinished then is done on
+    the next run. limit: only the first N rows. follow: rows that are written to the file later are
+    done, too. until_empty: a stream is read until all of its messages are acknowledged. samples:
+    each row is asked so often, and has as many results. via: one of VIAS; empty for live where no
+    batches are left. allowance: what all runs of the output may spend. prices: by model, above
+    those that redline knows. fail_on: finish reasons that make a result a failure. retry_failed:
+    only the rows that failed before; retries_failures: these beside the new ones. strict: the first
+    bad row ends the run.
+    """
+
+    rows: object
+    endpoint: Endpoint | None = None
+    call: Callable[[Any], Awaitable[Any]] | None = None
+    embedded: Embedded | None = None
+    limits: Limits = Limits()
+    memory: Path | None = None
+    cache: Cache | None = None
+    prompting: Prompting = Prompting()
+    output: Output | None = None
+    hooks: Hooks = Hooks()
+    task: Task | None = None
+    retry: RetryPolicy = RetryPolicy()
+    timeout_s: float = 600.0
+    row_deadline_s: float | None = None
+    deadline_s: float | None = None
+    limit: int | None = None
+    follow: bool = False
+    until_empty: bool = False
+    samples: int = 1
+    via: str = ""
+    allowance: Allowance | None = None
+    prices: dict[str, Price] = {}
+    fail_on: tuple[str, ...] = ()
+    retry_failed: bool = False
+    retries_failures: bool = False
+    restart: bool = False
+    force: bool = False
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.endpoint is None) == (self.call is None):
+            raise ConfigError(
+                "a run needs an endpoint or a function to call, and not both",
+                hint="give --base-url URL, --endpoint NAME, or call=my_async_function",
+            )
+        if self.call is not None and self.cache is not None:
+            raise ConfigError(
+                "answers of a function of your own are not cached: its code decides them, too",
+                hint="leave the cache out, or cache inside the function",
+            )
+        for reason in self.fail_on:
+            if reason not in FAIL_ON:
+                raise ConfigError(
+                    f"unknown reason to fail on: {reason}",
+                    hint=nearest(reason, FAIL_ON) or f"one of {', '.join(FAIL_ON)}",
+                )
+        for name in ("row_deadline_s", "deadline_s"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name.removesuffix('_s')} must be above 0 s, not {value:g}")
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"limit must be at least 1 row, not {self.limit}")
+        if self.samples < 1:
+            raise ConfigError(f"samples must be at least 1, not {self.samples}")
+        if self.retry_failed and self.output is None:
+            raise ConfigError("there are no failed rows to retry without an output file")
+        self._check_output()
+        self._check_continuous()
+        self._check_budget()
+        self._check_via()
+        if self.restart and (self.force or self.retry_failed):
+            other = "--force" if self.force else "--retry-failed"
+            raise ConfigError(f"--restart and {other} exclude each other", hint="leave one out")
+
+    @property
+    def attempt_s(self) -> float:
+        """Seconds after which an attempt is given up."""
+        return self.timeout_s if self.endpoint is None else self.endpoint.timeouts.attempt_s
+
+    def manifest(self) -> Manifest:
+        """What the job's results depend on, to be kept beside them."""
+        assert self.output is not None
+        call = getattr(self.call, "__qualname__", type(self.call).__name__) if self.call else None
+        settings = {
+            "call": call,
+            **msgspec.to_builtins(self.prompting),
+            # It is asked for, and changes no request.
+            "constant_prompt": None,
+            "format": self.output.format,
+            "raw": self.output.raw,
+            "keep_input": self.output.keep_input,
+            "samples": self.samples if self.samples > 1 else None,
+            **(self.task.settings() if self.task is not None else {}),
+        }
+        return manifests.make(self.rows, settings)
+
+    def _check_budget(self) -> None:
+        """Refuses a budget that nobody could keep."""
+        if self.allowance is None:
+            return
+        if self.call is not None:
+            raise ConfigError(
+                "a budget cannot be kept for a function of your own",
+                hint="give an endpoint instead of a function, or limit its rows",
+            )
+        model = self.prompting.params.get("model", self.prompting.model)
+        if self.allowance.picodollars is not None and isinstance(model, str):
+            Prices(self.prices).checked(model)
+
+    def _check_via(self) -> None:
+        """Refuses what batches cannot do."""
+        if self.via and self.via not in VIAS:
+            raise ConfigError(
+                f"unknown way to send rows: {self.via}",
+                hint=nearest(self.via, VIAS) or f"one of {', '.join(VIAS)}",
+            )
+        if self.via not in BATCHING:
+            return
+        if self.output is None:
+            raise ConfigError("batches need an output file", hint="name one: -o labels.jsonl")
+        if self.via == "auto" and self.deadline_s is None:
+            raise ConfigError(
+                "via auto needs to know until when it may wait", hint="say so: --deadline 6h"
+            )
+        if self.task is not None and not getattr(self.task, "asks_once", False):
+            raise ConfigError(
+                "a task that may ask again for a row cannot be done by batches",
+                hint="leave out --via",
+            )
+        for what, stated in (
+            ("a function of your own", self.call),
+            ("a cache of answers", self.cache),
+            ("a deadline for each row", self.row_deadline_s),
+            ("rows that never end", self.follow or stream_of(self.rows) or None),
+        ):
+            if stated is not None:
+                raise ConfigError(
+                    f"batches and {what} exclude each other", hint="leave one of them out"
+                )
+
+    def _check_continuous(self) -> None:
+        """Refuses what asks for an end of rows that have none, or for rows that are gone."""
+        stream, output = stream_of(self.rows), self.output
+        if stream is None and self.until_empty:
+            raise ConfigError(
+                "only a stream is read until it is empty",
+                hint="anything else is read to its end: leave out --until-empty",
+            )
+        if output is not None and output.ordered and (stream is not None or self.follow):
+            raise ConfigError(
+                "only a finished file can be put in order, and rows may always follow",
+                hint="leave out --ordered",
+            )
+        if stream is None:
+            return
+        if output is None:
+            raise ConfigError(
+                "the messages of a stream are acknowledged once their outcomes are on a disk",
+                hint="name a file for them: -o labels.jsonl",
+            )
+        if output.url is not None:
+            raise ConfigError(
+                f"{output.name} would be written when the stream ends, and its messages be gone",
+                hint="write to a file of this machine",
+            )
+        if self.retry_failed:
+            raise ConfigError(
+                "messages that failed are acknowledged, and not read again",
+                hint=f"their rows stand in {output.failed_path}, as input",
+            )
+        if self.samples > 1:
+            raise ConfigError("messages of a stream are asked once each", hint="leave out samples")
+
+    def _check_output(self) -> None:
+        """Refuses to write over the input."""
+        output, rows = self.output, self.rows
+        if output is not None:
+            _check_suffix(output)
+        url = url_of(rows)
+        if url is not None:
+            source = url.name
+        elif isinstance(rows, (str, os.PathLike)):
+            source = _real(local_path(rows))
+        else:
+            return
+        if output is None:
+            return
+        paths = (output.path, output.failed_path)
+        names = (output.name, output.failed_name)
+        for path, name in zip(paths, names, strict=True):
+            if source in (_real(path), name):
+                raise ConfigError(
+                    f"{name} is the input, and would be written to",
+                    hint="choose another output"
+                    if path == output.path
+                    else f"failures go there when results go to {output.name}: to try them "
+                    "again, run the first command with --retry-failed",
+                )
+
+
+def _check_suffix(output: Output) -> None:
+    """Refuses to begin a file whose name says that it holds anything but JSON lines."""
+    suffix, path = output.path.suffix.lower(), output.path
+    is_begun = is_state(output.state_path) or (path.exists() and path.stat().st_size)
+    if suffix not in _OTHER_KINDS or is_begun:
+        return
+    stem = output.name.removesuffix(output.path.suffix).removesuffix(".jsonl")
+    raise ConfigError(
+        f"results are JSON lines, so {output.name} would not be {_OTHER_KINDS[suffix]}",
+        hint=f"name it {stem}.jsonl; it can be converted when the run is done",
+    )
+
+
+def _real(path: Path) -> str:
+    """The path without links. Raises ConfigError if it begins in a folder that was removed."""
+    try:
+        return os.path.realpath(path)
+    except OSError as error:
+        raise ConfigError(
+            f"the current folder cannot be used: {error.strerror}",
+            hint="change to a folder that exists, or give whole paths",
+        ) from error

@@ -1,0 +1,107 @@
+"""What a job does with a row beyond asking once: the shape of every task in `tasks`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from redline.calls import Backend, Call, Cost, Outcome, Request, Sink, failed
+from redline.errors import Rejected, TimedOut
+
+# The deadline of a row that is not to be asked again, because its run is ending.
+NO_MORE_S = -math.inf
+
+
+class Ask:
+    """Asks the job's backend on behalf of one row, once or more, within that row's own deadline.
+
+    on_outcome: hears of each outcome, also of those that the row is not to end with.
+    """
+
+    __slots__ = ("_backend", "_call", "_on_outcome")
+
+    def __init__(
+        self, backend: Backend, call: Call, on_outcome: Callable[[Outcome], None] | None = None
+    ) -> None:
+        self._backend = backend
+        self._call = call
+        self._on_outcome = on_outcome
+
+    async def __call__(self, request: Request) -> Outcome:
+        """Exactly one outcome, retries included. Raises nothing but CancelledError."""
+        if self._call.deadline_s == NO_MORE_S:
+            # The run is ending: what was on the wire has come, and no attempt follows it. The row
+            # stays unfinished.
+            late = failed(TimedOut("row"))
+            late.attempts = self._call.attempts
+            return late
+        outcome = await self._backend.send(request, self._call)
+        if self._on_outcome is not None:
+            self._on_outcome(outcome)
+        return outcome
+
+
+class Task(Protocol):
+    """What becomes of each row.
+
+    One that asks exactly once for a row, and says so by an attribute `asks_once` that is True, can
+    be done by batches, too: it is then called twice, with the answer the second time.
+    """
+
+    def settings(self) -> Mapping[str, Any]:
+        """What decides a result beside the prompt: a resume with other settings is refused."""
+        ...
+
+    async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:
+        """The row's one outcome; its `fields` stand in the result line.
+
+        request: of the row, as its prompt makes it. Must not raise: the row would fail with it.
+        """
+        ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A Task whose outcomes depend on those that the output holds already."""
+
+    def recall(self, results: Path, failures: Path) -> None:
+        """Reads what earlier runs have left; `failures` may be missing.
+
+        Called once before the first row, in a thread, when the output is locked and mended.
+        """
+        ...
+
+
+class Noted:
+    """A backend that asks nobody: it keeps the first request for somebody who will."""
+
+    def __init__(self) -> None:
+        self.request: Request | None = None
+
+    def room(self, cost: Cost, now_s: float) -> float:
+        return 0.0
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        self.request = self.request or request
+        return failed(Rejected("the row is not asked here"))
+
+    async def aclose(self) -> None:
+        pass
+
+
+class Answered:
+    """A backend whose answer is there already."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+
+    def room(self, cost: Cost, now_s: float) -> float:
+        return 0.0
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        return self._outcome
+
+    async def aclose(self) -> None:
+        pass

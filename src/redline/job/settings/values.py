@@ -1,0 +1,231 @@
+"""Values of flags and settings: text becomes numbers, times and pairs, or an error that names them.
+
+Every function takes what was given, by key, and the key; it returns None if that was not given, and
+raises ConfigError for a text that it cannot use. What redline.toml holds arrives here as the text
+that the flag would have, so both have the same form and the same errors.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import msgspec
+
+from redline.calls.cost import parse_money
+from redline.errors import ConfigError, nearest
+from redline.limits import Rate, parse_count, parse_rate
+from redline.limits import rate_per as rate_of
+from redline.store import local_path
+
+MAX_SECONDS = 31 * 86_400.0
+_DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(ms|s|m|h|d)?")
+_SECONDS = {"ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_TIMES = "write it like 30, 500ms, 5m or 6h"
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", re.IGNORECASE)
+_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_STDOUT = "-"
+
+Flags = Mapping[str, Any]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def flag_of(name: str) -> str:
+    """`--max-retries` of `max_retries`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _of_given(
+    read: Callable[Concatenate[Any, str, P], T],
+) -> Callable[Concatenate[Flags, str, P], T | None]:
+    """A function of what was given and of the flag's name, made one of all flags and the key."""
+
+    @wraps(read)
+    def reading(flags: Flags, name: str, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
+        return read(flags[name], flag_of(name), *args, **kwargs) if name in flags else None
+
+    return reading
+
+
+def as_text(flags: Flags, name: str) -> str | None:
+    """The text as it is."""
+    found: str | None = flags.get(name)
+    return found
+
+
+def switch(flags: Flags, name: str) -> bool | None:
+    """True for a flag without a value; one that is false is as good as not given."""
+    return True if name in flags else None
+
+
+@_of_given
+def duration(text: str, flag: str, most_s: float = MAX_SECONDS, *, may_be_0: bool = False) -> float:
+    """Seconds, above 0 and at most `most_s`, from `30`, `1.5s`, `500ms`, `5m`, `6h` or `2d`."""
+    text = text.strip()
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{flag} is not a time: {text}", hint=_TIMES)
+    value_s = float(match[1]) * _SECONDS[match[2]]
+    if value_s > most_s or not (value_s or may_be_0):
+        least = "0 s or more" if may_be_0 else "above 0 s"
+        most = f"{most_s / 3600:g} h" if most_s >= 3600 else f"{most_s:g} s"
+        what = f"{flag} must be {least} and at most {most}, not {text}"
+        raise ConfigError(what, hint=_TIMES)
+    return value_s
+
+
+@_of_given
+def whole(text: str, flag: str, least: int, most: int = 10**15) -> int:
+    """A whole number within bounds."""
+    text = text.strip()
+    try:
+        value = int(text)
+    except ValueError:
+        raise ConfigError(
+            f"{flag} is not a whole number: {text}", hint="write it like 8 or 1000"
+        ) from None
+    if not least <= value <= most:
+        bounds = f"at least {least:,}" if most == 10**15 else f"{least:,} to {most:,}"
+        raise ConfigError(f"{flag} must be {bounds}, not {text}")
+    return value
+
+
+def whole_or(word: str, flags: Flags, name: str, least: int, most: int) -> int | str | None:
+    """A whole number within bounds, or the word."""
+    return word if flags.get(name) == word else whole(flags, name, least, most)
+
+
+@_of_given
+def number(text: str, flag: str) -> float:
+    """A finite number."""
+    text = text.strip()
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ConfigError(f"{flag} is not a number: {text}", hint="write it like 0 or 0.8")
+    return value
+
+
+def share(flags: Flags, name: str) -> float | None:
+    """A number above 0 and at most 1."""
+    found = number(flags, name)
+    if found is not None and not 0 < found <= 1:
+        raise ConfigError(
+            f"{flag_of(name)} must be above 0 and at most 1, not {found:g}",
+            hint="0.8 uses 80 % of each rate and leaves the rest to others",
+        )
+    return found
+
+
+@_of_given
+def rates(texts: Sequence[str], flag: str) -> tuple[Rate, ...]:
+    """The rates of a repeatable flag such as `--requests 2/1s`."""
+    return tuple(parse_rate(text, flag) for text in texts)
+
+
+@_of_given
+def rate_per(text: str, flag: str, window_s: float) -> Rate:
+    """The rate of a short form such as `--rpm 500`."""
+    return rate_of(text, window_s, flag)
+
+
+# Picodollars of `5usd`; a whole number of at least 1, such as `500` or `2m`.
+money, count = _of_given(parse_money), _of_given(parse_count)
+
+
+@_of_given
+def size(text: str, flag: str) -> int:
+    """Bytes of `500m` or `2g`."""
+    text = text.strip()
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{flag} is not a size: {text}", hint="write it like 500m or 2g")
+    return round(float(match[1]) * _FACTORS[match[2].lower()])
+
+
+@_of_given
+def folder(text: str, flag: str) -> str:
+    """The path of a folder on this machine, `~` and `file://` resolved."""
+    return os.path.expanduser(local_path(text))
+
+
+@_of_given
+def place(text: str, flag: str) -> str | None:
+    """A path or a URL; None also for `-`, which is stdout."""
+    return None if text == _STDOUT else text
+
+
+def words(texts: Sequence[str]) -> tuple[str, ...]:
+    """The words of some texts, commas dividing them."""
+    return tuple(word.strip() for text in texts for word in text.split(",") if word.strip())
+
+
+@_of_given
+def text_or_file(value: str, flag: str) -> str:
+    """The text itself, or that of the file which `@FILE` names."""
+    if not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(
+            f"{flag} cannot read {value[1:]}: {reason}",
+            hint="@FILE reads the template from a file",
+        ) from error
+
+
+@_of_given
+def pairs(texts: Sequence[str], flag: str) -> dict[str, Any]:
+    """The values of `--param NAME=VALUE`, each as JSON if it is JSON, otherwise as text."""
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"{flag} is not NAME=VALUE: {text}", hint="write it like seed=7")
+        try:
+            found[key.strip()] = msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeEncodeError):
+            found[key.strip()] = value
+    return found
+
+
+@_of_given
+def headers(lines: Sequence[str], flag: str) -> dict[str, str]:
+    """The headers of `--header 'NAME: VALUE'`. The value is not shown: it may be a secret."""
+    found = {}
+    for line in lines:
+        key, colon, value = line.partition(":")
+        if not colon or not key.strip():
+            raise ConfigError(
+                f"{flag} is not NAME: VALUE",
+                hint=f"write it like {flag} 'X-Team: search'",
+            )
+        found[key.strip()] = value.strip()
+    return found
+
+
+@_of_given
+def choice(text: str, flag: str, known: Sequence[str]) -> str:
+    """One of `known`."""
+    return _known(text.strip(), flag, known)
+
+
+@_of_given
+def choices(texts: Sequence[str], flag: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Some of `known`, commas dividing them."""
+    return tuple(_known(text, flag, known) for text in words(texts))
+
+
+def _known(text: str, flag: str, known: Sequence[str]) -> str:
+    if text in known:
+        return text
+    raise ConfigError(f"{flag} is one of {', '.join(known)}, not {text}", hint=nearest(text, known))

@@ -1,0 +1,15 @@
+"""What a job displays: progress, notices, row counts and the report."""
+
+from redline.job.show import notices
+from redline.job.show.notices import duration, failing, finishing, outage_now, outages_ended
+from redline.job.show.progress import (
+    JsonProgress,
+    Meter,
+    PlainProgress,
+    Snapshot,
+    TerminalProgress,
+    line_of,
+)
+from redline.job.show.report import Report
+from redline.job.show.row_count import InputCounts, RowCount
+from redline.job.show.view import Display

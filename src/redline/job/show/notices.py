@@ -1,0 +1,108 @@
+"""What goes wrong while a run goes on, each in one sentence: for its progress and its summary."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from redline.job.show.view import View
+from redline.job.work import Outages
+from redline.journal import all_flawed
+
+# One connection that fails among many is no outage.
+_LEAST_OUTAGE_S = 1.0
+# Answers may take long: so long without one, and longer than this many of the slowest so far.
+_LEAST_SILENCE_S, _SILENCE_FACTOR = 10.0, 2
+# Kinds of notices of a run that does not get on.
+STANDSTILL = frozenset({"ending", "outage", "failing", "silence"})
+_REFUSED = os.strerror(errno.ECONNREFUSED)
+
+
+def duration(seconds: float) -> str:
+    """`under 0.1 s`, `4.2 s`, `42 s`, `3 m 05 s`, `2 h 07 m` or `3 d 04 h`."""
+    if seconds < 0.1:
+        return "under 0.1 s"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} m {whole % 60:02} s"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} m"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600:02} h"
+
+
+def notices(view: View, now_s: float) -> dict[str, str]:
+    """What goes wrong at the moment, by its kind; in the order of its urgency."""
+    tally, runner = view.tally, view.runner
+    if runner.is_draining:
+        calls, most_s = runner.finishing()
+        is_interrupted = runner.stopped is None
+        return {"ending": finishing(calls, most_s, is_interrupted=is_interrupted)}
+    silent_s = 0.0
+    if tally.in_flight and (sent_s := runner.sent_s()):
+        silent_s = now_s - max(tally.ended_s, min(sent_s))
+    found = {
+        "outage": outage_now(tally.outages(now_s), tries_again=view.job.retry.max_retries > 0),
+        "answers": all_flawed(tally.succeeded, tally.flawed),
+        "failing": failing(tally.failures_in_a_row, now_s - tally.failing_since_s),
+    }
+    if silent_s > tally.longest_s * _SILENCE_FACTOR:
+        found["silence"] = silence(silent_s, tally.in_flight, view.job.attempt_s)
+    if found["outage"] is not None:
+        # It is why.
+        found |= {"failing": None, "silence": None}
+    return {kind: notice for kind, notice in found.items() if notice is not None}
+
+
+def outage_now(outages: Outages | None, *, tries_again: bool = True) -> str | None:
+    """That the endpoint takes no connections at the moment, or None."""
+    if outages is None or outages.down_s < _LEAST_OUTAGE_S:
+        return None
+    what = f"endpoint {_trouble(outages, 'refuses', 'is')}, for {duration(outages.down_s)} now"
+    return f"{what}; retrying, nothing is lost" if tries_again else what
+
+
+def outages_ended(outages: Outages | None) -> str | None:
+    """For how long the endpoint took no connections in a run that has ended, or None."""
+    if outages is None or outages.lasted_s < _LEAST_OUTAGE_S:
+        return None
+    if outages.down_s:
+        for_s = f"for the last {duration(outages.down_s)}"
+        if outages.lasted_s - outages.down_s >= _LEAST_OUTAGE_S:
+            for_s += f", for {duration(outages.lasted_s)} in all"
+        return f"endpoint {_trouble(outages, 'has refused', 'has been')} {for_s}"
+    return f"endpoint {_trouble(outages, 'refused', 'was')} for {duration(outages.lasted_s)}"
+
+
+def failing(failures: int, failing_s: float) -> str | None:
+    """That the endpoint answers nothing but errors, or None."""
+    if failures < 2 or failing_s < _LEAST_OUTAGE_S:
+        return None
+    return f"every request fails, for {duration(failing_s)} now, {failures:,} in a row; retrying"
+
+
+def silence(silent_s: float, calls: int, attempt_s: float) -> str | None:
+    """That no call has ended for long, or None."""
+    if silent_s < _LEAST_SILENCE_S:
+        return None
+    what = f"no answer for {duration(silent_s)}, {calls:,} in flight"
+    return f"{what}; a call is given up after {duration(attempt_s)} (--timeout)"
+
+
+def finishing(calls: int, most_s: float, *, is_interrupted: bool) -> str:
+    """That a run which is ending still finishes these calls, and for how long at most."""
+    what = "interrupted" if is_interrupted else "stopping"
+    if not calls:
+        return f"{what}: saving what is done"
+    again = "; Ctrl-C again gives them up" if is_interrupted else ""
+    number = "1 call" if calls == 1 else f"{calls:,} calls"
+    return f"{what}: finishing {number}, for at most {duration(most_s)}{again}"
+
+
+def _trouble(outages: Outages, refuses: str, is_: str) -> str:
+    if outages.reason.endswith(_REFUSED):
+        return f"{outages.endpoint} {refuses} connections"
+    return f"{outages.endpoint} {is_} unreachable ({outages.reason})"

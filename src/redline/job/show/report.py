@@ -1,0 +1,113 @@
+"""What a run came to: numbers that add up."""
+
+from __future__ import annotations
+
+import msgspec
+
+from redline.calls import Outcome
+from redline.calls.cost import DOLLAR, Allowance
+from redline.errors import RedlineError
+from redline.job.show.row_count import InputCounts
+from redline.job.work import BatchUse, Outages, Spent
+from redline.journal import Output
+from redline.waist import CacheUse
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """The end of a run.
+
+    offered = succeeded + failed + unfinished, always: the rows this run took in hand. skipped: rows
+    an earlier run has done; failed_before: those of them that failed. untried: rows that no run has
+    tried, which `retry_failed` leaves out. results: successes by all runs of the output; flawed:
+    those of them with an answer that is cut, empty or refused, by its finish_reason, one of those
+    that `fail_on` takes.
+    input: the whole input and what all runs have done of it. is_input_done: the input was read to
+    its end, or to its limit. stopped: why the run ended early, None where it did not; interrupted:
+    by the user. errors_by_kind: failed attempts by kind of error, those tried again included.
+    attempts: requests written; retries: those of them that were written again after a failure.
+    outages: when the endpoint took no connections. spent: what the run's budget has paid for, or
+    what its replies have cost, where the prices are known. found_limits: where limits were to be
+    found, what was, as `20/1s requests` or `45 in flight`. cache: how often it was asked, None
+    where it never was; cache_notes: what befell it. batches: what went by them, None for a run
+    without. not_uploaded: why the object of an output in a store is not what the file on this
+    machine is; None where it is, and for other outputs. abandoned: what had not ended when the run
+    was given up, one line a row. outcomes: in input order; empty for a run with an output, whose
+    results are in its file.
+    repeated: requests sent once more, on a new connection, because a kept one failed them; the
+    server may have processed both. They count as requests and not as retries.
+    """
+
+    offered: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    results: int = 0
+    flawed: dict[str, int] = {}
+    skipped: int = 0
+    failed_before: int = 0
+    untried: int = 0
+    input: InputCounts | None = None
+    retries: int = 0
+    repeated: int = 0
+    rate_limited: int = 0
+    attempts: int = 0
+    most_in_flight: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    elapsed_s: float = 0.0
+    is_input_done: bool = False
+    interrupted: bool = False
+    stopped: RedlineError | None = None
+    errors_by_kind: dict[str, int] = {}
+    spent: Spent = Spent(allowance=Allowance())
+    found_limits: list[str] = []
+    outages: Outages | None = None
+    cache: CacheUse | None = None
+    batches: BatchUse | None = None
+    cache_notes: list[str] = []
+    output: Output | None = None
+    not_uploaded: RedlineError | None = None
+    abandoned: list[str] = []
+    outcomes: list[Outcome] = []
+
+    def __repr__(self) -> str:
+        """One line, whatever the number of outcomes: a notebook prints it."""
+        return f"Report({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+    def __rich_repr__(self) -> list[tuple[str, object]]:
+        """What is printed of it: counts, how it ended, and where the results are."""
+        counts = ("offered", "succeeded", "failed", "unfinished", "skipped")
+        shown: list[tuple[str, object]] = [(name, getattr(self, name)) for name in counts]
+        if self.interrupted:
+            shown.append(("interrupted", True))
+        if self.stopped is not None:
+            shown.append(("stopped", str(self.stopped)))
+        return shown if self.output is None else [*shown, ("output", self.output.name)]
+
+    @property
+    def unfinished(self) -> int:
+        return self.offered - self.succeeded - self.failed
+
+    @property
+    def spent_usd(self) -> float | None:
+        """Dollars spent: with a budget in money, by all runs of the output; None if unknown."""
+        return self.spent.usd
+
+    @property
+    def expected_usd(self) -> float | None:
+        """Dollars once the unfinished rows are done, too, at what those of this run cost."""
+        left = self.unfinished if self.is_input_done else None
+        if self.input is not None and self.input.is_exact:
+            left = self.input.left
+        expected = self.spent.expected(self.succeeded + self.failed, left)
+        return None if expected is None else expected / DOLLAR
+
+    @property
+    def spent_tokens(self) -> int | None:
+        """Tokens that count against a budget in tokens; None without one."""
+        return self.spent.tokens
+
+    @property
+    def is_complete(self) -> bool:
+        """Every row of the input has its outcome on disk, this run or before."""
+        is_all_tried = self.is_input_done and not self.untried
+        return is_all_tried and not self.unfinished and self.stopped is None

@@ -1,0 +1,41 @@
+"""What a display of a run may look at."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from redline.job.settings import Job
+from redline.job.show.row_count import InputCounts
+from redline.job.work import Bill, Runner, Tally
+
+
+class View(Protocol):
+    """What a display may look at while a run goes on."""
+
+    @property
+    def job(self) -> Job: ...
+
+    @property
+    def tally(self) -> Tally: ...
+
+    @property
+    def runner(self) -> Runner: ...
+
+    @property
+    def bill(self) -> Bill: ...
+
+    @property
+    def source_name(self) -> str: ...
+
+    @property
+    def rows_skipped(self) -> int: ...
+
+    def counts(self) -> InputCounts: ...
+
+    def flawed(self) -> dict[str, int]: ...
+
+
+class Display(Protocol):
+    """Shows a run; `show` is a task that is cancelled at the run's end."""
+
+    async def show(self, view: View) -> None: ...

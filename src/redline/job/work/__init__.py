@@ -1,0 +1,17 @@
+"""The live runner: feed, template, workers and counters."""
+
+from redline.job.work.backpressure import Backpressure
+from redline.job.work.bill import Bill, Spent
+from redline.job.work.feed import Feed, Picked, Supply
+from redline.job.work.runner import (
+    GRACE_S,
+    HOPELESS_ROWS,
+    OnResult,
+    Results,
+    Runner,
+    Unblocked,
+    Wiring,
+)
+from redline.job.work.selection import Selection
+from redline.job.work.tally import BatchUse, Outages, Tally
+from redline.job.work.template import PARAMETERS, Renderer, parse_output_path

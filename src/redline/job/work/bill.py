@@ -1,0 +1,95 @@
+"""What a run costs: by its budget's own books, or by what the replies say."""
+
+from __future__ import annotations
+
+import msgspec
+
+from redline.apis import read_usage
+from redline.calls.cost import BATCH_DIVISOR, DOLLAR, Allowance, Prices, Spending, dollars_text
+from redline.job.settings import Job
+from redline.waist import Reply
+
+
+class Spent(msgspec.Struct, frozen=True, kw_only=True):
+    """What has been spent so far, of what may be; None for what is not known.
+
+    picodollars and tokens: with a budget of that kind, what counts against it, from all runs of
+    the output; else picodollars are this run's, by its replies. here: picodollars of this run.
+    """
+
+    allowance: Allowance
+    picodollars: int | None = None
+    tokens: int | None = None
+    here: int | None = None
+
+    @property
+    def is_of_all_runs(self) -> bool:
+        """It holds what earlier runs of the output have spent: there is a budget of its kind."""
+        return self.picodollars is None or self.allowance.picodollars is not None
+
+    @property
+    def usd(self) -> float | None:
+        return None if self.picodollars is None else self.picodollars / DOLLAR
+
+    def expected(self, rows_done: int, rows_left: int | None) -> int | None:
+        """Picodollars at the end, if the rows that are left cost what those of this run did."""
+        if self.picodollars is None or self.here is None or rows_left is None or not rows_done:
+            return None
+        return self.picodollars + self.here * rows_left // rows_done
+
+    @property
+    def text(self) -> str:
+        """`$0.42 of $5.00`, `$0.42`, `1,234 of 2,000 tokens`, both, or nothing."""
+        parts = []
+        if self.picodollars is not None:
+            parts.append(dollars_text(self.picodollars) + _of(self.allowance.picodollars))
+        if self.tokens is not None:
+            parts.append(f"{self.tokens:,} of {self.allowance.tokens or 0:,} tokens")
+        return ", ".join(parts)
+
+
+class Bill:
+    """Of one run. spending: its budget's, None where it has none."""
+
+    def __init__(self, job: Job, spending: Spending | None) -> None:
+        self._prices = Prices(job.prices)
+        self._model = job.prompting.model
+        self._spending = spending
+        self._allowance = job.allowance or Allowance()
+        # What earlier runs have spent.
+        self._before = 0 if spending is None else spending.spent.picodollars
+        self._by_replies = 0
+        self._replies = 0
+        # One reply without a price or a usage, and nobody can say what all have cost. An embedded
+        # server is free, and a function of the user's own has no tokens.
+        self._is_known = job.call is None and job.embedded is None
+        self.reads_replies = self._is_known and self._allowance.picodollars is None
+
+    def add(self, reply: Reply, *, is_batched: bool = False) -> bool:
+        """A row has its answer, maybe at a batch's price; False where no later one can tell."""
+        price = self._prices.find(reply.model) or self._prices.find(self._model)
+        usage = read_usage(reply.usage, has_output=False)
+        if price is None or usage is None:
+            self._is_known = False
+            return False
+        self._replies += 1
+        cost = price.of(usage)
+        self._by_replies += -(-cost // BATCH_DIVISOR) if is_batched else cost
+        return self._is_known
+
+    def read(self) -> Spent:
+        """As it stands now."""
+        allowance, spending = self._allowance, self._spending
+        picodollars = here = tokens = None
+        if spending is not None and allowance.tokens is not None:
+            tokens = spending.spent.tokens
+        if spending is not None and allowance.picodollars is not None:
+            picodollars = spending.spent.picodollars
+            here = picodollars - self._before
+        elif self._is_known and self._replies:
+            picodollars = here = self._by_replies
+        return Spent(allowance=allowance, picodollars=picodollars, tokens=tokens, here=here)
+
+
+def _of(picodollars: int | None) -> str:
+    return "" if picodollars is None else f" of {dollars_text(picodollars)}"

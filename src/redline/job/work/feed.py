@@ -1,0 +1,264 @@
+"""Rows for the workers: read ahead by one batch in a thread, those already done left out."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from redline.job.work.backpressure import Backpressure
+from redline.journal import Identifier, MessageKeys, mark_of
+from redline.process import DaemonThreads
+from redline.sources import AsyncRows, Row, Source
+
+# A thread reading past rows that are done comes back this often, so that progress is seen.
+_MOST_SKIPPED = 20_000
+_LOW_ROWS = 128
+
+
+class Picked(msgspec.Struct):
+    """A row to do. is_duplicate: its custom_id is an earlier row's. key, mark: see `identity`."""
+
+    row: Row
+    key: int
+    is_duplicate: bool
+    mark: int = 0
+
+
+class Supply(Protocol):
+    """Where workers take rows from. rows_read: so far."""
+
+    @property
+    def rows_read(self) -> int: ...
+
+    def next_now(self) -> Picked | None:
+        """The next row to do, where nothing is to be waited for; None where `next` knows more."""
+
+    async def next(self) -> Picked | None:
+        """The next row to do; None when there is no more, or after `close`."""
+
+    def close(self) -> None:
+        """No more rows."""
+
+    def leave(self) -> None:
+        """Waits no more for a reading that goes on."""
+
+
+Keys = Sequence[int]
+Places = Sequence[int]
+Marks = Mapping[int, int]
+
+
+class _Batch(msgspec.Struct):
+    picked: list[Picked]
+    read: int
+    is_end: bool
+
+
+class Feed:
+    """Hands out each row that is to be done, once.
+
+    wanted: which rows are to be done, by their places; it gets the keys of some rows, the places of
+    those that are undone, and by place the marks of these. limit: rows after the first N are not
+    read. identifier: tells rows apart. load: nothing is read while it is full. keeps_keys: `keys`
+    is kept.
+    """
+
+    def __init__(
+        self,
+        source: Source | AsyncRows,
+        wanted: Callable[[Keys, Places, Marks], Places],
+        limit: int | None,
+        *,
+        identifier: Identifier | MessageKeys | None = None,
+        load: Backpressure | None = None,
+        keeps_keys: bool = False,
+    ) -> None:
+        self._source = source
+        self._wanted = wanted
+        self.limit = limit
+        self._identifier = identifier or Identifier()
+        self._load = load or Backpressure()
+        self._ready: deque[Picked] = deque()
+        self._refill: asyncio.Task[None] | None = None
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_end = False
+        self._is_closed = False
+        self._is_let_go = False  # the source was closed
+        self._failure: Exception | None = None  # what reading has raised, until it is told
+        self._iterator: Iterator[list[Row]] | None = None
+        self._aiterator: AsyncIterator[list[Row]] | None = None
+        self._thread = DaemonThreads(1, "redline-source")
+        self._left = asyncio.Event()
+        # The keys of all rows read, in input order.
+        self.keys: array[int] | None = array("Q") if keeps_keys else None
+        self.rows_read = 0
+        self.rows_skipped = 0
+        # The input's end or the limit was reached: `rows_read` is the number of its rows.
+        self.is_read = False
+
+    @property
+    def is_input_done(self) -> bool:
+        """The input was read to its end or its limit, and every row handed out."""
+        return self._is_end and not self._ready and not self._is_closed
+
+    def read_fraction(self) -> float | None:
+        """How much of the input is read, 0 to 1; None when unknown."""
+        if isinstance(self._source, AsyncRows):
+            return None
+        return self._source.read_fraction()
+
+    def next_now(self) -> Picked | None:
+        """The next row to do, where nothing is to be waited for; `next` tells why there is none."""
+        is_low = len(self._ready) < _LOW_ROWS and not self._is_end
+        if self._is_closed or not self._ready or (is_low and self._refill is None):
+            return None
+        return self._ready.popleft()
+
+    async def next(self) -> Picked | None:
+        """The next row to do; None when there is no more, or after `close`.
+
+        Raises ConfigError where the input cannot be read on.
+        """
+        while not self._is_closed:
+            if self._refill is None and not self._is_end and len(self._ready) < _LOW_ROWS:
+                self._refill = asyncio.create_task(self._fill())
+                self._refill.add_done_callback(self._wake)
+            if self._ready:
+                return self._ready.popleft()
+            if self._refill is None:
+                return None
+            await self._turn()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        return None
+
+    def close(self) -> None:
+        """No more rows; what was read and not handed out is left for the next run."""
+        if self._is_let_go:
+            return
+        self._is_let_go = True
+        if not self.is_input_done:
+            self._is_closed = True
+        self._source.close()
+        if self._refill is not None:
+            # It may wait for a row that never comes.
+            self._refill.cancel()
+        # Also with a reading under way: what it waits for may come in the same turn of the loop,
+        # and the client that it reads with may then lose the cancellation.
+        self._wake_some(len(self._waiting))
+
+    async def aclose(self) -> None:
+        """Waits until the reading has ended."""
+        self.close()
+        if self._refill is not None:
+            self._refill.cancel()
+            left = asyncio.create_task(self._left.wait())
+            await asyncio.wait((self._refill, left), return_when=asyncio.FIRST_COMPLETED)
+            left.cancel()
+        self._thread.shutdown(wait=False)
+
+    def leave(self) -> None:
+        """`aclose` waits no more for an iterable that ignores its cancellation."""
+        self._left.set()
+
+    async def _turn(self) -> None:
+        """Returns when there may be a row for this worker, or none for anybody."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled():
+                # Woken and cancelled in the same turn of the loop: the row is another one's.
+                self._wake_some(1)
+            raise
+
+    def _wake(self, refill: asyncio.Task[None]) -> None:
+        """The reading has gone on, or ended. A row wakes one worker of the thousands there may be.
+
+        At the end of the input, or where it broke, all of them hear of it. Without a row, one is
+        woken all the same: whoever runs next reads on.
+        """
+        is_broken = refill.cancelled() or refill.exception() is not None
+        is_over = is_broken or self._is_end
+        self._wake_some(len(self._waiting) if is_over else max(1, len(self._ready)))
+
+    def _wake_some(self, count: int) -> None:
+        while count > 0 and self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
+
+    async def _fill(self) -> None:
+        try:
+            await self._load.room()
+            if isinstance(self._source, AsyncRows):
+                batch = await self._read_async(self._source)
+            else:
+                loop = asyncio.get_running_loop()
+                batch = await loop.run_in_executor(self._thread, self._read, self._source)
+        except BaseException as error:
+            self._is_end = True
+            self._is_closed = True
+            if isinstance(error, Exception):
+                # For the first worker that asks from now on: maybe none is waiting now.
+                self._failure = error
+            raise
+        self._ready.extend(batch.picked)
+        self.rows_read += batch.read
+        self.rows_skipped += batch.read - len(batch.picked)
+        self._is_end = batch.is_end
+        # A source that is closed ends early.
+        self.is_read = batch.is_end and not self._is_let_go
+        self._refill = None
+
+    def _read(self, source: Source) -> _Batch:
+        """The next rows to do, in the source's thread."""
+        if self._iterator is None:
+            self._iterator = source.batches()
+        batch = _Batch([], 0, False)
+        while not batch.is_end and batch.read < _MOST_SKIPPED:
+            # Where all bytes are read, going on to the end waits for nothing, and the end is known.
+            if batch.picked and (source.read_fraction() != 1.0 or self._load.is_full):
+                break
+            self._pick(next(self._iterator, None), batch)
+        return batch
+
+    async def _read_async(self, source: AsyncRows) -> _Batch:
+        if self._aiterator is None:
+            self._aiterator = source.batches()
+        batch = _Batch([], 0, False)
+        while not batch.picked and not batch.is_end:
+            self._pick(await anext(self._aiterator, None), batch)
+        return batch
+
+    def _pick(self, rows: list[Row] | None, batch: _Batch) -> None:
+        if rows is None:
+            batch.is_end = True
+            return
+        if self.limit is not None and rows[-1].number >= self.limit:
+            # Without a look at the row after it, which a pipe may never bring.
+            batch.is_end = True
+            rows = [row for row in rows if row.number <= self.limit]
+        keys, duplicates, undone = self._identifier.keys(rows)
+        share = self.read_fraction()
+        if share:
+            self._identifier.foresee(share)
+        batch.read += len(rows)
+        if self.keys is not None:
+            self.keys.extend(keys)
+        marks = dict(zip(undone, map(mark_of, [rows[place] for place in undone]), strict=True))
+        # Duplicates are known by their content, like rows without a name.
+        marks.update(dict.fromkeys(duplicates, 0))
+        repeated = frozenset(duplicates)
+        batch.picked += [
+            Picked(rows[place], keys[place], place in repeated, marks.get(place, 0))
+            for place in self._wanted(keys, undone, marks)
+        ]

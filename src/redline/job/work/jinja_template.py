@@ -1,0 +1,264 @@
+"""Jinja templates over a row's columns, which print nothing but data.
+
+A name is a column before it is anything else: `{{ order.items }}` is the item of that name, and
+never a method of dict, which can only be called. What a row lacks may be tested, but not printed:
+
+  in a template            missing      null         a method, a global function
+  {{ note }}               fails        fails        fails
+  {{ note | default(0) }}  0            0            0
+  {% if note %}            no           no           no
+  note is defined          no           yes          no
+  note is none             no           yes          no
+  note()                   fails        fails        its result
+
+Columns whose names are no identifiers are written as `{{ row["Customer Name"] }}`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache, partial
+from types import GeneratorType
+from typing import Any
+
+import jinja2
+import jinja2.meta
+import jinja2.nodes
+import msgspec
+from jinja2.runtime import Context
+
+_ROW = "row"
+# Names that Jinja binds itself, to the template and to a loop, and columns of these names.
+_BOUND = {"self": "column_self", "loop": "column_loop"}
+_DATA = (str, int, float, dict, list, tuple, type(None))
+_PRINTED = (str, int, list, dict, tuple, jinja2.Undefined)
+_BRACES = re.compile(r"(?<![{\w])\{\s*([^\W\d]\w*)\s*\}(?!\})")
+
+
+class _Missing(jinja2.StrictUndefined):
+    """A column that a row lacks."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:  # type: ignore[override]
+        return False
+
+
+class _Null(_Missing):
+    """A column that is null, or a number that is none."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:  # type: ignore[override]
+        return other is None or isinstance(other, _Null)
+
+    def __ne__(self, other: object) -> bool:  # type: ignore[override]
+        return not self == other
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(None)
+
+    def __repr__(self) -> str:
+        return "None"
+
+
+class _Function(_Missing):
+    """A column that a row lacks, and the name of what may be called instead."""
+
+    __slots__ = ("_function",)
+    # Jinja asks what it calls whether it wants the context, too.
+    jinja_pass_arg = None
+
+    _function: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+
+def _function(function: Callable[..., Any], name: str, **of: Any) -> _Function:
+    made = _Function(name=name, **of)
+    made._function = function
+    return made
+
+
+class _Environment(jinja2.Environment):
+    """Looks names up in data only; methods of data can be called."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if not isinstance(obj, _DATA) and not isinstance(obj, _Null):
+            return super().getattr(obj, attribute)
+        found = self.getitem(obj, attribute)
+        if isinstance(found, jinja2.Undefined) and not isinstance(found, _Null):
+            method = getattr(obj, attribute, None) if isinstance(obj, _DATA) else None
+            if callable(method):
+                return _function(method, attribute, obj=obj)
+        return found
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(obj, _Null):
+            return self.undefined(hint=f"{obj._undefined_hint}, so it has no '{argument}'")
+        if not isinstance(obj, _DATA):
+            return super().getitem(obj, argument)
+        try:
+            return obj[argument]  # type: ignore[index]
+        except (TypeError, LookupError):
+            return self.undefined(obj=obj, name=argument)
+
+
+class Template:
+    """One template. Raises jinja2.TemplateError where it is none.
+
+    columns: the names that it looks up, `row` included. braced: the first name in single braces,
+    as in `{text}`, which Jinja leaves as they are; None for none.
+    """
+
+    def __init__(self, text: str) -> None:
+        environment = _environment()
+        tree = environment.parse(text)
+        self._bound = _unbound(tree)
+        names = {name.name for name in tree.find_all(jinja2.nodes.Name)}
+        called = {
+            call.node.name
+            for call in tree.find_all(jinja2.nodes.Call)
+            if isinstance(call.node, jinja2.nodes.Name)
+        }
+        functions = _functions()
+        found = jinja2.meta.find_undeclared_variables(tree)
+        self.columns = frozenset(name for name in found if name not in called & functions.keys())
+        self._names = sorted(names)
+        self._functions: dict[str, Any] = {
+            name: functions[name] for name in names if name in functions
+        }
+        template = environment.from_string(tree)
+        self._begin = partial(Context, environment, name=template.name, blocks=template.blocks)
+        self._parts = template.root_render_func
+        braced = _BRACES.search(text)
+        self.braced = None if braced is None else braced[1]
+
+    def render(self, row: Mapping[str, Any]) -> str:
+        """Raises jinja2.TemplateError, or what an expression raises, where the row does not fit."""
+        values = self._functions.copy()
+        for name in self._names:
+            if name in row:
+                value = row[name]
+                values[name] = value if type(value) is str else _with_nulls(value, name)
+            elif name == _ROW:
+                values[name] = _with_nulls(row, name)
+        for name in self._bound:
+            found = _with_nulls(row[name], name) if name in row else _Missing(name=name)
+            values[_BOUND[name]] = found
+        # As Template.render does, without merging in the globals: there are none.
+        return "".join(self._parts(self._begin(values)))
+
+
+def _unbound(tree: jinja2.nodes.Template) -> list[str]:
+    """Has names that Jinja binds mean columns where nothing else can be meant; these names.
+
+    A loop can be asked for its attributes and handed on, but not be printed.
+    """
+    printed = [
+        _filtered(node) for output in tree.find_all(jinja2.nodes.Output) for node in output.nodes
+    ]
+    found = set()
+    for name in tree.find_all(jinja2.nodes.Name):
+        if name.name == "self" or (name.name == "loop" and any(name is node for node in printed)):
+            found.add(name.name)
+            name.name = _BOUND[name.name]
+    return sorted(found)
+
+
+def _filtered(node: jinja2.nodes.Node | None) -> jinja2.nodes.Node | None:
+    """What the filters of an expression are applied to."""
+    while isinstance(node, jinja2.nodes.Filter):
+        node = node.node
+    return node
+
+
+def _with_nulls(value: Any, name: str) -> Any:
+    """The value with each null, and each float that is no number, as one that cannot be printed."""
+    kind = type(value)
+    if kind is str or kind is int:
+        return value
+    if value is None:
+        return _Null(hint=f"'{name}' is null")
+    if kind is float and not math.isfinite(value):
+        return _Null(hint=f"'{name}' is {value}, which is no number")
+    if isinstance(value, Mapping) and _has_null(value.values()):
+        return {key: _with_nulls(item, f"{name}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and _has_null(value):
+        return [_with_nulls(item, f"{name}.{place}") for place, item in enumerate(value)]
+    return value
+
+
+def _has_null(values: Iterable[Any]) -> bool:
+    for value in values:
+        if value is None or (type(value) is float and not math.isfinite(value)):
+            return True
+        if isinstance(value, Mapping):
+            if _has_null(value.values()):
+                return True
+        elif isinstance(value, (list, tuple)) and _has_null(value):
+            return True
+    return False
+
+
+def _printed(value: Any) -> Any:
+    """What `{{ }}` puts into the text. Raises jinja2.UndefinedError for what is no text."""
+    if type(value) is str or isinstance(value, _PRINTED):
+        return value
+    if value is None:
+        raise jinja2.UndefinedError("a value is null")
+    is_none = not math.isfinite(value) if isinstance(value, float) else value != value
+    if is_none is True:
+        # Of a function of the user's: a NaN of NumPy, pandas or decimal is not itself.
+        raise jinja2.UndefinedError(f"a value is {value}, which is no number")
+    if isinstance(value, GeneratorType):
+        raise jinja2.UndefinedError(
+            "a generator is no text: put `| join(', ')` or `| list` after it"
+        )
+    if callable(value) or type(value).__module__.startswith("jinja2"):
+        raise jinja2.UndefinedError(
+            f"a {type(value).__name__} of Jinja's is no text, and no column"
+        )
+    return value
+
+
+def _is_defined(value: Any) -> bool:
+    return isinstance(value, _Null) or not isinstance(value, jinja2.Undefined)
+
+
+def _plain(value: object) -> None:
+    """The JSON of what JSON lacks: null. Raises for a missing column and for other objects."""
+    if isinstance(value, _Null):
+        return
+    if isinstance(value, jinja2.Undefined):
+        str(value)
+    raise TypeError(f"a {type(value).__name__} has no JSON form")
+
+
+def _to_json(value: Any) -> str:
+    return msgspec.json.encode(value, enc_hook=_plain).decode()
+
+
+@lru_cache(maxsize=1)
+def _environment() -> _Environment:
+    environment = _Environment(
+        undefined=_Missing, autoescape=False, keep_trailing_newline=True, finalize=_printed
+    )
+    # Functions are given to a template with its columns, which come first.
+    environment.globals.clear()
+    environment.filters["json"] = _to_json
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": True, "default": _plain}
+    environment.tests["none"] = lambda value: value is None or isinstance(value, _Null)
+    environment.tests["defined"] = _is_defined
+    environment.tests["undefined"] = lambda value: not _is_defined(value)
+    return environment
+
+
+@lru_cache(maxsize=1)
+def _functions() -> dict[str, _Function]:
+    """What Jinja has for every template: range, dict, namespace, cycler, joiner, lipsum."""
+    globals_: dict[str, Any] = dict(jinja2.Environment().globals)
+    return {name: _function(made, name) for name, made in globals_.items()}

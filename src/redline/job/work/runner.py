@@ -1,0 +1,581 @@
+"""One run: source -> workers -> backend -> journal.
+
+A worker takes a row, asks the backend and hands the outcome to the journal. There are as many as
+slots, and more where rows wait without one: to be tried again, for a function of the user's, for
+the cache, or for leave to be written. So no slot stands idle while there are rows, and no worker
+waits for a slot where all goes well.
+
+How a run ends:
+  the input ends        every row has its outcome
+  drain (first Ctrl-C)  no new row and no new attempt; what is on the wire is finished and saved
+  stop  (an error that no row can get around)   as drain, for at most GRACE_S
+  abort (second Ctrl-C, or the run's deadline)  what is on the wire is given up
+  leave (LEAVE_S after an abort)  what goes on all the same is left behind, by name
+Rows without an outcome stay unfinished and are done by the next run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import math
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+import msgspec
+
+from redline.calls import Backend, Call, Outcome, Reply, Request
+from redline.clock import SYSTEM, Clock
+from redline.errors import (
+    BadRow,
+    CallError,
+    ConfigError,
+    JournalError,
+    NoEndpoint,
+    RedlineError,
+    Rejected,
+    TimedOut,
+)
+from redline.job.settings import NO_MORE_S, Answered, Ask, Job, Noted
+from redline.job.work.backpressure import LARGE_ROW_BYTES, Backpressure
+from redline.job.work.bill import Bill
+from redline.job.work.feed import Picked, Supply
+from redline.job.work.template import Renderer
+from redline.journal import FAIL_ON, Result
+from redline.process import Changes, DaemonThreads
+from redline.sources import custom_id
+
+GRACE_S = 30.0
+# A run whose first rows are all rejected is set up wrongly; a million more would be, too.
+HOPELESS_ROWS = 100
+# What an abort leaves to functions of the user's, which are usually quick, and to a stream's
+# leave to write an answer, and then to what was cancelled.
+_HOOKS_END_S = 0.2
+_LAST_END_S = 0.05
+_WATCH_S = 0.05
+# Threads for functions of the user's, as in an event loop's own pool.
+_FUNCTIONS = min(32, (os.cpu_count() or 1) + 4)
+_MOST_SPARE_WORKERS = 1000
+_LEAST_SPARE_WORKERS = 16
+
+OnResult = Callable[[Result], Awaitable[None] | None]
+# Asked with a row's key and outcome before its line is written: whether it still may be.
+Permit = Callable[[int, Outcome], Awaitable[bool]]
+
+
+class Unblocked(BaseException):
+    """Raised by a signal in code that blocks the event loop, so that the run can end."""
+
+
+class Results(Protocol):
+    """Takes the outcome of each row. changes: told when `failure` has changed."""
+
+    changes: Changes
+
+    @property
+    def failure(self) -> JournalError | None:
+        """Why results are not acknowledged any more; None while they are."""
+        ...
+
+    def append(self, result: Result) -> None:
+        """Takes one row's outcome. Raises RedlineError, which ends the run."""
+        ...
+
+
+class Wiring(msgspec.Struct, frozen=True, kw_only=True):
+    """What a runner works with.
+
+    slots: how many calls at once. supply: where its rows come from, and source_name: that place in
+    messages. renderer: makes a request of a row. bill: of what replies cost, None if nothing is to
+    be read from them. permit: asked before a result is kept; None for no need to ask. on_result:
+    gets each row that has ended; where it is to be awaited, it slows the run down to its own pace.
+    """
+
+    backend: Backend
+    slots: int
+    supply: Supply
+    source_name: str
+    renderer: Renderer
+    results: Results
+    load: Backpressure
+    bill: Bill | None = None
+    permit: Permit | None = None
+    on_result: OnResult | None = None
+
+
+class Runner:
+    """Drives one job through one backend. `run` once; `drain` and `abort` at any time."""
+
+    def __init__(self, job: Job, wiring: Wiring, *, clock: Clock = SYSTEM) -> None:
+        self._job = job
+        self._backend = wiring.backend
+        self._supply = wiring.supply
+        self._source_name = wiring.source_name
+        self._clock = clock
+        self._renderer = wiring.renderer
+        self._slots = wiring.slots
+        self._spare = max(_LEAST_SPARE_WORKERS, min(self._slots, _MOST_SPARE_WORKERS))
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: dict[asyncio.Task[Any], Call | None] = {}
+        self._handing: set[asyncio.Task[Any]] = set()
+        # What the `after` functions come to, by the workers that wait for them.
+        self._after: dict[asyncio.Task[Any], asyncio.Future[Any]] = {}
+        self._before, self._is_http = job.hooks.before, job.call is None
+        self._has_wishes = bool(job.fail_on) or job.hooks.after is not None
+        # Rows that failed before the first one that has succeeded.
+        self._failed_first = 0
+        self._has_succeeded = False
+        self._results = wiring.results
+        self._load = wiring.load
+        self._bill = wiring.bill
+        self._permit = wiring.permit
+        self._on_result = wiring.on_result
+        self._on_drain: Callable[[], object] | None = None
+        # When the run is to end, by the monotonic clock; inf for never.
+        self.ends_s: float | None = None
+        self.offered = 0
+        self.ended = 0
+        self.is_draining = False
+        self.stopped: RedlineError | None = None
+        # What was left behind, one line a row.
+        self.abandoned: list[str] = []
+        self._threads: DaemonThreads | None = None
+        self._left = asyncio.Event()
+        self._is_left = False  # the same, for each row to look at
+        self._leaving: asyncio.Handle | None = None
+
+    async def run(self, supply: Supply | None = None) -> None:
+        """Works until the input ends or the run is ended. The journal is the caller's to close.
+
+        supply: where rows come from meanwhile; its own by default.
+        """
+        own = self._supply
+        self._supply = own if supply is None else supply
+        try:
+            await self._run()
+        finally:
+            self._supply = own
+
+    def offer(self, rows: int) -> None:
+        """So many more rows are in hand; below 0 for rows that are given back."""
+        self.offered += rows
+
+    async def _run(self) -> None:
+        async with self.watched():
+            work = asyncio.create_task(self._work_together())
+            left = asyncio.create_task(self._left.wait())
+            try:
+                await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    work.result()
+            except asyncio.CancelledError:
+                self.abort()
+                await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+                raise
+            finally:
+                left.cancel()
+                self._group = None
+                self._tasks.clear()
+
+    def close(self) -> None:
+        """Ends the threads for functions of the user's, once these have returned."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+    async def _work_together(self) -> None:
+        async with asyncio.TaskGroup() as self._group:
+            hooks = self._job.hooks
+            has_functions = hooks.before is not None or hooks.after is not None
+            has_waits = has_functions or bool(self._job.cache or self._permit)
+            for _ in range(self._slots + (self._spare if has_waits else 0)):
+                self._add_worker(self._group)
+            self._spare = 0 if has_waits else self._spare
+
+    @asynccontextmanager
+    async def watched(self, on_drain: Callable[[], object] | None = None) -> AsyncIterator[None]:
+        """Meanwhile the run's deadline ends it, counted from the first time.
+
+        on_drain: called when the run is drained meanwhile.
+        """
+        if self.ends_s is None:
+            deadline_s = self._job.deadline_s
+            self.ends_s = math.inf if deadline_s is None else self._clock.now_s() + deadline_s
+        self._on_drain = on_drain
+        watches = [
+            asyncio.create_task(self._watch(self.ends_s)),
+            asyncio.create_task(self._watch_results()),
+        ]
+        try:
+            yield
+        finally:
+            self._on_drain = None
+            for watch in watches:
+                watch.cancel()
+
+    def _row_waits(self) -> None:
+        """A row waits to be tried again: its slot is another's until then."""
+        if self._spare and self._group is not None and not self.is_draining:
+            self._spare -= 1
+            self._add_worker(self._group)
+
+    def drain(self) -> None:
+        """Takes no new row and starts no new attempt; what is on the wire is finished."""
+        self.is_draining = True
+        self._supply.close()
+        self._cancel_waiting()
+        if self._on_drain is not None:
+            self._on_drain()
+
+    def abort(self) -> None:
+        """Gives up what is on the wire as well."""
+        self.drain()
+        for task, call in self._tasks.items():
+            if call is not None or task in self._handing:
+                task.cancel()
+        if self._leaving is None:
+            loop = asyncio.get_running_loop()
+            self._leaving = loop.call_later(_HOOKS_END_S, self._end_functions)
+
+    def _end_functions(self) -> None:
+        """Waits no more for functions of the user's, except for those that have just returned."""
+        # A function's result may come in this turn of the loop, behind this timer.
+        self._leaving = asyncio.get_running_loop().call_soon(self._leave_functions)
+
+    def _leave_functions(self) -> None:
+        """Cancels whatever goes on, and gives it a moment to end."""
+        for task in self._tasks:
+            if task not in self._after or not self._after[task].done():
+                task.cancel()
+        self._leaving = asyncio.get_running_loop().call_later(_LAST_END_S, self._leave)
+
+    def _leave(self) -> None:
+        """Leaves behind what was cancelled and goes on."""
+        for task in self._tasks:
+            self._abandon(task, "its call goes on though it was cancelled")
+            # It may wait for leave to be written, which is too late now.
+            task.cancel()
+        self._supply.leave()
+        self._is_left = True
+        self._left.set()
+
+    def _abandon(self, task: asyncio.Task[Any], why: str) -> None:
+        coroutine = task.get_coro()
+        assert inspect.iscoroutine(coroutine)
+        picked = inspect.getcoroutinelocals(coroutine).get("picked")
+        name = f"row {picked.row.number}" if isinstance(picked, Picked) else "a row"
+        self.abandoned.append(f"{name}: {why}")
+
+    def stop(self, error: RedlineError) -> None:
+        """Drains because of `error`; the first one is kept, but that results cannot be saved."""
+        is_worse = isinstance(error, JournalError) and not isinstance(self.stopped, JournalError)
+        if self.stopped is None or is_worse:
+            self.stopped = error
+        self.drain()
+
+    def sent_s(self) -> list[float]:
+        """When each of the calls on the wire was written."""
+        calls = [call for call in self._tasks.values() if call is not None]
+        return [call.sent_s for call in calls if call.sent_s is not None]
+
+    def finishing(self) -> tuple[int, float]:
+        """Calls on the wire, and seconds after which the last of them is given up at the latest."""
+        sent_s = self.sent_s()
+        ends_s = min(max(sent_s, default=0.0) + self._job.attempt_s, self.ends_s or math.inf)
+        most_s = max(0.0, ends_s - self._clock.now_s())
+        return len(sent_s), most_s if self.stopped is None else min(most_s, GRACE_S)
+
+    async def request_of(self, picked: Picked) -> Request | Outcome:
+        """What is to be asked for the row; its outcome, where it cannot be asked."""
+        noted = Noted()
+        outcome = await self._elsewhere(picked, Call(), noted)
+        return outcome if noted.request is None else noted.request
+
+    async def take(self, picked: Picked, outcome: Outcome) -> None:
+        """Saves what a row was answered elsewhere, as if it had been asked here."""
+        call = Call(attempts=outcome.attempts)
+        await self._conclude(picked, await self._elsewhere(picked, call, Answered(outcome)))
+
+    async def _elsewhere(self, picked: Picked, call: Call, backend: Backend) -> Outcome:
+        task = asyncio.current_task()
+        assert task is not None
+        outcome = await self._outcome(picked, call, task, backend)
+        self._tasks.pop(task, None)
+        return outcome
+
+    def _add_worker(self, group: asyncio.TaskGroup) -> None:
+        task = group.create_task(self._work())
+        self._tasks[task] = None
+
+    async def _watch(self, ends_s: float) -> None:
+        """Ends rows that wait while draining, and the run at its deadline."""
+        gives_up_s = math.inf
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            now_s = self._clock.now_s()
+            if now_s >= ends_s:
+                hint = "run the same command again: it continues"
+                self.stop(TimedOut("run", self._job.deadline_s, hint=hint))
+                self.abort()
+            if self.is_draining:
+                self._cancel_waiting()
+                if self.stopped is not None and gives_up_s == math.inf:
+                    gives_up_s = now_s + GRACE_S
+                if now_s >= gives_up_s:
+                    self.abort()
+
+    async def _watch_results(self) -> None:
+        """Stops the run once its results are not acknowledged any more."""
+        results = self._results
+        await results.changes.wait_for(lambda: results.failure is not None)
+        assert results.failure is not None
+        self.stop(results.failure)
+
+    def _cancel_waiting(self) -> None:
+        for task, call in self._tasks.items():
+            if call is None:
+                continue
+            if call.sent_s is None:
+                task.cancel()
+            else:
+                # The attempt on the wire has its own clock. Should it fail, none follows it, even
+                # if the retry would wait for less time than the watch does.
+                call.deadline_s = NO_MORE_S
+
+    async def _work(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        large_bytes = 0
+        try:
+            row_s, load, on_wait = self._job.row_deadline_s, self._load, self._row_waits
+            while (picked := self._supply.next_now() or await self.next_row()) is not None:
+                self.offered += 1
+                if len(picked.row.content) >= LARGE_ROW_BYTES:
+                    large_bytes = len(picked.row.content)
+                    load.add(large_bytes)
+                due_s = math.inf if row_s is None else self._clock.now_s() + row_s
+                call = self._tasks[task] = Call(deadline_s=due_s, on_wait=on_wait)
+                outcome = await self._outcome(picked, call, task, self._backend)
+                if self._is_left:
+                    # It was left behind, and its journal is closed.
+                    return
+                self._tasks[task] = None
+                if call.deadline_s == due_s or not self._is_cut_short(outcome, due_s):
+                    await self._conclude(picked, outcome)
+                # What was asked and answered must not wait with this worker for its next row.
+                del picked, outcome
+                if call.held is not None:
+                    call.let_go()
+                if large_bytes:
+                    load.remove(large_bytes)
+                    large_bytes = 0
+        except asyncio.CancelledError:
+            # Only a draining run cancels its workers one by one; their rows stay unfinished.
+            if not self.is_draining:
+                raise
+        except Unblocked:
+            self._abandon(task, "it blocked the event loop")
+            self.drain()
+        finally:
+            self._tasks.pop(task, None)
+            if large_bytes:
+                self._load.remove(large_bytes)
+
+    async def next_row(self) -> Picked | None:
+        """The next row; None for the end, or where reading failed, which ends the run."""
+        try:
+            return None if self.is_draining else await self._supply.next()
+        except RedlineError as error:
+            self.stop(error)
+            return None
+        except Exception as error:
+            # The user's own iterable: what is in flight is still finished and saved.
+            what = f"reading {self._source_name} raised {type(error).__name__}: {error}"
+            self.stop(ConfigError(what, where=f"after {self._supply.rows_read} rows"))
+            return None
+
+    def _is_cut_short(self, outcome: Outcome, due_s: float) -> bool:
+        """Another attempt was to follow, if the run were not ending; the row's time is not up."""
+        error = outcome.error
+        is_late = isinstance(error, TimedOut) and error.phase == "row"
+        return is_late and self._clock.now_s() < due_s
+
+    async def _outcome(
+        self, picked: Picked, call: Call, task: asyncio.Task[Any], backend: Backend
+    ) -> Outcome:
+        """The row's outcome, from the backend or from what is wrong with the row itself."""
+        try:
+            row = self._checked(picked)
+            if self._before is not None:
+                # A copy: what the user's function changes must not change the row that is recorded.
+                row = await self._in_executor(self._before, copy.deepcopy(row), "before")
+                if not isinstance(row, dict):
+                    raise Rejected(f"the `before` function returned {_article(row)}, not a dict")
+            request = self._renderer.request(row) if self._is_http else Request(body=row)
+            task_of_job = self._job.task
+            if task_of_job is None:
+                outcome = await backend.send(request, call)
+                if self._bill is not None:
+                    self._pay(outcome)
+            else:
+                outcome = await task_of_job.do(row, request, Ask(backend, call, self._pay))
+            # It has its outcome: from here on the row is saved, whatever ends the run.
+            self._tasks[task] = None
+            if self._has_wishes and outcome.is_success and outcome.reply is not None:
+                await self._finish(outcome, outcome.reply)
+            return outcome
+        except Rejected as error:
+            return Outcome(status="rejected", error=error, attempts=call.attempts)
+        except Exception as error:
+            # The row boundary: what nobody foresaw in a template or a reply fails its row alone.
+            what = f"the row could not be done: {type(error).__name__}: {error}"
+            return Outcome(status="rejected", error=Rejected(what), attempts=call.attempts)
+
+    def _checked(self, picked: Picked) -> dict[str, Any]:
+        row = picked.row
+        if row.data is None:
+            raise BadRow(f"the row cannot be read: {row.problem}")
+        if row.problem is not None:
+            raise BadRow(row.problem)
+        if picked.is_duplicate:
+            raise BadRow(
+                f"an earlier row has the same custom_id: {custom_id(row)}",
+                hint="custom_ids name rows, so each may occur once",
+            )
+        return row.data
+
+    def _pay(self, outcome: Outcome) -> None:
+        """Puts what an answer has cost on the bill, also where its row is asked again."""
+        if self._bill is not None and outcome.reply is not None and not outcome.is_cached:
+            is_known = self._bill.add(outcome.reply, is_batched=outcome.is_batched)
+            self._bill = self._bill if is_known else None
+
+    async def _finish(self, outcome: Outcome, reply: Reply) -> None:
+        """What the job asks of a success: the user's function, and reasons to fail."""
+        if reasons := _unwanted(reply.finish_reasons, self._job.fail_on):
+            outcome.status = "rejected"
+            outcome.error = Rejected(reasons)
+        elif self._job.hooks.after is not None:
+            try:
+                reply.output = await self._in_executor(self._job.hooks.after, reply.output, "after")
+            except Rejected as error:
+                # The answer is paid for: it stays in the outcome and in the failure's line.
+                outcome.status, outcome.error = "rejected", error
+
+    async def _in_executor(self, function: Callable[[Any], Any], value: Any, name: str) -> Any:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        executor = self._job.hooks.executor
+        if executor is None:
+            executor = self._threads = self._threads or DaemonThreads(
+                _FUNCTIONS, "redline-function"
+            )
+        try:
+            returned = loop.run_in_executor(executor, function, value)
+            if name == "after":
+                self._after[task] = returned
+            return await returned
+        except asyncio.CancelledError:
+            self._abandon(task, f"the `{name}` function has not returned")
+            raise
+        except Exception as error:
+            # The row boundary: a defect in the user's function fails its row and not the run.
+            raise Rejected(
+                f"the `{name}` function raised {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            self._after.pop(task, None)
+
+    async def _conclude(self, picked: Picked, outcome: Outcome) -> None:
+        error = outcome.error
+        if error is not None:
+            error.where = self._where(picked, outcome)
+            if error.stops_run:
+                self.stop(error)
+                return
+        if self._permit is not None and not await self._is_permitted(picked, outcome):
+            return
+        if error is not None:
+            if (reason := self._hopeless(error)) is not None:
+                self.stop(reason)
+        else:
+            self._has_succeeded = True
+        row = picked.row
+        name = custom_id(row)
+        outcome.custom_id, outcome.row, outcome.input = name, row.number, row.data
+        result = Result(row=row, key=picked.key, mark=picked.mark, custom_id=name, outcome=outcome)
+        try:
+            self._results.append(result)
+        except RedlineError as journal_error:
+            self.stop(journal_error)
+            return
+        self.ended += 1
+        if self._on_result is not None and (handing := self._on_result(result)) is not None:
+            # It is saved; only an abort ends the wait for whoever takes it.
+            await self._until_aborted(handing)
+
+    def _hopeless(self, error: CallError | NoEndpoint) -> RedlineError | None:
+        """Why the run is to end with this row's error; None if it goes on."""
+        if self._job.strict:
+            error.hint = error.hint or "leave out --strict to go on past rows that fail"
+            return error
+        is_again = self._job.retry_failed
+        if self._has_succeeded or is_again or not isinstance(error, CallError):
+            return None
+        self._failed_first += 1
+        if self._failed_first < HOPELESS_ROWS:
+            return None
+        return ConfigError(
+            f"the first {HOPELESS_ROWS} rows all failed, the last with: {error.what}",
+            where=error.where,
+            hint=error.hint
+            or "try a few rows with --limit 5 until they succeed, then start over with --restart",
+        )
+
+    async def _is_permitted(self, picked: Picked, outcome: Outcome) -> bool:
+        assert self._permit is not None
+        try:
+            is_permitted = await self._permit(picked.key, outcome)
+        except RedlineError as error:
+            self.stop(error)
+            return False
+        # Otherwise it is another run's row, which counts it.
+        self.offered -= not is_permitted
+        return is_permitted
+
+    async def _until_aborted(self, work: Awaitable[None]) -> None:
+        """Waits for `work`, through a drain."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._handing.add(task)
+        try:
+            await work
+        finally:
+            self._handing.discard(task)
+
+    def _where(self, picked: Picked, outcome: Outcome) -> str:
+        parts = [f"{self._source_name}:{picked.row.line}"]
+        if outcome.endpoint:
+            parts.append(f"endpoint {outcome.endpoint}")
+        if outcome.attempts:
+            most = self._job.retry.max_retries + 1
+            # Attempts that were not the row's fault do not count against its retries.
+            of = f" of {most}" if outcome.attempts <= most else ""
+            parts.append(f"attempt {outcome.attempts}{of}")
+        return ", ".join(parts)
+
+
+def _unwanted(reasons: list[str | None], fail_on: Container[str]) -> str:
+    """What is wrong with each choice that ended for a reason to fail on; empty for none."""
+    found = [(i, reason) for i, reason in enumerate(reasons) if reason and reason in fail_on]
+    if len(reasons) == 1:
+        return "".join(f"{FAIL_ON.get(reason, reason)} ({reason})" for _, reason in found)
+    return "; ".join(f"choice {i}: {FAIL_ON.get(reason, reason)} ({reason})" for i, reason in found)
+
+
+def _article(value: object) -> str:
+    return f"a value of type {type(value).__name__}"

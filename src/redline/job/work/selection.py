@@ -1,0 +1,102 @@
+"""Which rows of the input a run does: those that earlier runs of the output have not done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from redline.job.settings import Job
+from redline.journal import Journal, KeySet
+
+Holds = Callable[[int, int], bool]
+Skip = Callable[[int], None]
+
+
+class Selection:
+    """Chooses from the rows that are read, and counts what earlier runs have done of them.
+
+    journal: of the output, None for a run without one, which does all rows. holds: whether the row
+    of this key and content is with a batch, None for a run without batches. skip: called with the
+    key of each row that is left out.
+    skipped: rows with an outcome; failed_before: those that failed. untried: rows without one, that
+    `retry_failed` leaves out. with_batches: rows that batches hold, which are not skipped.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        journal: Journal | None,
+        *,
+        holds: Holds | None = None,
+        skip: Skip | None = None,
+    ) -> None:
+        self.skipped = 0
+        self.failed_before = 0
+        self.untried = 0
+        self.with_batches = 0
+        self._job = job
+        self._journal = journal
+        self._holds = holds
+        self._skip = skip
+        # Of the rows read: how many have a line in the results, and which had failed before.
+        self._with_line = 0
+        self._with_failure = KeySet()
+
+    def wanted(
+        self, keys: Sequence[int], undone: Sequence[int], marks: Mapping[int, int]
+    ) -> Sequence[int]:
+        """The places of the rows to do.
+
+        undone: places of the rows that have not succeeded. marks: of these, by place.
+        """
+        journal = self._journal
+        if journal is None:
+            return undone
+        self.skipped += len(keys) - len(undone)
+        self._with_line += len(keys) - len(undone)
+        has_results = len(journal.succeeded) > 0 or len(journal.failed) > 0
+        if not has_results and not self._job.retry_failed and self._holds is None:
+            wanted = undone
+        else:
+            wanted = [
+                place for place in undone if self._is_to_do(journal, keys[place], marks[place])
+            ]
+        if self._skip is not None:
+            for place in sorted(set(range(len(keys))).difference(wanted)):
+                self._skip(keys[place])
+        return wanted
+
+    def is_gone(self, journal: Journal, *, is_same_input: bool) -> Callable[[int], bool] | None:
+        """Whether the failure of a key is of no row any more; None if that is unknown.
+
+        To be asked once the whole input is read. A broken line that was mended is another row than
+        it was. But an input that is another one than the output was made from does not have its
+        rows.
+        """
+        has_all = 0 < len(journal.succeeded) == self._with_line
+        if not (is_same_input or has_all):
+            return None
+        failed = journal.failed_before
+        return lambda key: key in failed and key not in self._with_failure
+
+    def _is_to_do(self, journal: Journal, key: int, mark: int) -> bool:
+        """A row of this key and content, which has not succeeded, is to be done by this run."""
+        self._with_line += key in journal.succeeded
+        if not len(journal.failed) and not self._job.retry_failed and self._holds is None:
+            return True
+        if key in journal.failed:
+            self._with_failure.add(key)
+        has_failed = journal.failed.matches(key, mark)
+        # A failed row that was corrected since is a row to try again, and a new one.
+        is_again = key in journal.failed and (self._job.retries_failures or not has_failed)
+        if has_failed != self._job.retry_failed and not is_again:
+            self.untried += not has_failed
+            self.skipped += has_failed
+            self.failed_before += has_failed
+            if has_failed and key in journal.succeeded:
+                journal.outdate(key)
+            return False
+        if self._holds is not None and self._holds(key, mark):
+            # It is with a batch: not done, and not to be asked again.
+            self.with_batches += 1
+            return False
+        return True

@@ -1,0 +1,261 @@
+"""A row becomes a request."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from redline.calls import Request, refuse_partial
+from redline.errors import BadRow, BadTemplate, ConfigError
+from redline.job.settings import BODILESS, Prompting
+
+if TYPE_CHECKING:
+    from redline.job.work.jinja_template import Template
+
+CHAT = "/v1/chat/completions"
+# Endings of a path, the longer one first; any other path is plain JSON.
+_CHAT, _COMPLETIONS = "/chat/completions", "/completions"
+_EMBEDDINGS, _RESPONSES = "/embeddings", "/responses"
+_APIS = (_CHAT, _COMPLETIONS, _EMBEDDINGS, _RESPONSES)
+_SYSTEM_ROLES = ("system", "developer")
+
+# Columns of a `messages`, `prompt` or `input` row that belong into its body. Any other column is
+# the user's own data and is not sent; `body` takes whatever else an endpoint knows.
+_PARAMETERS = """
+    model temperature top_p top_k min_p n stop seed max_tokens max_completion_tokens
+    max_output_tokens presence_penalty frequency_penalty repetition_penalty logit_bias logprobs
+    top_logprobs response_format tools tool_choice parallel_tool_calls user reasoning
+    reasoning_effort instructions dimensions encoding_format suffix echo best_of modalities
+    prediction service_tier previous_response_id chat_template_kwargs guided_json guided_choice
+    guided_regex verbosity
+"""
+PARAMETERS = frozenset(_PARAMETERS.split())
+
+
+class Renderer:
+    """Turns rows into requests by one `Prompting`. Raises ConfigError for a template in error."""
+
+    def __init__(self, prompting: Prompting) -> None:
+        self._prompting = prompting
+        self._prompt = self._compile(prompting.prompt, "prompt")
+        self._system = self._compile(prompting.system, "system")
+        self._body = self._compile(prompting.body, "body")
+        self._has_template = self._prompt is not None or self._body is not None
+        url = prompting.url
+        self._url = self._compile(url, "url") if url is not None and is_template(url) else None
+        self._fixed_url = url or CHAT
+        self._method = prompting.method.upper()
+        self._is_bodiless = self._method in BODILESS
+        if self._system is not None and self._url is None and not _takes_system(url or CHAT):
+            raise ConfigError(
+                f"a request to {url} has no place for a system message",
+                hint="put its text into --prompt, or write the whole body with --body",
+            )
+        self._output_path = parse_output_path(prompting.output_path)
+        model = {"model": prompting.model} if prompting.model else {}
+        self._defaults = {**model, **prompting.params}
+        self._shots = [
+            {"role": role, "content": content}
+            for shot in prompting.shots
+            for role, content in zip(("user", "assistant"), shot, strict=True)
+        ]
+        if not prompting.constant_prompt:
+            self._check_columns()
+
+    def request(self, row: dict[str, Any]) -> Request:
+        """The request of one row. Raises BadRow, and BadTemplate if a template fails on it."""
+        if not self._has_template and _is_batch_row(row):
+            request = self._batch_request(row)
+        else:
+            url = self._fixed_url if self._url is None else self._render(self._url, row, "url")
+            request = Request(
+                method=self._method,
+                url=url,
+                body=None if self._is_bodiless else self._make_body(row, url),
+                output_path=self._output_path,
+            )
+        refuse_partial(request)
+        if not self._has_template and row.get("stream") is True:
+            refuse_partial(msgspec.structs.replace(request, body={"stream": True}))
+        return request
+
+    def prompt(self, row: dict[str, Any]) -> str:
+        """What the prompt template makes of a row. Raises BadTemplate if it fails."""
+        assert self._prompt is not None
+        return self._render(self._prompt, row, "prompt")
+
+    def _batch_request(self, row: dict[str, Any]) -> Request:
+        url, body, method = row["url"], row.get("body"), row.get("method") or "POST"
+        if not isinstance(url, str) or not isinstance(method, str):
+            raise BadRow("`url` and `method` must be text")
+        if body is None and method.upper() in BODILESS:
+            return Request(method=method.upper(), url=url, output_path=self._output_path)
+        if not isinstance(body, dict):
+            raise BadRow("`body` must be an object")
+        body = {**self._defaults, **body}
+        if _api_of(url) == _CHAT and isinstance(body.get("messages"), list):
+            body["messages"] = self._with_system(body["messages"], row)
+        return Request(method=method.upper(), url=url, body=body, output_path=self._output_path)
+
+    def _make_body(self, row: dict[str, Any], url: str) -> Any:
+        if self._body is not None:
+            return self._body_from_template(row)
+        api = _api_of(url)
+        if self._prompt is not None:
+            content = self._shape(self._render(self._prompt, row, "prompt"), row, url, api)
+            return {**self._defaults, **content, **_own_body(row)}
+        if api is None:
+            # A plain endpoint without a template: the row itself is the body.
+            own = {name: value for name, value in row.items() if name != "custom_id"}
+            return {**self._defaults, **own}
+        content = self._own_content(row, url, api)
+        if PARAMETERS.isdisjoint(row) and "body" not in row:
+            return {**self._defaults, **content}
+        parameters = {name: row[name] for name in row if name in PARAMETERS}
+        return {**self._defaults, **parameters, **content, **_own_body(row)}
+
+    def _own_content(self, row: dict[str, Any], url: str, api: str) -> dict[str, Any]:
+        """The body fields of a row that brings `messages`, `prompt` or `input`."""
+        if row.get("messages") is not None and api in (_CHAT, _RESPONSES):
+            messages = row["messages"]
+            if not isinstance(messages, list) or not messages:
+                raise BadRow("`messages` must be a list of at least one message")
+            name = "messages" if api == _CHAT else "input"
+            return {name: self._with_system(messages, row)}
+        for name in ("prompt", "input"):
+            if row.get(name) is not None:
+                return self._shape(row[name], row, url, api)
+        if row.get("messages") is not None:
+            raise BadRow(
+                f"the row has `messages`, which {url} does not take",
+                hint="give it a `prompt` or `input`, or make one with --prompt",
+            )
+        raise BadRow(
+            "the row has no `messages`, `prompt` or `input`; its columns are: "
+            + (", ".join(row) or "none"),
+            hint="say how to make a prompt of a row, for instance --prompt 'Classify: {{ text }}'",
+        )
+
+    def _shape(
+        self, content: Any, row: dict[str, Any], url: str, api: str | None
+    ) -> dict[str, Any]:
+        """The prompt in the field that the API of `url` takes it from."""
+        if api == _CHAT:
+            messages = [*self._shots, {"role": "user", "content": content}]
+            return {"messages": self._with_system(messages, row)}
+        if self._system is not None:
+            if not _takes_system(url):
+                raise BadRow(f"a request to {url} has no place for a system message")
+            return {"input": content, "instructions": self._render(self._system, row, "system")}
+        return {"input" if api in (_EMBEDDINGS, _RESPONSES) else "prompt": content}
+
+    def _with_system(self, messages: list[Any], row: dict[str, Any]) -> list[Any]:
+        """The messages under the system message, unless they bring their own."""
+        if self._system is None:
+            return messages
+        first = messages[0] if messages else None
+        if isinstance(first, dict) and first.get("role") in _SYSTEM_ROLES:
+            return messages
+        text = self._render(self._system, row, "system")
+        return [{"role": "system", "content": text}, *messages]
+
+    def _body_from_template(self, row: dict[str, Any]) -> Any:
+        assert self._body is not None
+        text = self._render(self._body, row, "body")
+        try:
+            body = msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise BadTemplate(
+                f"the body template gives no JSON: {error}",
+                hint="write values with the json filter, for instance {{ text | json }}",
+            ) from error
+        return {**self._defaults, **body} if isinstance(body, dict) else body
+
+    def _check_columns(self) -> None:
+        """Raises ConfigError for a prompt that would be the same for every row."""
+        main = self._prompt or self._body
+        if main is None or main.columns:
+            return
+        others = [made for made in (self._system, self._url) if made is not None]
+        if main.braced is None and any(made.columns for made in others):
+            return
+        name = "prompt" if main is self._prompt else "body template"
+        meant = "write columns as {{ column }}."
+        if main.braced is not None:
+            meant = f"did you mean {{{{ {main.braced} }}}}?"
+        raise ConfigError(
+            f"the {name} uses no column, so every row would ask the same",
+            hint=f"{meant} If the same request is meant for every row, say so with "
+            "--constant-prompt (constant_prompt=True in Python)",
+        )
+
+    def _compile(self, text: str | None, name: str) -> Template | None:
+        if text is None:
+            return None
+        # Here and not above: rows that bring their own messages need none of it.
+        import jinja2
+
+        from redline.job.work.jinja_template import Template
+
+        try:
+            return Template(text)
+        except jinja2.TemplateError as error:
+            hint = "columns are written as {{ column }}"
+            if "expected token 'end of print statement', got" in str(error):
+                hint += ', and those with spaces as {{ row["Customer Name"] }}'
+            raise ConfigError(
+                f"the {name} template is not valid: {error.message}", hint=hint
+            ) from error
+
+    def _render(self, template: Template, row: dict[str, Any], name: str) -> str:
+        import jinja2
+
+        try:
+            return template.render(row)
+        except jinja2.UndefinedError as error:
+            raise BadTemplate(
+                f"the {name} template does not fit the row: {error.message}; "
+                f"its columns are: {', '.join(row) or 'none'}"
+            ) from error
+        except (jinja2.TemplateError, ArithmeticError, TypeError, ValueError) as error:
+            raise BadTemplate(f"the {name} template fails on the row: {error}") from error
+
+
+def parse_output_path(text: str | None) -> tuple[str | int, ...]:
+    """Keys and indices from `result.items.0.text`; a part of digits is an index."""
+    if not text:
+        return ()
+    parts = text.removeprefix("$").strip(".").split(".")
+    if not all(parts):
+        raise ConfigError(f"not an output path: {text}", hint="write it like result.items.0.text")
+    return tuple(int(part) if part.isdigit() else part for part in parts)
+
+
+def _is_batch_row(row: dict[str, Any]) -> bool:
+    """The row names its own request, as in a file for the OpenAI Batch API."""
+    if "url" not in row or any(name in row for name in ("messages", "prompt", "input")):
+        return False
+    return "body" in row or str(row.get("method", "")).upper() in BODILESS
+
+
+def _own_body(row: dict[str, Any]) -> dict[str, Any]:
+    body = row.get("body")
+    return body if isinstance(body, dict) else {}
+
+
+def is_template(url: str) -> bool:
+    """It holds a Jinja expression or statement."""
+    return "{{" in url or "{%" in url
+
+
+@lru_cache(maxsize=1024)
+def _api_of(url: str) -> str | None:
+    """The known API that a path ends in, its query aside; None for plain JSON."""
+    path = url.partition("?")[0].rstrip("/")
+    return next((api for api in _APIS if path.endswith(api)), None)
+
+
+def _takes_system(url: str) -> bool:
+    return _api_of(url) in (_CHAT, _RESPONSES)

@@ -1,0 +1,21 @@
+"""Results on disk: row identity, sealed lines, group commit, manifest and lock."""
+
+from redline.journal import manifest
+from redline.journal.conflicts import check_place, owner_of_failures
+from redline.journal.flaws import FAIL_ON, all_flawed, flaw_of, flaws_text
+from redline.journal.identity import Identifier, KeySet, MessageKeys, keyed_rows, mark_of
+from redline.journal.journal import Journal, NotKept
+from redline.journal.lines import Result, error_fields, failure_line, result_line
+from redline.journal.lock import OutputLock
+from redline.journal.manifest import Manifest
+from redline.journal.output import FORMATS, Output, is_state, names_of
+from redline.journal.results_file import ResultsFile, ResultsLost, take_out
+from redline.journal.rewrite import put_in_order, set_aside
+from redline.journal.sound_lines import (
+    Stretch,
+    has_sound_line,
+    opened_lines,
+    read_keys,
+    read_results,
+    read_stretches,
+)

@@ -1,0 +1,133 @@
+"""Answers that are cut, empty or refused and count as successes: which they are, and in words.
+
+A flaw is one of the reasons that `fail_on` takes. It is known from the finish reason of the answer;
+of several choices in one answer, the first that has a flaw counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from redline.calls import Outcome
+from redline.journal.sound_lines import opened_lines, read_stretches
+
+# Finish reasons that a user may refuse, in words.
+FAIL_ON = {
+    "length": "the answer was cut at the token limit",
+    "empty": "the answer is empty",
+    "content_filter": "the answer was cut by a content filter",
+    "refusal": "the model refused to answer",
+}
+# What is said of them after a number: `4,003 cut by max_tokens`.
+_WORDS = {
+    "length": "cut by max_tokens",
+    "empty": "empty",
+    "content_filter": "cut by a content filter",
+    "refusal": "refused by the model",
+}
+# Before so many answers, `all of them` says little.
+_TELLING_ANSWERS = 10
+
+_SOUND = b'"finish_reason":"stop"'
+_FLAWED = re.compile(
+    rb'"finish_reason":\s*(?:\[[^\]]*)?"(?:%s)"' % b"|".join(map(str.encode, FAIL_ON))
+)
+_BATCH = b'{"id":"redline_'
+
+
+class _Line(msgspec.Struct):
+    finish_reason: str | list[str | None] | None = None
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
+class _Body(msgspec.Struct):
+    choices: list[_Choice] = []
+
+
+class _Response(msgspec.Struct):
+    body: Any = None
+
+
+class _BatchLine(msgspec.Struct):
+    response: _Response = msgspec.field(default_factory=_Response)
+
+
+_LINE, _BATCH_LINE = msgspec.json.Decoder(_Line), msgspec.json.Decoder(_BatchLine)
+
+
+def flaw_of(outcome: Outcome) -> str | None:
+    """The flaw of a success; None if it has none, and for a failure."""
+    reply = outcome.reply
+    if reply is None or reply.finish_reason == "stop" or outcome.status != "succeeded":
+        return None
+    return _first_flaw(reply.finish_reason)
+
+
+def flaws_in(lines: Sequence[bytes]) -> Counter[str]:
+    """The flaws of lines of a results file. In the batch format, emptiness is not seen."""
+    block = b"".join(lines)
+    # Almost always, one look at all of them is enough.
+    if block.count(_SOUND) == len(lines) or _FLAWED.search(block) is None:
+        return Counter()
+    return Counter(flaw for line in lines if (flaw := _flaw_in(line)) is not None)
+
+
+class Answers:
+    """Successes in a results file: how many lines, and their flaws."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.flaws: Counter[str] = Counter()
+
+    def add(self, lines: Sequence[bytes]) -> None:
+        """These lines are in the file."""
+        self.total += len(lines)
+        self.flaws.update(flaws_in(lines))
+
+    def take_out(self, path: Path) -> None:
+        """The lines that are now in this file are no longer in the other. Blocks."""
+        with opened_lines(path) as fd:
+            for stretch in read_stretches(fd):
+                self.total -= len(stretch.lines)
+                self.flaws.subtract(flaws_in(stretch.lines))
+
+
+def flaws_text(flaws: Mapping[str, int]) -> str:
+    """`4,003 cut by max_tokens, 12 empty`; nothing for none."""
+    return ", ".join(f"{number:,} {_WORDS[flaw]}" for flaw, number in flaws.items() if number)
+
+
+def all_flawed(answers: int, flaws: Mapping[str, int]) -> str | None:
+    """The warning that no answer of a run is whole so far, or None."""
+    if answers < _TELLING_ANSWERS or sum(flaws.values()) < answers:
+        return None
+    words = " or ".join(_WORDS[flaw] for flaw in flaws)
+    remedy = "raise --max-tokens" if "length" in flaws else "look at the prompt and the model"
+    return f"warning: all {answers:,} answers so far are {words}: {remedy}"
+
+
+def _flaw_in(line: bytes) -> str | None:
+    if _FLAWED.search(line) is None:
+        return None
+    try:
+        if not line.startswith(_BATCH):
+            return _first_flaw(_LINE.decode(line).finish_reason)
+        body = msgspec.convert(_BATCH_LINE.decode(line).response.body, _Body)
+        return _first_flaw([choice.finish_reason for choice in body.choices])
+    except msgspec.DecodeError:
+        return None
+
+
+def _first_flaw(reason: str | list[str | None] | None) -> str | None:
+    if isinstance(reason, list):
+        return next((each for each in reason if each in FAIL_ON), None)
+    return reason if reason in FAIL_ON else None

@@ -1,0 +1,378 @@
+"""Which row is which: 64-bit keys, and sets of them that cost 16 to 32 bytes a row.
+
+A row is its `custom_id` where it has one. Otherwise it is its content and the count of equal rows
+before it, so that rows may be added anywhere without making the others new. Two of 10 million
+64-bit keys are equal with a probability of 3 in a million (n^2 / 2^65).
+
+The content of a named row has a mark of 32 bits, which its line repeats: a row that has changed
+since it was answered is to be asked again. One change in 4 billion goes unnoticed.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from itertools import islice
+from typing import NamedTuple
+from zlib import crc32
+
+import msgspec
+
+from redline.sources import Row, Source, custom_id, message_key
+
+_FIRST_SLOTS = 1024
+_KEY_BYTES = 8
+# What is hashed begins so. Copying a hash that has begun takes half as long as making one.
+_NAMED = blake2b(b"custom_id:", digest_size=_KEY_BYTES)
+_UNNAMED = blake2b(b"content:", digest_size=_KEY_BYTES)
+# Neither spaces nor the order of columns change what a row holds.
+_CANONICAL = msgspec.json.Encoder(order="sorted")
+
+
+class KeySet:
+    """A set of 64-bit keys: open addressing over one flat array.
+
+    A key may have a mark of 32 bits, 0 for none, which costs 8 to 16 bytes more for each key.
+    One thread adds, any thread may look keys up at the same time; marks are read once all are set.
+    """
+
+    def __init__(self) -> None:
+        self._slots = array("Q", [0]) * _FIRST_SLOTS
+        self._marks: array[int] | None = None
+        self._count = 0
+        self._expected = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def has_marks(self) -> bool:
+        """Some keys have a mark."""
+        return self._marks is not None
+
+    def __contains__(self, key: int) -> bool:
+        if not self._count:
+            return False
+        key = key or 1
+        slots = self._slots
+        mask = len(slots) - 1
+        at = key & mask
+        while (found := slots[at]) and found != key:
+            at = (at + 1) & mask
+        return found != 0
+
+    def add(self, key: int) -> bool:
+        """Puts `key` in, 0..2^64-1; False if it was there."""
+        return self.add_all((key,)) == 1
+
+    def add_all(self, keys: Sequence[int], start: int = 0) -> int:
+        """Puts the keys from the place `start` on in, up to the first that is there already.
+
+        Returns that one's place; the number of keys where there is none.
+        """
+        self._make_room(len(keys) - start)
+        slots = self._slots
+        mask = len(slots) - 1
+        for place, key in enumerate(islice(keys, start, None), start):
+            key = key or 1  # 0 marks a free slot
+            at = key & mask
+            while found := slots[at]:
+                if found == key:
+                    self._count += place - start
+                    return place
+                at = (at + 1) & mask
+            slots[at] = key
+        self._count += len(keys) - start
+        return len(keys)
+
+    def add_each(self, keys: Sequence[int]) -> list[int]:
+        """Puts all the keys in; the places of those that were there already."""
+        places = []
+        place = 0
+        while (place := self.add_all(keys, place)) < len(keys):
+            places.append(place)
+            place += 1
+        return places
+
+    def add_marked(self, keys: Sequence[int], marks: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Puts all the keys in with their marks; the places of those that were there already.
+
+        First of those with the same mark or an unknown one; then of those with another mark, which
+        is replaced.
+        """
+        repeated: list[int] = []
+        changed: list[int] = []
+        start = 0
+        while (place := self.add_all(keys, start)) < len(keys):
+            self.mark(keys[start:place], marks[start:place])
+            if is_other(marks[place], self.mark_of(keys[place])):
+                changed.append(place)
+                self.mark(keys[place : place + 1], marks[place : place + 1])
+            else:
+                repeated.append(place)
+            start = place + 1
+        self.mark(keys[start:], marks[start:])
+        return repeated, changed
+
+    def mark(self, keys: Sequence[int], marks: Sequence[int]) -> None:
+        """Gives these keys, all of them in the set, the marks at the same places."""
+        if self._marks is None:
+            if not any(marks):
+                return
+            self._marks = array("I", [0]) * len(self._slots)
+        slots, own = self._slots, self._marks
+        mask = len(slots) - 1
+        for key, mark in zip(keys, marks, strict=True):
+            key = key or 1
+            at = key & mask
+            while slots[at] != key:
+                at = (at + 1) & mask
+            own[at] = mark
+
+    def mark_of(self, key: int) -> int:
+        """The key's mark; 0 if it has none or is not in the set."""
+        if self._marks is None:
+            return 0
+        key = key or 1
+        slots = self._slots
+        mask = len(slots) - 1
+        at = key & mask
+        while (found := slots[at]) and found != key:
+            at = (at + 1) & mask
+        return self._marks[at]
+
+    def matches(self, key: int, mark: int) -> bool:
+        """The key is in the set, and its mark is not another one. An unknown mark, 0, is any."""
+        return key in self and not is_other(mark, self.mark_of(key))
+
+    def foresee(self, share: float) -> None:
+        """The keys so far are about this share, above 0 to 1, of those that there will be.
+
+        So they are moved into a larger array half as often. Where that is wrong, it is twice as
+        large as it would have been.
+        """
+        self._expected = round(self._count / share)
+
+    def _make_room(self, count: int) -> None:
+        """Less than half of the slots are taken once `count` keys more are in."""
+        needed = _slots_for(self._count + count, len(self._slots))
+        if needed > len(self._slots):
+            steps = (_slots_for(self._expected, needed) // needed).bit_length() - 1
+            # An even number of doublings is left to do, and two of them are one step.
+            self._grow(needed << steps % 2)
+
+    def _grow(self, size: int) -> None:
+        larger = array("Q", [0]) * size
+        mask = size - 1
+        for key in filter(None, self._slots):
+            at = key & mask
+            while larger[at]:
+                at = (at + 1) & mask
+            larger[at] = key
+        if self._marks is not None:
+            self._marks = self._moved_marks(larger)
+        # In one step: a row looked up in a half-filled array would be taken for one to do.
+        self._slots = larger
+
+    def _moved_marks(self, larger: array[int]) -> array[int]:
+        """The marks, each at its key's place in the larger array of slots."""
+        assert self._marks is not None
+        moved = array("I", [0]) * len(larger)
+        mask = len(larger) - 1
+        for key, mark in zip(self._slots, self._marks, strict=True):
+            if mark:
+                at = key & mask
+                while larger[at] != key:
+                    at = (at + 1) & mask
+                moved[at] = mark
+        return moved
+
+
+def is_other(mark: int, than: int) -> bool:
+    """Both marks are known, and they are of different contents."""
+    return bool(mark and than) and mark != than
+
+
+def mark_of(row: Row) -> int:
+    """32 bits of a named row's content, never 0; 0 for a row without a name, known by its content.
+
+    Two rows that hold the same have the same, however they are written.
+    """
+    data = row.data
+    name = None if data is None else data.get("custom_id")
+    if not name if type(name) is str else custom_id(row) is None:
+        return 0
+    try:
+        return crc32(_CANONICAL.encode(data)) or 1
+    except (TypeError, ValueError, RecursionError):
+        # Nested deeper than this thread's stack allows: its content is not compared.
+        return 0
+
+
+def _slots_for(count: int, least: int) -> int:
+    """`least` or so many times its double that less than half are taken by so many keys."""
+    while 2 * count >= least:
+        least *= 2
+    return least
+
+
+class _Taken:
+    """The keys that rows have taken so far. done: those that stand for rows that are done."""
+
+    def __init__(self, done: KeySet) -> None:
+        self._done = done._slots
+        self._marks = done._marks
+        self._has_done = len(done) > 0
+        # By slot of `done`: its key is taken.
+        self._claimed = bytearray(len(self._done) if self._has_done else 0)
+        self.others = KeySet()
+        # Of rows that were just taken and are done: their places, and the marks of their lines.
+        self.marked: list[tuple[int, int]] = []
+
+    def take(self, keys: Sequence[int], start: int, undone: list[int]) -> int:
+        """Takes the keys from the place `start` on, up to the first that was taken before.
+
+        Returns that one's place; the number of keys where there is none. Adds the places of those
+        taken that are not done to `undone`.
+        """
+        if not self._has_done:
+            end = self.others.add_all(keys, start)
+            undone += range(start, end)
+            return end
+        slots, claimed, marks = self._done, self._claimed, self._marks
+        mask = len(slots) - 1
+        for place in range(start, len(keys)):
+            key = keys[place] or 1
+            at = key & mask
+            while (found := slots[at]) and found != key:
+                at = (at + 1) & mask
+            if not found:
+                if not self.others.add(key):
+                    return place
+                undone.append(place)
+            elif claimed[at]:
+                return place
+            else:
+                claimed[at] = 1
+                if marks is not None and marks[at]:
+                    self.marked.append((place, marks[at]))
+        return len(keys)
+
+
+class Identified(NamedTuple):
+    """Some rows' keys, and the places of some of these rows.
+
+    duplicates: they have the custom_id of an earlier row. undone: those that are not done yet.
+    """
+
+    keys: array[int]
+    duplicates: list[int]
+    undone: Sequence[int]
+
+
+class Identifier:
+    """The key of each row of one pass over the input, in input order.
+
+    done: the keys of rows that are done, of which none is added any more. They are seen when their
+    rows come, and are not remembered a second time.
+    """
+
+    def __init__(self, done: KeySet | None = None) -> None:
+        self._taken = _Taken(done if done is not None else KeySet())
+        self._copies: dict[int, int] = {}
+
+    def foresee(self, share: float) -> None:
+        """The rows so far are about this share, above 0 to 1, of the input."""
+        self._taken.others.foresee(share)
+
+    def keys(self, rows: Sequence[Row]) -> Identified:
+        """The rows' keys, and which of the rows are duplicates, and undone."""
+        digests = []
+        for row in rows:
+            # Most rows' name is a text, which is looked up here and without a call.
+            name = None if row.data is None else row.data.get("custom_id")
+            if type(name) is not str or not name:
+                name = custom_id(row)
+            if name is None:
+                digest = _UNNAMED.copy()
+                digest.update(row.content)
+            else:
+                digest = _NAMED.copy()
+                digest.update(name.encode("utf-8", "surrogatepass"))
+            digests.append(digest.digest())
+        keys = array("Q", b"".join(digests))
+        if sys.byteorder == "little":
+            keys.byteswap()
+        duplicates: list[int] = []
+        undone: list[int] = []
+        place = 0
+        while (place := self._taken.take(keys, place, undone)) < len(keys):
+            keys[place] = self._key_of_copy(rows[place], place, undone)
+            if custom_id(rows[place]) is not None:
+                duplicates.append(place)
+            place += 1
+        self._undo_changed(rows, undone)
+        return Identified(keys, duplicates, undone)
+
+    def _undo_changed(self, rows: Sequence[Row], undone: list[int]) -> None:
+        """Adds the rows to `undone` whose lines are of another content than they have now."""
+        marked = self._taken.marked
+        changed = [place for place, mark in marked if is_other(mark_of(rows[place]), mark)]
+        marked.clear()
+        if changed:
+            undone += changed
+            undone.sort()
+
+    def _key_of_copy(self, row: Row, place: int, undone: list[int]) -> int:
+        """The key of a row that is not the first of its kind: of its content, or of the n-th copy.
+
+        Only rows that repeat cost a dictionary entry.
+        """
+        key = first = _hash(b"content:" + row.content)
+        is_undone: list[int] = []
+        while not self._taken.take((key,), 0, is_undone):
+            copy = self._copies[first] = self._copies.get(first, 0) + 1
+            key = _hash(b"copy %d:" % copy + row.content)
+        if is_undone:
+            undone.append(place)
+        return key
+
+
+def keyed_rows(source: Source, limit: int | None = None) -> Iterator[tuple[Row, int, bool]]:
+    """Each row up to the limit with its key, and whether its custom_id is an earlier row's."""
+    identifier = Identifier()
+    for batch in source.batches():
+        rows = [row for row in batch if limit is None or row.number <= limit]
+        keys, duplicates, _ = identifier.keys(rows)
+        for place, key in enumerate(keys):
+            yield rows[place], key, place in duplicates
+        if len(rows) < len(batch):
+            return
+
+
+class MessageKeys:
+    """The keys of messages, each of which its stream holds once: so nothing is remembered.
+
+    A row's content is its message's id and fields. The id alone may return with other fields, in a
+    stream that was deleted and filled again.
+    """
+
+    def __init__(self, stream: bytes, done: KeySet) -> None:
+        self._stream = stream
+        self._done = done
+
+    def foresee(self, share: float) -> None:
+        """Nothing grows here."""
+
+    def keys(self, rows: Sequence[Row]) -> Identified:
+        """The rows' keys, and which of the rows are undone; none of them repeats."""
+        keys = array("Q", [message_key(self._stream, row.content) for row in rows])
+        return Identified(
+            keys, [], [place for place, key in enumerate(keys) if key not in self._done]
+        )
+
+
+def _hash(data: bytes) -> int:
+    return int.from_bytes(blake2b(data, digest_size=_KEY_BYTES).digest(), "big")

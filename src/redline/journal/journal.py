@@ -1,0 +1,414 @@
+"""Results on disk: written as they finish, synced in groups, acknowledged only then.
+
+A row's line goes through: taken -> written -> synced -> acknowledged. Lines that are taken in one
+turn of the event loop are written together, before any slot sends another request, so that the
+death of the process at any moment wastes no more calls than were in flight. The fsync, which may
+take long, has a thread; at most one is under way, and what is written meanwhile makes up the next
+group, so a slow disk makes larger groups. While too much is unsynced, the run begins no more rows.
+
+A group is read back, from the file that has the name, before it is acknowledged. If that file was
+removed, moved, replaced or cut, the run is to end: lines of calls in flight are still written to
+the open file, which gets a name again at the end, and only then are they acknowledged.
+
+Files, for an output `labels.jsonl`:
+  labels.jsonl          one line a success
+  labels.failed.jsonl   one line a failure, made on the first
+  labels.redline/       manifest.json (what makes results comparable), lock, spent (account.py)
+A row that is in both is a success: it was retried, and the run ended before the failure was
+taken out.
+
+A named row that has changed since it was answered is asked again. Its old line answers another
+question: at the end of the run it is moved to labels.redline/labels.outdated-1.jsonl, whether the
+row has then succeeded or failed. Of two lines of a row with different contents, the later one
+counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+from msgspec import MsgspecError
+
+from redline.calls import Outcome, Reply
+from redline.errors import JournalError, Rejected
+from redline.journal.flaws import Answers
+from redline.journal.identity import KeySet, is_other
+from redline.journal.lines import Result, failure_line, result_line
+from redline.journal.output import Output
+from redline.journal.results_file import ResultsFile, ResultsLost
+from redline.journal.rewrite import drop_mended
+from redline.journal.sound_lines import Stretch
+from redline.process import Changes
+from redline.sources import Row
+
+# A group is synced this long after its first row: at most so much is done again after a power
+# loss, and a fast disk does not cost a thread switch and an fsync a row.
+GROUP_S = 0.05
+_GROUP_ROWS = 1000
+MOST_UNSYNCED_BYTES = 64 * 1024 * 1024
+# Lines that wait for the end of a turn are copied once more, to be written together; the system
+# call that this saves costs as much as copying some 100 KB.
+_LARGE_LINE_BYTES = 64 * 1024
+# A row with more than this is not kept until it is synced; of a smaller one, all that is kept takes
+# about as much.
+KEPT_ROW_BYTES = 4096
+
+
+class _Group:
+    """Rows that are written together and synced together.
+
+    size_bytes: of their lines and what is kept.
+    """
+
+    def __init__(self) -> None:
+        self.results: list[Result] = []
+        self.size_bytes = 0
+        self.is_acknowledged = False
+
+
+class Journal:
+    """The files of one output; the caller holds its lock.
+
+    Opening blocks while it reads what is there, and needs no event loop. acknowledge: told, on the
+    event loop, of each group that has become durable.
+    Raises JournalError.
+    """
+
+    def __init__(self, output: Output, acknowledge: Callable[[list[Result]], None]) -> None:
+        self.output = output
+        # Rows that had succeeded before this run, and those that it has made good.
+        self.succeeded = KeySet()
+        self._made_good = KeySet()
+        # The successes that were here before this run, and still are.
+        self.answers = Answers()
+        self.failed = KeySet()
+        # Rows with a success of other content than they have now.
+        self._outdated: set[int] = set()
+        self._acknowledge = acknowledge
+        self._group = _Group()
+        # Told when a group begins to be synced, when one is acknowledged, and of a failure.
+        self.changes = Changes()
+        self._syncing: _Group | None = None
+        self._wake = asyncio.Event()
+        self._is_closing = False
+        self._error: JournalError | None = None
+        # Why nothing is acknowledged any more, though lines are still written; and of which rows.
+        self._lost: ResultsLost | None = None
+        self._unplaced: list[Result] = []
+        self._before_sync: Callable[[], None] | None = None
+        self._is_flush_due = False  # in this turn of the loop
+        self._has_lines = False  # to be flushed
+        self._syncer: asyncio.Task[None] | None = None
+        self._failures: ResultsFile | None = None
+        self._mended = 0
+        # A thread of its own: user functions may fill the default pool.
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="redline-journal")
+        self._results = ResultsFile(output.path, self._on_successes)
+        try:
+            # A run died before it had taken them out.
+            self._drop_outdated(lambda _: True)
+            if output.failed_path.exists():
+                self._open_failures()
+                if self._has_mended():
+                    self._drop_mended()
+        except BaseException:
+            self.let_go()
+            raise
+        # Rows with a failure from an earlier run.
+        self.failed_before = self.failed
+
+    def start(self, before_sync: Callable[[], None] | None = None) -> None:
+        """Begins to sync; needs a running event loop.
+
+        before_sync: makes durable what must be so before the results are, in the thread that syncs.
+        """
+        self._before_sync = before_sync
+        self._syncer = asyncio.create_task(self._sync_groups(), name="redline journal")
+
+    @property
+    def is_behind(self) -> bool:
+        """Too much is not durable yet: no more rows are to be begun. May be asked in any thread."""
+        return self._group.size_bytes >= MOST_UNSYNCED_BYTES
+
+    def has_succeeded(self, key: int, mark: int = 0) -> bool:
+        """The row of this key and content succeeded before this run, or has since it failed."""
+        if key in self._made_good:
+            return True
+        return key not in self._outdated and self.succeeded.matches(key, mark)
+
+    def outdate(self, key: int) -> None:
+        """The success of this key is of other content than its row has now."""
+        self._outdated.add(key)
+
+    @property
+    def failure(self) -> JournalError | None:
+        """Why nothing is acknowledged any more; None while all is well."""
+        return self._error or self._lost
+
+    def append(self, result: Result) -> None:
+        """Takes one row's line.
+
+        It is written by the next `flush`, at the latest in the next turn of the event loop; a long
+        one is written at once. Raises JournalError once a file could not be written; nothing is
+        acknowledged from then on.
+        """
+        if self._error is not None:
+            raise self._error
+        try:
+            self._take(result)
+        except JournalError as error:
+            self._fail(error)
+            raise
+        self._has_lines = True
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush_turn)
+
+    def flush(self) -> None:
+        """Writes what was taken. To be called before a request is sent; a failure shows later."""
+        if self._has_lines:
+            self._has_lines = False
+            self._write()
+
+    def _flush_turn(self) -> None:
+        """Ends a turn of the loop in which rows ended: what no send has flushed is written."""
+        self._is_flush_due = False
+        self.flush()
+        self._wake.set()
+
+    def _write(self) -> None:
+        try:
+            self._results.flush()
+            if self._failures is not None:
+                self._failures.flush()
+        except JournalError as error:
+            self._fail(error)
+
+    async def saved(self) -> None:
+        """Returns once all rows that were taken are acknowledged. Raises JournalError."""
+        last = self._group if self._group.results else self._syncing
+        if last is not None:
+            await self.changes.wait_for(lambda: last.is_acknowledged or self.failure is not None)
+        if self.failure is not None:
+            raise self.failure
+
+    async def close(self) -> None:
+        """Syncs and acknowledges what is written, then closes the files.
+
+        Raises JournalError where that failed.
+        """
+        self._is_closing = True
+        self._wake.set()
+        try:
+            if self._syncer is not None:
+                await self._syncer
+        finally:
+            self._disk.shutdown()
+            try:
+                if self.failure is None:
+                    if self._has_mended():
+                        self._drop_mended()
+                    self._drop_outdated(self._made_good.__contains__)
+            except JournalError as error:
+                self._fail(error)
+            finally:
+                self.let_go()
+        if self.failure is not None:
+            raise self.failure
+
+    def let_go(self) -> None:
+        """Closes the files as they are, without a last sync."""
+        self._results.close()
+        if self._failures is not None:
+            self._failures.close()
+
+    def _fail(self, error: JournalError) -> None:
+        self._error = self._error or error
+        self._wake.set()
+        self.changes.notify()
+
+    def _take(self, result: Result) -> None:
+        line = self._line(result)
+        outcome, failures, key = result.outcome, self._failures, result.key
+        is_success = outcome.status == "succeeded"
+        has_failed = failures is not None and key in self.failed
+        if self.succeeded.has_marks and is_other(result.mark, self.succeeded.mark_of(key)):
+            self._outdated.add(key)
+        if has_failed:
+            self._mended += 1
+        if is_success:
+            if has_failed or key in self._outdated:
+                # No other success need be remembered: its row is not read again by this run.
+                self._made_good.add(key)
+            self._results.add(line)
+        else:
+            (failures or self._open_failures()).add(line)
+        size_bytes = len(line)
+        group = self._group
+        group.size_bytes += size_bytes + KEPT_ROW_BYTES
+        reply = outcome.reply
+        answer_bytes = 0 if reply is None else len(reply.body)
+        if size_bytes + len(result.row.content) + answer_bytes > KEPT_ROW_BYTES:
+            result = _named(result)
+            if size_bytes >= _LARGE_LINE_BYTES:
+                self._write()
+        group.results.append(result)
+
+    def _line(self, result: Result) -> bytes:
+        """The row's line. A success that has no JSON form, such as an object, is a failure."""
+        outcome = result.outcome
+        if outcome.is_success:
+            try:
+                return result_line(result, self.output)
+            except (TypeError, ValueError, ArithmeticError, RecursionError, MsgspecError) as error:
+                outcome.status, outcome.reply = "rejected", None
+                outcome.error = Rejected(f"the output cannot be written as JSON: {error}")
+        return failure_line(result)
+
+    async def _sync_groups(self) -> None:
+        while True:
+            await self._wake.wait()
+            if not self._is_closing and len(self._group.results) < _GROUP_ROWS:
+                await asyncio.sleep(GROUP_S)
+            self._wake.clear()
+            self.flush()
+            was_behind = self.is_behind
+            group, self._group = self._group, _Group()
+            if group.results:
+                self._syncing = group
+            if was_behind:
+                self.changes.notify()
+            if self._error is not None:
+                return
+            try:
+                if group.results:
+                    await self._sync_group(group)
+                if self._is_closing and not self._group.results:
+                    loop = asyncio.get_running_loop()
+                    await loop.run_in_executor(self._disk, self._check_end)
+                    self._acknowledge(self._unplaced)
+                    return
+            except JournalError as error:
+                self._fail(error)
+                return
+
+    async def _sync_group(self, group: _Group) -> None:
+        """Acknowledges the group once it is durable and in its place."""
+        loop = asyncio.get_running_loop()
+        for file in self._files():
+            file.end_group()
+        try:
+            await loop.run_in_executor(self._disk, self._sync)
+        except ResultsLost as lost:
+            self._lost = lost
+        if self._lost is None:
+            self._acknowledge(group.results)
+            group.is_acknowledged = True
+        else:
+            self._unplaced += group.results
+        self.changes.notify()
+
+    def _sync(self) -> None:
+        if self._before_sync is not None:
+            self._before_sync()
+        files = self._files()
+        for file in files:
+            file.sync()
+        if self._lost is None:
+            for file in files:
+                file.check()
+
+    def _check_end(self) -> None:
+        """Gives finished files that were lost a name again. Raises JournalError if it cannot."""
+        lost: list[ResultsFile] = []
+        for file in self._files():
+            try:
+                file.check_end()
+            except ResultsLost as error:
+                self._lost = self._lost or error
+                lost.append(file)
+        if self._lost is not None:
+            for file in lost or [self._results]:
+                file.rescue(self._lost)
+
+    def _files(self) -> list[ResultsFile]:
+        return [self._results] if self._failures is None else [self._results, self._failures]
+
+    def _open_failures(self) -> ResultsFile:
+        self.failed = KeySet()
+        self._failures = ResultsFile(self.output.failed_path, self._on_failures)
+        return self._failures
+
+    def _has_mended(self) -> bool:
+        """Some lines of the failures file are out of date: their rows were tried again."""
+        return self._mended > 0
+
+    def _drop_mended(self) -> None:
+        if self._failures is not None:
+            self._failures.close()
+            self._failures = None
+        self._mended = 0
+        failed, self.failed = self.failed, KeySet()
+
+        def has_succeeded(key: int) -> bool:
+            return self.has_succeeded(key, failed.mark_of(key))
+
+        if drop_mended(self.output.failed_path, has_succeeded):
+            self._open_failures()
+
+    def _drop_outdated(self, keeps_last: Callable[[int], bool]) -> None:
+        if self._outdated:
+            aside = self.output.state_path / self.output.path.name
+            moved = self._results.drop(self._outdated, keeps_last, aside)
+            if moved is not None:
+                self.answers.take_out(moved)
+            self._outdated.clear()
+
+    def _on_successes(self, found: Stretch) -> None:
+        repeated, changed = self.succeeded.add_marked(found.keys, found.marks())
+        self.succeeded.foresee(found.share)
+        self.answers.add(found.lines)
+        self._outdated.update(found.keys[place] for place in changed)
+        for place in repeated:
+            offset = next(islice(found.offsets(), place, None))
+            raise JournalError(
+                f"row {found.row(place)} stands twice in {self.output.path}",
+                where=f"byte {offset:,}",
+                hint="`redline repair` on the results file takes the second one out; or start over "
+                "with --restart",
+            )
+
+    def _on_failures(self, found: Stretch) -> None:
+        marks = found.marks()
+        self._mended += len(self.failed.add_each(found.keys))
+        self.failed.mark(found.keys, marks)
+        self._mended += sum(map(self.has_succeeded, found.keys, marks))
+
+
+def _named(result: Result) -> Result:
+    """Which row it is and how it ended, without what was asked and answered."""
+    row, outcome = result.row, result.outcome
+    reply = None if outcome.reply is None else Reply(finish_reason=outcome.reply.finish_reason)
+    return Result(
+        row=Row(row.number, row.line, None, b""),
+        key=result.key,
+        custom_id=result.custom_id,
+        outcome=Outcome(status=outcome.status, reply=reply, attempts=outcome.attempts),
+    )
+
+
+class NotKept:
+    """Takes the rows of a run without an output: each is acknowledged at once."""
+
+    failure: JournalError | None = None
+
+    def __init__(self, acknowledge: Callable[[list[Result]], None]) -> None:
+        self.changes = Changes()
+        self._acknowledge = acknowledge
+
+    def append(self, result: Result) -> None:
+        """Acknowledges the row."""
+        self._acknowledge([result])

@@ -1,0 +1,58 @@
+"""One process per output."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+
+from redline.errors import ConfigError
+from redline.journal.output import Output
+from redline.process import LockedFile
+
+
+class OutputLock:
+    """Holds an output from its making until `release`, or death.
+
+    An flock on `labels.redline/lock`: the system lets go of it when the process ends, however it
+    ends and whatever it has forked. Raises ConfigError where another process holds it, or where
+    nothing can be written.
+    """
+
+    def __init__(self, output: Output) -> None:
+        try:
+            output.state_path.mkdir(exist_ok=True)
+            path, flags = output.state_path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._file = LockedFile(os.open(path, flags, 0o666))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write beside {output.path}: {error.strerror}",
+                hint="choose a folder that exists and can be written with -o",
+            ) from error
+        cause: OSError | None = None
+        try:
+            is_locked = self._file.try_lock()
+        except OSError as error:
+            is_locked, cause = False, error
+        if not is_locked:
+            holder = os.pread(self._file.fd, 100, 0).decode("ascii", "replace").strip()
+            self._file.close()
+            raise ConfigError(
+                f"{output.path} is being written by another redline{holder and f' ({holder})'}",
+                hint="wait for it, stop it, or choose another -o",
+            ) from cause
+        name = f"process {os.getpid()} since {datetime.now():%H:%M:%S}"
+        try:
+            os.ftruncate(self._file.fd, 0)
+            os.pwrite(self._file.fd, name.encode(), 0)
+        except OSError:
+            # The name only serves the other's message; a full disk shows where it matters.
+            return
+
+    def release(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> OutputLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

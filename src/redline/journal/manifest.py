@@ -1,0 +1,119 @@
+"""What made the results, so that a resumed run cannot mix two kinds of them in silence."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from redline._version import __version__
+from redline.errors import ConfigError, JournalError
+from redline.journal.output import Output
+from redline.process import replace_file, write_all
+from redline.store import local_path, url_of
+
+_LONGEST_SHOWN = 60
+
+
+class Manifest(msgspec.Struct, kw_only=True):
+    """manifest.json. `settings`: whatever decides an answer; never a key.
+
+    rows: rows of the input once a run has read it to its end. input: its path or URL, for `verify`;
+    empty if it has none. others: those of earlier runs that were of another input.
+    """
+
+    v: int = 1
+    redline: str = __version__
+    begun: str = msgspec.field(default_factory=lambda: datetime.now(UTC).isoformat("T", "seconds"))
+    input: str = ""
+    others: list[str] = []
+    rows: int | None = None
+    settings: dict[str, Any]
+
+
+def path_of(output: Output) -> Path:
+    return output.state_path / "manifest.json"
+
+
+def make(rows: object, settings: dict[str, Any]) -> Manifest:
+    """The manifest of a new run over `rows`. settings: those that are not empty are kept."""
+    path = ""
+    url = url_of(rows)
+    if url is not None:
+        # A signature or a password is not written down; then verify is told the input again.
+        path = url.text if url.text == url.name else ""
+    elif isinstance(rows, (str, os.PathLike)) and os.fspath(rows) != "-":
+        # A file's name may be no UTF-8; then it can be shown, and verify is told it again.
+        path = os.fsencode(os.path.abspath(local_path(rows))).decode("utf-8", "replace")
+    return Manifest(input=path, settings={name: value for name, value in settings.items() if value})
+
+
+def load(output: Output) -> Manifest | None:
+    """The manifest on disk, None where there is none. Raises JournalError for a damaged one."""
+    try:
+        data = path_of(output).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise JournalError(f"cannot read {path_of(output)}: {error.strerror}") from error
+    try:
+        return msgspec.json.decode(data, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise JournalError(
+            f"{path_of(output)} is damaged: {error}",
+            hint="go on with these settings by --force, or start over with --restart",
+        ) from error
+
+
+def save(output: Output, manifest: Manifest) -> None:
+    """Writes the manifest at once: death leaves the old one or the new one."""
+    data = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+    replace_file(path_of(output), lambda fd: write_all(fd, [data]))
+
+
+def other_inputs(old: Manifest, now: str) -> list[str]:
+    """What earlier runs have read that is not `now`, empty for what has no path.
+
+    A file that is gone was renamed, or its folder was moved.
+    """
+    earlier = dict.fromkeys((*old.others, old.input))
+    return [place for place in earlier if place != now and _is_there(place, now)]
+
+
+def _is_there(place: str, now: str) -> bool:
+    if not place or "://" in place:
+        return True
+    try:
+        return not (now and os.path.samefile(place, now))
+    except OSError:
+        return os.path.exists(place)
+
+
+def check(old: Manifest, new: Manifest, output: Output) -> None:
+    """Raises ConfigError that says what has changed since the output was begun."""
+    changed = sorted(
+        name
+        for name in old.settings.keys() | new.settings.keys()
+        if old.settings.get(name) != new.settings.get(name)
+    )
+    if not changed:
+        return
+    lines = [
+        f"{name} was {_shown(old.settings.get(name))} and is now {_shown(new.settings.get(name))}"
+        for name in changed
+    ]
+    raise ConfigError(
+        f"{output.path} was begun with other settings: {'; '.join(lines)}",
+        hint="choose another -o, start over with --restart (the old files are kept aside), or mix "
+        "both in one file with --force",
+    )
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "not set"
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."

@@ -1,0 +1,112 @@
+"""Where results go, what a line of them holds, and the names of the files beside them.
+
+  results        failures                state
+  labels.jsonl   labels.failed.jsonl     labels.redline/
+  labels         labels-failed.jsonl     labels-redline/
+  labels         labels.failed.jsonl     labels.redline/    written by redline 0.1
+
+So `labels` and `labels.jsonl` have no file in common.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import msgspec
+
+from redline.errors import ConfigError, nearest
+from redline.store import ObjectUrl, local_path, url_of
+
+Format = Literal["redline", "batch"]
+FORMATS: tuple[str, ...] = get_args(Format)
+_JSONL = ".jsonl"
+_MANIFEST = "manifest.json"
+
+
+class Names(NamedTuple):
+    """Of the failures and of the folder of state."""
+
+    failed: str
+    state: str
+
+
+def names_of(results: str, *, are_old: bool = False) -> Names:
+    """The names beside the results file of this name. are_old: those that redline 0.1 gave."""
+    stem = results.removesuffix(_JSONL) or results
+    if are_old or stem != results:
+        return Names(f"{stem}.failed.jsonl", f"{stem}.redline")
+    return Names(f"{results}-failed.jsonl", f"{results}-redline")
+
+
+def is_state(folder: Path) -> bool:
+    """The folder holds the state of an output."""
+    return (folder / _MANIFEST).exists()
+
+
+def has_old_names(path: Path) -> bool:
+    """An earlier redline has written this output, under names that only `path`.jsonl has now."""
+    old, new = names_of(path.name, are_old=True), names_of(path.name)
+    if old == new or path.with_name(new.state).exists():
+        return False
+    return is_state(path.with_name(old.state)) and not path.with_name(path.name + _JSONL).exists()
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """Where results go and what a line holds.
+
+    path: the results file; failures and the run's state go beside it. url: the object that the
+    results file becomes when the run ends; `path` is then its copy on this machine. has_old_names:
+    what is beside it is named as an earlier redline did, see above. ordered: the
+    finished file is in input order. keep_input: each line repeats its row. raw: each line holds the
+    whole reply.
+    """
+
+    path: Path
+    url: ObjectUrl | None = None
+    has_old_names: bool = False
+    format: str = "redline"
+    ordered: bool = False
+    keep_input: bool = False
+    raw: bool = False
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise ConfigError(
+                f"unknown format: {self.format}",
+                hint=nearest(self.format, FORMATS) or f"one of {', '.join(FORMATS)}",
+            )
+
+    @classmethod
+    def at(cls, place: str | os.PathLike[str], **fields: Any) -> Output:
+        """The output at a path, or at a URL such as s3://bucket/labels.jsonl.
+
+        Raises ConfigError for a URL that nothing can be written to.
+        """
+        url = url_of(place)
+        path = local_path(place) if url is None else url.copy_path()
+        return cls(path=path, url=url, has_old_names=has_old_names(path), **fields)
+
+    @property
+    def name(self) -> str:
+        """What a person calls it: the URL as it may be shown, or the path."""
+        return str(self.path) if self.url is None else self.url.name
+
+    @property
+    def failed_name(self) -> str:
+        """What a person calls the failures beside it."""
+        path = self.failed_path
+        return str(path) if self.url is None else self.url.beside(path.name).name
+
+    @property
+    def failed_path(self) -> Path:
+        return self.path.with_name(self._names.failed)
+
+    @property
+    def state_path(self) -> Path:
+        return self.path.with_name(self._names.state)
+
+    @property
+    def _names(self) -> Names:
+        return names_of(self.path.name, are_old=self.has_old_names)

@@ -1,0 +1,356 @@
+"""One append-only file of sealed lines: read back, repaired at its tail, written to, synced."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import weakref
+from array import array
+from collections.abc import Callable, Container
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from redline.errors import JournalError
+from redline.journal.sound_lines import Stretch, is_torn, read_stretches
+from redline.process import (
+    GONE,
+    LockedFile,
+    copy_mode,
+    free_name,
+    open_alone,
+    replace_file,
+    sync_name,
+    telling,
+    unwritable,
+    write_all,
+)
+
+_BLOCK_BYTES = 1 << 20
+_ZERO = b"\0"
+# Of a line's end, which holds its checksum: enough to know it again.
+_TAIL_BYTES = 32
+
+
+class ResultsLost(JournalError):
+    """A file of results was removed, moved, replaced or cut while lines were written to it.
+
+    saved: where its lines are now, in words; empty until `ResultsFile.rescue` has looked.
+    """
+
+    saved = ""
+
+
+class _Group(NamedTuple):
+    """Lines that are read back together. seam: the bytes before them; tail: their last bytes."""
+
+    begin: int
+    end: int
+    seam: bytes
+    tail: bytes
+
+
+class ResultsFile:
+    """Lines of results or failures. One writer at a time; `sync` and `check` may run beside it.
+
+    Opening reads every line once: `on_found` hears of all that are sound, in order. What is read is
+    durable once that is over, because a process that died may have written it without.
+    Damage that a sudden death leaves behind is mended: a torn last line is cut off, and lines whose
+    bytes a power loss has turned into zeros are moved to a file beside this one, such as
+    labels.damaged-1.jsonl. Any other damaged line raises JournalError, because something else has
+    written to the file; so does a file that another redline writes to.
+    """
+
+    def __init__(self, path: Path, on_found: Callable[[Stretch], None]) -> None:
+        self.path = path
+        self._pending: list[bytes] = []
+        self._is_synced = False
+        self._size = 0
+        self._tail = b""
+        self._group = _Group(0, 0, b"", b"")
+        self._own(open_alone(path, os.O_RDWR | os.O_CREAT))
+        try:
+            lost = self._load(on_found)
+            with telling(path):
+                # The working folder may be another one later.
+                self._place = os.path.abspath(path)
+                self._mend(lost)
+                self._go_to_end()
+        except BaseException:
+            self.close()
+            raise
+
+    def add(self, line: bytes) -> None:
+        """Takes one whole line, which `flush` writes."""
+        self._pending.append(line)
+
+    def flush(self) -> None:
+        """Appends the lines taken. They survive the process's death, not yet the machine's.
+
+        Raises JournalError, with the file cut back to its last whole line, where the disk is full
+        or broken.
+        """
+        pending = self._pending
+        if not pending:
+            return
+        lines = pending[0] if len(pending) == 1 else b"".join(pending)
+        pending.clear()
+        size_bytes, written = len(lines), 0
+        try:
+            while written < size_bytes:
+                written += os.write(self._fd, lines[written:] if written else lines)
+        except OSError as error:
+            self._size += lines.rfind(b"\n", 0, written) + 1
+            self._cut_back()
+            raise self._failed(error) from error
+        finally:
+            self._is_synced = False
+        self._size += size_bytes
+        self._tail = lines[-_TAIL_BYTES:]
+
+    def end_group(self) -> None:
+        """Ends the group of lines that `check` reads back: all that is flushed belongs to it."""
+        last = self._group
+        if self._size > last.end:
+            self._group = _Group(last.end, self._size, last.tail, self._tail)
+
+    def check(self) -> None:
+        """Reads the last group back from the file that has the name. Any thread.
+
+        Lines are never written behind the end of a file that was cut, but where they belong: so
+        what is missing reads as zeros, which JSON never holds.
+        Raises ResultsLost if the file is another one, or lacks something of the group.
+        """
+        group = self._group
+        with telling(self.path):
+            if not self._is_in_place():
+                raise ResultsLost(self._what_happened())
+            at, last = group.begin - len(group.seam), b""
+            size = len(group.seam) or _BLOCK_BYTES
+            while at < group.end and (block := os.pread(self._fd, min(size, group.end - at), at)):
+                if _ZERO in block or (at < group.begin and block != group.seam):
+                    break
+                at, size = at + len(block), _BLOCK_BYTES
+                last = (last + block)[-_TAIL_BYTES:]
+        if at < group.end or not last.endswith(group.tail):
+            raise ResultsLost(f"{self.path} was cut or written over while results were written")
+
+    def check_end(self) -> None:
+        """As `check`, and that the group's lines are sound and the file's last ones. No writer."""
+        self.check()
+        group = self._group
+        with telling(self.path):
+            is_last = os.fstat(self._fd).st_size == group.end
+            found = read_stretches(self._fd, group.begin)
+            if not is_last or not all(stretch.keys for stretch in found):
+                raise ResultsLost(f"{self.path} was written to by something else")
+
+    def rescue(self, error: ResultsLost) -> None:
+        """Gives the lines a name again if they have none; says in `error` where they are. Blocks.
+
+        No writer may be left. A file that now has the name is left alone. Raises JournalError.
+        """
+        place, moved = Path(self._place), self._moved_to()
+        again = "run the same command again: it continues"
+        count = _count_of(self._fd)
+        has_folder = os.path.isdir(os.path.dirname(os.path.realpath(place)))
+        if self._is_in_place():
+            where = self.path
+            error.hint = (
+                f"{again} with the rows that are missing; if it refuses a damaged line, "
+                f"`redline repair {self.path}` takes that out"
+            )
+        elif moved is not None:
+            where = moved
+            back = f"move it back: {shlex.join(['mv', str(moved), str(place)])}; then {again}"
+            error.hint = back if has_folder else GONE
+        elif has_folder and os.path.exists(place):
+            where = self._copy_to(free_name(place, "rescued"))
+            back = shlex.join(["mv", str(where), str(place)])
+            error.hint = f"to continue with these lines: {back}; then {again}"
+        else:
+            with telling(place):
+                place.parent.mkdir(parents=True, exist_ok=True)
+            self._copy_to(place)
+            where = self.path
+            error.hint = f"they were put back: {again}"
+        error.saved = f"{error.saved}; {count} in {where}" if error.saved else f"{count} in {where}"
+
+    def _copy_to(self, path: Path) -> Path:
+        replace_file(path, _copier(self._fd, array("Q", [0, self._size])))
+        return path
+
+    def _is_in_place(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._place), os.fstat(self._fd))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def _moved_to(self) -> Path | None:
+        """The name that the open file has now; None if it has none, or the system does not tell."""
+        try:
+            name = os.readlink(f"/proc/self/fd/{self._fd}")
+            is_it = os.path.samestat(os.stat(name), os.fstat(self._fd))
+        except OSError:
+            return None
+        return Path(name) if is_it else None
+
+    def _what_happened(self) -> str:
+        moved = self._moved_to()
+        was = "removed" if moved is None else f"moved to {moved}"
+        if os.path.exists(self._place):
+            was = "replaced by another file" if moved is None else f"{was} and replaced"
+        return f"{self.path} was {was} while results were written to it"
+
+    def sync(self) -> None:
+        """Makes all lines written so far durable. Blocks; may run beside `write`, in a thread."""
+        if self._is_synced:
+            return
+        # Before the call: a line written meanwhile may or may not be covered by it.
+        self._is_synced = True
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def drop(
+        self, keys: Container[int], keeps_last: Callable[[int], bool], aside: Path
+    ) -> Path | None:
+        """Takes the lines of these rows out, but the last one of a row if it is to be kept.
+
+        They go to labels.outdated-1.jsonl beside `aside`, or the first such name that is free.
+        Returns that file; None if there are no such lines. Blocks. Raises JournalError.
+        """
+        self.flush()
+        lines: dict[int, list[tuple[int, int]]] = {}
+        for stretch in read_stretches(self._fd):
+            places = [place for place, key in enumerate(stretch.keys) if key in keys]
+            bounds = list(stretch.offsets()) if places else []
+            for place in places:
+                lines.setdefault(stretch.keys[place], []).append((bounds[place], bounds[place + 1]))
+        for key, found in lines.items():
+            if keeps_last(key):
+                found.pop()
+        out = array("Q", chain.from_iterable(sorted(chain.from_iterable(lines.values()))))
+        if not out:
+            return None
+        moved = take_out(self.path, self._fd, out, free_name(aside, "outdated"))
+        with telling(self.path):
+            self._reopen()
+            self._go_to_end()
+        return moved
+
+    def close(self) -> None:
+        self._close()
+
+    def _reopen(self) -> None:
+        """Goes on with the file that has taken this one's place."""
+        self._close()
+        self._own(open_alone(self.path, os.O_RDWR))
+        self._size = os.fstat(self._fd).st_size
+
+    def _go_to_end(self) -> None:
+        """Lines are written behind the last one, and the first group of them follows it."""
+        os.lseek(self._fd, self._size, os.SEEK_SET)
+        seam = os.pread(self._fd, _TAIL_BYTES, max(0, self._size - _TAIL_BYTES))
+        # Of the group to be checked: where it begins and ends, the bytes that it follows, and its
+        # own last ones.
+        self._group = _Group(self._size, self._size, seam, seam)
+
+    def _own(self, file: LockedFile) -> None:
+        self._fd = file.fd
+        # Where an error keeps the owner from closing it, its lock must not last longer than it.
+        self._close = weakref.finalize(self, file.close)
+
+    def _failed(self, error: OSError) -> JournalError:
+        return unwritable(self.path, error)
+
+    def _cut_back(self) -> None:
+        try:
+            os.ftruncate(self._fd, self._size)
+            os.lseek(self._fd, self._size, os.SEEK_SET)
+        except OSError:
+            # The tail stays torn; the next run cuts it off.
+            return
+
+    def _load(self, on_found: Callable[[Stretch], None]) -> array[int]:
+        """Begins and ends of what a power loss has left of lines, in order.
+
+        Sets the size up to the last whole line.
+        """
+        lost = array("Q")
+        number = 0
+        for stretch in read_stretches(self._fd):
+            number += len(stretch.lines)
+            if stretch.keys:
+                on_found(stretch)
+                self._size = stretch.end
+                continue
+            line, begin = stretch.lines[0], stretch.begin
+            if not line.endswith(b"\n") and is_torn(line):
+                if lost:
+                    lost.extend((begin, stretch.end))
+            # JSON never holds a zero byte: that is what a block reads as that was not written.
+            elif _ZERO in line and (begin or is_torn(line) or line.startswith(_ZERO)):
+                lost.extend((begin, stretch.end))
+            else:
+                raise JournalError(
+                    f"line {number} of {self.path} is damaged",
+                    where=f"byte {begin:,}",
+                    hint="something else wrote to this file: `redline repair` on the results "
+                    "file takes such lines out, then the same command does their rows again; "
+                    "or start over with --restart",
+                )
+        return lost
+
+    def _mend(self, lost: array[int]) -> None:
+        """Leaves whole lines only, all of them durable, at `_size` bytes."""
+        has_torn_tail = self._size < os.fstat(self._fd).st_size
+        if lost:
+            take_out(self.path, self._fd, lost)
+            self._reopen()
+        elif has_torn_tail:
+            os.ftruncate(self._fd, self._size)
+        # A process may have died when it had written lines, or made, renamed or removed files, and
+        # that was not durable yet. Nor may the tail that was cut come back behind new lines.
+        self.sync()
+        sync_name(self.path)
+
+
+def take_out(path: Path, fd: int, bounds: array[int], aside: Path | None = None) -> Path:
+    """The new file that now holds these bytes of `path`: `aside`, or labels.damaged-1.jsonl.
+
+    Death leaves the old file or the new one, and no byte in neither. fd: of `path`; it goes on
+    reading the old file. bounds: begins and ends, in turn. Raises JournalError, with nothing
+    changed.
+    """
+    aside = aside or free_name(path, "damaged")
+    kept = array("Q", [0, *bounds, os.fstat(fd).st_size])
+    replace_file(aside, _copier(fd, bounds))
+    try:
+        replace_file(path, _copier(fd, kept))
+    except JournalError:
+        # On a full disk, the next attempt needs its room.
+        aside.unlink(missing_ok=True)
+        raise
+    return aside
+
+
+def _count_of(fd: int) -> str:
+    """How many sound lines the file holds: `1 line`, `2,000 lines`."""
+    lines = sum(len(found.keys) for found in read_stretches(fd))
+    return f"{lines:,} line{'' if lines == 1 else 's'}"
+
+
+def _copier(fd: int, bounds: array[int]) -> Callable[[int], None]:
+    """A writer of these bytes of `fd`, and of its mode. bounds: begins and ends, in turn."""
+
+    def write(new_fd: int) -> None:
+        copy_mode(fd, new_fd)
+        for begin, end in zip(bounds[::2], bounds[1::2], strict=True):
+            at = begin
+            while at < end and (block := os.pread(fd, min(_BLOCK_BYTES, end - at), at)):
+                write_all(new_fd, [block])
+                at += len(block)
+
+    return write

@@ -1,0 +1,359 @@
+"""How many calls a server without rate limits should have in flight: the knee, found by trying.
+
+More concurrency is worth having while it brings more work per second. So the limit is moved a
+step up or down, and the work done at both levels is compared (perturb and observe; Kiefer and
+Wolfowitz 1952). With `limit` calls always in flight, work per second is limit / latency (Little's
+law), hence for a step from `a` to `b`
+
+    gain = d ln(work) / d ln(limit) = 1 + ln(latency_a / latency_b) / ln(b / a)
+
+is 1 where a step brings its whole share and 0 where the added calls only queue. Latency alone
+cannot tell: a batching server gets slower with every call and still does more work
+(docs/decisions/0011). Latencies are compared at one answer length, by a line fitted through
+(size, latency), so that long answers are not taken for queueing.
+
+  state      limit              leaves it
+  climbing   up by 1 an answer  at the level before the server stopped answering, to standing
+  standing   the level          after its rounds of rest, to trying
+  trying     level * or / step  won: the level moves and the same way is tried again, to trying
+                                lost: back to the level, the other way next, to standing
+  any        -                  refused: cut, to standing; no answer since the last cut: to climbing
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from redline.errors import ConfigError
+
+# A step up must bring this share of its concurrency as work, and a step down may cost as much.
+# At 0.2 a queue (0) and a batch that still fills (0.3 to 1) are told apart; the band around it
+# keeps the limit still where both would do.
+_LEAST_GAIN = 0.2
+_BAND = 0.05
+# A step is a ratio: large while nothing is known, then as fine as the noise allows. A finer one
+# than 1.1 would be lost in it; a coarser one than 1.6 at rest would make the limit swing.
+_FIRST_STEP = 2.0
+_FINEST_STEP = 1.1
+_COARSEST_STEP = 1.6
+_SEARCH_STEP = 1.3
+# Steps up grow by this power once the second of them has won, or one that won its whole share.
+_GROWTH = 1.5
+_WHOLE_GAIN = 0.8
+# Answers in a round: one life of every slot for a large step, two for a fine one, whose effect
+# is small; never fewer than a mean can be taken of.
+_LARGE_STEP = 1.4
+_LEAST_ANSWERS_LARGE = 16
+_LEAST_ANSWERS_FINE = 30
+# Rounds of rest between two tries, once the knee is found.
+_MOST_REST = 6
+# A burst of new calls has all its prompts read at once: the answers to a quarter as many are left
+# out until that has passed.
+_SETTLING_SHARE = 0.25
+# Fewer calls in flight than this share of the limit: something else holds the run back.
+_FULL_SHARE = 0.7
+# A latency that changes at the same limit, by a fifth and four standard errors: the server did.
+_CHANGE = 0.2
+# Work cannot change faster than this with concurrency, so something else changed: ask again.
+_ODD_GAIN = 1.5
+# Up to this doubt (a standard error of the gain) evidence decides alone. Above, the doubt speaks
+# for the higher level: one too low costs work, one too high only latency.
+_CLEAR_DOUBT = 0.2
+_MOST_DOUBT = 0.9
+# A refusal cuts the limit to this share of what was in flight; half where nothing was answered
+# since the last cut. The level that was refused is tried again after so many lives of a slot,
+# twice as many each time it is refused again: at most one refusal in 20 * limit answers.
+_CUT = 0.9
+_HARD_CUT = 0.5
+_FIRST_HOLD = 20
+_MOST_HOLD = 320
+
+
+class _Round(msgspec.Struct, eq=False):
+    """The calls written since `began_s` that were answered: sums for a line latency = f(size)."""
+
+    began_s: float
+    answers: int = 0
+    in_flight: int = 0
+    x: int = 0
+    xx: int = 0
+    y: float = 0.0
+    yy: float = 0.0
+    xy: float = 0.0
+
+    def add(self, latency_s: float, size: int, in_flight: int) -> None:
+        self.answers += 1
+        self.in_flight += in_flight
+        self.x += size
+        self.xx += size * size
+        self.y += latency_s
+        self.yy += latency_s * latency_s
+        self.xy += latency_s * size
+
+    def join(self, other: _Round) -> None:
+        """Takes in another round at the same limit."""
+        for name in ("answers", "in_flight", "x", "xx", "y", "yy", "xy"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def latency_at(self, size: float) -> tuple[float, float]:
+        """Seconds that an answer of `size` took, and the variance of their logarithm.
+
+        Least squares; the mean where sizes are unknown, are all alike, or fit no line.
+        """
+        n = self.answers
+        mean_x, mean_y = self.x / n, self.y / n
+        var_x = self.xx / n - mean_x * mean_x
+        var_y = max(0.0, self.yy / n - mean_y * mean_y)
+        if var_x > 1e-9 * mean_x * mean_x:
+            covariance = self.xy / n - mean_x * mean_y
+            slope = covariance / var_x
+            latency_s = mean_y + slope * (size - mean_x)
+            if latency_s > 0:
+                rest = max(0.0, var_y - slope * covariance)
+                spread = rest * (1 + (size - mean_x) ** 2 / var_x)
+                return latency_s, spread / n / latency_s**2
+        return mean_y, var_y / n / mean_y**2 if mean_y > 0 else 0.0
+
+
+class AdaptiveConcurrency:
+    """Calls that may be in flight to one server, led to its knee. Decides only; waits nowhere.
+
+    least, most: bounds of `limit`, at least 1. first: where it begins, moved into the bounds.
+    Raises ConfigError for bounds that exclude each other.
+    """
+
+    def __init__(self, *, least: int = 1, most: int = 1000, first: int = 8) -> None:
+        if not 1 <= least <= most:
+            raise ConfigError(
+                f"concurrency cannot be between {least} and {most}",
+                hint="the least must be at least 1 and at most the most",
+            )
+        self.limit = min(max(first, least), most)
+        self._least = least
+        self._most = most
+        self._level = self.limit
+        self._stood: _Round | None = None
+        self._round = _Round(-math.inf)
+        self._latest_s = -math.inf
+        self._settling = 0
+        self._rest = self._rests = 1
+        self._is_trying = False
+        self._is_up = True
+        self._is_longer = False
+        self._earlier_gain: float | None = None
+        self._step = _FIRST_STEP
+        self._wins = self._losses = 0
+        self._wall = most + 1
+        self._hold = _FIRST_HOLD
+        self._held_answers = 0
+        self._cut_s = -math.inf
+        self._has_answered = True
+        self._climb_to = 0
+
+    def ended(
+        self,
+        *,
+        now_s: float,
+        latency_s: float,
+        in_flight: int,
+        is_overload: bool,
+        size: int = 0,
+    ) -> None:
+        """Takes note of one call that came back, and sets `limit`.
+
+        latency_s: from the write to the end of the answer. in_flight: calls on the wire when it
+        was written, itself included. is_overload: 429, 503, 529 or a timeout; other failures are
+        not to be told. size: output tokens, 0 where unknown.
+        """
+        if now_s < self._latest_s:
+            # A clock that was set back: what came before can no longer be compared.
+            self._cut_s = -math.inf
+            self._stand(now_s)
+        self._latest_s = now_s
+        written_s = now_s - latency_s
+        if is_overload:
+            # Calls written before the last cut are the reason for it, and not for another one.
+            if written_s >= self._cut_s:
+                self._refused(now_s, in_flight)
+            return
+        self._has_answered = True
+        self._held_answers = max(0, self._held_answers - 1)
+        if self._level < self._climb_to:
+            self._level += 1
+            self._stand(now_s)
+            return
+        self._climb_to = 0
+        if self._settling > 0:
+            self._settling -= 1
+            self._round.began_s = now_s
+        elif written_s >= self._round.began_s:
+            self._round.add(latency_s, size, in_flight)
+            if self._round.answers >= self._needed_answers():
+                self._judge(now_s)
+
+    def _needed_answers(self) -> int:
+        if self._step >= _LARGE_STEP:
+            needed = max(_LEAST_ANSWERS_LARGE, self.limit)
+        else:
+            needed = max(_LEAST_ANSWERS_FINE, 2 * self.limit)
+        return 2 * needed if self._is_longer else needed
+
+    def _judge(self, now_s: float) -> None:
+        """A round is over."""
+        done = self._round
+        if done.in_flight < _FULL_SHARE * self.limit * done.answers:
+            self._rest = 1
+            self._stand(now_s)
+            return
+        if self.limit >= self._wall:
+            self._wall, self._hold = self._most + 1, _FIRST_HOLD
+        if self._is_trying:
+            self._judge_try(done, now_s)
+            return
+        if self._stood is None:
+            self._stood = done
+        elif self._has_changed(self._stood, done):
+            # Calls that were under way while it changed are in this round: it measures neither.
+            self._rest, self._rests = 2, 1
+            self._stand(now_s)
+            return
+        else:
+            self._stood.join(done)
+        self._rest -= 1
+        if self._rest > 0:
+            self._round = _Round(now_s)
+        else:
+            self._try(now_s)
+
+    def _judge_try(self, tried: _Round, now_s: float) -> None:
+        gain, doubt = self._gain_of(tried)
+        is_clear = abs(gain - _LEAST_GAIN) > doubt
+        if self._is_up and self._earlier_gain is not None:
+            gain = (gain + max(-0.5, self._earlier_gain)) / 2
+        over = gain - _LEAST_GAIN + max(0.0, min(doubt, _MOST_DOUBT) - _CLEAR_DOUBT)
+        lead = (over if self._is_up else -over) - _BAND
+        if 0 < lead < doubt and not self._is_longer:
+            self._is_longer = True
+            return
+        self._is_longer = False
+        if self._earlier_gain is None and self._is_doubtful(gain, lead):
+            self._earlier_gain = gain
+            self._rest = 1
+            self._stand(now_s)
+            return
+        self._earlier_gain = None
+        if lead > 0:
+            self._level = self.limit
+            self._stood = tried
+            self._wins += 1
+            self._losses = 0
+            self._rests = 1
+            if self._is_up and (self._wins > 1 or gain > _WHOLE_GAIN):
+                # Only upwards: a step too far down costs work, one too far up only latency.
+                self._step = min(_FIRST_STEP, self._step**_GROWTH)
+            self._try(now_s)
+        else:
+            noise = doubt * abs(math.log(self.limit / self._level))
+            self._turn(now_s, noise, is_clear=is_clear)
+
+    def _gain_of(self, tried: _Round) -> tuple[float, float]:
+        """The gain of the step to `limit`, and its standard error."""
+        assert self._stood is not None
+        stood = self._stood
+        size = (stood.x + tried.x) / (stood.answers + tried.answers)
+        before_s, before_variance = stood.latency_at(size)
+        after_s, after_variance = tried.latency_at(size)
+        ratio = math.log(self.limit / self._level)
+        if before_s <= 0 or after_s <= 0:
+            # Too fast to be measured, so nothing queues.
+            return 1.0, 0.0
+        gain = 1 + math.log(before_s / after_s) / ratio
+        return gain, math.sqrt(before_variance + after_variance) / abs(ratio)
+
+    def _has_changed(self, before: _Round, after: _Round) -> bool:
+        """The server has become faster or slower at the same limit; tries the side of its knee."""
+        size = (before.x + after.x) / (before.answers + after.answers)
+        before_s, before_variance = before.latency_at(size)
+        after_s, after_variance = after.latency_at(size)
+        if before_s <= 0 or after_s <= 0:
+            return False
+        change = math.log(after_s / before_s)
+        if abs(change) < max(_CHANGE, 4 * math.sqrt(before_variance + after_variance)):
+            return False
+        self._is_up = change < 0
+        self._step = max(self._step, _SEARCH_STEP)
+        return True
+
+    def _is_doubtful(self, gain: float, lead: float) -> bool:
+        """The try is made once more before it counts."""
+        if self._is_up:
+            # The search would end here; a slow spell of the server must not end it.
+            return lead <= 0 and self._step >= _FIRST_STEP
+        return abs(gain) > _ODD_GAIN
+
+    def _try(self, now_s: float) -> None:
+        """Sets the limit a step away; turns round where there is no room."""
+        level = self._level
+        if self._is_up:
+            top = self._most if self._held_answers == 0 else min(self._most, self._wall - 1)
+            target = min(max(level + 1, round(level * self._step)), top)
+            # What is left under a wall may be too little to tell the difference.
+            has_room = target > level and not (top < self._most and target < level * 1.05)
+        else:
+            target = max(min(level - 1, round(level / self._step)), self._least)
+            has_room = target < level
+        if not has_room:
+            self._turn(now_s, 0.0, is_clear=True)
+            return
+        self.limit = target
+        self._is_trying = True
+        self._round = _Round(now_s)
+        self._settling = max(0, math.ceil((target - level) * _SETTLING_SHARE))
+
+    def _turn(self, now_s: float, noise: float, *, is_clear: bool) -> None:
+        """Back to the level; the other way is tried next, in finer steps once both have lost."""
+        self._is_up = not self._is_up
+        if self._wins or self._losses:
+            self._step = math.sqrt(self._step)
+        self._wins = 0
+        self._losses += 1
+        finest = min(_COARSEST_STEP, max(_FINEST_STEP, math.exp(1.5 * noise)))
+        self._step = max(self._step, finest)
+        is_found = self._step < _SEARCH_STEP and is_clear
+        self._rests = min(_MOST_REST, 2 * self._rests) if is_found else 1
+        self._rest = self._rests
+        self._stand(now_s)
+
+    def _stand(self, now_s: float) -> None:
+        self.limit = self._level
+        self._is_trying = self._is_longer = False
+        self._stood = None
+        self._settling = 0
+        self._round = _Round(now_s)
+
+    def _refused(self, now_s: float, in_flight: int) -> None:
+        if self._has_answered:
+            wall = min(max(in_flight, self._least + 1), self.limit + 1)
+            is_known = 0.9 * self._wall <= wall <= 1.1 * self._wall
+            self._hold = min(2 * self._hold, _MOST_HOLD) if is_known else _FIRST_HOLD
+            self._wall, self._held_answers = wall, self._hold * wall
+            is_fine = self._is_trying and self._step < _LARGE_STEP
+            if not (is_fine and self._level < wall):
+                # Not our own small step beyond a level that was good: that one is too high too.
+                self._level = self._bounded(min(self.limit - 1, int(_CUT * wall)))
+            self._climb_to = self._level
+        else:
+            self._level = self._bounded(int(_HARD_CUT * self._level))
+        self._has_answered = False
+        self._cut_s = now_s
+        self._step = _FINEST_STEP
+        self._is_up = True
+        self._wins = self._losses = 0
+        self._earlier_gain = None
+        self._rest = self._rests = 1
+        self._stand(now_s)
+
+    def _bounded(self, limit: int) -> int:
+        return min(max(limit, self._least), self._most)

@@ -1,0 +1,106 @@
+"""Rates that were found by searching, kept for the next run.
+
+A JSON file with the newest entries last. It is replaced as a whole, so a reader sees the old one
+or the new one; of two processes that write at once, one is heard. It holds no key: of an
+endpoint's URL only the scheme, the host, the port and the path.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from redline.errors import ConfigError
+from redline.limits.rule import Rate
+
+_VERSION = 1
+# More endpoints and models than one user has; the oldest are dropped.
+_MOST_ENTRIES = 256
+# Several times what so many entries take: a larger file is not one of ours.
+_MOST_BYTES = 1 << 20
+
+
+class _Entry(msgspec.Struct):
+    """What was found. Plain numbers, because a foreign file may hold any."""
+
+    endpoint: str
+    model: str
+    count: int
+    window_s: float
+
+
+class _File(msgspec.Struct):
+    v: int
+    rates: list[_Entry]
+
+
+class FoundRates:
+    """The file at `path`; its folder is made where it is missing.
+
+    Raises ConfigError where nothing can be written there. After that, a file that is damaged or
+    foreign counts as empty, and a disk that fails keeps what it had: a search finds it again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # One name for each process: a file that a death has left behind is written over.
+        self._beside = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                raise IsADirectoryError(0, "it is a folder")
+            self._beside.touch()
+            self._beside.unlink()
+        except OSError as error:
+            raise ConfigError(
+                f"found rates cannot be kept in {path}: {error.strerror}",
+                hint="choose a file in a folder that can be written",
+            ) from error
+
+    def recall(self, endpoint_url: str, model: str) -> Rate | None:
+        """The rate that was remembered last for this model there; None where there is none."""
+        endpoint = _without_secrets(endpoint_url)
+        for entry in reversed(self._entries()):
+            if (entry.endpoint, entry.model) == (endpoint, model):
+                return _rate(entry)
+        return None
+
+    def remember(self, endpoint_url: str, model: str, rate: Rate) -> None:
+        """Keeps `rate` in place of what was remembered before."""
+        entry = _Entry(_without_secrets(endpoint_url), model, rate.count, rate.window_s)
+        name = (entry.endpoint, entry.model)
+        entries = [old for old in self._entries() if (old.endpoint, old.model) != name]
+        entries = [*entries, entry][-_MOST_ENTRIES:]
+        data = msgspec.json.format(msgspec.json.encode(_File(_VERSION, entries)), indent=1)
+        try:
+            self._beside.write_bytes(data + b"\n")
+            os.replace(self._beside, self._path)
+        except OSError:
+            # A run must not fail for what only saves the next one some seconds.
+            self._beside.unlink(missing_ok=True)
+
+    def _entries(self) -> list[_Entry]:
+        try:
+            with self._path.open("rb") as file:
+                data = file.read(_MOST_BYTES + 1)
+            found = msgspec.json.decode(data, type=_File)
+        except (OSError, msgspec.DecodeError):
+            return []
+        return found.rates if found.v == _VERSION and len(data) <= _MOST_BYTES else []
+
+
+def _rate(entry: _Entry) -> Rate | None:
+    try:
+        return Rate(entry.count, entry.window_s)
+    except ConfigError:
+        return None
+
+
+def _without_secrets(url: str) -> str:
+    """The URL without user, password, query and fragment, any of which may hold a key."""
+    parts = urlsplit(url)
+    place = parts.netloc.rpartition("@")[2].lower()
+    return f"{parts.scheme}://{place}{parts.path.rstrip('/')}"

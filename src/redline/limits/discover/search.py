@@ -1,0 +1,241 @@
+"""The request limit of a server that states none, found by asking.
+
+  phase    sends                                             until
+  growing  evenly, 1.5 times as fast after every round       the first refusal
+           that the caller has used up
+  resting  single calls, further apart after every refusal   one is admitted: the server has room
+  holding  the rate that explains all verdicts (bounds.py)   it is lost (tracking.py)
+
+Verdicts on calls that were sent before the last change say nothing about it, so there is at most
+one reaction per round trip; they still count as evidence. A server without a limit is asked for
+more as long as the caller can use it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from redline.limits.discover.bounds import Bucket, Evidence, likeliest, named
+from redline.limits.discover.tracking import Hold, Word
+from redline.limits.rule import Rate
+
+# Slow enough for a server that allows a few calls a minute, fast enough to be soon elsewhere.
+_FIRST_PER_S = 2.0
+_FASTEST_PER_S = 100_000.0
+_SLOWEST_PER_S = 1 / 3600
+# How much faster after a round, and the calls that a round needs at least.
+_GROWTH, _ROUND = 1.5, 2
+_CAREFUL_GROWTH, _CAREFUL_ROUND = 1.25, 10
+# A window this much faster than a bucket that explains the same is not believed at once.
+_MANY_TIMES = 3.0
+_SHORTEST_ROUND_S, _ROUND_TRIPS = 0.25, 2.0
+# Refused in a row while resting: a moment is over by then.
+_MOST_PROBES = 8
+_SHORTEST_REST_S, _LONGEST_REST_S, _REST_GROWTH = 0.05, 3600.0, 1.4
+
+
+class RateSearch:
+    """Says how fast to ask, and learns from the verdicts. Synchronous; the caller brings the time.
+
+    start: what was remembered of this server, which is held at once. Only its own sends are to be
+    told, with the stamps of their writes. A decision is made once per refusal episode and takes up
+    to some 30 ms.
+    """
+
+    def __init__(self, start: Rate | None = None) -> None:
+        self._evidence = Evidence()
+        self._round_trip_s = 0.0
+        self._changed_s: float | None = None  # None until the first call
+        self._measured_s = 0.0  # the beginning of a round
+        self._per_s = _FIRST_PER_S
+        self._growth, self._round = _GROWTH, _ROUND
+        self._sent = 0  # in this round
+        self._admitted = 0  # in this round
+        self._rest_s: float | None = None  # between single calls, while resting
+        self._hold: Hold | None = None if start is None else Hold(start, 0.0, start.count)
+        self._burst = 0  # calls admitted before the first refusal
+        self._probes = 0  # refused, in this rest
+        self._refusals = 0  # times that the server was found full, in this search
+
+    @property
+    def found(self) -> Rate | None:
+        """What the server has been found to grant; None while that is being searched for."""
+        hold = self._hold
+        return hold.sure if hold is not None and hold.is_proven else None
+
+    def rates(self) -> tuple[Rate, ...]:
+        """The request limits to keep now; none where the server has no limit."""
+        if self._rest_s is not None:
+            return (Rate(1, self._rest_s),)
+        if self._hold is not None:
+            return (self._hold.rate,)
+        if self._per_s >= _FASTEST_PER_S:
+            return ()
+        count = max(1, round(self._per_s))
+        return (Rate(count, count / self._per_s),)
+
+    def sent(self, now_s: float) -> None:
+        """A call was written."""
+        if self._changed_s is None:
+            self._changed_s = self._measured_s = now_s
+            if self._hold is not None:
+                self._hold = Hold(self._hold.held, now_s, self._hold.held.count)
+        self._evidence.sent(now_s)
+        self._sent += 1
+        if self._hold is not None:
+            self._hold.sent()
+
+    def answered(
+        self, now_s: float, sent_s: float, is_limited: bool, retry_after_s: float | None = None
+    ) -> bool:
+        """The verdict on the call sent at `sent_s`; True where `rates` has changed.
+
+        retry_after_s: what the server asked for, if anything.
+        """
+        took_s = now_s - sent_s
+        self._round_trip_s += (took_s - self._round_trip_s) * (0.25 if self._round_trip_s else 1.0)
+        if is_limited:
+            self._evidence.refuse(sent_s)
+            full_s = _surely_full_s(retry_after_s or 0.0)
+            if full_s > 0:
+                self._evidence.note_full(sent_s + full_s)
+        if self._changed_s is None or sent_s < self._changed_s:
+            return False
+        self._admitted += not is_limited
+        if self._rest_s is not None:
+            return self._rested(now_s, sent_s, is_limited, retry_after_s)
+        if self._hold is not None:
+            was_proven = self._hold.is_proven
+            word = self._hold.answered(now_s, sent_s, is_limited, retry_after_s or 0.0)
+            return self._held(now_s, self._hold, word, was_proven=was_proven)
+        if is_limited:
+            self._rest(now_s, retry_after_s)
+            return True
+        return self._grow(now_s)
+
+    def _grow(self, now_s: float) -> bool:
+        lasted_s = now_s - self._measured_s
+        if self._admitted < self._round or lasted_s < max(
+            _SHORTEST_ROUND_S, _ROUND_TRIPS * self._round_trip_s
+        ):
+            return False
+        if self._sent < 0.8 * self._per_s * lasted_s - 1:
+            # The caller has not used what it had: no reason to believe that there is more.
+            self._measured_s, self._sent, self._admitted = now_s, 0, 0
+            return False
+        self._per_s = min(self._per_s * self._growth, _FASTEST_PER_S)
+        return self._change(now_s)
+
+    def _held(self, now_s: float, hold: Hold, word: Word, *, was_proven: bool) -> bool:
+        if hold.is_proven and not was_proven:
+            self._evidence.settle()
+        if word is Word.LOST:
+            self._lose()
+        if word in (Word.LOST, Word.BLOCKED):
+            self._rest(now_s, None)
+            return True
+        if word is Word.CHANGED:
+            return self._change(now_s)
+        return False
+
+    def _lose(self) -> None:
+        """The rate that was held is not the limit, or no longer."""
+        if self._hold is not None:
+            if self._hold.is_proven:
+                self._evidence.restart(self._hold.held.window_s)
+                self._refusals = 0
+            self._per_s = self._hold.held.count / self._hold.held.window_s
+            self._hold = None
+
+    def _rest(self, now_s: float, retry_after_s: float | None) -> None:
+        self._refusals += 1
+        self._probes = 0
+        if self._burst == 0:
+            self._burst = self._evidence.count(-math.inf, now_s)
+        self._rest_s = max(_SHORTEST_REST_S, self._round_trip_s / 2, retry_after_s or 0.0)
+        self._change(now_s)
+
+    def _rested(
+        self, now_s: float, sent_s: float, is_limited: bool, retry_after_s: float | None
+    ) -> bool:
+        assert self._rest_s is not None
+        if is_limited:
+            self._probes += 1
+            if self._probes > _MOST_PROBES:
+                # More than a moment: the rate that was held before is no longer true.
+                self._lose()
+            longer_s = max(self._rest_s * _REST_GROWTH, retry_after_s or 0.0)
+            self._rest_s = min(longer_s, _LONGEST_REST_S)
+            return self._change(now_s)
+        if self._hold is None:
+            self._decide(now_s, sent_s)
+        else:
+            self._rest_s = None
+        return self._change(now_s)
+
+    def _decide(self, now_s: float, until_s: float) -> None:
+        """Chooses what to send next by all that is known."""
+        evidence = self._evidence
+        bucket = evidence.bucket(until_s)
+        windows = evidence.windows(until_s)
+        window = likeliest(windows) if windows else None
+        if bucket.is_narrow or (
+            bucket.is_possible and (window is None or self._is_burst(window, bucket))
+        ):
+            self._take_bucket(bucket, now_s)
+        elif window is not None:
+            self._take_window(window, now_s)
+        else:
+            # Nothing explains it all, so the limit has changed, or others use it, or what was
+            # sent was too uneven: what comes next is judged by itself, and sent more evenly.
+            average_per_s = evidence.average_per_s(until_s)
+            evidence.settle()
+            self._grow_from(1.25 * average_per_s)
+
+    def _is_burst(self, window: Rate, bucket: Bucket) -> bool:
+        """What looks like a fast window is rather the content of a slow bucket.
+
+        A bucket that was emptied admits again at once; so does a window that happens to begin, but
+        that of two explanations which is many times slower costs less where it is wrong.
+        """
+        is_slower = window.count > _MANY_TIMES * bucket.most_per_s * window.window_s
+        evidence = self._evidence
+        is_quick = evidence.longest_block_s() < 0.05 * evidence.span_s()
+        return is_slower and evidence.is_first and (is_quick or self._refusals > 2)
+
+    def _take_bucket(self, bucket: Bucket, now_s: float) -> None:
+        rate = named(bucket) if bucket.is_narrow else None
+        if rate is None:
+            # Between what it surely refills and what it surely does not; growth finds the rest.
+            least_per_s = max(bucket.least_per_s, bucket.most_per_s / 4)
+            self._grow_from((least_per_s * bucket.most_per_s) ** 0.5)
+        else:
+            self._rest_s, self._hold = None, Hold(rate, now_s, self._burst)
+
+    def _take_window(self, rate: Rate, now_s: float) -> None:
+        # A moving window gives back what a burst took only when the burst leaves it.
+        wait_s = self._evidence.room_at_s(rate, now_s) - now_s
+        if wait_s > (0.05 + 1 / rate.count) * rate.window_s:
+            self._rest_s = wait_s
+        else:
+            self._rest_s, self._hold = None, Hold(rate, now_s, self._burst)
+
+    def _grow_from(self, per_s: float) -> None:
+        self._rest_s = None
+        self._per_s = max(min(per_s, 0.8 * self._per_s), _SLOWEST_PER_S)
+        self._growth, self._round = _CAREFUL_GROWTH, _CAREFUL_ROUND
+
+    def _change(self, now_s: float) -> bool:
+        self._changed_s = self._measured_s = now_s
+        self._sent = 0
+        self._admitted = 0
+        return True
+
+
+def _surely_full_s(retry_after_s: float) -> float:
+    """How long a server that asks for so much silence would go on refusing, at least.
+
+    Whole seconds are rounded up; of others, a twentieth may be the way of the answer.
+    """
+    is_whole = retry_after_s == int(retry_after_s)
+    return retry_after_s - 1.0 if is_whole else 0.95 * retry_after_s

@@ -1,0 +1,147 @@
+"""The guard, measured: how much later than its fastest a request may reach the server's limiter.
+
+A reply proves something about its request. Let m be the shortest time from a write to the first
+byte of its answer. A reply that took t shows that its request reached the server at most t - m
+later than the fastest one does, whatever else took time. So
+
+  each send counts for W + (t - m), and not for W + guard, once its reply is there;
+  where nearly all replies come within the prior of the fastest one, their spread bounds the jitter,
+  and the guard follows it; where they do not, they took their time to generate, which says nothing
+  about the way, and the prior stands;
+  handshakes and stated processing times are free of generation: they show the network alone;
+  timers that ring late show the lag of the event loop. It is jitter like any other, but a send may
+  make up for the lateness of the one before it, so it costs the guard and not the pace.
+
+The minimum of n samples lies above the true one by about spread / n, or spread / sqrt(n) where the
+time is a sum of several; four times the one, or the other, is added, whichever is more. A burst can
+be late as a whole, so the samples must come from more than one moment. Once the server has shown
+that the guard was too short, replies are not believed any more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+# What is assumed before anything is measured: jitter of the internet at large.
+PRIOR_S = 0.05
+# Timers count in whole milliseconds, and a busy loop reads a reply a little late.
+MARGIN_S = 0.005
+FIRST_GUARD_S = PRIOR_S + MARGIN_S
+_MOST_S = 0.4
+# Fewer replies than this prove nothing: the shortest of them may not be short.
+_LEAST_REPLIES = 16
+_LEAST_MOMENTS = 2
+_LEAST_HANDSHAKES = 8
+_REPLIES = 128
+_HANDSHAKES = 64
+_LAGS = 128
+# Sorting what was seen costs more than all the rest: it is done for each eighth reply at first, and
+# later whenever a quarter of what is remembered is new.
+_LEARN_EVERY = 8
+_NEW_SHARE = 4
+
+
+class Jitter:
+    """Measured from replies and handshakes; `guard_s` is what to add to a window."""
+
+    def __init__(self) -> None:
+        self._prior_s = PRIOR_S
+        self._fastest_s = math.inf
+        self._replies = 0
+        self._late_s: deque[float] = deque(maxlen=_REPLIES)
+        self._moment_s = -math.inf  # of the writes that are one moment
+        self._moments = 0
+        self._trusts_replies = True
+        self._handshakes_s: deque[float] = deque(maxlen=_HANDSHAKES)
+        self._network_s = 0.0
+        self._lags_s: deque[float] = deque(maxlen=_LAGS)
+        self._rings = 0
+        self._learn_at = self._learn_rings_at = _LEARN_EVERY
+        self.catch_up_s = MARGIN_S
+        self._spread_s = math.inf  # of nearly all replies behind the fastest one
+        self._unsure_s = 0.0  # by how much the fastest reply may not be the fastest possible
+        # Replies prove more than nothing by now.
+        self.is_telling = False
+        self.guard_s = FIRST_GUARD_S
+
+    @property
+    def unproven_s(self) -> float:
+        """How late a request may be of which nothing is known, in seconds."""
+        return max(self._prior_s, self._network_s) + MARGIN_S
+
+    def rang(self, late_s: float) -> bool:
+        """A timer rang late_s after its time. True where the guard has changed by that."""
+        self._lags_s.append(late_s)
+        self._rings += 1
+        if self._rings < self._learn_rings_at:
+            return False
+        self._learn_rings_at = self._rings + max(_LEARN_EVERY, len(self._lags_s) // _NEW_SHARE)
+        lags_s = sorted(self._lags_s)
+        lag_s = min(lags_s[len(lags_s) * 95 // 100], PRIOR_S)
+        # The margin is there for it; only what it does not cover comes on top.
+        self.catch_up_s = max(MARGIN_S, lag_s)
+        self._conclude()
+        return True
+
+    def replied(self, took_s: float, sent_s: float) -> float:
+        """How late this request can have been at most, in seconds.
+
+        took_s: from the write, at sent_s, to the first byte of the answer, less the server's own
+        time on it where it states that.
+        """
+        if sent_s > self._moment_s + self._prior_s:
+            self._moment_s = sent_s
+            self._moments += 1
+        if took_s < self._fastest_s:
+            self._fastest_s = took_s
+        self._late_s.append(took_s - self._fastest_s)
+        self._replies += 1
+        if self._replies >= self._learn_at:
+            self._learn_at = self._replies + max(_LEARN_EVERY, len(self._late_s) // _NEW_SHARE)
+            self._learn()
+        return self.proved_s(took_s)
+
+    def proved_s(self, took_s: float) -> float:
+        """How late a request can have been at most whose reply took so long, by what is known now.
+
+        took_s: of a reply that `replied` has been told of.
+        """
+        if not self.is_telling:
+            return self.unproven_s
+        late_s = took_s - self._fastest_s
+        return min(late_s + self._unsure_s + MARGIN_S, self.unproven_s)
+
+    def shook_hands(self, took_s: float) -> None:
+        """A connection was made in `took_s`, while no other was in the making."""
+        self._handshakes_s.append(took_s)
+        if len(self._handshakes_s) >= _LEAST_HANDSHAKES:
+            times_s = sorted(self._handshakes_s)
+            # The tenth slowest in a hundred: single ones are lost packets and busy loops.
+            self._network_s = min(_MOST_S, times_s[len(times_s) * 9 // 10] - times_s[0])
+            self._conclude()
+
+    def was_short(self) -> None:
+        """The server counted more than was sent in its window: the guard did not cover the way."""
+        self._prior_s = min(_MOST_S, self._prior_s * 2)
+        self._trusts_replies = False
+        self.is_telling = False
+        self._conclude()
+
+    def _learn(self) -> None:
+        is_enough = self._replies >= _LEAST_REPLIES and self._moments >= _LEAST_MOMENTS
+        if not (is_enough and self._trusts_replies):
+            return
+        late_s = sorted(self._late_s)
+        self._spread_s = late_s[len(late_s) * 95 // 100]
+        self.is_telling = self._spread_s <= self._prior_s
+        replies = self._replies
+        self._unsure_s = self._spread_s * max(4 / replies, 1 / math.sqrt(replies))
+        self._conclude()
+
+    def _conclude(self) -> None:
+        jitter_s = self._prior_s
+        if self.is_telling:
+            # 5 % more: a twentieth of the replies took longer than the quantile.
+            jitter_s = min(jitter_s, self._spread_s * 1.05 + self._unsure_s)
+        self.guard_s = max(jitter_s, self._network_s) + self.catch_up_s

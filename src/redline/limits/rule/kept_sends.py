@@ -1,0 +1,193 @@
+"""Sends that outlive the process: a run that is killed and started again does not overshoot.
+
+Each window has a small file: a ring of its records, (wall time, amount), behind a header of (magic,
+pace). A send is one `pwrite` into the page cache, which survives the death of the process, though
+not of the machine; a machine takes longer to start than most windows last. Nothing is synced.
+Where many sends stand in one record, their number is written ahead, twice what it is: a death then
+leaves a count that is too high by half of one record at most.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from redline.clock import Clock
+from redline.limits.rule.rate import MAX_COUNT, Rate
+from redline.limits.rule.window import GRAIN, Record, Window
+
+_MAGIC = b"redline1"
+_HEADER = struct.Struct("<8sd")
+_ENTRY = struct.Struct("<dd")
+# A window holds at most 4,097 records (limits/rule/window.py); a larger ring loses none of them.
+_SLOTS = 4200
+_SIZE = _HEADER.size + _SLOTS * _ENTRY.size
+
+
+class RecentSends:
+    """The windows' files in one folder, for one endpoint.
+
+    folder: made where it is missing. name: of the endpoint, as a part of file names. A folder that
+    cannot be written is passed over: it matters only after a death, and the run's journal, which
+    stands beside it, tells the user.
+    """
+
+    def __init__(self, folder: Path, name: str, clock: Clock) -> None:
+        self._folder = folder
+        self._name = name
+        self._clock = clock
+        self._rings: dict[Window, tuple[_Ring, Path]] = {}
+
+    def keep(self, kind: str, window: Window) -> None:
+        """Gives `window` what was sent before, and keeps what it sends from now on.
+
+        kind: what the window counts, such as `requests`.
+        """
+        path = self._path(kind, window.rate)
+        try:
+            old = path if path.exists() else self._nearest(kind, window.rate)
+            if old is not None:
+                _recall(old, window, self._clock)
+        except OSError:
+            return
+        self.attach(kind, window)
+
+    def attach(self, kind: str, window: Window) -> None:
+        """Keeps what `window` counts now and what it sends from now on."""
+        path = self._path(kind, window.rate)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            fresh = path.with_suffix(".new")
+            to_wall_s = self._clock.wall_s() - self._clock.now_s()
+            ring = _Ring(fresh, to_wall_s, window.rate.window_s * GRAIN)
+            self._rings[window] = (ring, path)
+            window.attach(ring)
+            fresh.replace(path)
+        except OSError:
+            return
+
+    def drop(self, window: Window) -> None:
+        """`window` has gone, and what it sent stands in another one."""
+        kept = self._rings.pop(window, None)
+        if kept is not None:
+            ring, path = kept
+            ring.close()
+            if all(path != other for _, other in self._rings.values()):
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        for ring, _ in self._rings.values():
+            ring.close()
+
+    def _path(self, kind: str, rate: Rate) -> Path:
+        return self._folder / f"{self._name}-{kind}-{rate.window_s:.15g}s.sends"
+
+    def _nearest(self, kind: str, rate: Rate) -> Path | None:
+        """Where sends of this kind stand for another window: the next longer one, else the longest.
+
+        The limits may have been stated otherwise last time.
+        """
+        stem = f"{self._name}-{kind}-"
+        found: list[tuple[bool, float, Path]] = []
+        for path in self._folder.glob(f"{stem}*s.sends"):
+            try:
+                window_s = float(path.name.removeprefix(stem).removesuffix("s.sends"))
+            except ValueError:
+                continue
+            is_short = window_s < rate.window_s
+            found.append((is_short, -window_s if is_short else window_s, path))
+        return min(found)[2] if found else None
+
+
+class _Ring:
+    """A window's Keeper. Times are wall times: a monotonic clock begins anew with the machine.
+
+    grain_s: how long the sends of one record may lie apart.
+    """
+
+    def __init__(self, path: Path, to_wall_s: float, grain_s: float) -> None:
+        self._to_wall_s = to_wall_s
+        self._grain_s = grain_s
+        self._last: Record | None = None
+        self._amount = self._told = 0  # of the last record, and what the file says of it
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
+        self._fd: int | None = os.open(path, flags, 0o600)
+        # Written whole at first, so that a full disk is met here and not at a send.
+        try:
+            written = os.pwrite(
+                self._fd, _HEADER.pack(_MAGIC, 0.0) + bytes(_SIZE - _HEADER.size), 0
+            )
+            if written < _SIZE:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            self.close()
+            # A disk that is nearly full needs its last room for results.
+            path.unlink(missing_ok=True)
+            raise
+
+    def keep(self, record: Record) -> None:
+        last = self._last
+        if record is last and record.amount > self._amount:
+            self._amount = record.amount
+            if record.amount > self._told:
+                self._told = 2 * record.amount
+                self._tell(record, self._told, record.first_s + self._grain_s)
+            return
+        if last is None or record.number >= last.number:
+            if last is not None and record is not last and self._told != last.amount:
+                self._tell(last, last.amount, last.sent_s)
+            self._last, self._told, self._amount = record, record.amount, record.amount
+        self._tell(record, record.amount, record.sent_s)
+
+    def keep_pace(self, full_at_s: float) -> None:
+        self._write(_HEADER.pack(_MAGIC, full_at_s + self._to_wall_s), 0)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            last, self._last = self._last, None
+            if last is not None and self._told != last.amount:
+                self._tell(last, last.amount, last.sent_s)
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _tell(self, record: Record, amount: int, sent_s: float) -> None:
+        offset = _HEADER.size + record.number % _SLOTS * _ENTRY.size
+        self._write(_ENTRY.pack(sent_s + self._to_wall_s, amount), offset)
+
+    def _write(self, data: bytes, offset: int) -> None:
+        if self._fd is None:
+            return
+        try:
+            os.pwrite(self._fd, data, offset)
+        except OSError:
+            # A disk that fails ends the run by its journal. These bytes only matter after a death.
+            self.close()
+
+
+def _recall(path: Path, window: Window, clock: Clock) -> None:
+    """Gives `window` the sends in `path`; a file that is damaged or foreign says nothing."""
+    data = path.read_bytes()
+    if len(data) != _SIZE or not data.startswith(_MAGIC):
+        return
+    now_s, to_wall_s = clock.now_s(), clock.wall_s() - clock.now_s()
+    span_s = window.rate.window_s + window.guard_s
+    window.recall(sorted(_entries(data, now_s, to_wall_s, span_s)))
+    pace_s = _HEADER.unpack_from(data)[1] - to_wall_s
+    # A pace further ahead than a window is a clock that was set back.
+    if now_s < pace_s <= now_s + span_s:
+        window.resume_pace(pace_s)
+
+
+def _entries(
+    data: bytes, now_s: float, to_wall_s: float, span_s: float
+) -> Iterator[tuple[float, int]]:
+    """(stamp, amount) of the sends that are younger than span_s."""
+    for wall_s, amount in _ENTRY.iter_unpack(data[_HEADER.size :]):
+        sent_s = wall_s - to_wall_s
+        # A stamp in the future comes from a wall clock that was set back meanwhile; also NaN.
+        if 0 < amount <= MAX_COUNT and sent_s > now_s - span_s:
+            yield min(sent_s, now_s), round(amount)

@@ -1,0 +1,197 @@
+"""What a sliding-window counter may read of our sends, in whichever phase its windows begin.
+
+Such a counter weighs the previous window by how much of it is still in view. With A(s, t) for what
+was sent after s and up to t, and its current window begun at p = t - uW, it reads
+
+    (1 - u) A(p - W, p) + A(p, t)  =  u A(p, t) + (1 - u) A(p - W, t)  <=  N.
+
+A send may reach it up to g late, so both intervals begin g earlier here. With the amount that was
+not used so far, D(t) = r t - A(0, t) at the even rate r = N / W, that is
+
+    D(t)  >=  u D(t - g - uW) + (1 - u) D(t - g - uW - W) + r g      for every u from 0 to 1.
+
+The right-hand side without r g, at its largest, is the floor. At u = 0 and u = 1 it says what a
+moving window says. Sends at N / (W + g) raise D by r g in each W + g, so they are always allowed.
+And what was lost a moment ago, where u is small, may be caught up with hardly any effect on the
+counter. A pace alone cannot know that: it has to keep free whatever it may ever catch up.
+
+The past is kept in steps of W / 512, each with its amount and the highest D in it. The floor is
+found anew every W / 128, and when that much of the limit has been given back. It is never below the
+exact one, and hardly above it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from itertools import accumulate, islice
+from operator import add
+
+# A window has so many groups of so many steps. The floor is found once in each group.
+_GROUPS, _STEPS = 128, 4
+# The least and the most that u can be in each of the groups back to a window ago.
+_SHARES = [
+    (max(0.0, (number - 1) / _GROUPS), min(1.0, (number + 1) / _GROUPS))
+    for number in range(_GROUPS + 1)
+]
+# Where a wait ends with a group, the next look is in the next one, whatever floats come to.
+_LEAST_S = 1e-6
+
+
+class _Group:
+    """Some neighbouring steps: what was sent in each, and in all of them.
+
+    highs: the highest D in a step, above that at its beginning. top: the highest in the group,
+    above that at the beginning of the group; None where it must be found anew.
+    """
+
+    __slots__ = ("amounts", "highs", "sent", "top")
+
+    def __init__(self) -> None:
+        self.amounts = [0.0] * _STEPS
+        self.highs = [0.0] * _STEPS
+        self.sent = 0.0
+        self.top: float | None = None
+
+    def found_top(self, gain: float) -> float:
+        """gain: what D gains in a step. In steps to come nothing is sent, which D is highest by."""
+        top = level = 0.0
+        for amount, high in zip(self.amounts, self.highs, strict=True):
+            if level + high > top:
+                top = level + high
+            level += gain - amount
+        self.top = max(top, level)
+        return self.top
+
+
+class Phases:
+    """How much of one limit may be sent, however a sliding-window counter's windows begin.
+
+    count: of the limit. window_s: its window, guard_s: by how much a send may be late.
+    """
+
+    def __init__(self, count: int, window_s: float, guard_s: float) -> None:
+        self.window_s = window_s
+        self._group_s = window_s / _GROUPS
+        self._step_s = self._group_s / _STEPS
+        self._at = 0  # the current group
+        self._unused = 0.0  # D where it begins
+        self._sent = 0.0  # in all groups
+        self._floor = -math.inf
+        self._floor_at: int | None = None  # for which group; None where it must be found anew
+        self._back = 0.0  # what was given back since it was found
+        self._groups: deque[_Group] = deque()
+        self._count, self._per_s, self._guard_s = 0, 0.0, 0.0
+        self.reshape(count, guard_s)
+
+    def reshape(self, count: int, guard_s: float) -> None:
+        """Another count or guard from now on; what was sent still counts."""
+        if count != self._count:
+            per_s = count / self.window_s
+            more = max(0.0, per_s - self._per_s) * self._step_s
+            self._count, self._per_s = count, per_s
+            self._gain = gain = per_s * self._step_s
+            for group in self._groups:
+                group.highs = [min(gain, high + more) for high in group.highs]
+                group.top = None
+        # Two windows, what may be under way to the server, and the groups at either end.
+        size = 2 * _GROUPS + math.ceil(guard_s / self._group_s) + 2
+        missing = size - len(self._groups)
+        if missing > 0:
+            self._groups = deque([*(_Group() for _ in range(missing)), *self._groups], size)
+        self._guard_s = guard_s
+        self._floor_at = None
+
+    def wait_s(self, amount: float, now_s: float) -> float:
+        """Seconds until `amount`, at most the count, may be sent, or must ask again; 0 now."""
+        unused = self._advance(now_s)
+        if self._sent + amount <= self._count:
+            return 0.0
+        now_s = max(now_s, self._at * self._group_s)
+        at = math.floor((now_s - self._guard_s) / self._group_s)
+        if at != self._floor_at:
+            self._floor = self._found_floor(at)
+            self._floor_at, self._back = at, 0.0
+        wait_s = (self._floor + amount - unused) / self._per_s + self._guard_s
+        if wait_s <= 0.0:
+            return 0.0
+        return min(wait_s, max(_LEAST_S, (at + 1) * self._group_s + self._guard_s - now_s))
+
+    def add(self, amount: int, now_s: float) -> int:
+        """`amount` is sent now; the step it stands in, for `amend`."""
+        unused = self._advance(now_s)
+        group = self._groups[-1]
+        since_s = now_s - self._at * self._group_s
+        step = min(_STEPS - 1, max(0, int(since_s / self._step_s)))
+        begun = self._unused + step * self._gain - (group.sent - group.amounts[step])
+        if unused - begun > group.highs[step]:
+            group.highs[step] = unused - begun
+        group.amounts[step] += amount
+        group.sent += amount
+        group.top = None
+        self._sent += amount
+        return self._at * _STEPS + step
+
+    def amend(self, step: int, by: int, amount: int) -> None:
+        """What was sent in that step is `amount`, which is `by` more, or less, than was said."""
+        at, step = divmod(step, _STEPS)
+        index = len(self._groups) - 1 - (self._at - at)
+        if index < 0:
+            return
+        group = self._groups[index]
+        group.amounts[step] += by
+        group.sent += by
+        group.top = None
+        self._sent += by
+        if at != self._at:
+            self._unused -= by
+        if by < 0:
+            # Behind it D is higher by that, and `amount` below all that a step can bring.
+            high = group.highs[step]
+            group.highs[step] = max(high, min(high - by, self._gain - amount))
+            self._floor -= by
+            self._back -= by
+            if self._back > self._gain * _STEPS:
+                self._floor_at = None
+
+    def assume(self) -> None:
+        """What is not known of the past counts as if the limit had been used up evenly."""
+        if not self._sent:
+            return
+        for group in self._groups:
+            if group.sent:
+                break
+            group.amounts = [self._gain] * _STEPS
+            group.highs = [self._gain] * _STEPS
+            group.sent, group.top = self._gain * _STEPS, None
+            self._sent += group.sent
+        self._floor_at = None
+
+    def _advance(self, now_s: float) -> float:
+        """D now, after the groups have moved on."""
+        at = math.floor(now_s / self._group_s)
+        if at > self._at:
+            groups, gone = self._groups, at - self._at
+            if gone < len(groups):
+                self._unused += self._gain * _STEPS * gone - groups[-1].sent
+                self._sent -= sum(group.sent for group in islice(groups, gone))
+            else:
+                # All of it is past, and a number that only grows would lose its last digits.
+                gone, self._unused, self._sent, self._floor_at = len(groups), 0.0, 0.0, None
+            self._at = at
+            groups.extend(_Group() for _ in range(gone))
+        since_s = now_s - self._at * self._group_s
+        return self._unused + since_s * self._per_s - self._groups[-1].sent
+
+    def _found_floor(self, at: int) -> float:
+        """The floor while the guard reaches back into group `at`."""
+        gain = self._gain
+        groups = list(reversed(self._groups))
+        tops = [group.found_top(gain) if group.top is None else group.top for group in groups]
+        gone = [group.sent - gain * _STEPS for group in groups[1:]]
+        highs: list[float] = list(map(add, tops, accumulate(gone, initial=self._unused)))
+        recent = self._at - at
+        pairs = zip(highs[recent:], highs[recent + _GROUPS :], _SHARES, strict=False)
+        return max(
+            old + (new - old) * (most if new > old else least) for new, old, (least, most) in pairs
+        )

@@ -1,0 +1,299 @@
+"""All rate limits of one endpoint, booked together: all or nothing. Synchronous."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from redline.errors import OverLimit
+from redline.limits.rule.cost import CERTAIN, KINDS, Cost, Kind
+from redline.limits.rule.guard import MARGIN_S, Jitter
+from redline.limits.rule.kept_sends import RecentSends
+from redline.limits.rule.rate import Rate
+from redline.limits.rule.settings import AUTO, Limits, as_rates, usable
+from redline.limits.rule.window import Alone, Booking, Window
+
+# Replies of which the proof is still to come; of more, the oldest count as late as any may be.
+_UNTOLD = 256
+
+
+class LimitLine:
+    """One limit: what is stated of it, and the window that keeps it.
+
+    user: as the user stated it; None for one that the server told. stated: what is gone by now,
+    before headroom. others: what others have used of it so far, as far as it shows.
+    """
+
+    __slots__ = ("_full_at_s", "is_headed", "others", "stated", "steady", "user", "window")
+
+    def __init__(self, stated: Rate, user: Rate | None, window: Window) -> None:
+        self.stated = stated
+        self.user = user
+        self.window = window
+        self.others = 0
+        self.is_headed = False  # the server's headers speak of this limit
+        self.steady = 0.5  # share of the headers by which it refills steadily, as a bucket does
+        self._full_at_s = -math.inf
+
+    @property
+    def kind(self) -> Kind:
+        """What it counts."""
+        return self.window.kind
+
+    def watch(self, now_s: float) -> None:
+        """Begins to follow what the server should count."""
+        self._full_at_s = -math.inf
+        self.note(self.window.used(now_s), now_s)
+
+    def note(self, amount: int, now_s: float) -> None:
+        """`amount` is on its way to the server."""
+        missing_s = amount * self.stated.window_s / self.stated.count
+        self._full_at_s = max(self._full_at_s, now_s) + missing_s
+
+    def alone(self, now_s: float) -> Alone:
+        """What the server would count now, had nobody but us and the known others used it."""
+        missing_s = max(0.0, self._full_at_s - now_s)
+        in_bucket = missing_s * self.stated.count / self.stated.window_s
+        return Alone(self.window.used(now_s), in_bucket, self.others)
+
+    def name_in_headers(self, *, is_so: bool = True) -> None:
+        """The server's headers speak of this limit."""
+        self.is_headed = is_so
+
+    def saw_refill(self, rate: float, *, is_steady: bool) -> None:
+        """One header more shows how it refills. rate: how much one counts, of 1."""
+        self.steady += rate * ((1.0 if is_steady else 0.0) - self.steady)
+
+    def take(self, amount: int, now_s: float) -> None:
+        """Others have used `amount`."""
+        self.others += amount
+        self.window.take(amount, now_s)
+        self.note(amount, now_s)
+
+
+class Rules:
+    """The windows of `limits`; every call takes from all of them or from none.
+
+    is_watched: the server tells what is left, so each booking remembers what should be.
+    is_searched: a limit is searched for, and refusals are how it is found. The guard has no margin
+    then, for the search learns what the way needs.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.jitter = Jitter()
+        self.is_watched = False
+        self.is_searched = limits.rate == AUTO
+        self.counts_tokens = False  # a token limit is set, so estimates matter
+        self._untold: deque[tuple[Iterable[Booking], float]] = deque(maxlen=_UNTOLD)
+        self._profile = limits.profile
+        # The share of every limit, after headroom, that is used now.
+        self.share = 1.0
+        self._recent: RecentSends | None = None
+        # Seconds added to each window now.
+        self.guard_s = self._guard_now_s()
+        self.lines: list[LimitLine] = []
+        for kind in KINDS:
+            for rate in as_rates(getattr(limits, kind), kind):
+                self._add(kind, rate, rate)
+
+    def watch(self, now_s: float) -> None:
+        """The server tells what is left: from now on each booking remembers what should be."""
+        if not self.is_watched:
+            self.is_watched = True
+            for line in self.lines:
+                line.watch(now_s)
+
+    def most(self, kind: Kind) -> float:
+        """The largest amount that one call could ever be granted; inf where nothing limits it."""
+        counts = (self._most(line) for line in self.lines if line.kind == kind)
+        return min(counts, default=math.inf)
+
+    def check(self, cost: Cost) -> None:
+        """Raises OverLimit when `cost` could never be granted."""
+        for line in self.lines:
+            # One request fits into every limit of requests.
+            amount = 0 if line.kind == "requests" else cost.amount(line.kind)
+            if amount and amount > self._most(line):
+                raise too_large(line.kind, amount, usable(line.stated, self.limits.headroom))
+
+    def wait_s(self, cost: Cost, now_s: float) -> float:
+        """Seconds until `cost` may be sent; 0 now, inf until what is booked is sent or released."""
+        wait_s = 0.0
+        for line in self.lines:
+            window = line.window
+            if window.kind == "requests":
+                line_s = window.wait_s(1, now_s)
+            else:
+                kind = window.kind
+                line_s = window.wait_s(cost.amount(kind), now_s, cost.spread_of(kind))
+            if line_s > wait_s:
+                wait_s = line_s
+        return wait_s
+
+    def book(
+        self, cost: Cost, now_s: float, late_s: float = 0.0, busy_s: float = 0.0
+    ) -> list[Booking]:
+        """Takes `cost` from every window; call only when `wait_s` is 0.
+
+        late_s: by how much a timer rang late for it. busy_s: for how long somebody has been waiting
+        without a break, this caller or those before it.
+        """
+        bookings = []
+        for line in self.lines:
+            window = line.window
+            if window.kind == "requests":
+                amount, spread = 1, CERTAIN
+            else:
+                amount, spread = cost.amount(window.kind), cost.spread_of(window.kind)
+            booking = window.book(amount, now_s, late_s, spread, busy_s)
+            if self.is_watched:
+                line.note(amount, now_s)
+                booking.alone = line.alone(now_s)
+            bookings.append(booking)
+        return bookings
+
+    def settle(self, bookings: Iterable[Booking], used: Cost) -> None:
+        """The call used `used`, in place of its estimate."""
+        for booking in bookings:
+            kind = booking.window.kind
+            if kind != "requests":
+                booking.window.settle(booking, used.amount(kind))
+
+    def replied(self, bookings: Iterable[Booking], took_s: float, sent_s: float) -> None:
+        """A call's first byte came `took_s` after its write, the server's own time taken off."""
+        if not self.lines or self.limits.guard_s is not None:
+            return
+        jitter = self.jitter
+        guard_s = jitter.guard_s
+        late_s = jitter.replied(took_s, sent_s)
+        if not jitter.is_telling:
+            # The first replies prove something only once there are enough of them.
+            self._untold.append((bookings, took_s))
+        else:
+            for booking in bookings:
+                booking.window.prove(booking, late_s)
+            while self._untold:
+                told, its_s = self._untold.popleft()
+                for booking in told:
+                    booking.window.prove(booking, jitter.proved_s(its_s))
+        if jitter.guard_s != guard_s:
+            self.follow_guard()
+
+    def rang(self, late_s: float) -> None:
+        """A timer rang late_s after its time."""
+        if self.limits.guard_s is None and self.jitter.rang(late_s):
+            self.follow_guard()
+
+    def shook_hands(self, took_s: float) -> None:
+        """A connection to the server took `took_s`."""
+        if self.limits.guard_s is None:
+            self.jitter.shook_hands(took_s)
+            self.follow_guard()
+
+    def follow_guard(self) -> None:
+        """The windows take over the guard as it is measured now."""
+        guard_s = self._guard_now_s()
+        # A change below a tenth of a millisecond is not worth a division in every window.
+        if abs(guard_s - self.guard_s) >= 1e-4:
+            self.guard_s = guard_s
+            self._reshape()
+
+    def end_search(self) -> None:
+        """The limit is not searched for any more."""
+        self.is_searched = False
+        self.follow_guard()
+
+    def set_share(self, share: float) -> None:
+        """Uses `share` of every limit, above 0 and at most 1."""
+        self.share = share
+        self._reshape()
+
+    def restate(self, line: LimitLine, stated: Rate) -> None:
+        """The limit is `stated` from now on, before headroom; what was sent still counts."""
+        line.stated = stated
+        self._reshape()
+
+    def set_rates(self, kind: Kind, rates: Sequence[Rate], now_s: float) -> None:
+        """Other limits of one kind from now on, before headroom; what was sent counts in them, too.
+
+        A limit whose window stays as long keeps its window.
+        """
+        old = [line for line in self.lines if line.kind == kind]
+        longest = max(old, key=lambda line: line.stated.window_s, default=None)
+        sends = [] if longest is None else longest.window.sends(now_s)
+        self.lines = [line for line in self.lines if line.kind != kind]
+        for rate in rates:
+            kept = next((line for line in old if line.stated.window_s == rate.window_s), None)
+            if kept is None:
+                window = self._add(kind, rate, None).window
+                window.recall(sends)
+                if longest is not None and longest.window.full_at_s is not None:
+                    window.resume_pace(min(longest.window.full_at_s, now_s + rate.window_s))
+                if self._recent is not None and longest is not None:
+                    self._recent.attach(kind, window)
+                elif self._recent is not None:
+                    self._recent.keep(kind, window)
+            else:
+                old.remove(kept)
+                kept.stated = rate
+                self.lines.append(kept)
+        if self._recent is not None:
+            for line in old:
+                self._recent.drop(line.window)
+        self._reshape()
+
+    def keep_in(self, recent: RecentSends) -> None:
+        """Takes up the sends that `recent` has kept, and keeps its own there from now on."""
+        self._recent = recent
+        for line in self.lines:
+            recent.keep(line.kind, line.window)
+
+    def _add(self, kind: Kind, rate: Rate, user: Rate | None) -> LimitLine:
+        window = Window(
+            usable(rate, self._used_share()),
+            kind=kind,
+            profile=self._profile,
+            guard_s=self.guard_s,
+            unproven_s=self._unproven_s(),
+            catch_up_s=self.jitter.catch_up_s,
+        )
+        line = LimitLine(rate, user, window)
+        self.lines.append(line)
+        self.counts_tokens = self.counts_tokens or kind != "requests"
+        return line
+
+    def _most(self, line: LimitLine) -> int:
+        # By what is stated: a share that is lowered for a while refuses nobody for good.
+        return usable(line.stated, self.limits.headroom).count
+
+    def _reshape(self) -> None:
+        self.counts_tokens = any(line.kind != "requests" for line in self.lines)
+        share = self._used_share()
+        for line in self.lines:
+            rate = usable(line.stated, share)
+            line.window.reshape(
+                rate, self._profile, self.guard_s, self._unproven_s(), self.jitter.catch_up_s
+            )
+
+    def _used_share(self) -> float:
+        return self.limits.headroom * self.share
+
+    def _guard_now_s(self) -> float:
+        if self.limits.guard_s is not None:
+            return self.limits.guard_s
+        return self.jitter.guard_s - (MARGIN_S if self.is_searched else 0.0)
+
+    def _unproven_s(self) -> float:
+        stated_s = self.limits.guard_s
+        return self.jitter.unproven_s if stated_s is None else stated_s
+
+
+def too_large(kind: Kind, amount: int, rate: Rate) -> OverLimit:
+    """The error of a call that needs more than `rate` ever allows."""
+    return OverLimit(
+        f"the call needs about {amount:,} {kind.replace('_', ' ')}, more than the limit of {rate} "
+        "allows at all",
+        hint="shorten the prompt, lower max_tokens, or raise the token limit",
+    )

@@ -1,0 +1,166 @@
+"""What an endpoint allows, as the user states it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import msgspec
+
+from redline.errors import ConfigError, nearest
+from redline.limits.rule.cost import KINDS, Kind
+from redline.limits.rule.guard import FIRST_GUARD_S
+from redline.limits.rule.rate import Rate, parse_rate
+
+Profile = Literal["any", "fixed", "moving", "counter", "bucket"]
+PROFILES: tuple[str, ...] = get_args(Profile)
+AUTO = "auto"
+CHARGES = (AUTO, "actual", "reserved")
+RATES = ("stated", AUTO)
+MAX_GUARD_S = 10.0
+_NAMES = {kind: f"the {kind.replace('_tokens', ' token').rstrip('s')} limit" for kind in KINDS}
+
+# Little's law: calls in flight = rate x latency. 30 s is a long answer; fewer slots than that would
+# leave a rate limit unused.
+LONG_ANSWER_S = 30.0
+MIN_CONCURRENCY, MAX_AUTO_CONCURRENCY, MAX_CONCURRENCY = 64, 1000, 100_000
+
+# Connections made ahead of their calls' turns, at least.
+LEAST_AHEAD = 16
+# Profiles that send all that a window allows at once.
+BURSTS = ("fixed", "moving", "bucket")
+
+Rates = Sequence[Rate | str] | Rate | str
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Every limit holds at once.
+
+    requests, tokens, input_tokens, output_tokens: rates such as `Rate(500, 60.0)`, or text such as
+    "500/60s"; a single one or a sequence. `tokens` count input and output together.
+    concurrency: most calls in flight, 1..100,000; "auto" finds the server's best; None chooses 64,
+    or enough to use the request rate when an answer takes 30 s, at most 1,000.
+    rate: "stated" keeps to what is stated here; "auto" goes by the server's headers, and searches
+    where there are none; "auto" without a concurrency finds that, too.
+    profile: the server's algorithm. `any` is safe against all of them; see docs/limits.md.
+    headroom: the share of each rate that may be used, above 0 and at most 1.
+    guard_s: seconds added to each window against jitter, 0..10; None measures it.
+    charge: what the provider takes off a token limit. `actual`: the usage of the reply. `reserved`:
+    prompt + max_tokens, when the call comes, never given back. `auto`: by the endpoint's host, else
+    `actual`.
+    share: a file's path or a redis:// URL through which processes share these limits; "" keeps
+    them to this process.
+    Raises ConfigError for anything out of range.
+    """
+
+    requests: Rates = ()
+    tokens: Rates = ()
+    input_tokens: Rates = ()
+    output_tokens: Rates = ()
+    concurrency: int | str | None = None
+    rate: str = "stated"
+    profile: str = "any"
+    headroom: float = 1.0
+    guard_s: float | None = None
+    charge: str = AUTO
+    share: str = ""
+
+    def __post_init__(self) -> None:
+        _one_of("limit profile", self.profile, PROFILES)
+        _one_of("charge", self.charge, CHARGES)
+        _one_of("rate", self.rate, RATES)
+        if not 0 < self.headroom <= 1:
+            raise ConfigError(
+                f"headroom must be above 0 and at most 1, not {self.headroom:g}",
+                hint="0.8 uses 80 % of each rate and leaves the rest to others",
+            )
+        if self.guard_s is not None and not 0 <= self.guard_s <= MAX_GUARD_S:
+            raise ConfigError(f"the guard must be 0 to 10 s, not {self.guard_s:g}")
+        if isinstance(self.concurrency, str):
+            _one_of("concurrency", self.concurrency, (AUTO,))
+        elif self.concurrency is not None and not 1 <= self.concurrency <= MAX_CONCURRENCY:
+            raise ConfigError(
+                f"concurrency must be 1 to {MAX_CONCURRENCY:,}, not {self.concurrency}"
+            )
+        elif self.concurrency is not None and self.concurrency % 1 != 0:
+            raise ConfigError(f"concurrency must be a whole number, not {self.concurrency:g}")
+        for kind in KINDS:
+            self.rates(kind)
+        if self.share and self.rate == AUTO:
+            raise ConfigError(
+                "limits that are found cannot be shared",
+                hint="state them, for instance with --requests 500/60s, or leave out --share",
+            )
+
+    def rates(self, kind: Kind) -> tuple[Rate, ...]:
+        """The limits of one kind, after headroom."""
+        stated = as_rates(getattr(self, kind), _NAMES[kind])
+        return tuple(usable(rate, self.headroom) for rate in stated)
+
+    def request_rates(self) -> tuple[Rate, ...]:
+        """The request limits, after headroom."""
+        return self.rates("requests")
+
+    @property
+    def counts_tokens(self) -> bool:
+        """A limit on tokens is stated."""
+        return any(self.rates(kind) for kind in KINDS if kind != "requests")
+
+    @property
+    def is_adaptive(self) -> bool:
+        """The number of calls in flight is found and not stated."""
+        return self.concurrency == AUTO or (self.concurrency is None and self.rate == AUTO)
+
+    def slots(self) -> int:
+        """Most calls in flight."""
+        if isinstance(self.concurrency, int):
+            return self.concurrency
+        if self.is_adaptive:
+            return MAX_AUTO_CONCURRENCY
+        per_s = min((rate.count / rate.window_s for rate in self.request_rates()), default=0.0)
+        return max(MIN_CONCURRENCY, min(MAX_AUTO_CONCURRENCY, math.ceil(per_s * LONG_ANSWER_S)))
+
+    def ahead(self) -> int:
+        """Most calls that hold a connection while they wait for their grant.
+
+        As many as may be sent in a second, or in a burst: more would open connections long before
+        they are used, and many at once keep the event loop from sending in time.
+        """
+        rates = self.request_rates()
+        if not rates:
+            return self.slots()
+        is_burst = self.profile in BURSTS
+        most = min(rate.count if is_burst else rate.count / rate.window_s for rate in rates)
+        return max(LEAST_AHEAD, math.ceil(most))
+
+
+def last_send_s(before: float, rate: Rate, limits: Limits) -> float:
+    """When the last send may go, after requests or tokens of the amount `before`."""
+    guard_s = FIRST_GUARD_S if limits.guard_s is None else limits.guard_s
+    span_s = rate.window_s + guard_s
+    if limits.profile in ("fixed", "moving"):
+        return before // rate.count * span_s
+    if limits.profile == "bucket":
+        capacity = rate.count * max(0.0, 1 - guard_s / rate.window_s)
+        return max(0.0, before - capacity) * rate.window_s / rate.count
+    return before * span_s / rate.count
+
+
+def usable(rate: Rate, share: float) -> Rate:
+    """`share` of the rate, at least 1 in its window."""
+    return rate if share == 1 else Rate(max(1, math.floor(rate.count * share)), rate.window_s)
+
+
+def as_rates(value: Rates, what: str) -> tuple[Rate, ...]:
+    """The rates that `value` states, text or not. Raises ConfigError that names `what`."""
+    parts = (value,) if isinstance(value, (Rate, str)) else value
+    return tuple(parse_rate(part, what) if isinstance(part, str) else part for part in parts)
+
+
+def _one_of(what: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ConfigError(
+            f"unknown {what}: {value}",
+            hint=nearest(value, known) or f"one of {', '.join(known)}",
+        )

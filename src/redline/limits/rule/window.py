@@ -1,0 +1,530 @@
+"""One rate limit: when the next send may go, decided from the sends so far.
+
+Both rules hold (docs/architecture.md, Limits):
+  hard  what was sent in any window + guard never passes the count, on real send stamps;
+  soft  sends are paced at T = (window + guard) / count with a burst of b (GCRA, ITU-T I.371).
+
+  profile          b   hard rule   T
+  any, counter     1   yes         (W + g) / N
+  fixed, moving    N   yes         none: the hard rule says as much
+  bucket           N (1 - g/W)     no    W / N   the guard is taken from the capacity
+
+In the hard rule a send counts for W + u, where u is the guard before anything is measured, and for
+W + its own lateness once its reply has proved how late it can have reached the server at most
+(limits/rule/guard.py).
+
+A burst of requests is not sent at once but W / 20 N apart, at most 5 ms: a server that gets six
+hundred at once lets the last of them wait for seconds, and counts them so much later. As each send
+waits for the one N before it, this costs a part of one window and not of each.
+
+Token amounts are estimates until they are settled. What they may come to lie above their estimates
+stays free (see Doubt). A pace of amounts that differ loses time whenever another limit holds
+it back, so with a burst of 1 tokens may catch up, by a twentieth of a window at most. What keeps
+them from being rejected by a sliding-window counter is a rule of its own (phases.py).
+
+A booking goes through these states:
+  booked -> sent -> expired     the normal way; proved and settled at any time after `sent`
+  booked -> released            it was never written; everything is given back
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from redline.limits.rule.bucket import LATE_S, BucketLevel, Entry
+from redline.limits.rule.cost import CERTAIN, Kind, Spread
+from redline.limits.rule.guard import MARGIN_S
+from redline.limits.rule.phases import Phases
+from redline.limits.rule.rate import Rate
+
+# Sums of floats differ in the last bits; a wait below this is none.
+_EPSILON_S = 1e-9
+# Sends within this share of a window stand in one record with the stamp of the last: the memory of
+# a limit of ten million a day is bounded, and its rate is 0.02 % lower.
+GRAIN = 1 / 4096
+# A burst of requests is spread over this share of a window, and that much of a token limit may be
+# caught up where another limit has held it back.
+BURST_SHARE = 1 / 20
+# Calls of a burst are not further apart than this.
+_BURST_MOST_S = 0.005
+# Margins are this many standard deviations: about one in 30,000 for a sum of many.
+_DEVIATIONS = 4.0
+
+
+class Doubt:
+    """How far the sum of several amounts may come to lie above the sum of their estimates."""
+
+    __slots__ = ("most", "third", "variance")
+
+    def __init__(self) -> None:
+        self.variance = 0.0
+        self.third = 0.0
+        self.most = 0.0
+
+    def add(self, spread: Spread, sign: int = 1) -> None:
+        """One amount more, or one less with sign -1."""
+        self.variance += sign * spread.variance
+        self.third += sign * spread.third
+        self.most += sign * spread.most
+
+    def subtract(self, other: Doubt) -> None:
+        """What `other` holds of it has gone."""
+        self.variance -= other.variance
+        self.third -= other.third
+        self.most -= other.most
+
+    def margin(self, spread: Spread) -> float:
+        """What to keep free for these amounts and one more.
+
+        z standard deviations of the sum, corrected for its skewness (Cornish and Fisher 1938, the
+        first term): a single long-tailed amount passes its mean by far more than z deviations.
+        """
+        variance = self.variance + spread.variance
+        # Below a thousandth of a token stand only the last bits of sums.
+        if variance <= 1e-6:
+            return 0.0
+        third = self.third + spread.third
+        z = _DEVIATIONS
+        margin = z * math.sqrt(variance) + (z * z - 1) / 6 * third / variance
+        return max(0.0, min(margin, self.most + spread.most))
+
+
+class Record:
+    """What was sent from `first_s` to `sent_s`.
+
+    It leaves the hard rule's window `late_s` after the window's end.
+
+    unproven: how many of its sends have no reply yet; they count as late as any may be. doubt:
+    about the amounts of those whose usage is not known yet, None where all are certain.
+    """
+
+    # Written to at each send: the fields of a msgspec.Struct take four times as long to set.
+    __slots__ = ("amount", "doubt", "first_s", "late_s", "number", "sent_s", "unproven")
+
+    def __init__(self, number: int, now_s: float) -> None:
+        self.number = number
+        self.first_s = now_s
+        self.sent_s = now_s
+        self.amount = 0
+        self.unproven = 0
+        self.late_s = 0.0
+        self.doubt: Doubt | None = None
+
+
+class Alone(NamedTuple):
+    """What a server would have counted of one limit, had nobody else used it.
+
+    in_window: sent within the last window. in_bucket: missing from a bucket that refills steadily.
+    others: what had been found to be used by others until then; both include it.
+    """
+
+    in_window: int
+    in_bucket: float
+    others: int
+
+
+class Booking(msgspec.Struct, eq=False, gc=False):
+    """An amount taken from one window, and where it stands."""
+
+    window: Window
+    amount: int
+    booked_s: float
+    spread: Spread  # CERTAIN once it is settled
+    paced_s: float = 0.0  # what it has put off the sends behind it by
+    is_sent: bool | None = None  # None while it is booked, False once it is released
+    is_proved: bool = False
+    record: Record | None = None  # once sent, where the hard rule holds
+    entry: Entry | None = None  # where there is none
+    step: int | None = None  # where it stands in Phases, if there are any
+    alone: Alone | None = None  # what the server would count, were nobody else there
+
+
+class Keeper(Protocol):
+    """Where a window's sends outlive the process."""
+
+    def keep(self, record: Record) -> None: ...
+    def keep_pace(self, full_at_s: float) -> None: ...
+
+
+class Window:
+    """One `Rate` under one profile. Synchronous; the caller brings the time.
+
+    kind: what it counts.
+    """
+
+    def __init__(
+        self,
+        rate: Rate,
+        *,
+        kind: Kind = "requests",
+        profile: str = "any",
+        guard_s: float = 0.05,
+        unproven_s: float | None = None,
+        catch_up_s: float = MARGIN_S,
+    ) -> None:
+        self.kind: Kind = kind
+        self._full_at_s = -math.inf  # when the even pace has paid for all that was booked
+        self._next_s = -math.inf  # of the next request in a burst
+        self._level = BucketLevel()
+        self._records: deque[Record] = deque()
+        self._number = 0
+        self._sent_amount = 0
+        self._booked_amount = 0
+        self._doubt = Doubt()
+        self._phases: Phases | None = None  # of amounts that are sent evenly
+        self._keeper: Keeper | None = None
+        self._is_hard = profile != "bucket"
+        self.reshape(rate, profile, guard_s, unproven_s, catch_up_s)
+
+    def reshape(
+        self,
+        rate: Rate,
+        profile: str,
+        guard_s: float,
+        unproven_s: float | None = None,
+        catch_up_s: float = MARGIN_S,
+    ) -> None:
+        """Other rules from now on; what was sent still counts.
+
+        guard_s: of the pace. unproven_s: of sends without a reply, in the hard rule; None takes the
+        guard. catch_up_s: by how much a send may follow another one too early, where that one was
+        late by a timer; what the guard has over the network's jitter.
+        """
+        self.rate = rate
+        self.guard_s = guard_s
+        self.unproven_s = guard_s if unproven_s is None else unproven_s
+        if profile == "bucket" and _spare(rate, guard_s) < 1:
+            # Too small to keep the guard free in its capacity; `any` keeps it in time instead.
+            profile = "any"
+        was_hard, self._is_hard = self._is_hard, profile != "bucket"
+        if was_hard != self._is_hard:
+            self._change_books(rate)
+        self._span_s = rate.window_s + (guard_s if self._is_hard else 0.0)
+        self._grain_s = self._span_s * GRAIN
+        self._unit_s = self._span_s / rate.count
+        self._burst = _burst(rate, profile, guard_s)
+        self._is_even = self._is_hard and self._burst == 1
+        self._is_plain = self.kind == "requests"
+        self._reshape_phases()
+        # With a burst of 1 the lateness of a timer would be lost at every send. Timers count in
+        # milliseconds, so even without a guard some of it is made up for.
+        self._catch_up_s = max(min(guard_s, catch_up_s), MARGIN_S) if self._is_even else 0.0
+        if self._phases is not None:
+            self._catch_up_s = max(self._catch_up_s, rate.window_s * BURST_SHARE)
+        apart_s = min(_BURST_MOST_S, rate.window_s * BURST_SHARE / rate.count)
+        self._apart_s = apart_s if self._is_plain and not self._is_even else 0.0
+
+    @property
+    def full_at_s(self) -> float | None:
+        """When the pace has paid for all that was booked; None before the first."""
+        if not self._is_hard:
+            return self._level.full_at_s(self._unit_s)
+        return None if self._full_at_s == -math.inf else self._full_at_s
+
+    def wait_s(self, amount: int, now_s: float, spread: Spread = CERTAIN) -> float:
+        """Seconds until `amount` may be sent; 0 now, inf until a booked one is sent or released.
+
+        amount: 1 or more; what is above the limit as it is stated must be refused before.
+        """
+        margin = 0.0
+        if spread is not CERTAIN or self._doubt.variance:
+            margin = self._doubt.margin(spread)
+        due_s = self._next_s
+        # Where a burst is the whole limit, the hard rule alone says as much as both.
+        if self._is_even:
+            if self._full_at_s > due_s:
+                due_s = self._full_at_s
+        elif not self._is_hard:
+            due_s = max(due_s, self._refilled_s(amount + margin))
+        wait_s = due_s - now_s
+        if wait_s <= _EPSILON_S:
+            wait_s = 0.0
+        if not self._is_hard:
+            return wait_s
+        if self._phases is not None:
+            needed = min(amount + margin, self.rate.count)
+            phase_s = self._phases.wait_s(needed, now_s)
+            if phase_s > wait_s and phase_s > _EPSILON_S:
+                wait_s = phase_s
+        free = self.rate.count - amount - math.ceil(margin)
+        if self._sent_amount + self._booked_amount <= free:
+            return wait_s
+        self._expire(now_s)
+        held = self._sent_amount + self._booked_amount
+        excess = held - free
+        if excess <= 0 or held == 0:
+            # Alone in its window, an amount needs no margin: waiting longer would not help.
+            return wait_s
+        return max(wait_s, self._freed_s(excess) - now_s)
+
+    def book(
+        self,
+        amount: int,
+        now_s: float,
+        late_s: float = 0.0,
+        spread: Spread = CERTAIN,
+        busy_s: float = 0.0,
+    ) -> Booking:
+        """Takes `amount`; call only when `wait_s` is 0.
+
+        late_s: how long the caller was kept past its time, by a timer that rang late. busy_s: for
+        how long somebody has been waiting without a break. Time in which nobody asked is not caught
+        up: the next two sends would follow too closely.
+        """
+        booking = Booking(self, amount, now_s, spread)
+        if self._apart_s:
+            self._next_s = max(self._next_s, now_s - min(late_s, _BURST_MOST_S)) + self._apart_s
+        if self._is_even:
+            if self._phases is None:
+                full_at_s = now_s - min(late_s, self._catch_up_s)
+            else:
+                full_at_s = now_s - min(busy_s, self._catch_up_s)
+                booking.step = self._phases.add(amount, now_s)
+            if self._full_at_s > full_at_s:
+                full_at_s = self._full_at_s
+            booking.paced_s = paced_s = amount * self._unit_s
+            self._full_at_s = full_at_s + paced_s
+        elif not self._is_hard:
+            booking.entry = self._level.take(now_s, amount)
+        self._booked_amount += amount
+        if spread is not CERTAIN:
+            self._doubt.add(spread)
+        return booking
+
+    def sent(self, booking: Booking, now_s: float) -> None:
+        """The booking was written at `now_s`, from when its window counts."""
+        if booking.is_sent is not None:
+            return
+        booking.is_sent = True
+        self._booked_amount -= booking.amount
+        if now_s - booking.booked_s > LATE_S:
+            self._amend_phases(booking, -booking.amount, 0)
+            if booking.step is not None and self._phases is not None:
+                booking.step = self._phases.add(booking.amount, now_s)
+        if self._is_hard:
+            record = booking.record = self._count(booking.amount, now_s)
+            if booking.spread is not CERTAIN:
+                record.doubt = record.doubt or Doubt()
+                record.doubt.add(booking.spread)
+            return
+        if booking.entry is not None:
+            self._level.left(booking.entry, now_s)
+            if self._is_plain:
+                self._level.amend(booking.entry, booking.amount)
+        self._keep_pace()
+
+    def release(self, booking: Booking, now_s: float) -> None:
+        """Gives back a booking that was never written; one that was sent stays.
+
+        The pace gets back only what has not refilled since: time that has passed cannot be sent in.
+        """
+        if booking.is_sent is not None:
+            return
+        booking.is_sent = False
+        self._booked_amount -= booking.amount
+        self._doubt.add(booking.spread, -1)
+        if booking.entry is not None:
+            self._level.amend(booking.entry, 0)
+        else:
+            held_s = now_s - booking.booked_s
+            self._shift(-max(0.0, booking.paced_s - held_s))
+            self._amend_phases(booking, -booking.amount, 0)
+
+    def prove(self, booking: Booking, late_s: float) -> None:
+        """The reply has shown that the send reached the server at most `late_s` late."""
+        record = booking.record
+        if record is not None and not booking.is_proved:
+            booking.is_proved = True
+            record.unproven -= 1
+            if late_s > record.late_s:
+                record.late_s = late_s
+
+    def settle(self, booking: Booking, used: int) -> None:
+        """Replaces the estimate of a sent booking by `used`, at least 0; ignores any other one."""
+        if not booking.is_sent:
+            return
+        # More than a whole window cannot be owed: a server that counts wrongly would stop the run.
+        used = min(used, max(self.rate.count, booking.amount))
+        difference = used - booking.amount
+        each_s = booking.paced_s / booking.amount if booking.amount else self._unit_s
+        by_s = difference * each_s
+        booking.paced_s += by_s
+        booking.amount = used
+        spread, booking.spread = booking.spread, CERTAIN
+        if booking.entry is not None:
+            self._level.amend(booking.entry, used)
+            self._doubt.add(spread, -1)
+            self._keep_pace()
+            return
+        self._shift(by_s)
+        self._amend_phases(booking, difference, used)
+        record = booking.record
+        if record is None:
+            return
+        record.amount += difference
+        if self._records and record.number >= self._records[0].number:
+            if record.doubt is not None:
+                record.doubt.add(spread, -1)
+                self._doubt.add(spread, -1)
+            self._sent_amount += difference
+            if self._keeper is not None:
+                self._keeper.keep(record)
+
+    def take(self, amount: int, now_s: float) -> None:
+        """Somebody else has used `amount` of this limit just now."""
+        if amount > 0:
+            booking = self.book(amount, now_s)
+            self.sent(booking, now_s)
+            self.settle(booking, amount)
+
+    def recall(self, sends: Iterable[tuple[float, int]]) -> None:
+        """What was sent before this window was made: (stamp, amount), oldest first."""
+        for sent_s, amount in sends:
+            if not self._is_hard:
+                self._level.amend(self._level.take(sent_s, amount), amount)
+                # The limit may have been larger: after a window all of it is over in any case.
+                self._level.cap(sent_s + self._span_s, self._unit_s)
+                continue
+            self._count(amount, sent_s)
+            if self._phases is not None:
+                self._phases.add(amount, sent_s)
+            if self._is_even:
+                full_at_s = max(self._full_at_s, sent_s)
+                self._full_at_s = min(full_at_s + amount * self._unit_s, sent_s + self._span_s)
+        if self._phases is not None:
+            self._phases.assume()
+
+    def resume_pace(self, full_at_s: float) -> None:
+        """The pace goes on from `full_at_s`, where it is not later already."""
+        if not self._is_hard:
+            self._level.resume(full_at_s)
+        elif self._full_at_s < full_at_s:
+            self._full_at_s = full_at_s
+
+    def attach(self, keeper: Keeper) -> None:
+        """`keeper` gets what is counted now, and every send from now on."""
+        self._keeper = keeper
+        for record in self._records:
+            keeper.keep(record)
+        self._keep_pace()
+
+    def used(self, now_s: float) -> int:
+        """What has been taken and counts still, booked or sent."""
+        self._expire(now_s)
+        return self._sent_amount + self._booked_amount
+
+    def sends(self, now_s: float) -> list[tuple[float, int]]:
+        """(stamp, amount) of what the window still counts, oldest first; for `recall`.
+
+        What is booked counts as sent at now_s.
+        """
+        self._expire(now_s)
+        found = [(record.sent_s, record.amount) for record in self._records]
+        return [*found, (now_s, self._booked_amount)] if self._booked_amount else found
+
+    def _change_books(self, rate: Rate) -> None:
+        """What was counted by the hard rule counts in the bucket from now on, or the other way."""
+        unit_s = rate.window_s / rate.count
+        if self._is_hard:
+            # Nothing until the bucket would be full: what it gave is in no record.
+            full_at_s = self._level.full_at_s(unit_s)
+            if full_at_s is not None:
+                self._next_s = max(self._next_s, full_at_s)
+            self._level = BucketLevel()
+            return
+        for record in self._records:
+            entry = self._level.take(record.sent_s, record.amount)
+            self._level.amend(entry, record.amount)
+        self._records.clear()
+        self._sent_amount = 0
+        self._doubt = Doubt()
+
+    def _refilled_s(self, needed: float) -> float:
+        """When a bucket holds what is `needed`, or all that it may be used for."""
+        full_at_s = self._level.full_at_s(self._unit_s)
+        if full_at_s is None:
+            return -math.inf
+        return full_at_s - max(0.0, self._burst - needed) * self._unit_s
+
+    def _reshape_phases(self) -> None:
+        """Amounts that are sent evenly are kept from being seen twice by a sliding counter."""
+        rate = self.rate
+        if self._is_plain or not self._is_even:
+            self._phases = None
+        elif self._phases is not None and self._phases.window_s == rate.window_s:
+            self._phases.reshape(rate.count, self.guard_s)
+        else:
+            self._phases = Phases(rate.count, rate.window_s, self.guard_s)
+            for record in self._records:
+                self._phases.add(record.amount, record.sent_s)
+            self._phases.assume()
+
+    def _amend_phases(self, booking: Booking, by: int, amount: int) -> None:
+        if booking.step is not None and self._phases is not None and by:
+            self._phases.amend(booking.step, by, amount)
+
+    def _count(self, amount: int, now_s: float) -> Record:
+        record = self._records[-1] if self._records else None
+        if record is None or now_s - record.first_s > self._grain_s:
+            self._expire(now_s)
+            record = Record(self._number, now_s)
+            self._number += 1
+            self._records.append(record)
+        elif now_s > record.sent_s:
+            record.sent_s = now_s
+        record.amount += amount
+        record.unproven += 1
+        self._sent_amount += amount
+        if self._keeper is not None:
+            self._keeper.keep(record)
+        return record
+
+    def _keep_pace(self) -> None:
+        """Without records the pace is all that a later process can go by."""
+        if self._keeper is not None and not self._is_hard:
+            full_at_s = self.full_at_s
+            if full_at_s is not None:
+                self._keeper.keep_pace(full_at_s)
+
+    def _shift(self, by_s: float) -> None:
+        self._full_at_s += by_s
+
+    def _freed_s(self, excess: int) -> float:
+        """When `excess` of what is counted will have left the window; inf if never by itself."""
+        window_s, at_s = self.rate.window_s, -math.inf
+        for record in self._records:
+            at_s = max(at_s, record.sent_s + window_s + self._late_s(record))
+            excess -= record.amount
+            if excess <= 0:
+                return at_s
+        # All that is counted leaves the window, though not all of the margin can come free.
+        return math.inf if self._booked_amount else at_s
+
+    def _late_s(self, record: Record) -> float:
+        return self.unproven_s if record.unproven else record.late_s
+
+    def _expire(self, now_s: float) -> None:
+        horizon_s = now_s - self.rate.window_s + _EPSILON_S
+        records = self._records
+        while records and records[0].sent_s + self._late_s(records[0]) <= horizon_s:
+            record = records.popleft()
+            self._sent_amount -= record.amount
+            if record.doubt is not None:
+                self._doubt.subtract(record.doubt)
+
+
+def _burst(rate: Rate, profile: str, guard_s: float) -> int:
+    if profile in ("fixed", "moving"):
+        return rate.count
+    if profile == "bucket":
+        return _spare(rate, guard_s)
+    return 1
+
+
+def _spare(rate: Rate, guard_s: float) -> int:
+    return math.floor(rate.count * (1 - guard_s / rate.window_s))

@@ -1,0 +1,6 @@
+"""What a server says about its limits: headers, Retry-After, 429 bodies."""
+
+from redline.limits.server.feedback import Feedback
+from redline.limits.server.headers import HeaderReader, processing_s
+from redline.limits.server.retry_after import retry_after_s, stated_in_body
+from redline.limits.server.stated_limit import Stated

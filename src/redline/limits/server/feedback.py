@@ -1,0 +1,386 @@
+"""What a server's answers change about its limits while a run goes on.
+
+headers state a limit that was not stated before    it is adopted, where `rate` is "auto"
+headers state another limit than they did           it takes effect; never above the user's own
+headers tell less remaining than we alone would     others use the key: a window is shared with
+have left                                           them (_Crowd); what they took of a bucket is
+                                                    taken off ours
+429s, clearly above 1 % of the answers              where few and nobody else is seen, the guard is
+                                                    doubled once; otherwise less is sent (_Pressure)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from redline.limits.rule import MAX_COUNT, Booking, LimitLine, Rate, Rules, Window
+from redline.limits.server.stated_limit import Stated, WindowGuess, window_s_of
+
+# Gateways list a few policies; one that states another window every time would fill the memory.
+_MOST_LINES = 8
+# A server counts what has reached it and we what we have sent; below this share they agree.
+_NOISE = 0.01
+# How sure it must be that a limit refills steadily, and what one look at it adds or takes away.
+_STEADY = 0.8
+_NOT_STEADY = 0.1
+_STEADY_RATE = 0.2
+# A fixed window looks like a bucket for a moment: what fits counts so often in a window at most.
+_LOOKS = 16
+# A moving window, too, is whole again after nearly W.
+_TELLING = 0.9
+# What servers reject is judged over so long at least.
+_SHORTEST_LOOK_S = 1.0
+# The smallest share of a limit that is used: it must go on asking.
+_LEAST = 0.02
+
+
+class Feedback:
+    """Steers an endpoint's limits by its answers. A method returns True if the limits changed."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._is_auto = rules.limits.rate == "auto"
+        self._crowd = _Crowd(rules)
+        self._pressure = _Pressure(rules)
+        self._looked_s: dict[Window, float] = {}
+        self._guesses: dict[Window, WindowGuess] = {}
+        if rules.limits.profile == "bucket":
+            # Its window does not count, so what is sent before the first headers is noted, too.
+            rules.watch(-math.inf)
+
+    def heard(self, stated: Sequence[Stated], bookings: Sequence[Booking], now_s: float) -> bool:
+        """Headers told `stated` in answer to the call of `bookings`."""
+        self._rules.watch(now_s)
+        changes = [self._heard_one(one, bookings, now_s) for one in stated]
+        return any(changes)
+
+    def answered(self, now_s: float, *, is_limited: bool) -> bool:
+        """A call was answered, by a 429 or not."""
+        if not self._rules.lines:
+            return False
+        pressure = self._pressure
+        if not is_limited and now_s < pressure.due_s:
+            pressure.accepted(now_s)
+            return False
+        guard_s = self._rules.guard_s
+        is_alone = self._crowd.share == 1
+        pressure.answered(now_s, is_limited=is_limited, is_alone=is_alone)
+        return self._use_share() or self._rules.guard_s != guard_s
+
+    def _use_share(self) -> bool:
+        share = min(self._crowd.share, self._pressure.share)
+        if share == self._rules.share:
+            return False
+        self._rules.set_share(share)
+        return True
+
+    def _heard_one(self, one: Stated, bookings: Sequence[Booking], now_s: float) -> bool:
+        if one.limit is None or one.limit < 1:
+            return False
+        line = self._line_of(one)
+        if line is None:
+            return self._is_auto and self._adopt(one, now_s)
+        is_changed = self._follow(line, one, now_s)
+        if one.remaining is not None:
+            is_changed |= self._yield(line, one, bookings, now_s)
+        return is_changed
+
+    def _line_of(self, one: Stated) -> LimitLine | None:
+        """The limit that `one` speaks of; None where that cannot be told."""
+        lines = [line for line in self._rules.lines if line.kind == one.kind]
+        for line in lines:
+            if one.window_s is not None:
+                if math.isclose(line.stated.window_s, one.window_s, rel_tol=0.01):
+                    return line
+            elif line.stated.count == one.limit:
+                line.name_in_headers()
+                return line
+        if one.window_s is not None:
+            return None
+        # A limit that the headers have spoken of by its old count.
+        headed = [line for line in lines if line.is_headed]
+        return headed[0] if len(headed) == 1 else None
+
+    def _follow(self, line: LimitLine, one: Stated, now_s: float) -> bool:
+        """Takes over the server's count, up to the user's own."""
+        assert one.limit is not None
+        count, window_s = one.limit, line.stated.window_s
+        if line.user is not None:
+            count = min(count, line.user.count)
+        elif one.window_s is None and one.reset_s is not None:
+            guess = self._guesses.setdefault(line.window, WindowGuess(now_s))
+            is_window = line.steady < _NOT_STEADY
+            window_s = guess.revised_s(window_s, one.reset_s, now_s, is_window=is_window)
+        if count == line.stated.count and window_s == line.stated.window_s:
+            return False
+        self._rules.restate(line, Rate(min(count, MAX_COUNT), window_s))
+        return True
+
+    def _adopt(self, one: Stated, now_s: float) -> bool:
+        assert one.limit is not None
+        of_kind = [line.stated for line in self._rules.lines if line.kind == one.kind]
+        if len(of_kind) >= _MOST_LINES:
+            return False
+        self._rules.set_rates(one.kind, [*of_kind, Rate(one.limit, window_s_of(one))], now_s)
+        line = next(line for line in self._rules.lines[::-1] if line.kind == one.kind)
+        line.name_in_headers(is_so=one.window_s is None)
+        return True
+
+    def _yield(
+        self, line: LimitLine, one: Stated, bookings: Sequence[Booking], now_s: float
+    ) -> bool:
+        """Leaves others what they use, as far as `remaining` shows it."""
+        assert one.limit is not None
+        assert one.remaining is not None
+        used = max(0, one.limit - one.remaining)
+        self._learn_refill(line, one, used, now_s)
+        booking = next((b for b in bookings if b.window is line.window), None)
+        if booking is None or booking.alone is None:
+            return False
+        # The server has told what it counted at some time between the write and now.
+        then, now = booking.alone, line.alone(now_s)
+        if line.steady <= _STEADY and self._rules.limits.profile != "bucket":
+            ours = max(then.in_window, now.in_window)
+            self._crowd.saw(line, one.limit, used, ours, booking.booked_s)
+            return self._use_share()
+        self._crowd.forget()
+        known = max(then.in_bucket + line.others - then.others, now.in_bucket)
+        others = math.floor(used - known - _left_free(self._rules, line, one.limit))
+        is_seen = others > _noise(self._rules, line, one.limit)
+        if is_seen:
+            line.take(others, now_s)
+        return self._use_share() or is_seen
+
+    def _learn_refill(self, line: LimitLine, one: Stated, used: int, now_s: float) -> None:
+        """A bucket says that it is whole again after what is missing times W / N.
+
+        A fixed window says so, too, for a moment in its middle; a moving one that is nearly full.
+        """
+        if one.reset_s is None or used <= 0:
+            return
+        window_s = line.stated.window_s
+        unit_s = window_s / line.stated.count
+        # Some tell resets in whole seconds, and all tell what remains in whole requests.
+        slack_s = min(1.0, window_s / 20) + 1.5 * unit_s
+        if used * unit_s + 2 * slack_s > _TELLING * window_s:
+            return
+        if abs(one.reset_s - used * unit_s) > slack_s:
+            line.saw_refill(3 * _STEADY_RATE, is_steady=False)
+        elif now_s - self._looked_s.get(line.window, -math.inf) >= window_s / _LOOKS:
+            self._looked_s[line.window] = now_s
+            line.saw_refill(_STEADY_RATE, is_steady=True)
+
+
+class _Look:
+    """What a server counted over a window of ours, and how much of it was ours.
+
+    A fixed window begins anew meanwhile: it counts most at its end. Any other kind hardly changes.
+    """
+
+    __slots__ = ("_least", "_most", "_seen", "_total", "_total_ours", "since_s")
+
+    def __init__(self, since_s: float) -> None:
+        self.since_s = since_s
+        self._seen = 0
+        self._total = 0
+        self._total_ours = 0
+        self._least = math.inf
+        self._most = (0, 0)
+
+    def add(self, used: int, ours: int) -> None:
+        self._seen += 1
+        self._total += used
+        self._total_ours += ours
+        self._least = min(self._least, used)
+        self._most = max(self._most, (used, ours))
+
+    def counted(self) -> tuple[float, float]:
+        """What was used in all, and by us."""
+        used, ours = self._most
+        if self._least < used / 2:
+            return used, ours
+        return self._total / self._seen, self._total_ours / self._seen
+
+
+class _Crowd:
+    """The share of the limits that leaves others theirs, where a server counts in windows.
+
+    Once in a window and a half our amount x becomes
+
+      x + (N - used) / 2 - 0.08 x * x / used
+
+    Half of what is free goes to everyone alike, and who uses most gives most away, so that all come
+    to use the same (Chiu and Jain 1989) and 96 % are used. The last term is for where others are.
+    """
+
+    _GAIN = 0.5
+    _GIVEN = 0.08
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._looks: dict[Window, _Look] = {}
+        self.share = 1.0
+
+    def saw(self, line: LimitLine, limit: int, used: int, ours: int, booked_s: float) -> None:
+        """The server counted `used` of `limit`, `ours` of it being ours, around a call."""
+        look = self._looks.setdefault(line.window, _Look(booked_s))
+        if booked_s < look.since_s:
+            return
+        look.add(used, ours)
+        if booked_s >= look.since_s + line.stated.window_s:
+            self._looks[line.window] = _Look(booked_s)
+            self._conclude(line, limit, *look.counted(), booked_s)
+
+    def forget(self) -> None:
+        """Nothing is shared this way any more."""
+        self.share = 1.0
+
+    def _conclude(
+        self, line: LimitLine, limit: int, used: float, ours: float, now_s: float
+    ) -> None:
+        change = (limit - used) * self._GAIN
+        others = used - ours - _left_free(self._rules, line, limit)
+        if others > _noise(self._rules, line, limit):
+            change -= self._GIVEN * ours * ours / used
+        elif self.share == 1:
+            return
+        usable = line.stated.count * self._rules.limits.headroom
+        share = self._lead(line, now_s) * (max(1.0, ours) + change) / usable
+        # What is nearly all is all, where nobody else is left.
+        self.share = 1.0 if share > 1 - 2 * _NOISE else max(_LEAST, share)
+        # What was sent before a change goes on counting for a window; half of it is let pass.
+        lines = self._rules.lines
+        self._looks = {each.window: _Look(now_s + each.stated.window_s / 2) for each in lines}
+
+    def _lead(self, line: LimitLine, now_s: float) -> float:
+        """How many times more of its limit the fullest line uses than `line`, at least 1."""
+        used = max(1, line.window.used(now_s)) / line.stated.count
+        lines = self._rules.lines
+        return max(1.0, *(each.window.used(now_s) / each.stated.count / used for each in lines))
+
+
+class _Pressure:
+    """The share of the limits at which a server does not reject, found from what it rejects.
+
+    Window by window, or at once when it rejects 30 %:
+
+    429s among the answers            what is done
+    none to speak of                  1 % more is sent, after each quiet window 1 % more than that
+    clearly above 1 %, once           nothing yet: chance does that, too
+    again within eight windows        now it is certain, as it is from 15 % on, until eight windows
+                                      have been quiet: whatever is above 1 % counts
+    certain, below 15 %, alone        the guard may be too short for the way: doubled once
+    certain                           less is sent, by 4 x what is above 1 %, at most what was
+                                      rejected and a twentieth
+
+    Adding and cutting shares of one's own, all who do so come to use the same (Chiu and Jain 1989).
+    """
+
+    _TOLERATED = 0.01
+    _RAISE = 0.01
+    _CUT = 4.0
+    _MORE = 0.05
+    _MANY = 0.15
+    _FLOOD = 0.3
+    # While half of the calls are let in, this share is kept: not all 429s come of our number.
+    _LEAST_ACCEPTED = 0.1
+    # Two windows above 1 % by chance are rare among so many.
+    _MEMORY = 8
+    # Fewer answers than this tell nothing of a share.
+    _LEAST_ANSWERS = 20
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._since_s: float | None = None
+        self.due_s = -math.inf  # until then no answer but a 429 is looked at
+        self._answered = 0
+        self._limited = 0
+        self._clear = self._MEMORY  # windows since the last that was clearly above 1 %
+        self._quiet = 0  # windows since the last that counted
+        self._is_certain = False
+        self._is_guard_doubled = False
+        self.share = 1.0
+
+    def accepted(self, now_s: float) -> None:
+        """A call was answered, by no 429, before `due_s`."""
+        if self._since_s is not None and now_s >= self._since_s:
+            self._answered += 1
+
+    def answered(self, now_s: float, *, is_limited: bool, is_alone: bool) -> None:
+        """A call was answered, by a 429 or after `due_s`. is_alone: nobody else is seen there."""
+        if self._since_s is None:
+            self._since_s = now_s
+            self.due_s = now_s + _SHORTEST_LOOK_S
+        if now_s < self._since_s:
+            return
+        self._answered += 1
+        self._limited += is_limited
+        if self._limited and self._answered < self._LEAST_ANSWERS:
+            return
+        longest_s = max(line.stated.window_s for line in self._rules.lines)
+        window_s = max(_SHORTEST_LOOK_S, min(60.0, longest_s))
+        is_over = now_s >= self._since_s + window_s
+        # Limits may change meanwhile, so it looks again at least each second.
+        self.due_s = min(self._since_s + window_s, now_s + _SHORTEST_LOOK_S)
+        # Counting what was sent takes time: it is done for every eighth 429.
+        is_due = is_limited and self._limited % 8 == 0 and self.share == 1
+        if not is_over and not (is_due and self._is_flood(self._answered)):
+            return
+        answered = max(self._answered, self._sent(self._since_s, now_s))
+        if is_over or self._is_flood(answered):
+            is_changed = self._conclude(self._limited, answered, is_alone=is_alone)
+            # The server goes on counting what was sent before a cut.
+            self._since_s = now_s + (window_s / 2 if is_changed else 0.0)
+            self.due_s = self._since_s + _SHORTEST_LOOK_S
+            self._answered = self._limited = 0
+
+    def _is_flood(self, answered: int) -> bool:
+        return self._limited >= answered * self._FLOOD
+
+    def _conclude(self, limited: int, answered: int, *, is_alone: bool) -> bool:
+        """Judges one window; True where less is sent from now on."""
+        rejected, expected = limited / answered, answered * self._TOLERATED
+        # Three standard deviations of a Poisson law.
+        is_clear = limited > expected + 3 * math.sqrt(expected)
+        is_certain = is_clear and (rejected >= self._MANY or self._clear < self._MEMORY)
+        self._is_certain = self._is_certain or is_certain
+        self._clear = 0 if is_clear else self._clear + 1
+        if not self._is_certain or limited <= expected:
+            self._quiet += 1
+            self._is_certain = self._is_certain and self._quiet < self._MEMORY
+            self.share = min(1.0, self.share + self._RAISE * self._quiet)
+            return False
+        self._quiet = 0
+        if rejected < self._MANY and is_alone and not self._is_guard_doubled:
+            self._is_guard_doubled = True
+            self._rules.jitter.was_short()
+            self._rules.follow_guard()
+            return True
+        cut = min(self._CUT * (rejected - self._TOLERATED), rejected + self._MORE)
+        least = _LEAST if rejected > 0.5 else self._LEAST_ACCEPTED
+        self.share = max(least, self.share * (1 - cut) + self._RAISE)
+        return True
+
+    def _sent(self, since_s: float, now_s: float) -> int:
+        """Calls since then, where a limit on requests counts them: a 429 comes before an answer."""
+        counts = (
+            sum(amount for sent_s, amount in line.window.sends(now_s) if sent_s >= since_s)
+            for line in self._rules.lines
+            if line.kind == "requests"
+        )
+        return max(counts, default=0)
+
+
+def _left_free(rules: Rules, line: LimitLine, limit: int) -> int:
+    """What is for others: what headroom leaves, and what the server allows above the user's own."""
+    return limit - math.floor(line.stated.count * rules.limits.headroom)
+
+
+def _noise(rules: Rules, line: LimitLine, limit: int) -> float:
+    """By how much a server's count differs from ours while nobody else is there.
+
+    Calls overtake each other on their way, within the guard.
+    """
+    overtaken = limit * min(0.2, rules.guard_s / line.stated.window_s)
+    return max(1.0, limit * _NOISE) + overtaken

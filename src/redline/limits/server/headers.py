@@ -1,0 +1,250 @@
+"""What a server says about its limits in the headers of its replies.
+
+| headers                                      | sent by                                       |
+|----------------------------------------------|-----------------------------------------------|
+| `x-ratelimit-{limit,remaining,reset}-KIND`   | OpenAI, Azure, Groq, Mistral, Cerebras, Kong  |
+| `anthropic-ratelimit-KIND-{limit,...}`       | Anthropic                                     |
+| `x-ratelimitbysize-{limit,remaining}-WINDOW` | Mistral, and Kong's limits by size: tokens    |
+| `x-tokenlimit-{limit,remaining}`             | Together: tokens a second                     |
+| `X-RateLimit-*`, `RateLimit-*`, `RateLimit`  | gateways and frameworks: see policies.py      |
+| any of these after `llm_provider-`           | LiteLLM's proxy, passing on what it was told  |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from redline.limits.rule import Kind
+from redline.limits.server.policies import read_list, read_one
+from redline.limits.server.retry_after import retry_after_s, stated_in_body
+from redline.limits.server.stated_limit import (
+    Stated,
+    read_count,
+    read_limit,
+    read_reset_s,
+    read_window_s,
+)
+
+__all__ = ["HeaderReader", "Kind", "Stated", "processing_s", "retry_after_s", "stated_in_body"]
+
+# Names are looked through on the first replies, where a reply has a number of headers that none
+# had before, and on every 64th, so that what appears later is found and hardly costs anything.
+_FIRST_REPLIES = 8
+_SCAN_EVERY = 64
+_MOST_SIZES = 32
+
+_LONGEST_PROCESSING_S = 86_400.0
+
+_PASSED_ON = "llm_provider-"
+_KINDS: dict[str, Kind] = {
+    "requests": "requests",
+    "req": "requests",  # Mistral
+    "project-requests": "requests",
+    "tokens": "tokens",
+    "project-tokens": "tokens",
+    "input-tokens": "input_tokens",
+    "output-tokens": "output_tokens",
+    "tokens-prompt": "input_tokens",  # Fireworks, as the next
+    "tokens-generated": "output_tokens",
+}
+_WINDOWS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86_400.0}
+# Azure once sent `x-rate-limit-reset-tokens`, with one hyphen more than in its other names.
+_BY_KIND = re.compile(
+    r"x-rate-?limit-(limit|remaining|reset|renewalperiod)-"
+    rf"(?:({'|'.join(_KINDS)})(?:-({'|'.join(_WINDOWS)}))?|({'|'.join(_WINDOWS)}))"
+)
+_ANTHROPIC = re.compile(
+    r"anthropic-ratelimit-(requests|tokens|input-tokens|output-tokens)-(limit|remaining|reset)"
+)
+# Anthropic documents every one of its limits as one per minute.
+_ANTHROPIC_WINDOW_S = 60.0
+# "x-tokenlimit-limit: the maximum number of tokens per second" (docs.together.ai, "Rate limits").
+# A gateway that has taken the name over for another window tells its reset. A limit by size for a
+# month is a budget: spread evenly over the month it would leave nothing to send with.
+_TOKENS = re.compile(
+    rf"x-(tokenlimit|ratelimitbysize)-(limit|remaining|reset)(?:-({'|'.join(_WINDOWS)}))?"
+)
+_TOGETHER_WINDOW_S = 1.0
+_UNSORTED = re.compile(r"(x-rate-?limit-|ratelimit-)(limit|remaining|reset|policy)|(ratelimit)")
+
+
+class _Lane(NamedTuple):
+    """The headers that speak of one limit by its kind. The name of an absent one is empty."""
+
+    kind: Kind
+    window_s: float | None
+    limit: str
+    remaining: str
+    reset: str
+    renewalperiod: str  # Azure and GitHub Models state the window here
+
+
+class _Found(NamedTuple):
+    """One limit by its kind, and the name of the header that tells each field of it."""
+
+    kind: Kind
+    window_s: float | None
+    names: dict[str, str]
+
+    def lane(self) -> _Lane:
+        fields = ("limit", "remaining", "reset", "renewalperiod")
+        limit, remaining, reset, renewalperiod = (self.names.get(field, "") for field in fields)
+        return _Lane(self.kind, self.window_s, limit, remaining, reset, renewalperiod)
+
+
+class _Separate(NamedTuple):
+    """A limit without a kind, in one header for each of its fields."""
+
+    limit: str
+    remaining: str
+    reset: str
+    policy: str
+
+    def read(self, headers: Mapping[str, str], wall_s: float) -> list[Stated]:
+        limit, remaining = headers.get(self.limit), headers.get(self.remaining)
+        if limit is None and remaining is None:
+            return []
+        reset, policy = headers.get(self.reset), headers.get(self.policy)
+        return read_one(limit, remaining, reset, policy, wall_s)
+
+
+class _Listed(NamedTuple):
+    """Limits by policy, as the newer drafts of the IETF have them."""
+
+    rates: str
+    policy: str
+
+    def read(self, headers: Mapping[str, str], wall_s: float) -> list[Stated]:
+        return read_list(headers.get(self.rates), headers.get(self.policy), wall_s)
+
+
+class HeaderReader:
+    """Reads the limits of one endpoint, and remembers in which headers that endpoint states them.
+
+    What was found once is looked up in every later reply.
+    """
+
+    __slots__ = ("_forms", "_found", "_lanes", "_names", "_replies", "_sizes")
+
+    def __init__(self) -> None:
+        self._replies = 0
+        self._sizes: set[int] = set()
+        # By whether a proxy passes it on, and by the subject that the names share.
+        self._found: dict[tuple[bool, str], _Found] = {}
+        self._lanes: tuple[_Lane, ...] = ()
+        # The headers that name no kind, by what they say: `ratelimit`, `x-ratelimit-limit`...
+        self._names: dict[str, str] = {}
+        # Gateways repeat one limit in several forms, so the first of these that is there counts.
+        self._forms: tuple[_Separate | _Listed, ...] = ()
+
+    def read(self, headers: Mapping[str, str], wall_s: float) -> tuple[Stated, ...]:
+        """The limits that one reply states, in no order; most often none.
+
+        headers: looked up in the case in which the server first sent them. wall_s: the time now,
+        for resets given as a moment. Never raises, whatever the server sends.
+        """
+        self._replies += 1
+        size = len(headers)
+        if (
+            size not in self._sizes
+            or self._replies <= _FIRST_REPLIES
+            or self._replies % _SCAN_EVERY == 0
+        ):
+            self._scan(headers, size)
+        if not self._lanes and not self._forms:
+            return ()
+        get = headers.get
+        found: list[Stated] = []
+        for kind, window_s, limit_name, remaining_name, reset_name, renewal_name in self._lanes:
+            limit = read_limit(get(limit_name))
+            remaining = read_count(get(remaining_name))
+            reset_s = read_reset_s(get(reset_name), wall_s)
+            if renewal_name:
+                window_s = read_window_s(get(renewal_name))
+            if limit is not None or remaining is not None or reset_s:
+                found.append(Stated(kind, limit, remaining, reset_s, window_s))
+        for form in self._forms:
+            if stated := form.read(headers, wall_s):
+                found += stated
+                break
+        return tuple(found)
+
+    def _scan(self, headers: Mapping[str, str], size: int) -> None:
+        """Learns the names of the limit headers in this reply, and keeps those known before."""
+        if len(self._sizes) >= _MOST_SIZES:
+            self._sizes.clear()
+        self._sizes.add(size)
+        for name in headers:
+            plain = name.lower()
+            if "limit" in plain:
+                self._learn(name, plain.removeprefix(_PASSED_ON))
+        # What a proxy states itself goes before what it passes on of the same kind.
+        own = {found.kind for (is_passed_on, _), found in self._found.items() if not is_passed_on}
+        self._lanes = tuple(
+            found.lane()
+            for (is_passed_on, _), found in self._found.items()
+            if not is_passed_on or found.kind not in own
+        )
+        self._forms = tuple(self._known_forms())
+
+    def _known_forms(self) -> Iterator[_Separate | _Listed]:
+        """The forms that were seen, the newest and richest one first."""
+        name = self._names.get
+        policy = name("ratelimit-policy", "")
+        if "ratelimit" in self._names:
+            yield _Listed(self._names["ratelimit"], policy)
+        for family in ("ratelimit-", "x-ratelimit-"):
+            limit, remaining = name(family + "limit", ""), name(family + "remaining", "")
+            if limit or remaining:
+                yield _Separate(limit, remaining, name(family + "reset", ""), policy)
+        if policy:
+            yield _Listed("", policy)
+
+    def _learn(self, name: str, plain: str) -> None:
+        is_passed_on = name.lower() != plain
+        if found := _BY_KIND.fullmatch(plain):
+            field, subject, span, bare_span = found.groups()
+            window = span or bare_span
+            window_s = _WINDOWS[window] if window else None
+            # Kong names the window alone and means requests.
+            kind = _KINDS[subject] if subject else "requests"
+            key = (is_passed_on, f"{subject} {window}")
+        elif found := _ANTHROPIC.fullmatch(plain):
+            subject, field = found.groups()
+            kind, window_s, key = _KINDS[subject], _ANTHROPIC_WINDOW_S, (is_passed_on, subject)
+        elif found := _TOKENS.fullmatch(plain):
+            subject, field, window = found.groups()
+            kind, key = "tokens", (is_passed_on, f"{subject} {window}")
+            window_s = _WINDOWS[window] if window else None
+            if subject == "tokenlimit" and not window and not self._tells_reset(key, field):
+                window_s = _TOGETHER_WINDOW_S
+        elif found := _UNSORTED.fullmatch(plain):
+            what = plain.replace("rate-limit", "ratelimit")
+            if not is_passed_on or what not in self._names:
+                self._names[what] = name
+            return
+        else:
+            return
+        names = self._found[key].names if key in self._found else {}
+        self._found[key] = _Found(kind, window_s, {**names, field: name})
+
+    def _tells_reset(self, key: tuple[bool, str], field: str) -> bool:
+        """The limit of `key` has a header that tells its reset."""
+        return field == "reset" or (key in self._found and "reset" in self._found[key].names)
+
+
+def processing_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds the server itself spent on the call; None where it does not tell.
+
+    By `openai-processing-ms`, or `x-envoy-upstream-service-time`, which Envoy's own users see.
+    """
+    text = headers.get("openai-processing-ms") or headers.get("x-envoy-upstream-service-time")
+    if text is None:
+        return None
+    try:
+        spent_s = float(text) / 1000
+    except ValueError:
+        return None
+    return spent_s if 0 <= spent_s <= _LONGEST_PROCESSING_S else None

@@ -1,0 +1,160 @@
+"""What a refusal tells: how long to wait, by its headers or its body, and which limit was met."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import msgspec
+
+from redline.limits.rule import Kind
+from redline.limits.server.stated_limit import Stated, read_duration_s, read_limit, read_window_s
+
+# A longer silence than a day is taken for a mistake in the header.
+_LONGEST_S = 86_400.0
+# Error bodies are short; a longer one is an answer or an upload echoed.
+_LONGEST_BODY = 65_536
+
+# Gateways quote a body inside a body, so the quotes may be escaped, more than once, or single.
+_RETRY_INFO = re.compile(rb"""retryDelay\\*["']\s*:\s*\\*["']([0-9]+(?:\.[0-9]+)?)s""")
+_SENTENCE = re.compile(
+    rb"(?:try again|retry) (?:in|after) (?:((?:[0-9]+(?:\.[0-9]+)?(?:ms|[smhd]))+)\b"
+    rb"|([0-9]+(?:\.[0-9]+)?) (second|minute|hour)s?\b)",
+    re.IGNORECASE,
+)
+_WORD_S = {b"second": 1, b"minute": 60, b"hour": 3600}
+
+# Parts of a Gemini quotaId, in the order in which they are looked for.
+_QUOTA_KINDS: dict[str, Kind] = {
+    "inputtoken": "input_tokens",
+    "outputtoken": "output_tokens",
+    "token": "tokens",
+    "request": "requests",
+}
+_QUOTA_WINDOWS = {"persecond": 1.0, "perminute": 60.0, "perhour": 3600.0, "perday": 86_400.0}
+
+# "on tokens per min (TPM): Limit 30000, Used 29937" (OpenAI, Groq), "on requests per min. Limit:
+# 3 / min" (OpenAI until 2023).
+_OVER = re.compile(
+    rb"on (input |output )?(tokens|requests) per (sec|min|hour|day)[a-z]*[^0-9]{0,12}"
+    rb"limit:? ([0-9]+)\b",
+    re.IGNORECASE,
+)
+# "Rate limit exceeded: 2 per 1 minute" (slowapi).
+_EXCEEDED = re.compile(rb"Rate limit exceeded: ([0-9]+) per ([0-9]{1,6}) (second|minute|hour|day)")
+_BODY_KINDS: dict[str, Kind] = {
+    "requests": "requests",
+    "tokens": "tokens",
+    "input tokens": "input_tokens",
+    "output tokens": "output_tokens",
+}
+_SPANS_S = {"sec": 1, "min": 60, "hou": 3600, "day": 86_400}
+
+
+def retry_after_s(headers: Mapping[str, str], wall_s: float, body: bytes = b"") -> float | None:
+    """Seconds to wait by `retry-after-ms` or `Retry-After` (RFC 9110, 10.2.3), else by the body.
+
+    headers: looked up in lower case. Retry-After is a number of seconds, fractions allowed, or an
+    HTTP date, compared with wall_s. body: of the error, where it may tell a wait: Google's
+    RetryInfo, or a sentence such as `Please try again in 1m26.4s`. None where nothing is told.
+    0..86,400; anything else reads as absent.
+    """
+    wait_s = _number(headers.get("retry-after-ms"), 1e-3)
+    if not wait_s:
+        # Azure rounds its milliseconds down to 0 beside a Retry-After of 1.
+        text = headers.get("retry-after")
+        seconds_s = _number(text, 1.0)
+        if seconds_s is None and text:
+            seconds_s = _until(text, wall_s)
+        wait_s = wait_s if seconds_s is None else seconds_s
+    if wait_s is None and body:
+        wait_s = _body_s(body[:_LONGEST_BODY])
+    return wait_s if wait_s is not None and wait_s <= _LONGEST_S else None
+
+
+def stated_in_body(body: bytes) -> tuple[Stated, ...]:
+    """The limits that a 429's error body names as met, each with its window where it is told.
+
+    Google's QuotaFailure, of which nothing remains, and the sentences of OpenAI, Groq and slowapi.
+    Groq's requests per minute, for one, stand nowhere else.
+    """
+    body = body[:_LONGEST_BODY]
+    if b"QuotaFailure" in body:
+        return tuple(_quotas(body))
+    if found := _OVER.search(body):
+        part, unit, span, limit = (group.decode().lower() for group in found.groups(b""))
+        kind = _BODY_KINDS[part + unit]
+        return (Stated(kind, read_limit(limit), None, None, float(_SPANS_S[span[:3]])),)
+    if found := _EXCEEDED.search(body):
+        limit, number, span = (group.decode() for group in found.groups())
+        window_s = read_window_s(str(int(number) * _SPANS_S[span[:3]]))
+        return (Stated("requests", read_limit(limit), None, None, window_s),)
+    return ()
+
+
+def _quotas(body: bytes) -> Iterator[Stated]:
+    for violation in _violations(body):
+        # Such as GenerateRequestsPerMinutePerProjectPerModel-FreeTier.
+        name = _text(violation.get("quotaId")).lower()
+        kind = next((kind for part, kind in _QUOTA_KINDS.items() if part in name), None)
+        if kind is not None:
+            window_s = next((span for part, span in _QUOTA_WINDOWS.items() if part in name), None)
+            yield Stated(kind, read_limit(_text(violation.get("quotaValue"))), 0, None, window_s)
+
+
+def _violations(body: bytes) -> Iterator[dict[Any, Any]]:
+    try:
+        parsed = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    # Gemini's OpenAI-compatible endpoint and its streams send a list of one error.
+    for reply in _dicts(parsed if isinstance(parsed, list) else [parsed]):
+        error = reply.get("error")
+        for detail in _dicts(error.get("details") if isinstance(error, dict) else None):
+            if _text(detail.get("@type")).endswith("google.rpc.QuotaFailure"):
+                yield from _dicts(detail.get("violations"))
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _dicts(values: object) -> Iterator[dict[Any, Any]]:
+    if isinstance(values, list):
+        yield from (value for value in values if isinstance(value, dict))
+
+
+def _body_s(body: bytes) -> float | None:
+    """The longer one of RetryInfo and the sentence: Gemini rounds RetryInfo down to a second."""
+    waits = []
+    if found := _RETRY_INFO.search(body):
+        waits.append(float(found[1]))
+    if found := _SENTENCE.search(body):
+        if found[1] is None:
+            waits.append(float(found[2]) * _WORD_S[found[3].lower()])
+        else:
+            waits.append(read_duration_s(found[1].decode().lower()) or 0.0)
+    return max(waits, default=None)
+
+
+def _number(text: str | None, unit_s: float) -> float | None:
+    try:
+        value = float(text) if text else None
+    except ValueError:
+        return None
+    return value * unit_s if value is not None and math.isfinite(value) and value >= 0 else None
+
+
+def _until(text: str, wall_s: float) -> float | None:
+    try:
+        date = parsedate_to_datetime(text)
+    except (ValueError, OverflowError):
+        return None
+    if date.tzinfo is None:
+        # The old asctime form names no zone; an HTTP date is always UTC (RFC 9110, 5.6.7).
+        date = date.replace(tzinfo=UTC)
+    return max(0.0, date.timestamp() - wall_s)

@@ -1,0 +1,190 @@
+"""One limit as a server states it: the counts and times it is written in, and its window."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from functools import lru_cache
+
+import msgspec
+
+from redline.limits.rule import MAX_COUNT, Kind
+
+# No rate has a longer window (see Rate), so a later reset is a mistake in the header.
+_LONGEST_S = 31 * 86_400.0
+# A bare number from here on is a moment since 1970 and no span; 1e8 s are three years.
+_FIRST_MOMENT_S = 1e8
+# A moment in seconds stays below this until the year 5138: a larger one counts milliseconds.
+_FIRST_MOMENT_MS = 1e11
+# The longest time that is met in the wild has 32 characters. This bounds the cache, too.
+_LONGEST_TIME = 64
+
+_NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
+_DURATION = re.compile(
+    rf"(?:{_NUMBER}d)?(?:{_NUMBER}h)?(?:{_NUMBER}m(?!s))?(?:{_NUMBER}s)?(?:{_NUMBER}ms)?"
+)
+# The windows that providers state their limits for.
+_USUAL_S = (1.0, 10.0, 60.0, 3600.0, 86_400.0)
+_NEAR = 0.15
+# A minute is what a limit without a window means in the APIs that tell none.
+_DEFAULT_WINDOW_S = 60.0
+# A reset that is this near to a whole window was told at its beginning.
+_EARLY = 0.01
+
+
+class Stated(msgspec.Struct, frozen=True):
+    """One limit as a server states it. None stands for what is not told.
+
+    limit: per window, 1 to 10^12. remaining: 0 or more. reset_s: seconds from now until the limit
+    is whole again, 0 for a past time. window_s: stated by the header, or documented.
+    """
+
+    kind: Kind
+    limit: int | None = None
+    remaining: int | None = None
+    reset_s: float | None = None
+    window_s: float | None = None
+
+
+def read_count(text: str | None) -> int | None:
+    """A count of 0 to 10^12; None for anything else, such as the `-1` of an unknown limit.
+
+    A fraction is dropped.
+    """
+    if text is None:
+        return None
+    try:
+        count = int(text)
+    except ValueError:
+        try:
+            count = int(float(text))
+        except (ValueError, OverflowError):
+            return None
+    return count if 0 <= count <= MAX_COUNT else None
+
+
+@lru_cache(maxsize=256)  # a limit stays the same from reply to reply
+def read_limit(text: str | None) -> int | None:
+    """A count of 1 to 10^12. A limit of 0 cannot be kept: some gateways mean `unenforced` by it."""
+    return read_count(text) or None
+
+
+def read_window_s(text: str | None) -> float | None:
+    """A window's length above 0 s and up to 31 days, from a bare number of seconds."""
+    count = read_count(text)
+    return float(count) if count and count <= _LONGEST_S else None
+
+
+def read_reset_s(text: str | None, wall_s: float) -> float | None:
+    """Seconds from `wall_s` until the time in the text, 0 for a past one, at most 31 days.
+
+    Read are a bare number of seconds (`12`, `33011.38`), a duration as Go writes it (`6m0s`),
+    seconds or milliseconds since 1970, and RFC 3339; None for anything else.
+    """
+    if text is None or len(text) > _LONGEST_TIME:
+        return None
+    time_s = _time_s(text)
+    if time_s is None:
+        return None
+    if time_s >= _FIRST_MOMENT_S:
+        time_s = max(0.0, time_s - wall_s)
+    return time_s if time_s <= _LONGEST_S else None
+
+
+def read_duration_s(text: str) -> float | None:
+    """Seconds from `114ms`, `1.5s`, `6m0s` or `24h0m0s`; None for anything else."""
+    found = _DURATION.fullmatch(text)
+    if found is None or not text:
+        return None
+    days, hours, minutes, seconds, millis = found.groups()
+    duration_s = float(seconds) if seconds else 0.0
+    if millis:
+        duration_s += float(millis) / 1000
+    if minutes:
+        duration_s += 60 * float(minutes)
+    if hours:
+        duration_s += 3600 * float(hours)
+    if days:
+        duration_s += 86_400 * float(days)
+    return duration_s
+
+
+@lru_cache(maxsize=1024)  # a server repeats its resets, and reading one costs ten look-ups
+def _time_s(text: str) -> float | None:
+    """A span below `_FIRST_MOMENT_S`, or a moment since 1970 from there on."""
+    duration_s = read_duration_s(text)
+    if duration_s is not None:
+        return duration_s if duration_s < _FIRST_MOMENT_S else None
+    try:
+        number = float(text)
+    except ValueError:
+        return _moment_s(text)
+    if not 0 <= number < float("inf"):
+        return None
+    return number if number < _FIRST_MOMENT_MS else number / 1000
+
+
+def _moment_s(text: str) -> float | None:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    try:
+        return max(_FIRST_MOMENT_S, moment.timestamp())
+    except OverflowError:
+        # A zone may lead out of the years 1 to 9999.
+        return None
+
+
+class WindowGuess:
+    """One limit's resets as they come. since_s: when its window was last guessed."""
+
+    def __init__(self, since_s: float) -> None:
+        self._since_s = since_s
+        self._longest_s = 0.0
+
+    def revised_s(self, window_s: float, reset_s: float, now_s: float, *, is_window: bool) -> float:
+        """The window as it looks by now, window_s having been the guess so far.
+
+        is_window: it has turned out not to refill steadily, as a bucket does.
+        """
+        self._longest_s = max(self._longest_s, reset_s)
+        revised_s = window_s
+        # A sliding-window counter is whole again after two windows.
+        if reset_s > 2 * window_s + 1:
+            revised_s = _usual_s(reset_s / 2)
+        elif is_window and now_s >= self._since_s + window_s:
+            # It was taken for a bucket at first, whose resets are shorter than its window.
+            revised_s = min(window_s, _usual_s(self._longest_s))
+        if revised_s != window_s:
+            self._since_s, self._longest_s = now_s, 0.0
+        return revised_s
+
+
+def window_s_of(one: Stated) -> float:
+    """The window of a limit that the server states: told, or read off the time it takes to refill.
+
+    A bucket is whole again after (limit - remaining) x W / limit; a window, after its end at most.
+    Where both would do, a minute, or else the shorter: who sends too fast soon sees the reset grow.
+    """
+    if one.window_s is not None:
+        return one.window_s
+    if one.limit and one.reset_s and one.remaining is not None and one.remaining < one.limit:
+        refill_s = one.reset_s * one.limit / (one.limit - one.remaining)
+        steady = [usual_s for usual_s in _USUAL_S if abs(refill_s - usual_s) <= _NEAR * usual_s]
+        # Resets in whole seconds are rounded up. One that is told late in a long window reads as a
+        # short one, until the next window tells better.
+        shortest_s = _usual_s(one.reset_s)
+        is_begun = one.reset_s >= shortest_s * (1 - _EARLY)
+        if steady and (steady[0] <= _DEFAULT_WINDOW_S or not is_begun):
+            return steady[0]
+        return shortest_s
+    return _DEFAULT_WINDOW_S
+
+
+def _usual_s(reset_s: float) -> float:
+    """The shortest usual window that may reset after reset_s, which some round up to seconds."""
+    longer = [usual_s for usual_s in _USUAL_S if usual_s >= reset_s - 1]
+    return longer[0] if longer else reset_s

@@ -1,0 +1,19 @@
+"""Limits shared by processes: send times booked ahead in a file or in Redis."""
+
+from redline.limits.shared.file_ledger import FileLedger
+from redline.limits.shared.ledger import open_ledger
+from redline.limits.shared.limiter import GIVE_UP_S, SharedLimiter
+from redline.limits.shared.redis_ledger import RedisLedger
+from redline.limits.shared.schedule import (
+    STALE_S,
+    Book,
+    Change,
+    Lease,
+    LeaseRequest,
+    State,
+    described,
+    lease_s_of,
+    rules_of,
+    transact,
+)
+from redline.limits.shared.timetable import Caller, Slot

@@ -1,0 +1,243 @@
+"""A ledger in a file, for the processes of one machine.
+
+A turn is: lock the file (flock, exclusive), read, `transact`, write, unlock; some 100 us. The
+system lets go of the lock when its holder dies, however it dies.
+
+The file: a magic line, then two places for the state, each with a turn number and a checksum. A
+turn writes to the place that is not the newest, so a writer killed half-way leaves the state before
+its turn, which is then the truth: nobody was told of the slots in the other one. A file whose both
+places are damaged counts every window as full; one without the magic line is not ours and is never
+written.
+
+Nothing is synced: times are CLOCK_MONOTONIC's, which all processes of a machine share until it
+boots, and a state of another boot is moved by the wall clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import random
+import struct
+import zlib
+from pathlib import Path
+
+import msgspec
+
+from redline.clock import SYSTEM, Clock
+from redline.errors import ConfigError, NoEndpoint
+from redline.limits.shared.schedule import STALE_S, Lease, LeaseRequest, State, transact
+from redline.process import LockedFile
+
+_MAGIC = b"redline-limits-1\n"
+_HEADER = struct.Struct("<QII")  # turn, length, checksum
+_PLACE_BYTES = 1 << 20
+_MOST_BYTES = _PLACE_BYTES - _HEADER.size
+_FIRST_PLACE = 4096
+# A turn holds the lock for well under a millisecond.
+_FIRST_WAIT_S, _LONGEST_WAIT_S, _MOST_WAIT_S = 0.0005, 0.02, 1.0
+# Of endpoints that share a file; the one unused for longest makes room.
+_MOST_STATES = 64
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class _Content(msgspec.Struct, array_like=True):
+    """What a place holds: the states by name, and when and in which boot they were written."""
+
+    turn: int
+    boot_id: str
+    now_s: float
+    wall_s: float
+    states: dict[str, State]
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(_Content)
+
+
+class FileLedger:
+    """The state under `name` in the file at `path`, made where there is none.
+
+    limits: what is shared, in words. Raises ConfigError for a file that cannot be used, is no
+    ledger, or is in use under other limits.
+    """
+
+    lead_s = 0.0
+    unsure_s = 0.0
+
+    def __init__(self, path: Path, name: str, limits: str, clock: Clock = SYSTEM) -> None:
+        self._path = path
+        self._name = name
+        self._clock = clock
+        self._boot_id = _boot_id()
+        self._file: LockedFile | None = None
+        self._check(limits)
+
+    def local_s(self, ledger_s: float) -> tuple[float, float]:
+        """The earliest and the latest local time that a ledger's time can be."""
+        return ledger_s, ledger_s
+
+    def stamp_s(self, local_s: float) -> float:
+        """The ledger's time at a local time, or a later one."""
+        return local_s
+
+    async def transact(self, request: LeaseRequest) -> Lease:
+        """The lease. Raises NoEndpoint where the file stays locked or cannot be used."""
+        wait_s, waited_s = _FIRST_WAIT_S, 0.0
+        try:
+            while not self._lock():
+                if waited_s >= _MOST_WAIT_S:
+                    raise NoEndpoint(
+                        f"the shared limits in {self._path} stay locked",
+                        hint="end or continue the process that holds them; it may be stopped",
+                    )
+                # Drawn, so that those who met once do not meet again.
+                pause_s = wait_s * random.uniform(0.5, 1.5)
+                await asyncio.sleep(pause_s)
+                waited_s += pause_s
+                wait_s = min(_LONGEST_WAIT_S, wait_s * 2)
+            try:
+                return self._turn(request)
+            finally:
+                self._unlock()
+        except OSError as error:
+            raise NoEndpoint(
+                f"the shared limits in {self._path} cannot be used: {error.strerror or error}"
+            ) from error
+        except ConfigError as error:
+            raise NoEndpoint(error.what, hint=error.hint) from error
+
+    async def aclose(self) -> None:
+        """Lets go of the file. May be repeated."""
+        self._close()
+
+    def _check(self, limits: str) -> None:
+        state = None
+        try:
+            # Whoever holds the lock is a ledger's process, and the first turn waits for it.
+            if self._lock():
+                state = self._read()[0].states.get(self._name)
+                self._unlock()
+        except OSError as error:
+            self._close()
+            raise ConfigError(
+                f"the shared limits cannot be kept in {self._path}: {error.strerror or error}",
+                hint="name a file in a folder that exists and can be written",
+            ) from error
+        except ConfigError:
+            self._close()
+            raise
+        now_s = self._clock.now_s()
+        if state is not None and state.limits != limits and now_s - state.touched_s < STALE_S:
+            self._close()
+            raise ConfigError(
+                f"{self._path} is in use for {state.limits}, and this is {limits}",
+                hint="state the same limits everywhere, or share another file",
+            )
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    @property
+    def _fd(self) -> int:
+        """The open file; -1 if there is none, as in a process that was forked since."""
+        return -1 if self._file is None else self._file.fd
+
+    def _unlock(self) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _lock(self) -> bool:
+        """Whether the lock is ours now; never waits. The file is then the one at the path."""
+        if self._file is None or self._file.fd < 0:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._file = LockedFile(os.open(self._path, flags, 0o600))
+        if not self._file.try_lock():
+            return False
+        if _is_same(self._fd, self._path):
+            return True
+        # Somebody has moved or deleted it: the others meet in what stands there now.
+        self._close()
+        return False
+
+    def _turn(self, request: LeaseRequest) -> Lease:
+        content, is_damaged = self._read()
+        now_s = self._clock.now_s()
+        if is_damaged:
+            # As if this process knew of a slot that the state does not know of.
+            request = msgspec.structs.replace(request, seen_s=max(request.seen_s, now_s))
+        if content.boot_id != self._boot_id:
+            passed_s = max(0.0, self._clock.wall_s() - content.wall_s)
+            for state in content.states.values():
+                state.shift(content.now_s - (now_s - passed_s))
+        state, lease = transact(content.states.pop(self._name, None), request, now_s)
+        if len(content.states) >= _MOST_STATES:
+            unused = min(content.states, key=lambda name: content.states[name].touched_s)
+            del content.states[unused]
+        content.states[self._name] = state
+        wall_s = self._clock.wall_s()
+        self._write(_Content(content.turn + 1, self._boot_id, now_s, wall_s, content.states))
+        return lease
+
+    def _read(self) -> tuple[_Content, bool]:
+        """The newest whole content, and whether there should be one and is none.
+
+        Raises ConfigError where the file is no ledger.
+        """
+        magic = os.pread(self._fd, len(_MAGIC), 0)
+        if len(magic) < len(_MAGIC) and _MAGIC.startswith(magic):
+            # New, or its maker was killed.
+            os.pwrite(self._fd, _MAGIC, 0)
+        elif magic != _MAGIC:
+            raise ConfigError(
+                f"{self._path} is not a file of shared limits",
+                hint="name another file, or one that does not exist yet",
+            )
+        headers = [os.pread(self._fd, _HEADER.size, _offset(place)) for place in (0, 1)]
+        written = [_HEADER.unpack(header) for header in headers if len(header) == _HEADER.size]
+        for turn, length, checksum in sorted(written, reverse=True):
+            body = os.pread(self._fd, min(length, _MOST_BYTES), _offset(turn % 2) + _HEADER.size)
+            if turn and zlib.crc32(body, turn % 2**32) == checksum:
+                content = _parsed(body)
+                if content is not None:
+                    return content, False
+        return _Content(0, self._boot_id, 0.0, 0.0, {}), bool(written)
+
+    def _write(self, content: _Content) -> None:
+        turn = content.turn
+        body = _ENCODER.encode(content)
+        if len(body) > _MOST_BYTES:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        header = _HEADER.pack(turn, len(body), zlib.crc32(body, turn % 2**32))
+        written = os.pwrite(self._fd, header + body, _offset(turn % 2))
+        if written < len(header) + len(body):
+            # The next turn would not see this one's slots, so nobody may send in them.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _parsed(body: bytes) -> _Content | None:
+    try:
+        return _DECODER.decode(body)
+    except msgspec.DecodeError:
+        return None
+
+
+def _offset(place: int) -> int:
+    return _FIRST_PLACE + place * _PLACE_BYTES
+
+
+def _is_same(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _boot_id() -> str:
+    """Names the time since the machine booted; empty where the system does not say."""
+    try:
+        return _BOOT_ID.read_text("ascii").strip()
+    except OSError:
+        return ""

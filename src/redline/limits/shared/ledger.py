@@ -1,0 +1,54 @@
+"""Where the processes that share limits meet: a file on one machine, or Redis."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from redline.clock import SYSTEM, Clock
+from redline.errors import ConfigError
+from redline.limits.rule import Limits
+from redline.limits.shared.file_ledger import FileLedger
+from redline.limits.shared.schedule import Lease, LeaseRequest, described, rated
+
+
+class Ledger(Protocol):
+    """Keeps the state of limits/shared/schedule.py. Its times are its own."""
+
+    @property
+    def lead_s(self) -> float:
+        """How long an answer takes to come."""
+
+    @property
+    def unsure_s(self) -> float:
+        """How far the two ends of `local_s` are apart."""
+
+    def local_s(self, ledger_s: float) -> tuple[float, float]:
+        """The earliest and the latest local time that a ledger's time can be."""
+
+    def stamp_s(self, local_s: float) -> float:
+        """The ledger's time at a local time, or a later one."""
+
+    async def transact(self, request: LeaseRequest) -> Lease:
+        """The lease. Raises NoEndpoint where there is no answer."""
+
+    async def aclose(self) -> None: ...
+
+
+def open_ledger(target: str, limits: Limits, name: str, clock: Clock = SYSTEM) -> Ledger:
+    """The ledger at `target`: a file's path, or a redis:// or rediss:// URL.
+
+    name: what is limited, such as a base URL; with a digest of the key where keys are told apart.
+    Blocks for some seconds at most. Raises ConfigError where it cannot work, or is in use under
+    other limits.
+    """
+    if not rated(limits):
+        raise ConfigError(
+            "there is no limit to share", hint="state one, for instance with --requests 500/60s"
+        )
+    if target.startswith(("redis://", "rediss://")):
+        # redis-py is an extra, and is imported only where it is used.
+        from redline.limits.shared.redis_ledger import RedisLedger
+
+        return RedisLedger(target, name, described(limits), clock)
+    return FileLedger(Path(target), name, described(limits), clock)

@@ -1,0 +1,372 @@
+"""Limits that several processes share through a ledger: a file, or Redis.
+
+To its callers a SharedLimiter is a Limiter. Behind it a ledger books send times ahead for all
+processes (schedule.py): this one asks for a lease for its first callers, lets each go within its
+slot (timetable.py), and reports to the ledger what became of the slots when it asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import secrets
+
+from redline.clock import SYSTEM, Clock
+from redline.errors import NoEndpoint
+from redline.limits.rule import Cost, Doubt, Jitter, Kind, Limits, Rate, too_large
+from redline.limits.shared.ledger import Ledger
+from redline.limits.shared.schedule import (
+    Change,
+    Lease,
+    LeaseRequest,
+    Rule,
+    described,
+    lease_s_of,
+    rated,
+    rules_of,
+)
+from redline.limits.shared.timetable import Caller, Slot, Timetable
+from redline.limits.wait import Alarmed, Grant
+
+# A call leaves at most so much after its planned time: the guard, or 2 % of the shortest window.
+# A loop that is so busy that slots pass unused doubles it until they do not.
+_SLACK_SHARE, _LEAST_SLACK_S, _MOST_SLACK_S = 0.02, 0.005, 0.05
+_MOST_BUSY_SLACK_S, _CALMER = 2.0, 0.8
+# Of a limit, for one lease, where its time allows more. Those of a burst are all sent at once,
+# which takes the loop some ms, and must be over within the slack.
+_LEASE_SHARE = 1 / 16
+_MOST_CALLS, _MOST_BURST = 4096, 256
+# When more can be had, the ledger is asked after so much of a lease, drawn, so that each turn is
+# worth it and no process always comes first. The rest of the lease covers the time it takes.
+_ASK_AFTER = (1 / 8, 3 / 8)
+# A ledger that is lost is asked again after so long, and callers are let down after GIVE_UP_S.
+_FIRST_BACK_OFF_S, _MOST_BACK_OFF_S = 0.05, 2.0
+GIVE_UP_S = 30.0
+# A 429 in spite of the limits: somebody else uses them, too, or the guard was short. All pause for
+# a tenth of the shortest window, at most once in each.
+_PAUSE_SHARE, _MOST_PAUSE_S = 0.1, 1.0
+_CLOSE_WITHIN_S = 1.0
+_NOTHING = Cost()
+
+
+class SharedLimiter(Alarmed):
+    """The rate limits of `limits`, shared by all who use the ledger. For one event loop.
+
+    A guard that is not stated is measured, by each process for its own way to the server.
+    """
+
+    def __init__(self, limits: Limits, ledger: Ledger, clock: Clock = SYSTEM) -> None:
+        self.jitter = Jitter()
+        self._limits = limits
+        self._ledger = ledger
+        self._clock = clock
+        self._owner = secrets.token_hex(8)
+        self._words = described(limits)
+        self._rated = rated(limits)
+        self._lease_s = lease_s_of(limits)
+        self._shortest_s = min((rate.window_s for _, rate in self._rated), default=1.0)
+        self._rules: tuple[Rule, ...] = ()
+        self._pace_guard_s = -1.0
+        self._batch = [
+            math.ceil(rate.count * max(_LEASE_SHARE, self._lease_s / rate.window_s))
+            for _, rate in self._rated
+        ]
+        is_paced = limits.profile in ("any", "counter")
+        self._most_calls = _MOST_CALLS if is_paced else _MOST_BURST
+        self._table = Timetable()
+        self._arrivals = 0
+        self._changed: dict[Slot, None] = {}  # what the ledger does not know yet
+        self._flush_s = math.inf  # when it is told at the latest
+        self._ask_s = -math.inf  # not to be asked before
+        self._free_s = -math.inf  # before that no more can be sent
+        self._seen_s = 0.0
+        self._has_missed = False  # a slot passed unused since the ledger was asked
+        self._slack_factor = 1.0
+        self._park_news_s = -math.inf  # what the ledger has not heard of yet
+        self._pausable_s = -math.inf
+        self._lost_s: float | None = None  # since when the ledger does not answer
+        self._back_off_s = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @property
+    def waiting(self) -> int:
+        """Callers in line."""
+        return len(self._table)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """A token limit is set, so estimates matter."""
+        return any(kind != "requests" for kind, _ in self._rated)
+
+    @property
+    def guard_s(self) -> float:
+        """Seconds added to each window now."""
+        stated_s = self._limits.guard_s
+        return self.jitter.guard_s if stated_s is None else stated_s
+
+    def most(self, kind: Kind) -> float:
+        """The largest amount that one call could ever be granted; inf where nothing limits it."""
+        return min((rate.count for what, rate in self._rated if what == kind), default=math.inf)
+
+    def check(self, cost: Cost) -> None:
+        """Raises OverLimit when `cost` could never be granted."""
+        for kind, rate in self._rated:
+            amount = cost.amount(kind)
+            if amount > rate.count:
+                raise too_large(kind, amount, rate)
+
+    def room_s(self, cost: Cost, now_s: float) -> float:
+        """Seconds until a call of `cost` could be granted were nobody waiting; books nothing.
+
+        By what the ledger said last, whatever the cost.
+        """
+        return max(0.0, self._parked_until_s - now_s, self._free_s - now_s)
+
+    def park(self, until_s: float) -> bool:
+        """No grants before `until_s` (monotonic). True if that is later than before.
+
+        The other processes hear of it with their next lease.
+        """
+        if until_s <= self._parked_until_s:
+            return False
+        self._parked_until_s = self._park_news_s = until_s
+        self._pump()
+        return True
+
+    def limited(self, now_s: float) -> None:
+        """The server refused a call for its rate: a short pause for all, at most once a window."""
+        if now_s < self._pausable_s:
+            return
+        self._pausable_s = now_s + self._shortest_s
+        if self._limits.guard_s is None:
+            self.jitter.was_short()
+        self.park(now_s + min(_MOST_PAUSE_S, self._shortest_s * _PAUSE_SHARE))
+
+    def acquire_now(self, cost: Cost) -> Grant[Slot] | None:
+        """None: send times are given out in turn, by the ledger."""
+        return None
+
+    async def acquire(self, cost: Cost | int = _NOTHING, priority: int = 0) -> Grant[Slot]:
+        """A grant for one request of `cost`; waits for it in turn.
+
+        cost: a number stands for tokens, input and output together. priority: lower goes first.
+        Raises OverLimit at once when it could never be granted, and NoEndpoint when the ledger
+        has not answered for GIVE_UP_S.
+        """
+        cost = cost if isinstance(cost, Cost) else Cost(cost)
+        self.check(cost)
+        asked_s = self._clock.now_s()
+        self._arrivals += 1
+        amounts = tuple(_booked(cost, kind, rate) for kind, rate in self._rated)
+        place = (priority, self._arrivals)
+        while True:
+            future = asyncio.get_running_loop().create_future()
+            caller = Caller(amounts, place, future, asked_s)
+            self._table.join(caller)
+            self._pump()
+            try:
+                slot = await caller.future
+            except asyncio.CancelledError:
+                if caller.future.cancelled():
+                    self._table.left()
+                elif caller.future.exception() is None:
+                    # Granted in the same tick as the cancellation.
+                    self.give_back(caller.future.result())
+                raise
+            now_s = self._clock.now_s()
+            if now_s <= slot.until_s:
+                return Grant(self, slot, cost, now_s - asked_s)
+            # The loop was so busy, or the process stopped for so long, that the slot has passed.
+            self._drop(slot)
+
+    def mark_sent(self, taken: Slot, now_s: float) -> None:
+        """A grant's call was written at `now_s`."""
+        taken.write(now_s)
+        self._note(taken)
+
+    def give_back(self, taken: Slot) -> None:
+        """A grant's call was not written."""
+        if self._is_closed:
+            return
+        self._table.put_back(taken)
+        self._pump()
+
+    def settle(self, taken: Slot, used: Cost) -> None:
+        """A grant's call used `used`."""
+        # More than a whole window cannot be owed: a server that counts wrongly would stop the run.
+        taken.settle(tuple(min(used.amount(kind), rate.count) for kind, rate in self._rated))
+        self._note(taken)
+
+    def replied(self, taken: Slot, took_s: float, sent_s: float) -> None:
+        """A grant's reply began `took_s` after its write at `sent_s`."""
+        if self._limits.guard_s is None:
+            taken.prove(self.jitter.replied(took_s, sent_s))
+            self._note(taken)
+
+    async def aclose(self) -> None:
+        """Gives back what is booked, and closes the ledger. May be repeated."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        for slot in self._table.clear():
+            self._drop(slot)
+        try:
+            if self._changed:
+                async with asyncio.timeout(_CLOSE_WITHIN_S):
+                    await self._ledger.transact(self._request([]))
+        except (NoEndpoint, TimeoutError):
+            # The others lose no more than by a crash: one lease.
+            pass
+        finally:
+            await self._ledger.aclose()
+
+    def _pump(self) -> None:
+        """Lets go whose time has come, asks for a lease where one is wanted, sets the timer."""
+        if self._is_closed:
+            return
+        now_s = self._clock.now_s()
+        for slot in self._table.hand_out(now_s, self._parked_until_s):
+            self._drop(slot)
+        due_s = self._table.due_s
+        if self._task is None:
+            ask_s = self._due_ask_s()
+            if ask_s <= now_s:
+                self._task = asyncio.get_running_loop().create_task(self._ask())
+            else:
+                due_s = min(due_s, ask_s)
+        self._ring_at(due_s, now_s)
+
+    def _due_ask_s(self) -> float:
+        """When the ledger is to be asked next; inf for never."""
+        if self._park_news_s > -math.inf:
+            ask_s = -math.inf
+        else:
+            ask_s = min(self._flush_s, math.inf if self._table.head() is None else self._ask_s)
+        return ask_s if self._lost_s is None else max(ask_s, self._ask_s)
+
+    def _rang(self) -> None:
+        self._timer = None
+        self._pump()
+
+    def _drop(self, slot: Slot) -> None:
+        """The slot is given back to the ledger."""
+        self._has_missed |= self._clock.now_s() > slot.until_s
+        self._changed[slot] = None
+
+    def _note(self, slot: Slot) -> None:
+        """The ledger is told of a slot that was sent: when it is asked next, or soon."""
+        self._changed[slot] = None
+        if self._flush_s == math.inf:
+            self._flush_s = self._clock.now_s() + max(self._lease_s, self._shortest_s / 4)
+            self._pump()
+
+    async def _ask(self) -> None:
+        """One turn at the ledger, for the first in line."""
+        asked = self._table.ask(self._batch, self._most_calls)
+        planned = 0
+        try:
+            request = self._request(asked)
+            lease = await self._ledger.transact(request)
+            if lease.others:
+                raise NoEndpoint(
+                    f"the limits are shared with others, who keep to {lease.others}, and this is "
+                    f"{self._words}",
+                    hint="state the same limits everywhere",
+                )
+            self._book(lease, request, asked)
+            planned = len(lease.times)
+        except NoEndpoint as error:
+            self._fail(error)
+        finally:
+            self._table.asked(asked[planned:])
+            self._task = None
+        self._pump()
+
+    def _request(self, asked: list[Caller]) -> LeaseRequest:
+        ledger, guard_s = self._ledger, self.guard_s
+        is_measured = self._limits.guard_s is None
+        slack_s = max(guard_s, _SLACK_SHARE * self._shortest_s, _LEAST_SLACK_S)
+        slack_s = max(min(slack_s, _MOST_SLACK_S), 2 * ledger.unsure_s)
+        self._slack_factor *= 2 if self._has_missed else _CALMER
+        self._slack_factor = max(1.0, min(self._slack_factor, _MOST_BUSY_SLACK_S / slack_s))
+        self._has_missed = False
+        slack_s *= self._slack_factor
+        if max(guard_s, slack_s) != self._pace_guard_s:
+            self._pace_guard_s = max(guard_s, slack_s)
+            self._rules = rules_of(self._limits, self._pace_guard_s)
+        unproven_s = self.jitter.unproven_s if is_measured else guard_s
+        changes = [self._change(slot, unproven_s) for slot in self._changed]
+        self._changed.clear()
+        self._flush_s = math.inf
+        has_news = self._park_news_s > -math.inf
+        return LeaseRequest(
+            owner=self._owner,
+            limits=self._words,
+            rules=self._rules,
+            wants=[caller.amounts for caller in asked],
+            changes=changes,
+            guard_s=unproven_s,
+            slack_s=slack_s,
+            lead_s=ledger.lead_s,
+            lease_s=self._lease_s,
+            seen_s=self._seen_s,
+            park_s=ledger.stamp_s(self._park_news_s) if has_news else 0.0,
+            busy_s=self._clock.now_s() - asked[0].asked_s if asked else 0.0,
+        )
+
+    def _change(self, slot: Slot, unproven_s: float) -> Change:
+        from_s, before = slot.stamp_s, slot.amounts
+        if slot.sent_s is None:
+            return Change(from_s, from_s, before, (0,) * len(before), slot.planned_s)
+        late_s = unproven_s if slot.late_s is None else slot.late_s
+        slot.restate(self._ledger.stamp_s(slot.sent_s) + late_s)
+        return Change(from_s, slot.stamp_s, before, slot.amounts)
+
+    def _book(self, lease: Lease, request: LeaseRequest, asked: list[Caller]) -> None:
+        """Takes up what the ledger has answered."""
+        local_s = self._ledger.local_s
+        self._lost_s = None
+        self._back_off_s = 0.0
+        if request.park_s and local_s(request.park_s)[1] >= self._park_news_s:
+            self._park_news_s = -math.inf
+        self._parked_until_s = max(self._parked_until_s, local_s(lease.parked_s)[1])
+        for caller, planned_s in zip(asked, lease.times, strict=False):
+            when_s = local_s(planned_s)[1], local_s(planned_s + request.slack_s)[0]
+            # Added in the ledger's order, so that it finds its own record again.
+            stamp_s = planned_s + request.slack_s + request.guard_s
+            self._table.book(Slot(caller, planned_s, stamp_s, *when_s, caller.amounts))
+            self._seen_s = max(self._seen_s, planned_s)
+        if len(lease.times) < len(asked):
+            self._ask_s = local_s(lease.free_s)[1] + self._lease_s * random.uniform(*_ASK_AFTER)
+            self._free_s = self._ask_s + self._lease_s / 2
+        else:
+            self._ask_s = local_s(lease.free_s)[1]
+            self._free_s = -math.inf
+
+    def _fail(self, error: NoEndpoint) -> None:
+        """The ledger did not answer: it is asked again, and after GIVE_UP_S callers are told.
+
+        What it was told may have arrived or not, and is not repeated: a stamp that is not moved,
+        or a slot that is not given back, counts for longer than it must.
+        """
+        now_s = self._clock.now_s()
+        if self._lost_s is None:
+            self._lost_s = now_s
+        self._back_off_s = min(_MOST_BACK_OFF_S, max(_FIRST_BACK_OFF_S, self._back_off_s * 2))
+        self._ask_s = now_s + self._back_off_s
+        if now_s - self._lost_s >= GIVE_UP_S:
+            for caller in self._table.waiting():
+                caller.future.set_exception(NoEndpoint(error.what, hint=error.hint))
+
+
+def _booked(cost: Cost, kind: Kind, rate: Rate) -> int:
+    """What is booked for a call: with its margin, as nobody knows the doubt of all processes."""
+    margin = Doubt().margin(cost.spread_of(kind))
+    return max(cost.amount(kind), min(rate.count, cost.amount(kind) + math.ceil(margin)))

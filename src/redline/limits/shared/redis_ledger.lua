@@ -1,0 +1,325 @@
+-- limits/shared/schedule.py in Lua: the same rule in the same order, so that both give the same numbers.
+-- KEYS[1]: the state. ARGV[1]: a LeaseRequest. Both, and the answer, are msgpack arrays; their
+-- fields stand in the order of the structs in schedule.py.
+local STALE_S, MOST_PARK_S, KEPT_S = 5.0, 86400.0, 60.0
+
+local function clock_s()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) + tonumber(time[2]) / 1e6
+end
+
+local rq = cmsgpack.unpack(ARGV[1])
+local owner, limits, rules, wants, changes = rq[1], rq[2], rq[3], rq[4], rq[5]
+local guard_s, slack_s, lead_s, lease_s = rq[6], rq[7], rq[8], rq[9]
+local seen_s, park_s, busy_s = rq[10], rq[11], rq[12]
+local now_s = clock_s()
+
+-- The index of the first stamp that is not below `stamp`.
+local function place(stamps, stamp)
+  local low, high = 1, #stamps + 1
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if stamps[middle] < stamp then low = middle + 1 else high = middle end
+  end
+  return low
+end
+
+local function put(stamps, amounts, stamp, amount)
+  local at = place(stamps, stamp)
+  if stamps[at] == stamp then
+    amounts[at] = amounts[at] + amount
+  else
+    table.insert(stamps, at, stamp)
+    table.insert(amounts, at, amount)
+  end
+end
+
+local function take(stamps, amounts, stamp, amount)
+  local at = place(stamps, stamp)
+  if stamps[at] ~= stamp then return 0 end
+  amount = math.min(amount, amounts[at])
+  amounts[at] = amounts[at] - amount
+  if amounts[at] == 0 then
+    table.remove(stamps, at)
+    table.remove(amounts, at)
+  end
+  return amount
+end
+
+local function add(book, stamp_s, amount)
+  if amount <= 0 then return end
+  local stamp = math.ceil(stamp_s / book.grain_s)
+  if #book.older > 0 and stamp <= book.older[#book.older] then
+    put(book.older, book.olders, stamp, amount)
+    return
+  end
+  put(book.stamps, book.amounts, stamp, amount)
+  book.total = book.total + amount
+end
+
+local function remove(book, stamp_s, amount)
+  local stamp = math.ceil(stamp_s / book.grain_s)
+  if #book.older > 0 and stamp <= book.older[#book.older] then
+    take(book.older, book.olders, stamp, amount)
+    return
+  end
+  book.total = book.total - take(book.stamps, book.amounts, stamp, amount)
+end
+
+-- A rule's fields: 1 key, 2 count, 3 window_s, 4 unit_s, 5 burst, 6 is_hard, 7 grain_s,
+-- 8 catch_up_s.
+local function book_earliest(book, rule, amount)
+  local at_s = book.full_at_s - math.max(0, rule[5] - amount) * rule[4]
+  if not rule[6] then return at_s end
+  local excess = book.total + amount - rule[2]
+  local index = 1
+  while excess > 0 and index <= #book.stamps do
+    excess = excess - book.amounts[index]
+    if excess <= 0 then
+      at_s = math.max(at_s, book.stamps[index] * book.grain_s + rule[3])
+    end
+    index = index + 1
+  end
+  return at_s
+end
+
+local function drop(list, count)
+  local kept = {}
+  for index = count + 1, #list do kept[index - count] = list[index] end
+  return kept
+end
+
+local function book_slot(book, rule, amount, at_s, stamp_s)
+  local behind_s = math.min(rule[8], busy_s)
+  book.full_at_s = math.max(book.full_at_s, at_s - behind_s) + amount * rule[4]
+  if not rule[6] then return end
+  local gone = 0
+  while gone < #book.stamps and book.stamps[gone + 1] * book.grain_s + rule[3] <= at_s do
+    gone = gone + 1
+    book.total = book.total - book.amounts[gone]
+    if rule[8] > 0 then
+      book.older[#book.older + 1] = book.stamps[gone]
+      book.olders[#book.olders + 1] = book.amounts[gone]
+    end
+  end
+  if rule[8] > 0 then
+    local past = place(book.older, math.floor((at_s - 2 * rule[3]) / book.grain_s)) - 1
+    if past > 0 then book.older, book.olders = drop(book.older, past), drop(book.olders, past) end
+  end
+  if gone > 0 then
+    book.stamps, book.amounts = drop(book.stamps, gone), drop(book.amounts, gone)
+  end
+  add(book, stamp_s, amount)
+end
+
+-- What a sliding-window counter reads at most: a straight line from at_s to end_s.
+local function read(book, rule, at_s, end_s)
+  local stamps, amounts, left = {}, {}, {}
+  for _, list in ipairs({{book.older, book.olders}, {book.stamps, book.amounts}}) do
+    for index, stamp in ipairs(list[1]) do
+      stamps[#stamps + 1], amounts[#amounts + 1] = stamp, list[2][index]
+    end
+  end
+  left[#stamps + 1] = 0
+  for index = #stamps, 1, -1 do left[index] = left[index + 1] + amounts[index] end
+  local window_s, grain_s = rule[3], book.grain_s
+  local first, last, before, behind = 0, 0, 1, 1
+  local function see(begun_s, both, current)
+    if at_s - window_s <= begun_s and begun_s <= end_s then
+      local fall = (both - current) / window_s
+      first = math.max(first, both - (at_s - begun_s) * fall)
+      last = math.max(last, both - (end_s - begun_s) * fall)
+    end
+  end
+  for index, stamp in ipairs(stamps) do
+    local stamp_s = stamp * grain_s
+    while stamps[before] * grain_s < stamp_s - window_s do before = before + 1 end
+    while behind <= #stamps and stamps[behind] * grain_s < stamp_s + window_s do
+      behind = behind + 1
+    end
+    see(stamp_s, left[before], left[index])
+    see(stamp_s + window_s, left[index], left[behind])
+  end
+  return {count = rule[2], at_s = at_s, end_s = end_s, first = math.max(first, last),
+          last = last, planned = 0}
+end
+
+local function reading_earliest(reading, amount, at_s)
+  local fall = (reading.first - reading.last) / (reading.end_s - reading.at_s)
+  local excess = reading.first + reading.planned + amount - reading.count
+  if excess <= (at_s - reading.at_s) * fall then return at_s end
+  local later_s = math.huge
+  if fall > 0 then later_s = reading.at_s + excess / fall end
+  return math.max(at_s, math.min(later_s, reading.end_s + (reading.end_s - reading.at_s) / 4))
+end
+
+local function fill(book, rule, stamp_s)
+  book.full_at_s = stamp_s + rule[2] * rule[4]
+  book.total, book.stamps, book.amounts, book.older, book.olders = 0, {}, {}, {}, {}
+  if rule[6] then add(book, stamp_s, rule[2]) end
+end
+
+local function load()
+  local blob = redis.call('GET', KEYS[1])
+  local state = {limits = limits, touched_s = now_s, last_s = 0, parked_s = 0,
+                 line = {}, books = {}}
+  if not blob then return state end
+  local kept = cmsgpack.unpack(blob)
+  state.limits, state.touched_s, state.last_s = kept[1], kept[2], kept[3]
+  state.parked_s, state.line = kept[4], kept[5]
+  for key, book in pairs(kept[6]) do
+    state.books[key] = {grain_s = book[1], full_at_s = book[2], total = book[3],
+                        stamps = book[4], amounts = book[5],
+                        older = book[6] or {}, olders = book[7] or {}}
+  end
+  return state
+end
+
+local function save(state)
+  local books, longest_s = {}, 0
+  for key, book in pairs(state.books) do
+    books[key] = {book.grain_s, book.full_at_s, book.total, book.stamps, book.amounts,
+                  book.older, book.olders}
+  end
+  for _, rule in ipairs(rules) do longest_s = math.max(longest_s, rule[3]) end
+  local kept = {state.limits, state.touched_s, state.last_s, state.parked_s,
+                state.line, books}
+  local until_s = math.max(state.parked_s, state.last_s + longest_s, now_s) + KEPT_S
+  redis.call('SET', KEYS[1], cmsgpack.pack(kept), 'PX', math.ceil((until_s - now_s) * 1000))
+end
+
+local function shift(state, by_s)
+  state.touched_s = state.touched_s - by_s
+  state.last_s = state.last_s - by_s
+  state.parked_s = state.parked_s - by_s
+  for _, spot in ipairs(state.line) do
+    spot[2], spot[3] = spot[2] - by_s, spot[3] - by_s
+  end
+  for _, book in pairs(state.books) do
+    book.full_at_s = book.full_at_s - by_s
+    local by = math.floor(by_s / book.grain_s)
+    for index, stamp in ipairs(book.stamps) do book.stamps[index] = stamp - by end
+    for index, stamp in ipairs(book.older) do book.older[index] = stamp - by end
+  end
+end
+
+local function earliest(state, amounts, from_s, readings)
+  for index, rule in ipairs(rules) do
+    from_s = math.max(from_s, book_earliest(state.books[rule[1]], rule, amounts[index]))
+  end
+  for index = 1, #rules do
+    if readings[index] then
+      from_s = reading_earliest(readings[index], amounts[index], from_s)
+    end
+  end
+  return from_s
+end
+
+local function doubt(state)
+  local longest_s = 0
+  for _, rule in ipairs(rules) do longest_s = math.max(longest_s, rule[3]) end
+  if state.last_s >= seen_s or now_s >= seen_s + longest_s then return end
+  for _, rule in ipairs(rules) do
+    fill(state.books[rule[1]], rule, now_s + slack_s + guard_s)
+  end
+  state.last_s = now_s + 2 * lease_s + lead_s
+end
+
+-- A change's fields: 1 from_s, 2 to_s, 3 before, 4 after, 5 planned_s.
+local function correct(state, change)
+  local to_s = math.min(change[2], now_s + lease_s + slack_s + guard_s)
+  for index, rule in ipairs(rules) do
+    local book = state.books[rule[1]]
+    local before, after = change[3][index], change[4][index]
+    if rule[6] then
+      remove(book, change[1], before)
+      add(book, to_s, after)
+    end
+    if change[5] == 0 then
+      book.full_at_s = book.full_at_s + (after - before) * rule[4]
+    elseif rule[5] > 1 or change[5] >= state.last_s then
+      local refund_s = before * rule[4] - math.max(0, now_s - change[5])
+      book.full_at_s = book.full_at_s - math.max(0, refund_s)
+    end
+  end
+end
+
+-- A place's fields: 1 owner, 2 kept_s, 3 until_s.
+local function plan(state)
+  local others, mine = {}, nil
+  for _, spot in ipairs(state.line) do
+    if spot[1] == owner then
+      mine = #others
+    elseif spot[3] > now_s then
+      others[#others + 1] = spot
+    end
+  end
+  mine = mine or #others
+  state.line = others
+  local times = {}
+  if #wants == 0 then return times, now_s end
+  local from_s = math.max(now_s + lead_s, state.last_s, state.parked_s)
+  local until_s = now_s + lead_s + lease_s
+  local readings = {}
+  for index, rule in ipairs(rules) do
+    if rule[8] > 0 then
+      readings[index] = read(state.books[rule[1]], rule, from_s, math.max(until_s, from_s + rule[7]))
+    end
+  end
+  local at_s = earliest(state, wants[1], from_s, readings)
+  local is_behind = false
+  for index = 1, mine do is_behind = is_behind or others[index][2] > now_s end
+  if not is_behind then
+    for _, amounts in ipairs(wants) do
+      at_s = earliest(state, amounts, from_s, readings)
+      if at_s > until_s then break end
+      for index, rule in ipairs(rules) do
+        book_slot(state.books[rule[1]], rule, amounts[index], at_s, at_s + slack_s + guard_s)
+        local reading = readings[index]
+        if reading then reading.planned = reading.planned + amounts[index] end
+      end
+      from_s, state.last_s = at_s, at_s
+      times[#times + 1] = at_s
+    end
+  end
+  if #times == #wants then
+    return times, now_s + (#others > 0 and lease_s / 8 or 0)
+  end
+  local free_s, ask_s = at_s - (until_s - now_s), nil
+  if #times > 0 then
+    mine, ask_s = #others, free_s
+  elseif mine == 0 then
+    ask_s = math.min(free_s, now_s + lease_s / 2)
+  else
+    ask_s = now_s + lease_s / 4
+  end
+  local is_large = false
+  for _, amount in ipairs(wants[#times + 1]) do is_large = is_large or amount > 1 end
+  local kept_s = free_s + (is_large and lease_s / 2 or 0)
+  table.insert(others, mine + 1, {owner, kept_s, math.max(now_s, ask_s) + lead_s + lease_s / 2})
+  return times, ask_s
+end
+
+local state = load()
+if now_s < state.touched_s then shift(state, state.touched_s - now_s) end
+if state.limits ~= limits then
+  if now_s - state.touched_s < STALE_S then
+    return cmsgpack.pack({now_s, {}, now_s, now_s, state.limits})
+  end
+  local books = {}
+  for _, rule in ipairs(rules) do books[rule[1]] = state.books[rule[1]] end
+  state.books, state.limits = books, limits
+end
+for _, rule in ipairs(rules) do
+  if not state.books[rule[1]] then
+    state.books[rule[1]] = {grain_s = rule[7], full_at_s = now_s, total = 0,
+                            stamps = {}, amounts = {}, older = {}, olders = {}}
+  end
+end
+doubt(state)
+state.touched_s = now_s
+for _, change in ipairs(changes) do correct(state, change) end
+state.parked_s = math.max(state.parked_s, math.min(park_s, now_s + MOST_PARK_S))
+local times, free_s = plan(state)
+save(state)
+return cmsgpack.pack({now_s, times, free_s, state.parked_s, ''})

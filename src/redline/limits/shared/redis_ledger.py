@@ -1,0 +1,185 @@
+"""A ledger in Redis, for the processes of several machines.
+
+A turn is one Lua script (redis_ledger.lua) on Redis's own TIME, so the clocks of the machines need
+not agree. The key expires when nothing in it counts any more.
+
+A time of Redis lies somewhere in an interval of local time: between what the request's start and
+the answer's end say of it. A slot is sent no earlier than the later end and no later than the
+earlier end allows, so the doubt costs time and never breaks the limit. Every turn narrows the
+interval; it is widened by what two clocks may drift apart.
+
+Redis's clock set back is noticed and costs a wait; set forward while calls are made, it can let
+through what has been sent in one window again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable
+from hashlib import sha1, sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+import msgspec
+
+from redline.clock import SYSTEM, Clock
+from redline.errors import ConfigError, NoEndpoint
+from redline.limits.shared.schedule import STALE_S, Lease, LeaseRequest
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+SCRIPT = Path(__file__).with_suffix(".lua").read_text("utf-8")
+# Redis names scripts by SHA-1; nothing is kept secret by it.
+_SHA = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
+_TIMEOUTS: dict[str, Any] = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0}
+# Two clocks drift apart by no more: NTP slews one by at most 500 ppm (RFC 5905, 11.3).
+_DRIFT = 1e-3
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Lease)
+
+
+class RedisLedger:
+    """The state under `name` in the Redis at `url`.
+
+    limits: what is shared, in words. Blocks for a few seconds at most. Raises ConfigError where
+    redis-py is not installed, and for a Redis that does not answer, refuses, or is in use under
+    other limits.
+    """
+
+    def __init__(self, url: str, name: str, limits: str, clock: Clock = SYSTEM) -> None:
+        self._url = url
+        self._where = _shown(url)
+        self._key = f"redline:{{{sha256(name.encode()).hexdigest()[:24]}}}"
+        self._clock = clock
+        self._client: Redis | None = None
+        self._offset = Offset()
+        # The time an answer takes to come, on the safe side; slots that begin earlier are late.
+        self.lead_s = 0.0
+        self._check(limits)
+
+    @property
+    def unsure_s(self) -> float:
+        """How far the ends of a local time are apart; 0 before the first turn."""
+        low_s, high_s = self._offset.bounds_s(self._clock.now_s())
+        return high_s - low_s if low_s > -math.inf else 0.0
+
+    def local_s(self, ledger_s: float) -> tuple[float, float]:
+        """The earliest and the latest local time that a ledger's time can be."""
+        low_s, high_s = self._offset.bounds_s(self._clock.now_s())
+        return ledger_s + low_s, ledger_s + high_s
+
+    def stamp_s(self, local_s: float) -> float:
+        """The ledger's time at a local time, or a later one."""
+        return local_s - self._offset.bounds_s(self._clock.now_s())[0]
+
+    async def transact(self, request: LeaseRequest) -> Lease:
+        """The lease. Raises NoEndpoint where Redis does not answer in time, or refuses."""
+        from redis.exceptions import NoScriptError, RedisError
+
+        if self._client is None:
+            self._client = self._connected()
+        blob = _ENCODER.encode(request)
+        began_s = self._clock.now_s()
+        try:
+            try:
+                answer = await _reply(self._client.evalsha(_SHA, 1, self._key, blob))
+            except NoScriptError:
+                # A Redis that was started again has forgotten it.
+                answer = await _reply(self._client.eval(SCRIPT, 1, self._key, blob))
+        except (RedisError, OSError, TimeoutError) as error:
+            raise NoEndpoint(
+                f"the shared limits in {self._where} do not answer: {_said(error)}",
+                hint="check that Redis runs, then run the command again",
+            ) from error
+        lease = _DECODER.decode(answer)
+        ended_s = self._clock.now_s()
+        self._offset.saw(lease.now_s, began_s, ended_s)
+        # Falls slowly and rises at once, to be on the safe side.
+        self.lead_s = max(ended_s - began_s, self.lead_s * 0.9)
+        return lease
+
+    async def aclose(self) -> None:
+        """Closes the connection. May be repeated."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    def _connected(self) -> Redis:
+        from redis.asyncio import Redis
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+
+        # A turn that was repeated unseen would book its slots twice.
+        return Redis.from_url(self._url, retry=Retry(NoBackoff(), 0), **_TIMEOUTS)
+
+    def _check(self, limits: str) -> None:
+        try:
+            from redis import Redis
+            from redis.backoff import NoBackoff
+            from redis.exceptions import RedisError
+            from redis.retry import Retry
+        except ImportError as error:
+            raise ConfigError(
+                "limits shared through Redis need redis-py, which is not installed",
+                hint="pip install 'redline[redis]'",
+            ) from error
+        try:
+            with Redis.from_url(self._url, retry=Retry(NoBackoff(), 0), **_TIMEOUTS) as client:
+                client.script_load(SCRIPT)
+                blob = cast("bytes | None", client.get(self._key))
+                seconds, micros = cast("tuple[int, int]", client.time())
+        except (RedisError, OSError, ValueError) as error:
+            raise ConfigError(
+                f"limits cannot be shared through {self._where}: {_said(error)}",
+                hint="check the URL, redis://host:6379/0, and that Redis runs there",
+            ) from error
+        if blob is None:
+            return
+        others, touched_s = msgspec.msgpack.decode(blob)[:2]
+        if others != limits and seconds + micros / 1e6 - touched_s < STALE_S:
+            raise ConfigError(
+                f"{self._where} is in use for {others}, and this is {limits}",
+                hint="state the same limits everywhere, or share another database",
+            )
+
+
+class Offset:
+    """What has to be added to the ledger's time to get the local one: an interval."""
+
+    def __init__(self) -> None:
+        self._low_s = -math.inf
+        self._high_s = math.inf
+        self._seen_s = 0.0
+
+    def bounds_s(self, now_s: float) -> tuple[float, float]:
+        """The ends of the interval at the local time `now_s`."""
+        drift_s = max(0.0, now_s - self._seen_s) * _DRIFT
+        return self._low_s - drift_s, self._high_s + drift_s
+
+    def saw(self, ledger_s: float, began_s: float, ended_s: float) -> None:
+        """The ledger's clock stood at `ledger_s` at some moment between two local times."""
+        low_s, high_s = self.bounds_s(ended_s)
+        drift_s = (ended_s - began_s) * _DRIFT
+        least_s, most_s = began_s - ledger_s - drift_s, ended_s - ledger_s + drift_s
+        if low_s > most_s or high_s < least_s:
+            # One of the clocks was set: what was known before does not hold.
+            low_s, high_s = least_s, most_s
+        self._low_s, self._high_s = max(low_s, least_s), min(high_s, most_s)
+        self._seen_s = ended_s
+
+
+async def _reply(command: Any) -> bytes:
+    # redis-py types a command's result for both of its clients at once.
+    return cast(bytes, await cast("Awaitable[Any]", command))
+
+
+def _shown(url: str) -> str:
+    """The URL without its user and password."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,479 @@
+"""Send times for several processes, booked ahead under one set of limits. Synchronous and pure.
+
+A ledger (a file, a key in Redis) keeps one `State`. Each process brings a `LeaseRequest`: what
+became of its last slots, and what its first callers want. `transact` books a send time for each, at
+the earliest that every rule allows after all that was booked before, all windows together. That is
+its lease; it reaches at most `lease_s` ahead, so a process that dies wastes no more than that, and
+none can take all. redis_ledger.lua is the same rule in Lua: whoever changes one changes both.
+
+The rules are those of limits/rule/window.py, kept so that no process has to be trusted later:
+
+  hard  a send leaves its window W after its stamp, and the stamps in any W never pass the count.
+        A slot is stamped planned + slack + guard until its process says when it was sent (then
+        sent + guard), or proves how late it reached the server (then sent + that). A process
+        sends no slot later than planned + slack, so a dead or suspended one breaks nothing.
+  soft  slots are T = (W + guard) / N apart with a burst of b (GCRA); the guard is at least the
+        slack, so that the pace may be kept late by that much. Tokens that are paced evenly catch
+        up what another limit took from them, by `catch_up_s` at most.
+  phase of such tokens a sliding-window counter reads at most N, in whichever phase its windows
+        begin (rule/phases.py): u S(t - uW) + (1 - u) S(t - uW - W) <= N, where S(x) is what is
+        stamped after x. So stamps of tokens are kept for two windows.
+
+Records are merged in grains of W/65,536, or of (W + 0.1 s)/1,024 for counts above 1,024; stamps are
+rounded up. So a state stays small for a limit of millions, at 0.1 % of its rate at most.
+
+Processes take turns: one whose wants did not all fit stands in line, behind those who have waited
+for longer, until it is served. A place is kept for as long as its owner asks again in time.
+
+  the first want     the process
+  within the lease   gets slots, as many as fit, and goes to the end of the line
+  beyond it          waits in its place, and keeps the others out until it could go: a large call is
+                     not starved by small ones
+  of one behind      waits until those ahead could have gone; if they then do not ask, it is served
+
+All times are the ledger's, in seconds; `now_s` goes back only where the ledger's clock is set back.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+
+import msgspec
+
+from redline.limits.rule import BURST_SHARE, KINDS, Kind, Limits, Rate
+
+# Other limits under the same name are an error while anybody uses them, and a change between two
+# runs after so long a silence.
+STALE_S = 5.0
+# The longest lease: what a crash wastes, and what a second process waits for at most.
+MOST_LEASE_S, LEAST_LEASE_S = 1.0, 0.005
+# No server's wish to be left alone is taken for longer (server/retry_after.py has that bound too).
+MOST_PARK_S = 86_400.0
+_SMALL_COUNT, _FINE, _COARSE = 1024, 65_536, 1024
+_LEAST_GRAIN_S = 1e-6
+
+
+class Rule(msgspec.Struct, frozen=True, array_like=True):
+    """One rate as the ledger needs it. key: names its window; the same for every process.
+
+    catch_up_s: how far the pace may fall behind and catch up; above 0, every phase is checked.
+    """
+
+    key: str
+    count: int
+    window_s: float
+    unit_s: float
+    burst: int
+    is_hard: bool
+    grain_s: float
+    catch_up_s: float = 0.0
+
+
+class Change(msgspec.Struct, frozen=True, array_like=True):
+    """What became of a slot: `before` at stamp `from_s` is now `after` at `to_s`.
+
+    planned_s: the send time of a slot that is given back unsent; 0 for one that was sent.
+    """
+
+    from_s: float
+    to_s: float
+    before: Sequence[int]
+    after: Sequence[int]
+    planned_s: float = 0.0
+
+
+class LeaseRequest(msgspec.Struct, frozen=True, array_like=True):
+    """One process's turn at the ledger.
+
+    owner: names the process. limits: what is shared, in words; must be the same for all.
+    wants: the amounts of its first callers by rule. lead_s: the time until it hears the answer.
+    seen_s: the latest send time it was ever given. park_s: nothing is planned before. busy_s: for
+    how long the first caller has been waiting.
+    """
+
+    owner: str
+    limits: str
+    rules: Sequence[Rule]
+    wants: Sequence[Sequence[int]] = ()
+    changes: Sequence[Change] = ()
+    guard_s: float = 0.0
+    slack_s: float = 0.0
+    lead_s: float = 0.0
+    lease_s: float = MOST_LEASE_S
+    seen_s: float = 0.0
+    park_s: float = 0.0
+    busy_s: float = 0.0
+
+
+class Lease(msgspec.Struct, array_like=True):
+    """Send times for the first wants, in order.
+
+    free_s: from when it is worth while to ask again. parked_s: nobody sends before.
+    others: the limits of those who share the ledger, where they are others; then nothing was done.
+    """
+
+    now_s: float
+    times: list[float]
+    free_s: float
+    parked_s: float
+    others: str = ""
+
+
+class Book(msgspec.Struct, array_like=True):
+    """One window: its pace, and the amounts at their stamps, which count grains and ascend.
+
+    older, olders: stamps and amounts of the window before, where every phase is checked.
+    """
+
+    grain_s: float
+    full_at_s: float
+    total: int = 0
+    stamps: list[int] = []
+    amounts: list[int] = []
+    older: list[int] = []
+    olders: list[int] = []
+
+    def add(self, stamp_s: float, amount: int) -> None:
+        if amount <= 0:
+            return
+        stamp = math.ceil(stamp_s / self.grain_s)
+        if self.older and stamp <= self.older[-1]:
+            _put(self.older, self.olders, stamp, amount)
+            return
+        _put(self.stamps, self.amounts, stamp, amount)
+        self.total += amount
+
+    def remove(self, stamp_s: float, amount: int) -> None:
+        """Takes off what is there, at most `amount`: it may have left the window already."""
+        stamp = math.ceil(stamp_s / self.grain_s)
+        if self.older and stamp <= self.older[-1]:
+            _take(self.older, self.olders, stamp, amount)
+            return
+        self.total -= _take(self.stamps, self.amounts, stamp, amount)
+
+    def earliest_s(self, rule: Rule, amount: int) -> float:
+        """The first time at which `amount`, at most the count, may be sent by this rule."""
+        at_s = self.full_at_s - max(0, rule.burst - amount) * rule.unit_s
+        if not rule.is_hard:
+            return at_s
+        excess = self.total + amount - rule.count
+        index = 0
+        while excess > 0 and index < len(self.stamps):
+            excess -= self.amounts[index]
+            if excess <= 0:
+                at_s = max(at_s, self.stamps[index] * self.grain_s + rule.window_s)
+            index += 1
+        return at_s
+
+    def book(
+        self, rule: Rule, amount: int, at_s: float, stamp_s: float, busy_s: float = 0.0
+    ) -> None:
+        """A slot at `at_s`, which is never earlier than the one before."""
+        behind_s = min(rule.catch_up_s, busy_s)
+        self.full_at_s = max(self.full_at_s, at_s - behind_s) + amount * rule.unit_s
+        if not rule.is_hard:
+            return
+        gone = 0
+        while gone < len(self.stamps) and (
+            self.stamps[gone] * self.grain_s + rule.window_s <= at_s
+        ):
+            self.total -= self.amounts[gone]
+            gone += 1
+        if rule.catch_up_s:
+            self.older += self.stamps[:gone]
+            self.olders += self.amounts[:gone]
+            past = bisect_left(self.older, math.floor((at_s - 2 * rule.window_s) / self.grain_s))
+            del self.older[:past], self.olders[:past]
+        del self.stamps[:gone], self.amounts[:gone]
+        self.add(stamp_s, amount)
+
+    def read(self, rule: Rule, at_s: float, end_s: float) -> Reading:
+        """What a sliding-window counter reads at most from at_s to end_s, if nothing is added.
+
+        For each beginning of its window that is a line in time. What is highest of them all lies
+        below the straight line between its two ends.
+        """
+        stamps, amounts = self.older + self.stamps, self.olders + self.amounts
+        window_s, grain_s = rule.window_s, self.grain_s
+        # What is stamped at or after each stamp, and after all of them: nothing.
+        left = [*accumulate(reversed(amounts), initial=0)]
+        left.reverse()
+        first = last = 0.0
+        before = behind = 0
+        for index, stamp in enumerate(stamps):
+            stamp_s = stamp * grain_s
+            while stamps[before] * grain_s < stamp_s - window_s:
+                before += 1
+            while behind < len(stamps) and stamps[behind] * grain_s < stamp_s + window_s:
+                behind += 1
+            # Its window begins just before this stamp, or the one before it does.
+            for begun_s, both, current in (
+                (stamp_s, left[before], left[index]),
+                (stamp_s + window_s, left[index], left[behind]),
+            ):
+                if at_s - window_s <= begun_s <= end_s:
+                    fall = (both - current) / window_s
+                    first = max(first, both - (at_s - begun_s) * fall)
+                    last = max(last, both - (end_s - begun_s) * fall)
+        return Reading(rule.count, at_s, end_s, max(first, last), last)
+
+    def fill(self, rule: Rule, stamp_s: float) -> None:
+        """Whatever was sent is unknown: the window counts as full from now on."""
+        self.full_at_s = stamp_s + rule.count * rule.unit_s
+        self.total = 0
+        self.stamps, self.amounts, self.older, self.olders = [], [], [], []
+        if rule.is_hard:
+            self.add(stamp_s, rule.count)
+
+    def shift(self, by_s: float) -> None:
+        """The ledger's clock was set back by `by_s`; rounded so that nothing leaves too early."""
+        self.full_at_s -= by_s
+        by = math.floor(by_s / self.grain_s)
+        self.stamps = [stamp - by for stamp in self.stamps]
+        self.older = [stamp - by for stamp in self.older]
+
+
+def _put(stamps: list[int], amounts: list[int], stamp: int, amount: int) -> None:
+    at = bisect_left(stamps, stamp)
+    if at < len(stamps) and stamps[at] == stamp:
+        amounts[at] += amount
+    else:
+        stamps.insert(at, stamp)
+        amounts.insert(at, amount)
+
+
+def _take(stamps: list[int], amounts: list[int], stamp: int, amount: int) -> int:
+    """What was taken off, at most `amount`."""
+    at = bisect_left(stamps, stamp)
+    if at == len(stamps) or stamps[at] != stamp:
+        return 0
+    amount = min(amount, amounts[at])
+    amounts[at] -= amount
+    if amounts[at] == 0:
+        del stamps[at], amounts[at]
+    return amount
+
+
+class Reading(msgspec.Struct):
+    """A straight line from `first` at at_s to `last` at end_s, and what has been planned since.
+
+    It never rises. A sliding-window counter reads no more than both together.
+    """
+
+    count: int
+    at_s: float
+    end_s: float
+    first: float
+    last: float
+    planned: int = 0
+
+    def earliest_s(self, amount: int, at_s: float) -> float:
+        """When `amount` may be sent, at_s or later; after end_s, when it is worth asking again."""
+        fall = (self.first - self.last) / (self.end_s - self.at_s)
+        excess = self.first + self.planned + amount - self.count
+        if excess <= (at_s - self.at_s) * fall:
+            return at_s
+        later_s = self.at_s + (excess / fall if fall > 0 else math.inf)
+        return max(at_s, min(later_s, self.end_s + (self.end_s - self.at_s) / 4))
+
+
+class Place(msgspec.Struct, array_like=True):
+    """A process in line. kept_s: nobody goes before it until then. until_s: it is gone by then."""
+
+    owner: str
+    kept_s: float
+    until_s: float
+
+
+class State(msgspec.Struct, array_like=True):
+    """What the ledger keeps. touched_s: its last turn. last_s: the latest time it has planned."""
+
+    limits: str
+    touched_s: float
+    last_s: float = 0.0
+    parked_s: float = 0.0
+    line: list[Place] = []
+    books: dict[str, Book] = {}
+
+    def shift(self, by_s: float) -> None:
+        """Every time `by_s` earlier, after the ledger's clock was set back by that."""
+        self.touched_s -= by_s
+        self.last_s -= by_s
+        self.parked_s -= by_s
+        for place in self.line:
+            place.kept_s -= by_s
+            place.until_s -= by_s
+        for book in self.books.values():
+            book.shift(by_s)
+
+
+def transact(state: State | None, request: LeaseRequest, now_s: float) -> tuple[State, Lease]:
+    """The state after the request's turn, which may be the one given, changed; and its lease.
+
+    state: None where there is none yet.
+    """
+    if state is None:
+        state = State(request.limits, now_s)
+    if now_s < state.touched_s:
+        state.shift(state.touched_s - now_s)
+    if state.limits != request.limits:
+        if now_s - state.touched_s < STALE_S:
+            return state, Lease(now_s, [], now_s, now_s, state.limits)
+        keys = {rule.key for rule in request.rules}
+        state.books = {key: book for key, book in state.books.items() if key in keys}
+        state.limits = request.limits
+    for rule in request.rules:
+        if rule.key not in state.books:
+            state.books[rule.key] = Book(rule.grain_s, now_s, 0, [], [], [], [])
+    _doubt(state, request, now_s)
+    state.touched_s = now_s
+    for change in request.changes:
+        _correct(state, request, change, now_s)
+    state.parked_s = max(state.parked_s, min(request.park_s, now_s + MOST_PARK_S))
+    times, free_s = _plan(state, request, now_s)
+    return state, Lease(now_s, times, free_s, state.parked_s)
+
+
+def _doubt(state: State, request: LeaseRequest, now_s: float) -> None:
+    """A state that does not know what this process was given is an old one, or a new one."""
+    longest_s = max((rule.window_s for rule in request.rules), default=0.0)
+    if state.last_s >= request.seen_s or now_s >= request.seen_s + longest_s:
+        return
+    for rule in request.rules:
+        state.books[rule.key].fill(rule, now_s + request.slack_s + request.guard_s)
+    # Later than what any other process can have been given, so that it happens once.
+    state.last_s = now_s + 2 * request.lease_s + request.lead_s
+
+
+def _correct(state: State, request: LeaseRequest, change: Change, now_s: float) -> None:
+    # A stamp from before the clock was set back would else stay for as long as that.
+    to_s = min(change.to_s, now_s + request.lease_s + request.slack_s + request.guard_s)
+    for index, rule in enumerate(request.rules):
+        book = state.books[rule.key]
+        before, after = change.before[index], change.after[index]
+        if rule.is_hard:
+            book.remove(change.from_s, before)
+            book.add(to_s, after)
+        if not change.planned_s:
+            book.full_at_s += (after - before) * rule.unit_s
+        elif rule.burst > 1 or change.planned_s >= state.last_s:
+            # A pace without bursts has moved on where something was planned behind the slot, and
+            # time that has passed cannot be sent in.
+            refund_s = before * rule.unit_s - max(0.0, now_s - change.planned_s)
+            book.full_at_s -= max(0.0, refund_s)
+
+
+def _plan(state: State, request: LeaseRequest, now_s: float) -> tuple[list[float], float]:
+    """The times, and when to ask again."""
+    owner, lease_s = request.owner, request.lease_s
+    line = [place for place in state.line if place.until_s > now_s or place.owner == owner]
+    mine = next((at for at, place in enumerate(line) if place.owner == owner), len(line))
+    others = [place for place in line if place.owner != owner]
+    state.line = others
+    if not request.wants:
+        return [], now_s
+    from_s = max(now_s + request.lead_s, state.last_s, state.parked_s)
+    until_s = now_s + request.lead_s + lease_s
+    readings = [
+        state.books[rule.key].read(rule, from_s, max(until_s, from_s + rule.grain_s))
+        if rule.catch_up_s
+        else None
+        for rule in request.rules
+    ]
+    at_s = _earliest_s(state, request, request.wants[0], from_s, readings)
+    times: list[float] = []
+    # Those ahead go first; those who could have gone and have not asked are not waited for.
+    if all(place.kept_s <= now_s for place in line[:mine]):
+        for amounts in request.wants:
+            at_s = _earliest_s(state, request, amounts, from_s, readings)
+            if at_s > until_s:
+                break
+            for rule, amount, reading in zip(request.rules, amounts, readings, strict=True):
+                stamp_s = at_s + request.slack_s + request.guard_s
+                state.books[rule.key].book(rule, amount, at_s, stamp_s, request.busy_s)
+                if reading is not None:
+                    reading.planned += amount
+            from_s = state.last_s = at_s
+            times.append(at_s)
+    if len(times) == len(request.wants):
+        return times, now_s + (lease_s / 8 if others else 0.0)
+    free_s = at_s - (until_s - now_s)
+    if times:
+        # Served: from here on the others go first.
+        mine, ask_s = len(others), free_s
+    elif mine == 0:
+        ask_s = min(free_s, now_s + lease_s / 2)
+    else:
+        ask_s = now_s + lease_s / 4
+    # What is free for a large call would be taken by small ones before it has asked again.
+    is_large = max(request.wants[len(times)], default=0) > 1
+    kept_s = free_s + (lease_s / 2 if is_large else 0.0)
+    place = Place(owner, kept_s, max(now_s, ask_s) + request.lead_s + lease_s / 2)
+    state.line = [*others[:mine], place, *others[mine:]]
+    return times, ask_s
+
+
+def _earliest_s(
+    state: State,
+    request: LeaseRequest,
+    amounts: Sequence[int],
+    from_s: float,
+    readings: Sequence[Reading | None],
+) -> float:
+    for rule, amount in zip(request.rules, amounts, strict=True):
+        from_s = max(from_s, state.books[rule.key].earliest_s(rule, amount))
+    for amount, reading in zip(amounts, readings, strict=True):
+        if reading is not None:
+            from_s = reading.earliest_s(amount, from_s)
+    return from_s
+
+
+def rated(limits: Limits) -> list[tuple[Kind, Rate]]:
+    """Every rate of `limits` with what it counts, in the order of the rules."""
+    return [(kind, rate) for kind in KINDS for rate in limits.rates(kind)]
+
+
+def described(limits: Limits) -> str:
+    """The rates and the profile, in words: what all who share a ledger must state alike."""
+    rates = ", ".join(f"{rate} {kind.replace('_', ' ')}" for kind, rate in rated(limits))
+    return f"{rates or 'no rate'} (profile {limits.profile})"
+
+
+def rules_of(limits: Limits, guard_s: float) -> tuple[Rule, ...]:
+    """The rules, in the order of `rated`. guard_s: the pace's, at least the slack."""
+    rules = []
+    for kind, rate in rated(limits):
+        spare = math.floor(rate.count * (1 - guard_s / rate.window_s))
+        # Too small a bucket keeps the guard in time instead, as limits/rule/window.py does.
+        is_bucket = limits.profile == "bucket" and spare >= 1
+        bursts = limits.profile in ("fixed", "moving")
+        is_caught_up = kind != "requests" and not bursts and not is_bucket
+        grain_s = _grain_s(rate)
+        rules.append(
+            Rule(
+                key=f"{kind}/{rate.window_s:.15g}/{grain_s:.6g}",
+                count=rate.count,
+                window_s=rate.window_s,
+                unit_s=(rate.window_s + (0.0 if is_bucket else guard_s)) / rate.count,
+                burst=spare if is_bucket else rate.count if bursts else 1,
+                is_hard=not is_bucket,
+                grain_s=grain_s,
+                catch_up_s=rate.window_s * BURST_SHARE if is_caught_up else 0.0,
+            )
+        )
+    return tuple(rules)
+
+
+def lease_s_of(limits: Limits) -> float:
+    """How far ahead send times are booked: a tenth of the shortest window, 5 ms to 1 s."""
+    shortest_s = min((rate.window_s for _, rate in rated(limits)), default=MOST_LEASE_S)
+    return min(MOST_LEASE_S, max(LEAST_LEASE_S, shortest_s / 10))
+
+
+def _grain_s(rate: Rate) -> float:
+    if rate.count <= _SMALL_COUNT:
+        return max(_LEAST_GRAIN_S, rate.window_s / _FINE)
+    return (rate.window_s + 0.1) / _COARSE

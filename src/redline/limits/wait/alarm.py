@@ -1,0 +1,34 @@
+"""What a limiter of an event loop waits with."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from abc import ABC, abstractmethod
+
+# uvloop's timers count whole milliseconds: a shorter one would spin.
+_SHORTEST_TIMER_S = 0.001
+
+
+class Alarmed(ABC):
+    """Has one timer, which is set again and again."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _due_s = math.inf  # when the timer should ring; inf without one
+    _parked_until_s = -math.inf
+
+    @abstractmethod
+    def _rang(self) -> None:
+        """The timer has rung."""
+
+    def _ring_at(self, due_s: float, now_s: float) -> None:
+        """Sets the timer to `due_s`; inf for none."""
+        if self._timer is not None:
+            if due_s == self._due_s:
+                return
+            self._timer.cancel()
+            self._timer = None
+        self._due_s = due_s
+        if due_s < math.inf:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(due_s - now_s, _SHORTEST_TIMER_S), self._rang)

@@ -1,0 +1,145 @@
+"""The limiter for threads: the same rules, waited for by blocking."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from redline.clock import SYSTEM, Clock
+from redline.limits.rule import Booking, Cost, Limits, Rate, Rules
+from redline.limits.wait.grant import Grant
+
+# A thread's place in the queue: its priority, its number, and what wakes it.
+_Ticket = tuple[int, int, threading.Event]
+
+
+class SyncLimiter:
+    """The rate limits of `limits` for any number of threads of one process.
+
+    limits: a Limits, or the request limit alone, such as "2/1s". Who waits, waits in order of
+    arrival within a priority, whatever the size.
+
+        with limiter(tokens=900) as grant:
+            reply = call()
+            grant.settle(reply.usage.total_tokens)
+    """
+
+    def __init__(self, limits: Limits | Rate | str, clock: Clock = SYSTEM) -> None:
+        limits = limits if isinstance(limits, Limits) else Limits(requests=limits)
+        self.rules = Rules(limits)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._queue: list[_Ticket] = []
+        self._busy_from_s = 0.0  # since when somebody has been waiting
+        self._numbers = itertools.count()
+
+    @contextmanager
+    def __call__(
+        self, tokens: int = 0, *, output_tokens: int = 0, priority: int = 0
+    ) -> Generator[Grant[list[Booking]]]:
+        """A context that is entered when one call may be sent, which is then taken as sent.
+
+        tokens: of the input, or of input and output where they are not told apart; 0 or more.
+        priority: lower goes first. Entering raises OverLimit for what could never be granted.
+        """
+        grant = self.acquire(Cost(tokens, output_tokens), priority)
+        try:
+            sent_s = self._clock.now_s()
+            grant.sent(sent_s)
+            yield grant
+            # The call has been answered by now, so it had reached the server.
+            grant.replied(self._clock.now_s() - sent_s)
+        finally:
+            # For a signal that came before it was sent.
+            grant.release()
+
+    @property
+    def waiting(self) -> int:
+        """Threads in the queue."""
+        return len(self._queue)
+
+    def acquire(self, cost: Cost | int = 0, priority: int = 0) -> Grant[list[Booking]]:
+        """A grant for one request of `cost`; blocks until its turn.
+
+        cost: a number stands for tokens, input and output together. priority: lower goes first.
+        Raises OverLimit at once when it could never be granted.
+        """
+        cost = cost if isinstance(cost, Cost) else Cost(cost)
+        asked_s = self._clock.now_s()
+        ticket = (priority, next(self._numbers), threading.Event())
+        bookings: list[Booking] = []
+        grant: Grant[list[Booking]] | None = None
+        # A signal can come at any line: then neither a place nor an amount stays taken.
+        try:
+            with self._lock:
+                self.rules.check(cost)
+                if not self._queue:
+                    self._busy_from_s = asked_s
+                heapq.heappush(self._queue, ticket)
+            bookings = self._booked(ticket, cost)
+            grant = Grant(self, bookings, cost, self._clock.now_s() - asked_s)
+            return grant
+        finally:
+            with self._lock:
+                self._leave(ticket)
+            if grant is None and bookings:
+                self.give_back(bookings)
+
+    def _booked(self, ticket: _Ticket, cost: Cost) -> list[Booking]:
+        """What `cost` takes from the limits; blocks until the ticket's turn."""
+        turn = ticket[2]
+        due_s = math.inf
+        while True:
+            turn.clear()
+            with self._lock:
+                now_s = self._clock.now_s()
+                wait_s = math.inf
+                if self._queue[0] is ticket:
+                    wait_s = self.rules.wait_s(cost, now_s)
+                    if wait_s <= 0:
+                        late_s = max(0.0, now_s - due_s)
+                        return self.rules.book(cost, now_s, late_s, now_s - self._busy_from_s)
+                due_s = now_s + wait_s
+            turn.wait(None if wait_s == math.inf else wait_s)
+
+    def mark_sent(self, taken: list[Booking], now_s: float) -> None:
+        """A grant's call was written at `now_s`."""
+        with self._lock:
+            for booking in taken:
+                booking.window.sent(booking, now_s)
+            self._wake_head()
+
+    def give_back(self, taken: list[Booking]) -> None:
+        """A grant's call was not written, unless it was sent before."""
+        with self._lock:
+            now_s = self._clock.now_s()
+            for booking in taken:
+                booking.window.release(booking, now_s)
+            self._wake_head()
+
+    def settle(self, taken: list[Booking], used: Cost) -> None:
+        """A grant's call used `used`."""
+        with self._lock:
+            self.rules.settle(taken, used)
+            self._wake_head()
+
+    def replied(self, taken: list[Booking], took_s: float, sent_s: float) -> None:
+        """A grant's reply began `took_s` after its write."""
+        with self._lock:
+            self.rules.replied(taken, took_s, sent_s)
+
+    def _leave(self, ticket: _Ticket) -> None:
+        """The ticket's thread has its grant, or has given up."""
+        if ticket in self._queue:
+            self._queue.remove(ticket)
+            heapq.heapify(self._queue)
+        self._wake_head()
+
+    def _wake_head(self) -> None:
+        """Lets the first in the queue look again."""
+        if self._queue:
+            self._queue[0][2].set()

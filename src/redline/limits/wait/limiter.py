@@ -1,0 +1,222 @@
+"""Every rate limit of one endpoint behind one queue and one timer.
+
+A grant books every window together, all or nothing, in order of arrival within a priority. The
+head of the queue waits for its own needs and nobody overtakes it, so a large request is not
+starved by small ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+from redline.clock import SYSTEM, Clock
+from redline.errors import OverLimit
+from redline.limits.rule import Booking, Cost, Kind, Limits, Rate, Rules
+from redline.limits.wait.alarm import Alarmed
+from redline.limits.wait.grant import Grant
+from redline.limits.wait.queue import WaitQueue
+
+_NOTHING = Cost()
+
+
+class Limiter(Alarmed):
+    """The rate limits of `limits`, without its concurrency (see Slots).
+
+    limits: a Limits, or the request limit alone, such as "2/1s". For one event loop; in threads
+    use SyncLimiter.
+
+        async with limiter(tokens=900) as grant:
+            reply = await call()
+            grant.settle(reply.usage.total_tokens)
+    """
+
+    def __init__(self, limits: Limits | Rate | str, clock: Clock = SYSTEM) -> None:
+        limits = limits if isinstance(limits, Limits) else Limits(requests=limits)
+        self.rules = Rules(limits)
+        self._clock = clock
+        self._queue: WaitQueue[Cost, list[Booking]] = WaitQueue()
+        self._busy_from_s = 0.0  # since when somebody has been waiting
+
+    def __call__(
+        self,
+        tokens: int = 0,
+        *,
+        output_tokens: int = 0,
+        priority: int = 0,
+    ) -> _Entry:
+        """A context that is entered when one call may be sent, which is then taken as sent.
+
+        tokens: of the input, or of input and output where they are not told apart; 0 or more.
+        priority: lower goes first. Entering raises OverLimit for what could never be granted.
+        """
+        return _Entry(self, Cost(tokens, output_tokens), priority)
+
+    @property
+    def waiting(self) -> int:
+        """Callers in the queue."""
+        return len(self._queue)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """A token limit is set, so estimates matter."""
+        return self.rules.counts_tokens
+
+    @property
+    def guard_s(self) -> float:
+        """Seconds added to each window now."""
+        return self.rules.guard_s
+
+    def most(self, kind: Kind) -> float:
+        """The largest amount that one call could ever be granted; inf where nothing limits it."""
+        return self.rules.most(kind)
+
+    def check(self, cost: Cost) -> None:
+        """Raises OverLimit when `cost` could never be granted."""
+        self.rules.check(cost)
+
+    def room_s(self, cost: Cost, now_s: float) -> float:
+        """Seconds until a call of `cost` could be granted were nobody waiting; books nothing."""
+        wait_s = self.rules.wait_s(cost, now_s)
+        parked_s = self._parked_until_s - now_s
+        return parked_s if parked_s > wait_s else wait_s
+
+    def park(self, until_s: float) -> bool:
+        """No grants before `until_s` (monotonic). True if that is later than before."""
+        if until_s <= self._parked_until_s:
+            return False
+        self._parked_until_s = until_s
+        return True
+
+    def acquire_now(self, cost: Cost) -> Grant[list[Booking]] | None:
+        """A grant where nobody waits and `cost` may be sent at once; it must have been checked."""
+        if self._queue.waiting:
+            return None
+        now_s = self._clock.now_s()
+        if now_s < self._parked_until_s or self.rules.wait_s(cost, now_s) > 0:
+            return None
+        return Grant(self, self.rules.book(cost, now_s), cost, 0.0)
+
+    async def acquire(self, cost: Cost | int = _NOTHING, priority: int = 0) -> Grant[list[Booking]]:
+        """A grant for one request of `cost`; waits for it in turn.
+
+        cost: a number stands for tokens, input and output together. priority: lower goes first.
+        Raises OverLimit at once when it could never be granted.
+        """
+        cost = cost if isinstance(cost, Cost) else Cost(cost)
+        if cost is not _NOTHING:
+            self.rules.check(cost)
+        if (grant := self.acquire_now(cost)) is not None:
+            return grant
+        queue = self._queue
+        asked_s = self._clock.now_s()
+        if not queue.waiting:
+            self._busy_from_s = asked_s
+        turn = queue.add(cost, priority)
+        # Only a new head changes when the timer must ring.
+        if queue.is_next(turn):
+            self._pump()
+        try:
+            bookings = await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                queue.forget()
+                self._pump()
+            elif turn.exception() is None:
+                # Granted in the same tick as the cancellation.
+                self.give_back(turn.result())
+            raise
+        return Grant(self, bookings, cost, self._clock.now_s() - asked_s)
+
+    def set_rates(self, kind: Kind, rates: Sequence[Rate]) -> None:
+        """Other limits of one kind from now on; who waits goes on waiting in turn."""
+        self.rules.set_rates(kind, rates, self._clock.now_s())
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Looks again at who may go, after a change of the rules.
+
+        Who could never go any more is refused with OverLimit.
+        """
+        for waiter in self._queue.waiters():
+            try:
+                self.rules.check(waiter.want)
+            except OverLimit as error:
+                waiter.future.set_exception(error)
+                self._queue.forget()
+        if self._queue:
+            self._pump()
+
+    def mark_sent(self, taken: list[Booking], now_s: float) -> None:
+        """A grant's call was written at `now_s`: nothing of it is given back any more."""
+        for booking in taken:
+            booking.window.sent(booking, now_s)
+        # A head that waited for this stamp had no timer.
+        if self._timer is None and self._queue:
+            self._pump()
+
+    def give_back(self, taken: list[Booking]) -> None:
+        """A grant's call was not written, unless it was sent before."""
+        now_s = self._clock.now_s()
+        for booking in taken:
+            booking.window.release(booking, now_s)
+        if self._queue:
+            self._pump()
+
+    def settle(self, taken: list[Booking], used: Cost) -> None:
+        """A grant's call used `used`."""
+        self.rules.settle(taken, used)
+        if self._queue and self.counts_tokens:
+            self._pump()
+
+    def replied(self, taken: list[Booking], took_s: float, sent_s: float) -> None:
+        """A grant's reply began `took_s` after its write."""
+        self.rules.replied(taken, took_s, sent_s)
+
+    def now_s(self) -> float:
+        """The limiter's own clock."""
+        return self._clock.now_s()
+
+    def _pump(self) -> None:
+        """Grants from the head of the queue all that may go now, then sets the timer."""
+        now_s, queue, rules = self._clock.now_s(), self._queue, self.rules
+        late_s = max(0.0, now_s - self._due_s)
+        parked_s = self._parked_until_s - now_s
+        due_s = math.inf
+        while (head := queue.head()) is not None:
+            wait_s = rules.wait_s(head.want, now_s)
+            if wait_s > 0 or parked_s > 0:
+                due_s = now_s + max(wait_s, parked_s)
+                break
+            queue.wake_head(rules.book(head.want, now_s, late_s, now_s - self._busy_from_s))
+        self._ring_at(due_s, now_s)
+
+    def _rang(self) -> None:
+        self._timer = None
+        self.rules.rang(max(0.0, self._clock.now_s() - self._due_s))
+        self._pump()
+
+
+class _Entry:
+    """One call of a limiter's context."""
+
+    __slots__ = ("_cost", "_grant", "_limiter", "_priority", "_sent_s")
+
+    def __init__(self, limiter: Limiter, cost: Cost, priority: int) -> None:
+        self._limiter = limiter
+        self._cost = cost
+        self._priority = priority
+        self._grant: Grant[list[Booking]] | None = None
+        self._sent_s = 0.0
+
+    async def __aenter__(self) -> Grant[list[Booking]]:
+        self._grant = await self._limiter.acquire(self._cost, self._priority)
+        self._sent_s = self._limiter.now_s()
+        self._grant.sent(self._sent_s)
+        return self._grant
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # The call has been answered by now, so it had reached the server.
+        if self._grant is not None and error is None:
+            self._grant.replied(self._limiter.now_s() - self._sent_s)

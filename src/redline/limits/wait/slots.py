@@ -1,0 +1,62 @@
+"""A bound on calls in flight, taken in order of priority and arrival."""
+
+from __future__ import annotations
+
+import asyncio
+
+from redline.limits.wait.queue import WaitQueue
+
+
+class Slots:
+    """`count` slots. Not a semaphore: a released slot goes to the first waiter, never past it."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.in_use = 0
+        self._queue: WaitQueue[None, None] = WaitQueue()
+
+    @property
+    def is_free(self) -> bool:
+        """A caller would get a slot without waiting."""
+        # By the head and not by the length: a cancelled waiter still counts until its task runs,
+        # and a caller that queued behind it would wait for a release that has already been.
+        queue = self._queue
+        return self.in_use < self.count and (not queue.waiting or queue.head() is None)
+
+    def take_free(self) -> bool:
+        """Takes a slot that nobody waits for; False where there is none."""
+        # As in is_free, without the call: each attempt asks twice.
+        if self.in_use < self.count and (not self._queue.waiting or self._queue.head() is None):
+            self.in_use += 1
+            return True
+        return False
+
+    async def acquire(self, priority: int = 0) -> None:
+        """Holds one slot on return; give it back with `release`."""
+        if self.take_free():
+            return
+        turn = self._queue.add(None, priority)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._queue.forget()
+            else:
+                # The slot was handed over in the same tick as the cancellation.
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Hands the slot to the first waiter, or frees it."""
+        queue = self._queue
+        if self.in_use > self.count or not queue.waiting or queue.head() is None:
+            self.in_use -= 1
+        else:
+            self._queue.wake_head(None)
+
+    def resize(self, count: int) -> None:
+        """There are `count` slots from now on, at least 1; what is in use above that runs out."""
+        self.count = count
+        while self.in_use < count and self._queue.head() is not None:
+            self.in_use += 1
+            self._queue.wake_head(None)

@@ -1,0 +1,20 @@
+"""The process and its files: signals, threads, locks, durable writes, safe printing."""
+
+from redline.process.changes import Changes
+from redline.process.files import (
+    GONE,
+    LockedFile,
+    copy_mode,
+    drop_unfinished,
+    free_name,
+    open_alone,
+    replace_file,
+    sync_name,
+    telling,
+    unwritable,
+    write_all,
+)
+from redline.process.open_files import raise_limit
+from redline.process.output import lasting, printable, printable_json
+from redline.process.signals import end_at_once, on_signals, run_until_told
+from redline.process.threads import DaemonThreads

@@ -1,0 +1,72 @@
+"""Text for a person, which must change neither the work nor the exit status.
+
+Text of others is made safe to print: nothing in it moves a cursor or turns the direction.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TextIO, cast
+
+# Control sequences of terminals (ECMA-48, 5.4 and 5.6): CSI with its parameters, strings up to
+# their terminator, and the short ones.
+_SEQUENCES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
+    r"|\x1b[ -/]*[0-~]"
+)
+# Other control characters but line feed and tab; marks, embeddings, overrides and isolates of
+# direction (Unicode, UAX 9); characters without a width that hide in text, and tags.
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
+    "\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+# The same in the UTF-8 of JSON, where a control character below 32 is escaped already.
+_HIDDEN_IN_JSON = re.compile(_HIDDEN.pattern.replace("\x00-\x08\x0b-\x1f", ""))
+
+
+class _Lasting:
+    """A stream that loses what cannot be written: on a full disk, or when its terminal is gone."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except (OSError, ValueError):
+            # ValueError: it was closed.
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            return
+
+
+def lasting(stream: TextIO) -> TextIO:
+    """`stream`, whose errors are passed over."""
+    return stream if isinstance(stream, _Lasting) else cast("TextIO", _Lasting(stream))
+
+
+def printable(text: str) -> str:
+    """The text without control sequences, control characters and characters of direction."""
+    if text.isascii() and text.isprintable():
+        return text
+    return _HIDDEN.sub("", _SEQUENCES.sub("", text))
+
+
+def printable_json(data: bytes) -> bytes:
+    """The same JSON, with every such character written as an escape."""
+    if data.isascii() and b"\x7f" not in data:
+        return data
+    return _HIDDEN_IN_JSON.sub(_escaped, data.decode("utf-8", "surrogatepass")).encode()
+
+
+def _escaped(found: re.Match[str]) -> str:
+    units = found[0].encode("utf-16-be")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))

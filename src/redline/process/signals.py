@@ -1,0 +1,42 @@
+"""A program that runs until Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+
+def on_signals(told: Callable[[int], object]) -> None:
+    """From now on the running event loop calls it with the number of a Ctrl-C or SIGTERM."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if sys.platform == "win32":
+            signal.signal(number, lambda found, _: loop.call_soon_threadsafe(told, found))
+        else:
+            loop.add_signal_handler(number, told, number)
+
+
+def end_at_once(number: int) -> None:
+    """Ends the process as the signal of this number would, whatever its threads are in."""
+    os._exit(128 + number)
+
+
+def run_until_told(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
+    """Runs `main` to its end; its event is set by Ctrl-C or SIGTERM."""
+
+    async def told() -> None:
+        stop = asyncio.Event()
+        on_signals(lambda _: stop.set())
+        await main(stop)
+
+    if sys.platform == "win32":
+        asyncio.run(told())
+        return
+    import uvloop  # takes longer than most programs' other imports
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(told())

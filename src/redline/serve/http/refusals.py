@@ -1,0 +1,134 @@
+"""Failures as an OpenAI client knows them: a status, and `{"error": {...}}`.
+
+  failure                                status                     asked again by the openai SDK
+  Rejected                               its own; 400 without one   no
+  OverLimit                             400                        no
+  RateLimited                            429 and Retry-After        yes
+  TimedOut                               504                        yes
+  NoEndpoint, ServerFailed 503 and 529   503 and Retry-After        yes
+  any other Retryable                    502                        yes
+  Refused, Unpaid, BudgetSpent, Unpriced 502: not the client's own  no
+
+The SDK asks again after any 408, 409, 429 and 5xx, unless `x-should-retry: false` says that the
+failure is final.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from redline.errors import (
+    CallError,
+    Final,
+    NoEndpoint,
+    OverLimit,
+    RateLimited,
+    Rejected,
+    Retryable,
+    TimedOut,
+    nearest,
+)
+
+# Our own refusals write the name of a parameter like `this` or `this[0].that`; of values by keys of
+# the user's, like `this[...]`.
+_PARAMETER = re.compile(r"`([a-z]\w*(?:\[(?:\d+|\.{3})\]|\.\w+)*)`")
+_LATEST_S = 86_400.0
+# The rest of such a request may still be on its way.
+_CLOSING = frozenset({408, 413})
+
+
+class Refusal(Exception):
+    """A request that is not answered with what it asked for."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        kind = "rate_limit_error" if status == 429 else kind
+        error = {"message": message, "type": kind, "param": param, "code": code}
+        self.body: dict[str, Any] = {"error": error}
+
+    def response(self) -> web.Response:
+        response = json_response(self.body, self.status, self.headers)
+        if self.status in _CLOSING:
+            response.force_close()
+        return response
+
+
+def json_response(
+    body: object, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """An answer in JSON. body: bytes as they are."""
+    raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    return web.Response(body=raw, status=status, headers=headers, content_type="application/json")
+
+
+def hinted(what: str, hint: str) -> str:
+    """Both on one line, where there is a hint."""
+    return f"{what}: {hint}" if hint else what
+
+
+def busy(message: str, code: str) -> Refusal:
+    """Refuses what may be asked again soon."""
+    return Refusal(message, status=503, code=code, headers=_come_back(None))
+
+
+def no_model(name: str, known: Collection[str]) -> Refusal:
+    """Refuses a model that is none of those `known`."""
+    message = hinted(f"The model `{name}` does not exist", nearest(name, known))
+    return Refusal(message, status=404, code="model_not_found", param="model")
+
+
+def refusal_of(error: CallError | NoEndpoint) -> Refusal:
+    """What a client is told of a call that failed."""
+    status = _status(error)
+    message = error.what
+    headers: dict[str, str] = {}
+    param = None
+    if isinstance(error, Final):
+        headers["x-should-retry"] = "false"
+        if error.status is None:
+            # No server behind has said so but the backend itself: its hint is for this client.
+            message = hinted(message, error.hint)
+            found = _PARAMETER.search(error.what)
+            param = found[1] if found else None
+    elif status in (429, 503):
+        headers = _come_back(error.retry_after_s if isinstance(error, Retryable) else None)
+    code = "rate_limit_exceeded" if status == 429 else error.kind
+    return Refusal(message, status=status, code=code, param=param, headers=headers)
+
+
+def _status(error: CallError | NoEndpoint) -> int:
+    match error:
+        case Rejected(status=None) | OverLimit():
+            return 400
+        case Rejected(status=int(status)):
+            # A redirect is meant for the backend, whose client has not followed it.
+            return status if 400 <= status < 600 else 502
+        case RateLimited():
+            return 429
+        case TimedOut():
+            return 504
+        case NoEndpoint() | CallError(status=503 | 529):
+            return 503
+    return 502
+
+
+def _come_back(wait_s: float | None) -> dict[str, str]:
+    """Retry-After, in whole seconds."""
+    return {"retry-after": str(max(1, math.ceil(min(wait_s or 1.0, _LATEST_S))))}

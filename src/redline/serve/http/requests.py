@@ -1,0 +1,109 @@
+"""Requests as they come: bodies read within bounds, and what they ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Collection
+from typing import Annotated, Any
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from redline.calls import Request
+from redline.serve.http.refusals import Refusal, no_model
+
+_STREAMING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """What a front takes at most, and how long it waits for its clients. All above 0.
+
+    most_requests: answered at once; more get 503. most_body_bytes: of one request.
+    body_s: until a body has come. unread_s: a client that takes nothing of its answer for so long
+    is cut off. grace_s: for what is in flight when the front closes.
+    """
+
+    most_requests: int = 1024
+    most_body_bytes: int = 32 * 2**20
+    body_s: float = 120.0
+    unread_s: float = 120.0
+    grace_s: float = 10.0
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """One call as its client wants it: at which priority, as a stream, with that one's usage."""
+
+    request: Request
+    model: str
+    priority: int
+    is_stream: bool
+    wants_usage: bool
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Known(msgspec.Struct):
+    """What of a body is read here; the rest is the backend's."""
+
+    model: str | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+
+
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
+
+
+async def read_body(http: web.BaseRequest, bounds: Bounds) -> bytes:
+    """The whole body. Raises Refusal for one that is too large, broken or late."""
+    most, body_s = bounds.most_body_bytes, bounds.body_s
+    too_large = Refusal(
+        f"The body of the request is longer than {most:,} bytes.", status=413, code="too_large"
+    )
+    if (http.content_length or 0) > most:
+        raise too_large
+    if "expect" in http.headers and http.transport is not None:
+        # The client waits for this word before it sends a large body.
+        http.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    try:
+        async with asyncio.timeout(body_s):
+            return await http.read()
+    except TimeoutError:
+        late = f"The body of the request did not come within {body_s:g} s."
+        raise Refusal(late, status=408, code="timed_out") from None
+    except web.HTTPRequestEntityTooLarge:
+        raise too_large from None
+    except web.RequestPayloadError as error:
+        raise Refusal(f"The body of the request could not be read: {error}") from None
+
+
+def read_call(path: str, raw: bytes, models: Collection[str]) -> Asked:
+    """What the body asks of `path`. models: all there are; empty for any. Raises Refusal.
+
+    `priority` is taken out of the body: as in vLLM it is for whoever queues the call.
+    """
+    try:
+        body = _OBJECT.decode(raw)
+        known = msgspec.convert(body, _Known)
+    except msgspec.ValidationError as error:
+        field = re.search(r"`\$\.(\w+)", str(error))
+        message = f"The body of the request is not valid: {error}"
+        raise Refusal(message, param=field[1] if field else None) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refusal(f"The body of the request could not be read as JSON: {error}") from None
+    model = known.model or ""
+    if model and models and model not in models:
+        raise no_model(model, models)
+    body.pop("priority", None)
+    options = known.stream_options
+    return Asked(
+        request=Request(body=body, url=path),
+        model=model,
+        priority=known.priority or 0,
+        is_stream=bool(known.stream) and path in _STREAMING,
+        wants_usage=options is not None and bool(options.include_usage),
+    )

@@ -1,0 +1,101 @@
+"""What the simulated model says: but for stories, always the same to the same question."""
+
+from __future__ import annotations
+
+import struct
+from base64 import b64encode
+from hashlib import shake_256
+from math import sqrt
+
+import msgspec
+
+from redline.sim.answers.bodies import BadCall, ResponseFormat
+from redline.sim.answers.replay import Replay
+from redline.sim.answers.schema import example
+from redline.sim.answers.stories import Stories
+
+BYTES_PER_TOKEN = 4
+# An echo of everything would answer a 50 MB row with 50 MB.
+ECHO_CHARACTERS = 1000
+
+
+def count_tokens(text: str) -> int:
+    """The tokens of a text: its UTF-8 bytes by four, rounded up.
+
+    Used for prompts and answers, for usage and for limits alike.
+    """
+    size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+    return -(-size // BYTES_PER_TOKEN)
+
+
+class Said(msgspec.Struct, frozen=True):
+    """One answer, how many tokens it has, and whether the token limit cut it."""
+
+    text: str
+    tokens: int
+    is_cut: bool
+
+
+def cut(text: str, max_tokens: int | None) -> Said:
+    """The answer, shortened to `max_tokens`. No character is cut in two."""
+    tokens = count_tokens(text)
+    if max_tokens is None or tokens <= max_tokens:
+        return Said(text, tokens, is_cut=False)
+    raw = text.encode(errors="surrogatepass")[: max_tokens * BYTES_PER_TOKEN]
+    text = raw.decode(errors="ignore")
+    return Said(text, count_tokens(text), is_cut=True)
+
+
+class Answers:
+    """Answers by the replay or with stories, where there are such, else an echo; or JSON where that
+    is asked for.
+    """
+
+    def __init__(self, replay: Replay | None = None, stories: Stories | None = None) -> None:
+        self._replay = replay
+        self._stories = stories
+
+    def answer(
+        self, question: str, form: ResponseFormat | None = None, seed: int | None = None
+    ) -> str:
+        """The answer to the last user message.
+
+        seed: the request's own, which stories depend on. A replayed answer is given word for word,
+        whatever the response format.
+        Raises BadCall for a message without a replayed question, and for a schema that cannot
+        be satisfied.
+        """
+        if self._replay is not None:
+            found = self._replay.answer(question)
+            if found is None:
+                raise BadCall(
+                    "The last user message contains none of the "
+                    f"{len(self._replay)} questions of the replay file.",
+                    code="no_such_question",
+                )
+            return found
+        said, about = f"You said: {question[:ECHO_CHARACTERS]}", question
+        if self._stories is not None:
+            said = about = self._stories.tell(question, seed)
+        if form is None or form.type == "text":
+            return said
+        if form.type == "json_object":
+            return msgspec.json.encode({"answer": said}).decode()
+        if form.type != "json_schema":
+            raise BadCall(f"The response format is unknown: {form.type}")
+        schema = form.json_schema.schema if form.json_schema else form.schema
+        return msgspec.json.encode(example(schema or {}, about)).decode()
+
+
+def embedding(text: str, dimensions: int) -> list[float]:
+    """A unit vector that the text alone decides."""
+    raw = shake_256(text.encode(errors="surrogatepass")).digest(4 * dimensions)
+    # The half keeps every coordinate, and so the length, from being zero.
+    values = [(part + 0.5) / 2**31 - 1 for part in struct.unpack(f"<{dimensions}I", raw)]
+    length = sqrt(sum(value * value for value in values))
+    return [value / length for value in values]
+
+
+def packed(vector: list[float]) -> str:
+    """The vector as base64 of little-endian 32-bit floats, as the openai SDK asks for it."""
+    return b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

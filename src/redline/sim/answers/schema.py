@@ -1,0 +1,149 @@
+"""A JSON value that satisfies a simple JSON schema, the same one for the same text."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from zlib import crc32
+
+from redline.sim.answers.bodies import BadCall
+
+# A schema may nest and may refer to itself. Below this depth the shortest way out is taken.
+_DEEP = 8
+_MAX_DEPTH = 32
+_MAX_VALUES = 10_000
+
+Schema = dict[str, Any]
+
+
+def example(schema: Schema, text: str) -> Any:
+    """A value for the schema, chosen by `text` alone.
+
+    Knows type, enum, const, properties, items, minItems, maxItems, minimum, maximum, their
+    exclusive forms, minLength, maxLength, anyOf, oneOf, allOf and `$ref` within the schema.
+    Raises BadCall where it finds no value.
+    """
+    maker = _Maker(schema, crc32(text.encode(errors="surrogatepass")))
+    try:
+        return maker.value(schema, "answer", 0)
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        # The schema is the client's: where one of its words has a value of the wrong kind,
+        # such as a list of properties, using it fails in any of these ways.
+        raise BadCall(f"The schema is not a valid JSON schema: {error}") from None
+
+
+class _Maker:
+    """Walks one schema once, and gives up on one that would never end."""
+
+    def __init__(self, root: Schema, seed: int) -> None:
+        self._root = root
+        self._seed = seed
+        self._values = 0
+
+    def value(self, schema: Any, name: str, depth: int) -> Any:
+        self._values += 1
+        if depth > _MAX_DEPTH or self._values > _MAX_VALUES:
+            raise BadCall("The schema is too large or too deep to be simulated.")
+        if not isinstance(schema, dict):
+            schema = {}
+        schema = self._resolve(schema, depth)
+        if "const" in schema:
+            return schema["const"]
+        if options := schema.get("enum"):
+            return options[self._pick(name) % len(options)]
+        kind = _kind(schema)
+        if kind == "object":
+            properties = schema.get("properties") or {}
+            return {key: self.value(part, key, depth + 1) for key, part in properties.items()}
+        if kind == "array":
+            return self._array(schema, name, depth)
+        if kind in ("integer", "number"):
+            return self._number(schema, name, kind == "integer")
+        if kind == "string":
+            return self._string(schema, name)
+        if kind == "boolean":
+            return self._pick(name) % 2 == 0
+        if kind == "null":
+            return None
+        raise BadCall(f"The schema has a type that cannot be simulated: {kind}")
+
+    def _pick(self, name: str) -> int:
+        return crc32(name.encode(errors="surrogatepass"), self._seed)
+
+    def _resolve(self, schema: Schema, depth: int) -> Schema:
+        """The schema with references, choices and unions replaced by what they stand for."""
+        for _ in range(_MAX_DEPTH):
+            if "$ref" in schema:
+                schema = self._follow(str(schema["$ref"]))
+            elif options := schema.get("anyOf") or schema.get("oneOf"):
+                nulls = [part for part in options if part.get("type") == "null"]
+                schema = nulls[0] if depth > _DEEP and nulls else options[0]
+            elif parts := schema.get("allOf"):
+                rest = {key: value for key, value in schema.items() if key != "allOf"}
+                schema = {}
+                for part in parts:
+                    schema.update(self._resolve(part, depth))
+                schema.update(rest)
+            else:
+                return schema
+        raise BadCall("The schema refers to itself without end.")
+
+    def _follow(self, reference: str) -> Schema:
+        place: Any = self._root
+        for step in reference.removeprefix("#").strip("/").split("/"):
+            if step:
+                place = place.get(step) if isinstance(place, dict) else None
+        if not reference.startswith("#") or not isinstance(place, dict):
+            raise BadCall(f"The schema refers to something it does not hold: {reference}")
+        return place
+
+    def _array(self, schema: Schema, name: str, depth: int) -> list[Any]:
+        least = int(schema.get("minItems") or 0)
+        count = least if depth > _DEEP else max(least, 1)
+        count = min(count, int(schema.get("maxItems", count)))
+        return [
+            self.value(schema.get("items"), f"{name} {index}" if index else name, depth + 1)
+            for index in range(min(count, _MAX_VALUES + 1))
+        ]
+
+    def _number(self, schema: Schema, name: str, is_integer: bool) -> float:
+        low = schema.get("minimum", -math.inf)
+        high = schema.get("maximum", math.inf)
+        above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+        if is_integer:
+            low = max(math.ceil(low) if low > -math.inf else low, _above(above))
+            high = min(math.floor(high) if high < math.inf else high, _below(below))
+        else:
+            low = max(low, -math.inf if above is None else above)
+            high = min(high, math.inf if below is None else below)
+        if math.isinf(low):
+            low = 0 if high > 0 else high - 100
+        if math.isinf(high):
+            high = low + 100
+        if low > high:
+            raise BadCall(f"The schema leaves no number for {name}.")
+        if is_integer:
+            return int(low) + self._pick(name) % (int(high) - int(low) + 1)
+        return float(low) + (self._pick(name) % 999 + 1) / 1000 * (float(high) - float(low))
+
+    def _string(self, schema: Schema, name: str) -> str:
+        text = f"{name} {self._pick(name) % 1000}"
+        text += "." * min(int(schema.get("minLength") or 0) - len(text), _MAX_VALUES)
+        return text[: int(schema["maxLength"])] if "maxLength" in schema else text
+
+
+def _above(value: float | None) -> float:
+    return -math.inf if value is None else math.floor(value) + 1
+
+
+def _below(value: float | None) -> float:
+    return math.inf if value is None else math.ceil(value) - 1
+
+
+def _kind(schema: Schema) -> str:
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        kind = kind[0] if kind else None
+    if kind is None:
+        kind = "object" if "properties" in schema else "string"
+    return str(kind)

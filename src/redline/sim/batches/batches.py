@@ -1,0 +1,315 @@
+"""The simulated provider's files and batches: plain objects that are told the time.
+
+  status       meaning                                              turns to
+  validating   it was made just now                                 failed, in_progress
+  in_progress  its lines are answered, each after its own latency   completed, expired, cancelling
+  cancelling   it was told to end                                   cancelled
+  failed       its file was refused, and no line was asked
+  completed    every line has its answer or its error
+  expired      the window is over; lines without an answer by then have the error batch_expired
+  cancelled    as expired, with the error batch_cancelled
+
+Nothing goes on in the background: what has become of a batch is reckoned when somebody looks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from itertools import islice
+from random import Random
+
+import msgspec
+
+from redline.sim.answers import ENDPOINTS, Answers, BadCall, Object, decode, tokens_used
+from redline.sim.batches.lines import BatchLine, LineReader, answered, refused, unanswered
+from redline.sim.settings import SimSettings
+
+MOST_FILE_BYTES = 200 * 1024 * 1024
+# All files together; the server keeps them in memory.
+_MOST_BYTES = 1024 * 1024 * 1024
+# Beyond this, the oldest that are over are forgotten.
+_MOST_BATCHES = 10_000
+_MOST_LISTED = 100
+_BYTES_PER_TOKEN = 4
+_OVER = ("failed", "completed", "expired", "cancelled")
+_UNFINISHED = {
+    "expired": ("batch_expired", "This request was not executed within the completion window."),
+    "cancelled": ("batch_cancelled", "This request was not executed: the batch was cancelled."),
+}
+_TIMES = ("in_progress", "completed", "failed", "expired", "cancelling", "cancelled")
+
+
+class _Creation(msgspec.Struct):
+    """The body of POST /v1/batches."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | None = None
+
+
+_CREATION = msgspec.json.Decoder(_Creation)
+
+
+class StoredFile(msgspec.Struct):
+    """created_s: wall time."""
+
+    id: str
+    name: str
+    purpose: str
+    data: bytes
+    created_s: int
+
+    def shown(self) -> Object:
+        """The file as the API shows it."""
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": len(self.data),
+            "created_at": self.created_s,
+            "filename": self.name,
+            "purpose": self.purpose,
+            "status": "processed",
+        }
+
+
+class _Batch(msgspec.Struct):
+    """created_s, ends_s: monotonic; at ends_s the last line has its answer, if the window allows.
+
+    times: wall times by the name that the API has for each. tokens: of its lines, while it runs.
+    """
+
+    id: str
+    asked: _Creation
+    lines: list[BatchLine]
+    errors: list[Object]
+    created_s: float
+    times: dict[str, int]
+    status: str = "validating"
+    ends_s: float = 0.0
+    tokens: int = 0
+    counts: dict[str, int] = {}
+    usage: tuple[int, int] = (0, 0)
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in _OVER
+
+    def become(self, status: str, wall_s: float) -> None:
+        self.status = status
+        self.times[f"{status}_at"] = int(wall_s)
+
+    def shown(self) -> Object:
+        """The batch as the API shows it."""
+        asked, total = self.asked, len(self.lines)
+        has_failed = self.status == "failed"
+        return {
+            "id": self.id,
+            "object": "batch",
+            "endpoint": asked.endpoint,
+            "errors": {"object": "list", "data": self.errors} if has_failed else None,
+            "input_file_id": asked.input_file_id,
+            "completion_window": asked.completion_window,
+            "status": self.status,
+            "output_file_id": self.output_file_id if self.is_over else None,
+            "error_file_id": self.error_file_id if self.is_over else None,
+            "created_at": self.times["created_at"],
+            "expires_at": self.times["expires_at"],
+            **{f"{name}_at": self.times.get(f"{name}_at") for name in _TIMES},
+            "request_counts": self.counts or {"total": total, "completed": 0, "failed": 0},
+            "metadata": asked.metadata,
+            "usage": tokens_used(*self.usage),
+        }
+
+
+class Batches:
+    """Keeps files, works through batches as the settings say, and counts what became of lines."""
+
+    def __init__(self, settings: SimSettings, answers: Answers) -> None:
+        self._settings = settings
+        self._answers = answers
+        self._reader = LineReader(settings)
+        # Of its own, so that the order of results does not shift what is drawn for lines.
+        self._order_rng = Random(f"{settings.seed} batch order")
+        self._files: dict[str, StoredFile] = {}
+        self._size_bytes = 0
+        self._batches: dict[str, _Batch] = {}
+        self._made: Counter[str] = Counter()
+        self._numbers: Counter[str] = Counter()
+
+    def as_dict(self, now_s: float, wall_s: float) -> dict[str, int]:
+        """Counts for GET /sim/stats.
+
+        files: uploaded. created, cancels: batches. lines: of all batches that did not fail, and
+        the sum of `answered`, `failed`, `unfinished` by an expiry or a cancel, and `waiting`.
+        """
+        for batch in self._batches.values():
+            self._look(batch, now_s, wall_s)
+        names = ("files", "created", "cancels", "lines", "answered", "failed", "unfinished")
+        counts = {name: self._made[name] for name in names}
+        waiting = counts["lines"] - sum(counts[name] for name in names[4:])
+        return {**counts, "waiting": waiting}
+
+    def upload(self, name: str, purpose: str, data: bytes, wall_s: float) -> Object:
+        """The file, once it is stored. Raises BadCall for one that cannot be."""
+        if purpose != "batch":
+            raise BadCall(f"The purpose is to be 'batch' here, not '{purpose}'.")
+        if not data:
+            raise BadCall("The file is empty.")
+        if len(data) > MOST_FILE_BYTES:
+            raise BadCall(f"The file is larger than {MOST_FILE_BYTES} bytes.", status=413)
+        self._made["files"] += 1
+        return self._store(name, purpose, data, wall_s).shown()
+
+    def file(self, file_id: str) -> StoredFile:
+        """Raises BadCall for one that is not there."""
+        if file_id not in self._files:
+            raise BadCall(f"No such File object: {file_id}", status=404)
+        return self._files[file_id]
+
+    def files(self) -> Object:
+        """All files, the newest first."""
+        shown = [file.shown() for file in reversed(self._files.values())]
+        return {"object": "list", "data": shown, "has_more": False}
+
+    def delete(self, file_id: str) -> Object:
+        """Forgets the file. Raises BadCall for one that is not there."""
+        file = self.file(file_id)
+        del self._files[file_id]
+        self._size_bytes -= len(file.data)
+        return {"id": file_id, "object": "file", "deleted": True}
+
+    def create(self, raw: bytes, now_s: float, wall_s: float) -> Object:
+        """The new batch. Raises BadCall for a body that is itself wrong."""
+        asked = decode(_CREATION, raw)
+        if asked.endpoint not in ENDPOINTS:
+            raise BadCall(f"The endpoint is not one for batches: {asked.endpoint}")
+        if asked.completion_window != "24h":
+            raise BadCall("The completion_window is to be 24h.")
+        lines, errors = self._reader.read(self.file(asked.input_file_id).data, asked.endpoint)
+        tokens = sum(len(line.body) // _BYTES_PER_TOKEN for line in lines)
+        running = sum(each.tokens for each in self._batches.values() if not each.is_over)
+        most = self._settings.batch_tokens
+        if most is not None and running + tokens > most:
+            text = f"Enqueued token limit reached. Limit: {most} enqueued tokens."
+            lines, errors = [], [refused("token_limit_exceeded", text)]
+        window_s = self._settings.batch_window_s
+        times = {"created_at": int(wall_s), "expires_at": int(wall_s + window_s)}
+        batch = _Batch(self._id("batch"), asked, lines, errors, now_s, times)
+        batch.ends_s = now_s + max((line.latency_s for line in lines), default=0.0)
+        batch.tokens = tokens if lines else 0
+        self._batches[batch.id] = batch
+        self._made["created"] += 1
+        self._made["lines"] += len(lines)
+        self._forget()
+        return batch.shown()
+
+    def look(self, batch_id: str, now_s: float, wall_s: float) -> Object:
+        """The batch as it stands. Raises BadCall for one that is not there."""
+        batch = self._batch(batch_id)
+        self._look(batch, now_s, wall_s)
+        return batch.shown()
+
+    def cancel(self, batch_id: str, now_s: float, wall_s: float) -> Object:
+        """The batch, which ends when somebody looks next. Raises BadCall for one that is over."""
+        batch = self._batch(batch_id)
+        self._look(batch, now_s, wall_s)
+        if batch.is_over:
+            raise BadCall(f"A batch with the status '{batch.status}' cannot be cancelled.")
+        if batch.status != "cancelling":
+            self._made["cancels"] += 1
+            self._finish(batch, now_s, "cancelled", wall_s)
+            batch.become("cancelling", wall_s)
+        return batch.shown()
+
+    def listed(self, query: Mapping[str, str], now_s: float, wall_s: float) -> Object:
+        """One page of batches, the newest first, by `limit` and `after`. Raises BadCall."""
+        text = query.get("limit", "20")
+        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_LISTED):
+            raise BadCall(f"The limit lies in 1 to {_MOST_LISTED}, not '{text}'.")
+        newest = list(reversed(self._batches))
+        if (after := query.get("after")) is not None:
+            newest = newest[newest.index(self._batch(after).id) + 1 :]
+        page = [self.look(batch_id, now_s, wall_s) for batch_id in newest[: int(text)]]
+        return {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": len(newest) > len(page),
+        }
+
+    def _store(self, name: str, purpose: str, data: bytes, wall_s: float) -> StoredFile:
+        if self._size_bytes + len(data) > _MOST_BYTES:
+            raise BadCall(f"All files together are larger than {_MOST_BYTES} bytes.", status=413)
+        file = StoredFile(self._id("file"), name, purpose, data, int(wall_s))
+        self._files[file.id] = file
+        self._size_bytes += len(data)
+        return file
+
+    def _id(self, kind: str) -> str:
+        self._numbers[kind] += 1
+        return f"{kind}-sim{self._numbers[kind]}"
+
+    def _batch(self, batch_id: str) -> _Batch:
+        if batch_id not in self._batches:
+            raise BadCall(f"No such batch: {batch_id}", status=404)
+        return self._batches[batch_id]
+
+    def _forget(self) -> None:
+        surplus = max(0, len(self._batches) - _MOST_BATCHES)
+        over = (batch_id for batch_id, batch in self._batches.items() if batch.is_over)
+        for batch_id in list(islice(over, surplus)):
+            del self._batches[batch_id]
+
+    def _look(self, batch: _Batch, now_s: float, wall_s: float) -> None:
+        """Brings the batch to where it stands now."""
+        if batch.is_over:
+            return
+        expires_s = batch.created_s + self._settings.batch_window_s
+        if batch.status == "cancelling":
+            batch.become("cancelled", wall_s)
+        elif not batch.lines:
+            batch.become("failed", wall_s)
+        elif now_s >= min(batch.ends_s, expires_s):
+            status = "completed" if batch.ends_s <= expires_s else "expired"
+            self._finish(batch, min(batch.ends_s, expires_s), status, wall_s)
+            batch.become(status, wall_s)
+        elif batch.status == "validating":
+            batch.become("in_progress", wall_s)
+
+    def _finish(self, batch: _Batch, at_s: float, status: str, wall_s: float) -> None:
+        """Writes the results that there are at `at_s`, and errors for the other lines."""
+        results: list[bytes] = []
+        errors: list[bytes] = []
+        read = said = 0
+        for line in batch.lines:
+            self._numbers["request"] += 1
+            number = self._numbers["request"]
+            if batch.created_s + line.latency_s > at_s:
+                errors.append(unanswered(line, number, *_UNFINISHED[status]))
+                self._made["unfinished"] += 1
+                continue
+            code, result, tokens = answered(
+                line, batch.asked.endpoint, self._answers, number, int(wall_s)
+            )
+            (results if code == 200 else errors).append(result)
+            self._made["answered" if code == 200 else "failed"] += 1
+            read, said = read + tokens[0], said + tokens[1]
+        total = len(batch.lines)
+        batch.counts = {"total": total, "completed": len(results), "failed": len(errors)}
+        batch.usage = (read, said)
+        batch.lines = []
+        # Providers promise no order.
+        self._order_rng.shuffle(results)
+        batch.output_file_id = self._written(batch, "output", results, wall_s)
+        batch.error_file_id = self._written(batch, "error", errors, wall_s)
+
+    def _written(self, batch: _Batch, what: str, lines: list[bytes], wall_s: float) -> str | None:
+        if not lines:
+            return None
+        name = f"{batch.id}_{what}.jsonl"
+        return self._store(name, "batch_output", b"".join(lines), wall_s).id

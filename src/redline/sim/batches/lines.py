@@ -1,0 +1,135 @@
+"""The lines of a batch: read from its file, and written as results."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import Any
+
+import msgspec
+
+from redline.sim.answers import ENDPOINTS, Answers, BadCall, Object
+from redline.sim.settings import SimSettings
+from redline.sim.wire import error_body
+
+MOST_LINES = 50_000
+_MOST_ERRORS = 20
+# What a fault reads as in the result of a line; a line that stalls has none until the batch ends.
+_STATUS_OF_FAULT = {"429": 429, "503": 503}
+
+
+class BatchLine(msgspec.Struct, gc=False):
+    """One request. latency_s: from the making of the batch; inf for a line that stalls."""
+
+    custom_id: str
+    body: bytes
+    latency_s: float
+    fault: str | None
+
+
+class _Asked(msgspec.Struct):
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+class _Named(msgspec.Struct):
+    model: str = ""
+
+
+_ASKED = msgspec.json.Decoder(_Asked)
+_NAMED = msgspec.json.Decoder(_Named)
+
+
+class LineReader:
+    """Reads the lines of batches, and draws how long each takes and what goes wrong with it."""
+
+    def __init__(self, settings: SimSettings) -> None:
+        self._settings = settings
+        self._rng = Random(f"{settings.seed} batch")
+
+    def read(self, data: bytes, endpoint: str) -> tuple[list[BatchLine], list[Object]]:
+        """The lines of a file, or none, and what is wrong with them."""
+        lines: list[BatchLine] = []
+        errors: list[Object] = []
+        names: set[str] = set()
+        models: set[str] = set()
+        for number, raw in enumerate(data.splitlines(), 1):
+            found = self._line(raw, endpoint, names, models)
+            if isinstance(found, BatchLine):
+                lines.append(found)
+            elif len(errors) < _MOST_ERRORS:
+                errors.append(refused(*found, line=number))
+        if len(lines) > MOST_LINES:
+            text = f"The file has more than {MOST_LINES} requests."
+            errors.append(refused("too_many_requests", text))
+        return ([] if errors else lines), errors
+
+    def _line(
+        self, raw: bytes, endpoint: str, names: set[str], models: set[str]
+    ) -> BatchLine | tuple[str, str]:
+        """The line; code and message where it is not one."""
+        try:
+            asked = _ASKED.decode(raw)
+            model = _NAMED.decode(asked.body).model
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return "invalid_json_line", f"This line is not a request: {error}"
+        if not model:
+            return "missing_required_parameter", "Missing required parameter: 'body.model'."
+        if asked.custom_id in names:
+            return "duplicate_custom_id", f"The custom_id '{asked.custom_id}' stands twice."
+        names.add(asked.custom_id)
+        models.add(model)
+        if len(models) > 1:
+            return "mismatched_model", f"The model '{model}' is not that of the other requests."
+        if asked.method != "POST" or asked.url != endpoint:
+            return "invalid_url", f"This is not a POST to {endpoint}."
+        fault = self._settings.faults.draw(self._rng)
+        latency_s = self._settings.batch_latency.draw_s(self._rng)
+        # The decoder's view would keep the whole file alive.
+        body = bytes(asked.body)
+        return BatchLine(asked.custom_id, body, math.inf if fault == "stall" else latency_s, fault)
+
+
+def answered(
+    line: BatchLine, endpoint: str, answers: Answers, number: int, created_s: int
+) -> tuple[int, bytes, tuple[int, int]]:
+    """Status, result and tokens of a line that has its answer.
+
+    number: of the request, over all batches. created_s: wall time.
+    """
+    tokens = (0, 0)
+    if line.fault is not None:
+        status = _STATUS_OF_FAULT.get(line.fault, 500)
+        body = error_body("The request failed (injected fault).", "server_error")
+    else:
+        try:
+            draft = ENDPOINTS[endpoint](line.body, answers)
+            status, body = 200, draft.whole(number, created_s)
+            tokens = (draft.prompt_tokens, draft.completion_tokens)
+        except BadCall as error:
+            status = error.status
+            body = error_body(error.message, "invalid_request_error", error.code)
+    response = {"status_code": status, "request_id": f"req-sim-b{number}", "body": body}
+    return status, _result(line, number, response, None), tokens
+
+
+def unanswered(line: BatchLine, number: int, code: str, message: str) -> bytes:
+    """The result of a line that was not asked by the batch's end."""
+    return _result(line, number, None, {"code": code, "message": message})
+
+
+def refused(code: str, message: str, line: int | None = None) -> Object:
+    """One reason why a batch fails; line: in its file, from 1."""
+    return {"code": code, "message": message, "param": None, "line": line}
+
+
+def _result(line: BatchLine, number: int, response: Any, error: Any) -> bytes:
+    shown = {
+        "id": f"batch_req-sim{number}",
+        "custom_id": line.custom_id,
+        "response": response,
+        "error": error,
+    }
+    return msgspec.json.encode(shown) + b"\n"

@@ -1,0 +1,3 @@
+"""The simulated provider as a running HTTP server."""
+
+from redline.sim.server.server import Sim, serve_forever

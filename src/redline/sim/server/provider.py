@@ -1,0 +1,402 @@
+"""One request's way through the simulated provider.
+
+Read -> jitter -> key -> draft of the reply -> room in the queue -> rate limits -> fault drawn ->
+slot -> latency -> reply. What is refused before the rate limits costs nothing. What is admitted is
+charged, and may then meet a fault: a provider charges for those, too. Where answers are charged
+when they end, a request whose client leaves before costs its prompt only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import msgspec
+from aiohttp import HttpVersion11, web
+
+from redline.clock import Clock
+from redline.errors import ConfigError
+from redline.limits.rule import Rate, parse_rate
+from redline.sim.admission import Admission, Charge, Rejection
+from redline.sim.answers import (
+    ENDPOINTS,
+    Answers,
+    BadCall,
+    Draft,
+    Object,
+    Stories,
+    decode,
+    load_replay,
+)
+from redline.sim.batches import BatchDoor, refusal
+from redline.sim.headers import limit_headers, retry_details, retry_headers
+from redline.sim.settings import SimSettings
+from redline.sim.slots import Slots
+from redline.sim.stats import Stats, Ticket
+from redline.sim.wire import (
+    CLOSED,
+    HTML_PAGE,
+    KEPT,
+    MAX_STALL_S,
+    Reply,
+    encode,
+    error_reply,
+    half,
+    json_reply,
+    reset,
+    send_events,
+    send_half,
+)
+
+# These faults need no model: a provider's front door answers them at once.
+_AT_THE_DOOR = {
+    "429": error_reply(
+        429, "Too many requests (injected fault).", "requests", code="rate_limit_exceeded"
+    ),
+    "503": error_reply(503, "The service is overloaded (injected fault).", "service_unavailable"),
+}
+_FULL = error_reply(503, "The queue is full.", "service_unavailable", code="overloaded")
+# And these come in place of the answer.
+_AFTER = {
+    "500": error_reply(500, "The server had an error (injected fault).", "server_error"),
+    "notjson": Reply(200, HTML_PAGE, content_type="text/html; charset=utf-8"),
+}
+# Headers of these styles have names for input and output apart; the others know `tokens` only.
+_SPLIT_STYLES = frozenset({"anthropic"})
+
+
+class _Ceiling(msgspec.Struct):
+    """What a body says of the most that may be answered, in the words of every endpoint."""
+
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    n: int | None = None
+    prompt: str | list[Any] = ""
+
+    def tokens(self, otherwise: int) -> int:
+        """The most output tokens of all choices together; `otherwise` where there is no bound."""
+        most = self.max_completion_tokens or self.max_tokens or self.max_output_tokens
+        if most is None:
+            return otherwise
+        is_list = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
+        return most * (self.n or 1) * (len(self.prompt) if is_list else 1)
+
+
+class _NewLimits(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST /sim/limits. A kind that is left out stays as it is."""
+
+    requests: list[str] | None = None
+    tokens: list[str] | None = None
+    input_tokens: list[str] | None = None
+    output_tokens: list[str] | None = None
+
+
+_CEILING = msgspec.json.Decoder(_Ceiling)
+_NEW_LIMITS = msgspec.json.Decoder(_NewLimits)
+
+
+class Provider:
+    """Answers requests as the settings say, and counts what became of each."""
+
+    def __init__(self, settings: SimSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._answers = Answers(
+            load_replay(settings.replay) if settings.replay else None,
+            Stories(settings.near_duplicates, settings.seed) if settings.stories else None,
+        )
+        self._admission = Admission(settings.rates, settings.algorithm)
+        # Streams of their own, so that faults do not shift the latencies of one seed.
+        self._jitter_rng = Random(f"{settings.seed} jitter")
+        self._latency_rng = Random(f"{settings.seed} latency")
+        self._fault_rng = Random(f"{settings.seed} fault")
+        self._slots = Slots(settings.concurrency)
+        self.stats = Stats()
+        self.batches = BatchDoor(settings, self._answers, clock, self.refuse_key, self.write)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a slot."""
+        return self._slots.waiting
+
+    async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answers one request, which ends in exactly one class of the statistics.
+
+        Cancelled when the client leaves. What changes the limits is no such request.
+        """
+        if request.path == "/sim/limits":
+            return self.write(request, await self._change(request))
+        ticket = self.stats.receive(self._clock.now_s())
+        try:
+            return await self._serve(request, ticket)
+        except ConnectionError:
+            # The client left while its reply was being written.
+            return CLOSED
+        finally:
+            self.stats.settle(ticket, "abandoned", None, self._clock.now_s())
+
+    def refuse_key(self, request: web.BaseRequest) -> None:
+        """Raises BadCall, with status 401, where a key is asked for and not given."""
+        key = self._settings.api_key
+        if key is not None and request.headers.get("authorization") != f"Bearer {key}":
+            raise BadCall("Incorrect API key provided.", status=401, code="invalid_api_key")
+
+    def write(
+        self, request: web.BaseRequest, reply: Reply, request_id: str = ""
+    ) -> web.StreamResponse:
+        """Writes the reply to the connection, all at once."""
+        transport = request.transport
+        if transport is None:
+            return CLOSED
+        # After 413 the rest of the body may still be on its way.
+        is_kept_alive = (
+            request.keep_alive and request.version >= HttpVersion11 and reply.status != 413
+        )
+        raw = encode(
+            reply, self._clock.wall_s(), is_kept_alive=is_kept_alive, request_id=request_id
+        )
+        if request.method == "HEAD":
+            raw = raw[: len(raw) - len(reply.body)]
+        transport.write(raw)
+        return KEPT if is_kept_alive else CLOSED
+
+    async def _serve(self, request: web.BaseRequest, ticket: Ticket) -> web.StreamResponse:
+        try:
+            raw = await _read(request)
+            if self._settings.jitter_s:
+                await asyncio.sleep(self._jitter_rng.uniform(0, self._settings.jitter_s))
+            ticket.arrival_s = self._clock.now_s()
+            draft = self._draft(request, raw)
+        except BadCall as error:
+            return self._reply(request, ticket, refusal(error), "refused")
+        if self._slots.is_full:
+            return self._reply(request, ticket, _FULL, "overloaded")
+        rejection = self._admission.ask(self._charge(raw, draft), ticket.arrival_s)
+        if rejection is not None:
+            over = self._rejected(rejection, ticket.arrival_s)
+            return self._reply(request, ticket, over, "rejected", rejection.limit)
+        fault = self._settings.faults.draw(self._fault_rng)
+        first_s = self._settings.latency.draw_s(self._latency_rng)
+        if fault in _AT_THE_DOOR:
+            return self._reply(request, ticket, _AT_THE_DOOR[fault], "faults", fault)
+        ticket.latency_s = first_s + self._settings.per_token_s * draft.completion_tokens
+        await self._slots.acquire()
+        self.stats.begin_serving()
+        try:
+            return await self._perform(request, ticket, draft, first_s, fault)
+        finally:
+            self.stats.end_serving()
+            self._slots.release()
+
+    async def _perform(
+        self,
+        request: web.BaseRequest,
+        ticket: Ticket,
+        draft: Draft,
+        first_s: float,
+        fault: str | None,
+    ) -> web.StreamResponse:
+        if fault == "stall":
+            return await self._stall(ticket)
+        wait_s = first_s if draft.is_stream else ticket.latency_s
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+        if fault is not None or not draft.is_stream:
+            self._charge_answer(draft)
+        if fault == "half":
+            return await self._half(request, ticket, draft)
+        if fault is not None:
+            return self._break(request, ticket, fault)
+        if draft.is_stream:
+            return await self._stream(request, ticket, draft)
+        return self._answer(request, ticket, draft)
+
+    def _draft(self, request: web.BaseRequest, raw: bytes) -> Draft:
+        self.refuse_key(request)
+        endpoint = ENDPOINTS.get(request.path)
+        if endpoint is None:
+            raise BadCall(
+                f"Unknown URL: {request.method} {request.path}", status=404, code="unknown_url"
+            )
+        if request.method != "POST":
+            raise BadCall(f"{request.path} takes POST, not {request.method}.", status=405)
+        return endpoint(raw, self._answers)
+
+    def _charge(self, raw: bytes, draft: Draft) -> Charge:
+        """What the request counts as on arrival."""
+        if self._settings.charge == "actual":
+            return Charge(draft.prompt_tokens, draft.completion_tokens)
+        if self._settings.charge == "answered":
+            return Charge(draft.prompt_tokens)
+        most = decode(_CEILING, raw).tokens(draft.completion_tokens)
+        return Charge(draft.prompt_tokens, most)
+
+    def _charge_answer(self, draft: Draft) -> None:
+        if self._settings.charge == "answered":
+            answer = Charge(output_tokens=draft.completion_tokens, requests=0)
+            self._admission.count(answer, self._clock.now_s())
+
+    async def _change(self, request: web.BaseRequest) -> Reply:
+        """Shows the limits, and before that changes them where the request is a POST."""
+        try:
+            self.refuse_key(request)
+            if request.method == "POST":
+                body = decode(_NEW_LIMITS, await _read(request))
+                self._admission.change(_rates(body), self._clock.now_s())
+            elif request.method not in ("GET", "HEAD"):
+                raise BadCall(f"/sim/limits takes GET and POST, not {request.method}.", status=405)
+        except BadCall as error:
+            return refusal(error)
+        limits = self._admission.rates.items()
+        shown = {what.replace("-", "_"): [str(rate) for rate in rates] for what, rates in limits}
+        return json_reply(shown)
+
+    def _rejected(self, rejection: Rejection, now_s: float) -> Reply:
+        rate = rejection.rate
+        asked = (
+            f"{rejection.what} per {rate.window_s:g} s: Limit {rate.count}, "
+            f"Used {rejection.used}, Requested {rejection.asked}."
+        )
+        if math.isinf(rejection.wait_s):
+            message = f"Request too large on {asked} It can never be admitted; make it smaller."
+        else:
+            message = f"Rate limit reached on {asked} Please try again in {rejection.wait_s:.3f}s."
+        style = self._settings.headers
+        headers = {**self._limit_headers(now_s), **retry_headers(style, rejection.wait_s)}
+        if details := retry_details(style, rejection.wait_s):
+            status = "RESOURCE_EXHAUSTED"
+            error = {"code": 429, "message": message, "status": status, "details": details}
+            return Reply(429, msgspec.json.encode({"error": error}), headers)
+        return error_reply(
+            429, message, rejection.what, code="rate_limit_exceeded", headers=headers
+        )
+
+    def _limit_headers(self, now_s: float) -> dict[str, str]:
+        style = self._settings.headers
+        if style == "none":
+            return {}
+        readings = self._admission.readings(now_s)
+        if style not in _SPLIT_STYLES:
+            readings = [each for each in readings if each.what in ("requests", "tokens")]
+        return limit_headers(style, readings, self._clock.wall_s())
+
+    def _reply(
+        self,
+        request: web.BaseRequest,
+        ticket: Ticket,
+        reply: Reply,
+        outcome: str,
+        detail: str = "",
+    ) -> web.StreamResponse:
+        if _has_left(request):
+            return CLOSED
+        # Settled just before it is written: once a client has its reply, it is not in flight.
+        self.stats.settle(ticket, outcome, reply.status, self._clock.now_s(), detail)
+        return self.write(request, reply, f"req-sim{ticket.number}")
+
+    def _whole(self, ticket: Ticket, draft: Draft) -> Reply:
+        shown = draft.whole(ticket.number, int(self._clock.wall_s()))
+        headers = self._limit_headers(self._clock.now_s())
+        return Reply(200, msgspec.json.encode(shown), headers)
+
+    def _answer(self, request: web.BaseRequest, ticket: Ticket, draft: Draft) -> web.StreamResponse:
+        if not _has_left(request):
+            self.stats.spend(draft.prompt_tokens, draft.completion_tokens)
+        return self._reply(request, ticket, self._whole(ticket, draft), "answered")
+
+    def _break(self, request: web.BaseRequest, ticket: Ticket, fault: str) -> web.StreamResponse:
+        if fault in _AFTER:
+            return self._reply(request, ticket, _AFTER[fault], "faults", fault)
+        self._settle_fault(ticket, fault, None)
+        reset(request)
+        return CLOSED
+
+    def _settle_fault(self, ticket: Ticket, fault: str, status: int | None) -> None:
+        self.stats.settle(ticket, "faults", status, self._clock.now_s(), fault)
+
+    async def _stall(self, ticket: Ticket) -> web.StreamResponse:
+        try:
+            await asyncio.sleep(MAX_STALL_S)
+        finally:
+            self._settle_fault(ticket, "stall", None)
+        return CLOSED
+
+    async def _half(
+        self, request: web.BaseRequest, ticket: Ticket, draft: Draft
+    ) -> web.StreamResponse:
+        transport = request.transport
+        if transport is None or transport.is_closing():
+            return CLOSED
+        self._settle_fault(ticket, "half", 200)
+        if draft.is_stream:
+            response = await self._begin_stream(request, ticket)
+            await send_half(response, self._events(ticket, draft))
+        else:
+            reply = self._whole(ticket, draft)
+            raw = encode(reply, self._clock.wall_s(), is_kept_alive=True)
+            transport.write(half(raw, len(reply.body)))
+        transport.close()
+        return CLOSED
+
+    async def _stream(
+        self, request: web.BaseRequest, ticket: Ticket, draft: Draft
+    ) -> web.StreamResponse:
+        def finish() -> None:
+            self._charge_answer(draft)
+            if not _has_left(request):
+                self.stats.spend(draft.prompt_tokens, draft.completion_tokens)
+                self.stats.settle(ticket, "answered", 200, self._clock.now_s())
+
+        response = await self._begin_stream(request, ticket)
+        events = self._events(ticket, draft)
+        await send_events(response, events, self._settings.per_token_s, finish)
+        return response
+
+    def _events(self, ticket: Ticket, draft: Draft) -> Iterator[tuple[int, Object]]:
+        return draft.events(ticket.number, int(self._clock.wall_s()))
+
+    async def _begin_stream(self, request: web.BaseRequest, ticket: Ticket) -> web.StreamResponse:
+        response = web.StreamResponse(
+            headers={
+                "content-type": "text/event-stream; charset=utf-8",
+                "cache-control": "no-cache",
+                "x-request-id": f"req-sim{ticket.number}",
+                **self._limit_headers(self._clock.now_s()),
+            }
+        )
+        await response.prepare(request)
+        return response
+
+
+def _rates(body: _NewLimits) -> dict[str, list[Rate]]:
+    """The limits of the kinds that are given. Raises BadCall for what is no rate."""
+    try:
+        return {
+            name.replace("_", "-"): [parse_rate(text, name) for text in texts]
+            for name, texts in msgspec.structs.asdict(body).items()
+            if texts is not None
+        }
+    except ConfigError as error:
+        raise BadCall(f"{error.what}: {error.hint}" if error.hint else error.what) from None
+
+
+def _has_left(request: web.BaseRequest) -> bool:
+    transport = request.transport
+    return transport is None or transport.is_closing()
+
+
+async def _read(request: web.BaseRequest) -> bytes:
+    """The whole body. Raises BadCall for one that is too large or broken."""
+    if "expect" in request.headers and request.transport is not None:
+        # The client waits for this word before it sends a large body.
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise BadCall(f"The body is too large: {error.text}", status=413) from None
+    except web.RequestPayloadError as error:
+        raise BadCall(f"The body could not be read: {error}") from None

@@ -1,0 +1,197 @@
+"""The raw bytes of an input: what every place that has them offers, and files and stdin."""
+
+from __future__ import annotations
+
+import os
+import select
+import shlex
+import stat
+import sys
+import threading
+from pathlib import Path, PurePath
+from typing import Protocol
+from zlib import crc32
+
+from redline.errors import ConfigError
+
+_POLL_MS = 200
+_BLOCK_BYTES = 1024 * 1024
+
+
+class CorruptInput(ConfigError):
+    """The input broke off or is damaged; `where` says how many rows came before."""
+
+
+class Blocks(Protocol):
+    """Raw bytes in order. name: what a person calls it. path: its name where it has one."""
+
+    name: str
+    path: PurePath | None
+
+    def open(self) -> None:
+        """Raises ConfigError where it cannot be opened."""
+
+    def read(self, most_bytes: int) -> bytes:
+        """The next 1 to `most_bytes` bytes; none at the end, or once it is closed. Blocks.
+
+        Raises CorruptInput where the input breaks off.
+        """
+
+    def read_fraction(self) -> float | None:
+        """Bytes read of bytes there, 0 to 1; None where nobody knows how many there are."""
+
+    def check(self) -> None:
+        """Raises CorruptInput if a local file no longer holds what was read of it. Blocks."""
+
+    def close(self) -> None:
+        """Ends a `read` that waits, soon; from any thread."""
+
+
+class FileBlocks:
+    """The bytes of the file `path`, or of stdin where that is None.
+
+    begins_at: where to begin in a file that stdin is, whose own position is then left alone.
+    """
+
+    def __init__(self, path: Path | None, *, begins_at: int | None = None) -> None:
+        self.path: PurePath | None = path
+        self.name = "stdin" if path is None else str(path)
+        self._fd = -1
+        self._is_closed = False
+        self._begins_at = begins_at
+        self._size_bytes: int | None = None
+        self._read_bytes = 0
+        # Of a regular file: where reading began, what it was then, and a checksum of what was read.
+        self._start = 0
+        self._seen: os.stat_result | None = None
+        self._crc = 0
+        self._lock = threading.Lock()
+        self._poll: select.poll | None = None
+
+    def open(self) -> None:
+        """Raises ConfigError where it cannot be opened."""
+        fd, info = opened_fd(self.path)
+        with self._lock:
+            if self._is_closed and self.path is not None:
+                os.close(fd)
+                return
+            self._fd = fd
+        if stat.S_ISREG(info.st_mode):
+            self._size_bytes = info.st_size
+            self._start = os.lseek(fd, 0, os.SEEK_CUR)
+            self._seen = info
+        else:
+            self._poll = select.poll()
+            self._poll.register(fd, select.POLLIN)
+
+    def read(self, most_bytes: int) -> bytes:
+        """The next bytes, at once what a pipe has; none at the end, or once it is closed.
+
+        Raises CorruptInput if a file was cut or replaced since it was opened.
+        """
+        # A read of an idle pipe cannot be called off from outside, a wait in steps can.
+        while self._poll is not None and not self._is_closed and not self._poll.poll(_POLL_MS):
+            pass
+        with self._lock:
+            if self._is_closed:
+                return b""
+            try:
+                if self._begins_at is None:
+                    block = os.read(self._fd, most_bytes)
+                else:
+                    at = self._begins_at + self._read_bytes
+                    block = os.pread(self._fd, most_bytes, at)
+            except OSError as error:
+                raise CorruptInput(
+                    f"cannot read on in {self.name}: {reason(error)}", where="after 0 rows"
+                ) from error
+            if self._seen is not None:
+                self._check_size(self._seen)
+                if not block:
+                    self._check_content(self._seen)
+        self._read_bytes += len(block)
+        self._crc = crc32(block, self._crc)
+        return block
+
+    def check(self) -> None:
+        """Raises CorruptInput if a file no longer holds what was read of it. Not after `close`."""
+        with self._lock:
+            if self._seen is not None and not self._is_closed:
+                self._check_size(self._seen)
+                self._check_content(self._seen)
+
+    def _check_size(self, seen: os.stat_result) -> None:
+        """Compares the file with what it was. One that was removed is read on, for it is whole."""
+        if os.fstat(self._fd).st_size < seen.st_size:
+            raise self._changed("was cut")
+        try:
+            named = os.stat(self.path) if self.path is not None else seen
+        except OSError:
+            return
+        if not os.path.samestat(named, seen):
+            raise self._changed("was replaced by another file")
+
+    def _check_content(self, seen: os.stat_result) -> None:
+        """Reads a file again that was written to: rows may follow, those that were read must stay.
+
+        Its times may also have changed without its content.
+        """
+        info = os.fstat(self._fd)
+        if (info.st_size, info.st_mtime_ns, info.st_ctime_ns) == (
+            seen.st_size,
+            seen.st_mtime_ns,
+            seen.st_ctime_ns,
+        ):
+            return
+        crc, at, end = 0, self._start, self._start + self._read_bytes
+        while at < end and (block := os.pread(self._fd, min(_BLOCK_BYTES, end - at), at)):
+            crc, at = crc32(block, crc), at + len(block)
+        if at < end or crc != self._crc:
+            raise self._changed("was written over")
+        self._seen = info
+
+    def _changed(self, how: str) -> CorruptInput:
+        return CorruptInput(
+            f"{self.name} {how} while its rows were done",
+            hint="results are of the rows as they were read; run the same command again: it does "
+            "the rows that are new or changed",
+        )
+
+    def read_fraction(self) -> float | None:
+        """Bytes read of bytes there, 0 to 1; None for a pipe."""
+        if self._size_bytes is None:
+            return None
+        return min(1.0, self._read_bytes / self._size_bytes) if self._size_bytes else 1.0
+
+    def close(self) -> None:
+        """Ends a `read` that waits for a pipe within 0.2 s. Leaves stdin open."""
+        self._is_closed = True
+        with self._lock:
+            if self._fd >= 0 and self.path is not None:
+                os.close(self._fd)
+            self._fd = -1
+
+
+def opened_fd(path: PurePath | None) -> tuple[int, os.stat_result]:
+    """A descriptor of the file, or of stdin where that is None, and what it is.
+
+    Raises ConfigError where it cannot be opened.
+    """
+    name = "stdin" if path is None else str(path)
+    try:
+        if path is None:
+            fd = sys.stdin.fileno()
+        else:
+            fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        return fd, os.fstat(fd)
+    except PermissionError as error:
+        raise ConfigError(
+            f"no permission to read {name}", hint=f"chmod u+r {shlex.quote(name)}"
+        ) from error
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"cannot read {name}: {reason(error)}") from error
+
+
+def reason(error: Exception) -> str:
+    """The system's own words, without the error number and the path."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

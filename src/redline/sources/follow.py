@@ -1,0 +1,210 @@
+"""Rows of a file that is still written to: what is there, and then each line as it comes.
+
+What may befall the file, and what becomes of its rows:
+
+  it grows                    whole lines are rows at once; one without its newline is not yet
+  another file has its name   the old one is read until it has been quiet for 2 s, then the new one
+                              from its beginning: a writer may go on in the old one for a moment
+  several have it in turn     each is opened while it has the name, also while nothing is read, and
+                              is read when its turn comes
+  its name is gone            it is read on, and a new file of that name is waited for
+  it becomes shorter          the run ends: what was cut off before it was read is lost
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+
+from redline.errors import ConfigError
+from redline.sources.blocks import CorruptInput, opened_fd, reason
+from redline.sources.jsonl import LineRows
+from redline.sources.row import Row
+from redline.sources.text import ByteStream
+
+# A file that has the name for less than this may go unseen. 20 looks a second cost 0.1 ms of CPU.
+POLL_S = 0.05
+# A writer that is told of a new file, as by logrotate, may need so long to begin with it.
+SETTLED_S = 2.0
+
+
+class FollowedFile:
+    """Blocks that wait at the end of a file for more; each `open` begins the next of that name.
+
+    They are whole lines, but for one that is longer than a block. They end when another file has
+    the name, and then with what is left of a last line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path: PurePath | None = path
+        self.name = str(path)
+        self._closing = threading.Event()
+        self._lock = threading.RLock()
+        self._fd = -1
+        # Files that have had the name since, in order; open, so that they can be read later.
+        self._next_fds: deque[int] = deque()
+        self._watcher: threading.Thread | None = None
+        self._begin()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closing.is_set()
+
+    def open(self) -> None:
+        """Raises ConfigError where the file cannot be opened."""
+        with self._lock:
+            self._let_go()
+            fd = self._next_fds.popleft() if self._next_fds else opened_fd(self.path)[0]
+            if self.is_closed:
+                os.close(fd)
+                return
+            self._fd = fd
+            self._begin()
+        if self._watcher is None:
+            # Rows may wait for long until they are read, and names change meanwhile.
+            self._watcher = threading.Thread(target=self._watch, name="redline-name", daemon=True)
+            self._watcher.start()
+
+    def read(self, most_bytes: int) -> bytes:
+        """The next lines, waited for; none where the file has ended, or once it is closed.
+
+        Raises CorruptInput where the file was cut, or cannot be read.
+        """
+        while True:
+            with self._lock:
+                if self._fd < 0:
+                    return b""
+                try:
+                    block = self._next(most_bytes)
+                except OSError as error:
+                    raise CorruptInput(
+                        f"cannot read on in {self.name}: {reason(error)}", where="after 0 rows"
+                    ) from error
+            if block is not None:
+                return block
+            if self._closing.wait(POLL_S):
+                return b""
+
+    def read_fraction(self) -> float | None:
+        """None: nobody knows how much will be written."""
+        return None
+
+    def check(self) -> None:
+        """Nothing: `read` looks at each step."""
+
+    def close(self) -> None:
+        """Ends a `read` that waits, at once."""
+        self._closing.set()
+        with self._lock:
+            self._let_go()
+            while self._next_fds:
+                os.close(self._next_fds.popleft())
+
+    def _begin(self) -> None:
+        self._at = 0
+        self._seen_bytes = 0
+        self._replaced_s: float | None = None
+        self._has_name = True
+
+    def _let_go(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+    def _next(self, most_bytes: int) -> bytes | None:
+        """What can be read now: none at the file's end, None where more is to be waited for."""
+        self._look()
+        size = os.fstat(self._fd).st_size
+        if size < self._at:
+            raise CorruptInput(
+                f"{self.name} was cut to {size:,} bytes while it was followed",
+                where="after 0 rows",
+                hint="rows that had not been read are lost; the same command reads it from its "
+                "beginning. Where it is a log that is rotated, have it renamed and not truncated",
+            )
+        if size != self._seen_bytes:
+            self._seen_bytes = size
+            self._replaced_s = None
+            if block := self._lines(most_bytes):
+                return block
+        if not self._has_ended():
+            return None
+        rest = os.pread(self._fd, most_bytes, self._at)
+        self._at += len(rest)
+        return rest
+
+    def _lines(self, most_bytes: int) -> bytes:
+        """The next whole lines, or a block of one that is longer; nothing where it has no end."""
+        block = os.pread(self._fd, most_bytes, self._at)
+        end = block.rfind(b"\n") + 1
+        if not end and len(block) == most_bytes:
+            end = most_bytes
+        self._at += end
+        # There may be more of them behind this block.
+        self._seen_bytes = self._at if end else self._seen_bytes
+        return block[:end]
+
+    def _has_ended(self) -> bool:
+        """Another file has its name, and nothing was written to this one for a while."""
+        is_replaced = bool(self._next_fds) and not self._has_name
+        if not is_replaced:
+            self._replaced_s = None
+            return False
+        if self._replaced_s is None:
+            self._replaced_s = time.monotonic()
+        return time.monotonic() - self._replaced_s >= SETTLED_S
+
+    def _watch(self) -> None:
+        """Sees each file that has the name, until it is closed."""
+        while not self._closing.wait(POLL_S):
+            self._look()
+
+    def _look(self) -> None:
+        """Opens the file that has the name now, if it is another one than at the last look."""
+        assert self.path is not None
+        with self._lock:
+            if self._fd < 0 or self.is_closed:
+                return
+            try:
+                found = os.stat(self.path)
+                self._has_name = os.path.samestat(found, os.fstat(self._fd))
+                last = self._next_fds[-1] if self._next_fds else self._fd
+                if self._has_name or os.path.samestat(found, os.fstat(last)):
+                    return
+                fd, found = opened_fd(self.path)
+            except (ConfigError, OSError):
+                # Its name is gone for now, or may not be read yet.
+                return
+            known = (self._fd, *self._next_fds)
+            if any(os.path.samestat(found, os.fstat(other)) for other in known):
+                os.close(fd)
+            else:
+                self._next_fds.append(fd)
+
+
+class FollowedRows(LineRows):
+    """The rows of JSON Lines in a file that is still written to; they end when it is closed.
+
+    `line` counts from 1 in each file that has had the name, `number` goes on.
+    """
+
+    def __init__(self, path: Path, max_row_bytes: int) -> None:
+        self._file = FollowedFile(path)
+        super().__init__(ByteStream(self._file), max_row_bytes)
+
+    def batches(self) -> Iterator[list[Row]]:
+        """Lists of 1 to 256 rows, each as soon as its line is whole."""
+        while not self._file.is_closed:
+            yield from self._read()
+            # The next file of that name.
+            self._line = 0
+            self._stream = ByteStream(self._file)
+
+    def close(self) -> None:
+        """Closes the file; `batches` ends at once."""
+        self._file.close()
+        self._stream.close()

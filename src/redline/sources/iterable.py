@@ -1,0 +1,97 @@
+"""Rows from Python: any iterable, and any async iterable."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sized
+from typing import Generic, TypeVar
+
+from redline.sources.row import BATCH_ROWS, Row, RowBatch, no_rows, row_of
+
+# A row waits at most this long for the others of its batch.
+_PATIENCE_S = 0.05
+
+Items = TypeVar("Items")
+
+
+def row_of_item(item: object, number: int, max_row_bytes: int) -> Row:
+    """The row of a user's item; a string is a prompt."""
+    value = {"prompt": item} if isinstance(item, str) else item
+    return row_of(value, number, max_row_bytes)
+
+
+class _ItemRows(Generic[Items]):
+    """What the rows of both kinds of iterables have in common."""
+
+    def __init__(self, name: str, items: Items, max_row_bytes: int = 16 * 1024 * 1024) -> None:
+        self.name = name
+        self.total_rows: int | None = len(items) if isinstance(items, Sized) else None
+        self._items = items
+        self._max_row_bytes = max_row_bytes
+        self._number = 0
+        self._is_closed = False
+
+    def read_fraction(self) -> float | None:
+        """Share of the items that is read, 0 to 1; None where their number is unknown."""
+        if self.total_rows is None:
+            return None
+        return min(1.0, self._number / self.total_rows) if self.total_rows else 1.0
+
+    def check(self) -> None:
+        """Nothing: there is no file."""
+
+    def close(self) -> None:
+        """Makes `batches` end at the next item; an item being made is not interrupted.
+
+        The iterable itself stays its owner's.
+        """
+        self._is_closed = True
+
+
+class IterableRows(_ItemRows[Iterable[object]]):
+    """The rows of an iterable of dicts, strings, or what msgspec encodes as an object.
+
+    What the iterable raises passes through `batches` unchanged.
+    """
+
+    def batches(self) -> Iterator[list[Row]]:
+        """Lists of 1 to 256 rows.
+
+        Of a sized container, a batch begins at one row, doubles while it is quick, and falls back
+        to one row when it takes longer than 50 ms. Anything else may wait for the outcome of the
+        row it gave last, so each row is handed on alone.
+        """
+        batch = RowBatch()
+        wanted, since_s = 1, time.monotonic()
+        for item in self._items:
+            if self._is_closed:
+                return
+            self._number += 1
+            batch.add(row_of_item(item, self._number, self._max_row_bytes))
+            is_late = time.monotonic() - since_s > _PATIENCE_S
+            if is_late or batch.is_full or len(batch.rows) >= wanted:
+                may_grow = not is_late and self.total_rows is not None
+                wanted = min(2 * wanted, BATCH_ROWS) if may_grow else 1
+                yield batch.take()
+                since_s = time.monotonic()
+        if batch.rows:
+            yield batch.take()
+        if self._number == 0 and not self._is_closed:
+            raise no_rows(self.name)
+
+
+class AsyncRows(_ItemRows[AsyncIterable[object]]):
+    """The rows of an async iterable, each handed on as it comes.
+
+    The one source that lives on the event loop: its `batches` is an async iterator.
+    """
+
+    async def batches(self) -> AsyncIterator[list[Row]]:
+        """Lists of one row. Raises ConfigError where none came, and what the iterable raises."""
+        async for item in self._items:
+            if self._is_closed:
+                return
+            self._number += 1
+            yield [row_of_item(item, self._number, self._max_row_bytes)]
+        if self._number == 0 and not self._is_closed:
+            raise no_rows(self.name)

@@ -1,0 +1,227 @@
+"""Rows of JSON Lines, and the lines of any text in bounded memory."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from io import BytesIO
+from itertools import count
+from typing import NamedTuple
+
+import msgspec
+
+from redline.errors import ConfigError
+from redline.sources.blocks import CorruptInput
+from redline.sources.row import BATCH_ROWS, Row, digest, long_row, no_rows, not_an_object
+from redline.sources.text import ByteStream, StreamRows
+
+_POSITION = re.compile(r" \(byte (\d+)\)$")
+_decode = msgspec.json.Decoder().decode
+
+
+class LongLine(NamedTuple):
+    """A line above the size limit: what is kept of it."""
+
+    digest: bytes
+    size_bytes: int
+
+
+class _PartialLine:
+    """A line whose end has not come yet. Above `max_bytes` only its digest is kept."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._start()
+
+    def _start(self) -> None:
+        self._kept = bytearray()
+        self._digest: hashlib.blake2b | None = None
+        self.size_bytes = 0
+
+    def add(self, piece: bytes) -> None:
+        self.size_bytes += len(piece)
+        if self._digest is not None:
+            self._digest.update(piece)
+            return
+        self._kept += piece
+        if self.size_bytes > self._max_bytes:
+            self._digest = hashlib.blake2b(self._kept)
+            self._kept = bytearray()
+
+    def take(self) -> bytes | LongLine:
+        """The line, now that it is whole; the next one begins empty."""
+        line: bytes | LongLine = bytes(self._kept)
+        if self._digest is not None:
+            line = LongLine(self._digest.hexdigest().encode(), self.size_bytes)
+        self._start()
+        return line
+
+
+def split_lines(stream: ByteStream, max_line_bytes: int) -> Iterator[list[bytes | LongLine]]:
+    """The lines of each chunk as it comes, without their newline; a CR before it stays.
+
+    A line may be `max_line_bytes` long; of a longer one only a LongLine is given.
+    The memory in use is one chunk and one such line.
+    """
+    partial = _PartialLine(max_line_bytes)
+    for chunk in stream.chunks():
+        # Faster than bytes.split, which looks at one byte after the other.
+        ended = list(BytesIO(chunk))
+        last = b"" if chunk.endswith(b"\n") else ended.pop()
+        if ended:
+            lines: list[bytes | LongLine] = [line[:-1] for line in ended]
+            partial.add(ended[0][:-1])
+            if max(map(len, ended)) > max_line_bytes:
+                lines = [_bounded(line[:-1], max_line_bytes) for line in ended]
+            lines[0] = partial.take()
+            yield lines
+        partial.add(last)
+    if partial.size_bytes and not stream.is_closed:
+        yield [partial.take()]
+
+
+def _bounded(line: bytes, max_bytes: int) -> bytes | LongLine:
+    return line if len(line) <= max_bytes else LongLine(digest(line), len(line))
+
+
+class LineRows(StreamRows):
+    """The rows of JSON Lines: one object per line, blank lines skipped.
+
+    A line that is no JSON object is a bad row. Raises ConfigError where the whole input is one
+    JSON array or one object over many lines, is cut short, or holds no row.
+    """
+
+    def __init__(self, stream: ByteStream, max_row_bytes: int) -> None:
+        super().__init__(stream, max_row_bytes)
+        self._line = 0
+
+    def open(self) -> None:
+        """Reads the beginning, so that a wrong file is refused before the run starts."""
+        self._stream.open()
+        start = self._stream.first.lstrip()
+        if start.startswith(b"[") and not _is_row_of_many(start):
+            self._stream.close()
+            raise ConfigError(
+                f"{self.name} is one JSON array, not one row per line",
+                hint=self._stream.command("jq -c '.[]'", ".jsonl"),
+            )
+        if self._is_json_file() and start.partition(b"\n")[0].strip() == b"{":
+            self._stream.close()
+            raise ConfigError(
+                f"{self.name} is JSON over many lines, not one row per line",
+                hint=self._stream.command("jq -c .", ".jsonl"),
+            )
+
+    def batches(self) -> Iterator[list[Row]]:
+        """Lists of 1 to 256 rows from one chunk of at most 1 MB and the line begun before it."""
+        yield from self._read()
+        if self._number == 0 and not self._stream.is_closed:
+            raise no_rows(self.name)
+
+    def counts(self) -> Iterator[int]:
+        """Numbers of rows that add up to the input's, without reading them; instead of `batches`.
+
+        Raises ConfigError as `batches` does.
+        """
+        has_text = False  # in the line whose end has not come yet
+        try:
+            for chunk in self._stream.chunks():
+                first, end = chunk.find(b"\n") + 1, chunk.rfind(b"\n") + 1
+                if not end:
+                    has_text = has_text or not chunk.isspace()
+                    continue
+                has_text = has_text or not chunk[:first].isspace()
+                lines = chunk[first:end]
+                blank = sum(map(bytes.isspace, BytesIO(lines)))
+                yield has_text + lines.count(b"\n") - blank
+                has_text = not (chunk[end:] or b" ").isspace()
+            yield int(has_text)
+        finally:
+            self.close()
+
+    def _read(self) -> Iterator[list[Row]]:
+        """The rows of the stream. Raises CorruptInput that says how many came before."""
+        try:
+            self.open()
+            for lines in split_lines(self._stream, self._max_row_bytes):
+                for start in range(0, len(lines), BATCH_ROWS):
+                    rows = self._rows_of(lines[start : start + BATCH_ROWS])
+                    if rows:
+                        yield rows
+        except CorruptInput as error:
+            error.where = f"after {self._number} rows"
+            raise
+
+    def _rows_of(self, lines: list[bytes | LongLine]) -> list[Row]:
+        rows = self._plain_rows_of(lines)
+        return rows if rows is not None else self._any_rows_of(lines)
+
+    def _plain_rows_of(self, lines: list[bytes | LongLine]) -> list[Row] | None:
+        """The rows of lines that are one good row each; None, with nothing done, of others."""
+        try:
+            texts = [line.strip() for line in lines if type(line) is bytes]
+            values = list(map(_decode, texts))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        if len(texts) < len(lines) or set(map(type, values)) != {dict}:
+            return None
+        numbers, places = count(self._number + 1), count(self._line + 1)
+        self._number += len(lines)
+        self._line += len(lines)
+        return list(map(Row, numbers, places, values, texts))
+
+    def _any_rows_of(self, lines: list[bytes | LongLine]) -> list[Row]:
+        number, at = self._number, self._line
+        rows: list[Row] = []
+        for line in lines:
+            at += 1
+            if isinstance(line, LongLine):
+                number += 1
+                rows.append(long_row(number, at, line.digest, line.size_bytes, self._max_row_bytes))
+                continue
+            text = line.strip()
+            if not text:
+                continue
+            number += 1
+            try:
+                data = _decode(text)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                rows.append(Row(number, at, None, text, _problem(text, error)))
+                continue
+            if type(data) is dict:
+                rows.append(Row(number, at, data, text))
+            else:
+                rows.append(Row(number, at, None, text, not_an_object(data)))
+        self._number, self._line = number, at
+        return rows
+
+    def _is_json_file(self) -> bool:
+        path = self._stream.path
+        return path is not None and ".json" in (suffix.lower() for suffix in path.suffixes[-2:])
+
+
+def _is_row_of_many(start: bytes) -> bool:
+    """Whether the first line is a whole list with more lines after it: a bad row, no array."""
+    line, _, rest = start.partition(b"\n")
+    if not rest.strip():
+        return False
+    try:
+        _decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
+def _problem(text: bytes, error: Exception) -> str:
+    """Why a line is no JSON, with the position in bytes from 0 where it is known."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as bad:
+        return f"not UTF-8 at byte {bad.start}"
+    if isinstance(error, RecursionError):
+        return "not JSON that can be read: nested too deeply"
+    if str(error) == "Input data was truncated":
+        return f"not JSON: it ends too early at byte {len(text)}"
+    reason = str(error).removeprefix("JSON is malformed: ")
+    return "not JSON: " + _POSITION.sub(r" at byte \1", reason)

@@ -1,0 +1,224 @@
+"""The bytes of an object in a store, read a range at a time and never held as a whole.
+
+Each range is a request of its own, so that a run which reads for days holds no connection open. A
+range that breaks off is asked for again; the object must be the same one then.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from pathlib import PurePath
+from typing import Any
+
+from redline.errors import ConfigError
+from redline.sources.blocks import CorruptInput
+from redline.store import Asking, Found, ObjectStore, ObjectUrl, StoreError, store_of
+
+# The first range is small, because a wrong input is told from its beginning; later ones are large
+# enough that a request's round trip costs little.
+_FIRST_BYTES = 256 * 1024
+_MOST_BYTES = 8 * 1024 * 1024
+# Before each new try of one range; 15.5 s in all, on top of the driver's own tries.
+WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+
+
+class ObjectReader:
+    """Ranges of one object. `open` first; any thread may close.
+
+    store: the one that it is in, where that is known already.
+    """
+
+    def __init__(self, url: ObjectUrl, store: ObjectStore | None = None) -> None:
+        self.url = url
+        self.size_bytes: int | None = None
+        self._store = store
+        self._found: Found | None = None
+        self._file: Any = None
+        self._closed = threading.Event()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
+
+    def open(self) -> None:
+        """Raises ConfigError where there is no such object, or the store does not give it."""
+        url = self.url
+        try:
+            store = self._store = self._store or store_of(url, "reading")
+            found = store.find(url)
+            if found is None:
+                hint = store.similar(url)
+                raise ConfigError(
+                    f"{url.name} does not exist", hint=hint or StoreError(url, "missing", "").hint
+                )
+            if found.is_folder:
+                raise ConfigError(
+                    f"{url.name} is a folder", hint="name one object in it; a URL is one input"
+                )
+            self._found, self.size_bytes = found, found.size_bytes
+            self._file = store.open(url)
+        except StoreError as error:
+            raise ConfigError(f"cannot read {url.name}: {error.reason}", hint=error.hint) from error
+
+    def read(self, offset: int, most_bytes: int) -> bytes:
+        """1 to `most_bytes` bytes from `offset` on; none at the end, or once it is closed. Blocks.
+
+        Raises CorruptInput where the store does not give them, at once or after all tries.
+        """
+        waits_s = iter(WAITS_S)
+        while not self.is_closed:
+            try:
+                return self._range(offset, most_bytes)
+            except StoreError as error:
+                self._file = None
+                wait_s = next(waits_s, None) if error.may_pass else None
+                if wait_s is None:
+                    raise self._broken(error) from error
+                self._closed.wait(wait_s)
+        return b""
+
+    def check_unchanged(self) -> None:
+        """Raises CorruptInput where the object is another one now than when it was opened."""
+        try:
+            self._reopen()
+        except StoreError as error:
+            raise self._broken(error) from error
+
+    def close(self) -> None:
+        """Ends a `read` that waits to try again; one that waits for an answer ends with it."""
+        self._closed.set()
+
+    def _range(self, offset: int, most_bytes: int) -> bytes:
+        url = self.url
+        if self._file is None:
+            self._reopen()
+        with Asking(url):
+            if self._file.tell() != offset:
+                self._seek(offset)
+            data: bytes = self._file.read(most_bytes)
+        if not data and self.size_bytes is not None and offset < self.size_bytes:
+            raise StoreError(url, "unreachable", f"it ends at byte {offset:,}, before its end")
+        return data
+
+    def _reopen(self) -> None:
+        assert self._store is not None
+        found = self._store.find(self.url)
+        if found is None:
+            raise StoreError(self.url, "missing", "it does not exist any more")
+        if found != self._found:
+            raise StoreError(self.url, "changed", "something else has changed it")
+        self._file = self._store.open(self.url)
+
+    def _seek(self, offset: int) -> None:
+        if self.size_bytes is not None:
+            self._file.seek(offset)
+            return
+        # A web server that does not say how long it is gives it from the beginning only.
+        left = offset - self._file.tell()
+        while left > 0 and (skipped := self._file.read(min(left, _FIRST_BYTES))):
+            left -= len(skipped)
+
+    def _broken(self, error: StoreError) -> CorruptInput:
+        name = self.url.name
+        what = f"cannot read on in {name}: {error.reason}"
+        if error.store_kind == "missing":
+            what = f"{name} vanished while it was read"
+        elif error.store_kind == "changed":
+            what = f"{name} was changed while it was read"
+        return CorruptInput(what, where="after 0 rows", hint=error.hint)
+
+
+class ObjectBlocks:
+    """The bytes of an object in order."""
+
+    def __init__(self, url: ObjectUrl) -> None:
+        self.path: PurePath | None = url.file
+        self.name = url.name
+        self._reader = ObjectReader(url)
+        self._ahead = memoryview(b"")
+        self._range_bytes = _FIRST_BYTES
+        self._fetched = 0
+        self._given = 0
+
+    def open(self) -> None:
+        """Raises ConfigError where there is no such object, or the store does not give it."""
+        self._reader.open()
+
+    def read(self, most_bytes: int) -> bytes:
+        """The next bytes; none at the end, or once it is closed. Raises CorruptInput."""
+        if not self._ahead and not self._reader.is_closed:
+            self._ahead = memoryview(self._reader.read(self._fetched, self._range_bytes))
+            self._fetched += len(self._ahead)
+            self._range_bytes = min(2 * self._range_bytes, _MOST_BYTES)
+        block, self._ahead = bytes(self._ahead[:most_bytes]), self._ahead[most_bytes:]
+        self._given += len(block)
+        return b"" if self._reader.is_closed else block
+
+    def read_fraction(self) -> float | None:
+        """Bytes given of bytes there, 0 to 1; None where the store does not say how many."""
+        size = self._reader.size_bytes
+        if size is None:
+            return None
+        return min(1.0, self._given / size) if size else 1.0
+
+    def check(self) -> None:
+        """Nothing: an object is no local file."""
+
+    def close(self) -> None:
+        """Ends `read` early."""
+        self._reader.close()
+
+
+class ObjectFile(io.RawIOBase):
+    """An object as a file that can be read at any place, for readers of tables."""
+
+    def __init__(self, url: ObjectUrl) -> None:
+        super().__init__()
+        self._reader = ObjectReader(url)
+        self._reader.open()
+        if self._reader.size_bytes is None:
+            raise ConfigError(
+                f"cannot read {url.name}: its server does not say how long it is",
+                hint="download it first",
+            )
+        self._size = self._reader.size_bytes
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """The new place, in bytes from the beginning."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """Fills the buffer as far as the object reaches; the bytes read."""
+        view = memoryview(buffer).cast("B")
+        wanted = min(len(view), max(0, self._size - self._at))
+        done = 0
+        while done < wanted and (data := self._reader.read(self._at, wanted - done)):
+            view[done : done + len(data)] = data
+            done += len(data)
+            self._at += len(data)
+        return done
+
+    def read(self, size: int = -1) -> bytes:
+        """Up to `size` bytes, all that are left where it is negative."""
+        left = max(0, self._size - self._at)
+        buffer = bytearray(left if size is None or size < 0 else min(size, left))
+        done = self.readinto(buffer)
+        return bytes(buffer[:done])
+
+    def close(self) -> None:
+        """Lets go of the object."""
+        self._reader.close()
+        super().close()

@@ -1,0 +1,229 @@
+"""Where rows come from: the right source for a path, a URL, stdin, or Python objects."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain, islice
+from pathlib import Path, PurePath
+
+from redline.errors import ConfigError, nearest
+from redline.sources.blocks import Blocks, FileBlocks
+from redline.sources.csv import CsvRows
+from redline.sources.follow import FollowedRows
+from redline.sources.iterable import AsyncRows, IterableRows
+from redline.sources.jsonl import LineRows
+from redline.sources.parquet import open_dataset, open_parquet
+from redline.sources.row import Row, Source
+from redline.sources.stream_url import stream_of
+from redline.sources.text import COMPRESSIONS, ByteStream
+from redline.store import ObjectUrl, OpenedObject, local_path, url_of
+
+MAX_ROW_BYTES = 16 * 1024 * 1024
+
+_LINES = (".jsonl", ".ndjson", ".jsonlines", ".json", ".txt", "")
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_MAX_LISTED = 2000
+_FRAMES = {
+    "iterrows": 'pass df.to_dict("records")',
+    "iter_rows": "pass df.iter_rows(named=True)",
+    "to_pylist": "pass table.to_pylist()",
+}
+
+
+def open_source(
+    rows: object, *, is_followed: bool = False, max_row_bytes: int = MAX_ROW_BYTES
+) -> Source | AsyncRows:
+    """The source of `rows`: a path or URL, "-" for stdin, an iterable or an async iterable.
+
+    A path is read by its suffix: JSON Lines (.jsonl, .ndjson, .json, .txt, none), .csv, .tsv,
+    each also with .gz or .zst, .parquet, or a folder that Dataset.save_to_disk wrote. So is a URL,
+    such as s3://bucket/rows.jsonl, but no folder. is_followed: the rows of a file never end, see
+    follow.py. max_row_bytes: a longer row is a bad row. Close the source when done.
+    Raises ConfigError where there is nothing that can be read. The beginning of a file or an
+    object is read here; a pipe is first touched by `batches`.
+    """
+    if is_followed:
+        return _followed(rows, max_row_bytes)
+    if isinstance(rows, OpenedObject):
+        opened: Source = rows.source
+        return opened
+    if isinstance(rows, (str, os.PathLike)):
+        if os.fspath(rows) == "-":
+            return LineRows(ByteStream(FileBlocks(None)), max_row_bytes)
+        if (stream := stream_of(rows)) is not None:
+            raise ConfigError(
+                f"the messages of {stream.name} are handed out once, to a run that answers them"
+            )
+        url = url_of(rows)
+        if url is not None:
+            return _open_object(url, max_row_bytes)
+        return _open_path(local_path(rows), max_row_bytes)
+    if isinstance(rows, AsyncIterable):
+        return AsyncRows("<async iterable>", rows, max_row_bytes=max_row_bytes)
+    for method, hint in _FRAMES.items():
+        if hasattr(rows, method):
+            raise ConfigError(f"a {type(rows).__name__} is not an iterable of rows", hint=hint)
+    if isinstance(rows, Mapping):
+        raise ConfigError("one mapping is not an iterable of rows", hint="pass [row] for one row")
+    if isinstance(rows, Iterable) and not isinstance(rows, (bytes, bytearray, memoryview)):
+        return IterableRows("<iterable>", rows, max_row_bytes)
+    raise ConfigError(
+        f"rows cannot come from a value of type {type(rows).__name__}",
+        hint="pass a path, or an iterable of dicts or strings",
+    )
+
+
+@contextmanager
+def first_rows(path: str, most: int) -> Iterator[Iterator[Row]]:
+    """At most so many rows of a file or a URL, which is closed after. Raises ConfigError."""
+    source = open_source(path)
+    assert not isinstance(source, AsyncRows)
+    try:
+        yield islice(chain.from_iterable(source.batches()), most)
+    finally:
+        source.close()
+
+
+def row_counts(rows: object) -> Iterator[int] | None:
+    """Numbers of rows that add up to those of a local text file, read a second time as they come.
+
+    None for any other input: it knows its number of rows, or can be read only once. Raises nothing
+    here; reading raises ConfigError as `open_source` does.
+    """
+    if not isinstance(rows, (str, os.PathLike)) or url_of(rows) is not None:
+        return None
+    try:
+        if os.fspath(rows) == "-":
+            return _stdin_counts()
+        path = local_path(rows)
+        if not path.is_file() or path.suffix.lower() == ".parquet":
+            return None
+        return _text_rows(FileBlocks(path), path, MAX_ROW_BYTES).counts()
+    except (ConfigError, OSError, ValueError):
+        return None
+
+
+def _stdin_counts() -> Iterator[int] | None:
+    """As `row_counts`; None where stdin is a pipe or a terminal."""
+    if sys.stdin is None or not stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode):
+        return None
+    begins_at = os.lseek(sys.stdin.fileno(), 0, os.SEEK_CUR)
+    return LineRows(ByteStream(FileBlocks(None, begins_at=begins_at)), MAX_ROW_BYTES).counts()
+
+
+def opened(rows: object) -> object:
+    """The same rows; those of a URL with their object opened, which blocks.
+
+    Raises ConfigError as `open_source` does.
+    """
+    url = url_of(rows)
+    if url is None or isinstance(rows, OpenedObject) or stream_of(rows) is not None:
+        return rows
+    return OpenedObject(url, _open_object(url, MAX_ROW_BYTES))
+
+
+def _followed(rows: object, max_row_bytes: int) -> FollowedRows:
+    """The rows of a file that grows. Raises ConfigError for what cannot be followed."""
+    url = url_of(rows)
+    if url is not None:
+        is_stream = stream_of(rows) is not None
+        raise ConfigError(
+            f"{url.name} {'need ' if is_stream else 'can'}not be followed: "
+            + ("a stream has no end" if is_stream else "an object does not grow")
+        )
+    if not isinstance(rows, (str, os.PathLike)):
+        raise ConfigError("only a file can be followed", hint="an iterable may take its time")
+    if os.fspath(rows) == "-":
+        raise ConfigError("stdin is read until it ends, so it need not be followed")
+    path = local_path(rows)
+    mode = _mode(path)
+    if stat.S_ISFIFO(mode):
+        raise ConfigError(f"{path} is a pipe, which is read until it ends: it need not be followed")
+    if not stat.S_ISREG(mode) or path.suffix.lower() not in _LINES:
+        raise ConfigError(
+            f"{path} cannot be followed: only files of JSON lines can",
+            hint="known are .jsonl, .ndjson, .json and .txt, not packed",
+        )
+    # What is there already must be such lines.
+    stream = ByteStream(FileBlocks(path))
+    beginning = LineRows(stream, max_row_bytes)
+    try:
+        beginning.open()
+        if stream.is_compressed:
+            raise ConfigError(f"{path} is packed, so it cannot be followed")
+    finally:
+        beginning.close()
+    return FollowedRows(path, max_row_bytes)
+
+
+def _open_path(path: Path, max_row_bytes: int) -> Source:
+    mode = _mode(path)
+    if stat.S_ISDIR(mode):
+        return open_dataset(path, max_row_bytes)
+    if path.suffix.lower() == ".parquet":
+        return open_parquet(path, str(path), max_row_bytes)
+    source = _text_rows(FileBlocks(path), path, max_row_bytes)
+    if stat.S_ISREG(mode):
+        source.open()
+    return source
+
+
+def _open_object(url: ObjectUrl, max_row_bytes: int) -> Source:
+    # Imported here: a run on local files does not pay for what stores need.
+    from redline.sources.object import ObjectBlocks, ObjectFile
+
+    if url.file.suffix.lower() == ".parquet":
+        return open_parquet(ObjectFile(url), url.name, max_row_bytes)
+    source = _text_rows(ObjectBlocks(url), url.file, max_row_bytes)
+    source.open()
+    return source
+
+
+def _text_rows(blocks: Blocks, path: PurePath, max_row_bytes: int) -> CsvRows | LineRows:
+    """The rows of text whose kind is the suffix of `path`."""
+    suffix = path.suffix.lower()
+    if suffix in COMPRESSIONS:
+        suffix = PurePath(path.stem).suffix.lower()
+    if suffix in _DELIMITERS:
+        return CsvRows(ByteStream(blocks), _DELIMITERS[suffix], max_row_bytes)
+    if suffix in _LINES:
+        return LineRows(ByteStream(blocks), max_row_bytes)
+    raise ConfigError(
+        f"{blocks.name} has a suffix that is not known: {suffix}",
+        hint="known are .jsonl, .ndjson, .json, .csv, .tsv, these with .gz or .zst, and .parquet",
+    )
+
+
+def _mode(path: Path) -> int:
+    """The file's kind. Raises ConfigError where it is missing or hidden."""
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path} does not exist", hint=_hint_for(path)) from error
+    except PermissionError as error:
+        raise ConfigError(
+            f"no permission to read {path}", hint=f"look at the rights of {path.parent}"
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"cannot read {path}: {reason}") from error
+
+
+def _hint_for(path: Path) -> str:
+    """The nearest name in the same folder, or that the folder is missing too."""
+    try:
+        names = [entry.name for entry in islice(os.scandir(path.parent), _MAX_LISTED)]
+    except OSError:
+        return f"the folder {path.parent} does not exist or cannot be read"
+    # By their stems: a shared suffix makes any two short names alike.
+    stems = {Path(name).stem: name for name in names}
+    close = nearest(path.stem, stems).removeprefix("did you mean ").removesuffix("?")
+    return (
+        f"did you mean {stems[close]}?"
+        if close
+        else f"no file in {path.parent.resolve()} has a name like it"
+    )

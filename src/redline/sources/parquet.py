@@ -1,0 +1,255 @@
+"""Rows of Parquet files and of dataset folders of Hugging Face, both through Arrow."""
+
+from __future__ import annotations
+
+import base64
+import shlex
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from io import RawIOBase
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+from redline.errors import ConfigError
+from redline.sources.blocks import CorruptInput
+from redline.sources.csv import check_names
+from redline.sources.row import BATCH_BYTES, BATCH_ROWS, Row, RowBatch, no_rows, row_of
+from redline.sources.text import extra
+
+_MAX_LISTED = 1000
+_ID = "custom_id"
+
+
+class _Table(Protocol):
+    """A record batch or a table of pyarrow, as far as it is used here."""
+
+    schema: Any
+    num_rows: int
+
+    def slice(self, offset: int, length: int) -> _Table: ...
+    def column(self, i: str) -> Any: ...
+    def cast(self, target_schema: Any, *, safe: bool) -> _Table: ...
+    def to_pylist(self, *, maps_as_pydicts: str) -> list[dict[str, Any]]: ...
+
+
+class ArrowRows:
+    """The rows of Parquet or of a dataset folder, a few record batches at a time.
+
+    Values that JSON lacks: dates and times are ISO strings, decimals strings, bytes are text
+    where they are UTF-8 and else base64, NaN and infinity are null. Raises ConfigError where there
+    is no row, or the file cannot be read on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        total_rows: int,
+        tables: Iterator[_Table],
+        arrow: Any,
+        max_row_bytes: int,
+        files: Iterable[Path],
+    ) -> None:
+        self.name = name
+        self.total_rows: int | None = total_rows
+        self._total = total_rows
+        self._tables = tables
+        self._arrow = arrow
+        self._max_row_bytes = max_row_bytes
+        self._seen = _stamps(files)
+        self._number = 0
+        self._is_closed = False
+
+    def batches(self) -> Iterator[list[Row]]:
+        """Lists of 1 to 256 rows, about 4 MB at most."""
+        batch = RowBatch()
+        try:
+            for table in self._tables:
+                for value in self._values(table):
+                    if self._is_closed:
+                        return
+                    batch.add(self._row(value))
+                    if batch.is_full:
+                        yield batch.take()
+                if batch.rows:
+                    yield batch.take()
+        except CorruptInput as error:
+            error.where = f"after {self._number} rows"
+            raise
+        except (OSError, ValueError, NotImplementedError) as error:
+            raise CorruptInput(
+                f"cannot read on in {self.name}: {error}", where=f"after {self._number} rows"
+            ) from error
+        if self._number == 0 and not self._is_closed:
+            raise no_rows(self.name)
+
+    def read_fraction(self) -> float | None:
+        """Share of the rows that is read, 0 to 1."""
+        return self._number / self._total if self._total else 1.0
+
+    def check(self) -> None:
+        """Raises CorruptInput if a local file was changed since it was opened."""
+        now = _stamps(self._seen)
+        if not self._is_closed and any(now[file] != self._seen[file] for file in now):
+            raise CorruptInput(
+                f"{self.name} was changed while its rows were done",
+                hint="results are of the rows as they were read; run the same command again: it "
+                "does the rows that are new or changed",
+            )
+
+    def close(self) -> None:
+        """Makes `batches` end at its next row; the file is let go with it."""
+        self._is_closed = True
+
+    def _row(self, value: object) -> Row:
+        self._number += 1
+        if isinstance(value, Exception):
+            problem = f"not readable: {value}"
+            return Row(self._number, self._number, None, problem.encode(), problem)
+        return row_of(value, self._number, self._max_row_bytes)
+
+    def _values(self, table: _Table) -> list[Any]:
+        """The table's rows as dicts; in place of a row that has no Python form, the error."""
+        schema = self._arrow.schema(
+            [field.with_type(_plain_type(self._arrow, field.type)) for field in table.schema]
+        )
+        exact = _nanosecond_ids(self._arrow, table)
+        if not schema.equals(table.schema):
+            table = table.cast(schema, safe=False)
+        # A name with "binary" in it is walked for nothing; no type with bytes goes unseen.
+        has_bytes = any("binary" in str(field.type) for field in table.schema)
+        try:
+            values: list[Any] = [*table.to_pylist(maps_as_pydicts="lossy")]
+        except (ValueError, OverflowError) as error:
+            if table.num_rows == 1:
+                return [error]
+            singles = (table.slice(index, 1) for index in range(table.num_rows))
+            return [value for single in singles for value in self._values(single)]
+        for value, number in zip(values, exact, strict=False):
+            if number is not None and number % 1000:
+                value[_ID] = _iso(value[_ID], number % 1000)
+        return [_with_text(value) for value in values] if has_bytes else values
+
+
+def _nanosecond_ids(arrow: Any, table: _Table) -> list[int | None]:
+    """The ids as numbers if they are timestamps in nanoseconds: Python's have microseconds."""
+    if _ID not in table.schema.names:
+        return []
+    kind = table.schema.field(_ID).type
+    if not arrow.types.is_timestamp(kind) or kind.unit != "ns":
+        return []
+    ids: list[int | None] = table.column(_ID).cast(arrow.int64()).to_pylist()
+    return ids
+
+
+def _iso(moment: datetime, nanoseconds: int) -> str:
+    """ISO 8601 with nine decimals. nanoseconds: beyond the moment's microseconds, 0 to 999."""
+    text = moment.isoformat(timespec="microseconds")
+    end = len("2020-01-01T00:00:00.000000")
+    return f"{text[:end]}{nanoseconds:03d}{text[end:]}".replace("+00:00", "Z")
+
+
+def _stamps(files: Iterable[Path]) -> dict[Path, tuple[int, int, int]]:
+    """What tells whether the files were changed; those that were removed are left out."""
+    found = [(file, file.stat()) for file in files if file.exists()]
+    return {file: (info.st_ino, info.st_size, info.st_mtime_ns) for file, info in found}
+
+
+def _plain_type(arrow: Any, kind: Any) -> Any:
+    """The type without nanoseconds and half floats, which plain Python does not have."""
+    types = arrow.types
+    plain = kind
+    if types.is_timestamp(kind) and kind.unit == "ns":
+        plain = arrow.timestamp("us", kind.tz)
+    elif types.is_time64(kind) and kind.unit == "ns":
+        plain = arrow.time64("us")
+    elif types.is_duration(kind) and kind.unit == "ns":
+        plain = arrow.duration("us")
+    elif types.is_float16(kind):
+        plain = arrow.float32()
+    elif types.is_list(kind):
+        plain = arrow.list_(kind.value_field.with_type(_plain_type(arrow, kind.value_type)))
+    elif types.is_struct(kind):
+        plain = arrow.struct([f.with_type(_plain_type(arrow, f.type)) for f in kind])
+    return plain
+
+
+def _with_text(value: Any) -> Any:
+    """The value with all bytes as text: UTF-8 where they are that, else base64."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return base64.b64encode(value).decode()
+    if isinstance(value, dict):
+        return {_with_text(key): _with_text(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_text(item) for item in value]
+    return value
+
+
+def _batch_rows(size_bytes: int, rows: int) -> int:
+    """How many rows of a table make about 4 MB, 1 to 256."""
+    return max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(1, size_bytes)))
+
+
+def open_parquet(place: Path | RawIOBase, name: str, max_row_bytes: int) -> ArrowRows:
+    """The rows of a Parquet file, or of an open one. Raises ConfigError where it is none."""
+    arrow = extra("pyarrow", "parquet", f"reading {name}")
+    parquet = extra("pyarrow.parquet", "parquet", f"reading {name}")
+    try:
+        # Without a pre-buffer and with a small one for pages, a row group of any size is
+        # never in memory as a whole.
+        file = parquet.ParquetFile(place, pre_buffer=False, buffer_size=1024 * 1024)
+    except (OSError, ValueError, NotImplementedError) as error:
+        raise _unreadable(name, "a Parquet file", error) from error
+    check_names(file.schema_arrow.names, name)
+    meta = file.metadata
+    size = sum(meta.row_group(index).total_byte_size for index in range(meta.num_row_groups))
+    tables = file.iter_batches(batch_size=_batch_rows(size, meta.num_rows), use_threads=False)
+    files = [place] if isinstance(place, Path) else []
+    return ArrowRows(name, meta.num_rows, tables, arrow, max_row_bytes, files)
+
+
+def open_dataset(path: Path, max_row_bytes: int) -> ArrowRows:
+    """The rows of a folder that `Dataset.save_to_disk` wrote. Raises ConfigError for others."""
+    name = str(path)
+    _check_folder(path, name)
+    datasets = extra("datasets", "hf", f"reading the dataset folder {name}")
+    arrow = extra("pyarrow", "hf", f"reading the dataset folder {name}")
+    try:
+        dataset = datasets.load_from_disk(name)
+    except (OSError, ValueError, TypeError, KeyError, NotImplementedError) as error:
+        raise _unreadable(name, "a dataset folder", error) from error
+    rows = len(dataset)
+    batch_rows = _batch_rows(dataset.data.nbytes, rows)
+    tables = dataset.with_format("arrow").iter(batch_size=batch_rows)
+    files = [Path(file["filename"]) for file in dataset.cache_files]
+    return ArrowRows(name, rows, tables, arrow, max_row_bytes, files)
+
+
+def _check_folder(path: Path, name: str) -> None:
+    """Raises ConfigError where the folder is no single dataset, with what to give instead."""
+    try:
+        entries = sorted(islice(path.iterdir(), _MAX_LISTED))
+    except OSError as error:
+        raise ConfigError(f"cannot read the folder {name}: {error.strerror}") from error
+    files = {entry.name for entry in entries}
+    if {"state.json", "dataset_info.json"} <= files:
+        return
+    splits = [entry for entry in entries if (entry / "state.json").is_file()]
+    if splits:
+        raise ConfigError(
+            f"{name} holds several datasets",
+            hint="choose one of them: " + ", ".join(shlex.quote(str(split)) for split in splits),
+        )
+    rows = [e for e in entries if e.suffix in (".jsonl", ".csv", ".parquet", ".gz", ".zst")]
+    hint = f"give one file of it, like {shlex.quote(str(rows[0]))}" if rows else ""
+    raise ConfigError(
+        f"{name} is a folder, but no dataset that save_to_disk wrote",
+        hint=hint or "give a file, or the folder that Dataset.save_to_disk wrote",
+    )
+
+
+def _unreadable(name: str, kind: str, error: Exception) -> ConfigError:
+    return ConfigError(f"{name} cannot be read as {kind}: {error}", hint="write it again")

@@ -1,0 +1,55 @@
+"""Each row several times over: as many samples of its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from redline.errors import ConfigError
+from redline.sources.iterable import AsyncRows
+from redline.sources.row import Row, Source
+
+
+def sampled(source: Source | AsyncRows, samples: int) -> Source | AsyncRows:
+    """The source with each row `samples` times. Raises ConfigError for an async iterable."""
+    if samples == 1:
+        return source
+    if isinstance(source, AsyncRows):
+        raise ConfigError("rows of an async iterable are asked once each", hint="leave out samples")
+    return Repeated(source, samples)
+
+
+class Repeated:
+    """The rows of `source`, each `times` times; a Source.
+
+    The copies keep their row's number, by which they belong together. Those of a named row are
+    named `NAME#1`, `NAME#2`, ...; others are told apart by their count, as equal rows are.
+    """
+
+    def __init__(self, source: Source, times: int) -> None:
+        self._source = source
+        self._times = times
+        self.name = source.name
+        self.total_rows = None if source.total_rows is None else source.total_rows * times
+
+    def batches(self) -> Iterator[list[Row]]:
+        for rows in self._source.batches():
+            yield [copy for row in rows for copy in self._copies(row)]
+
+    def read_fraction(self) -> float | None:
+        return self._source.read_fraction()
+
+    def check(self) -> None:
+        self._source.check()
+
+    def close(self) -> None:
+        self._source.close()
+
+    def _copies(self, row: Row) -> Iterator[Row]:
+        if row.data is None or "custom_id" not in row.data:
+            yield from [row] * self._times
+            return
+        for number in range(1, self._times + 1):
+            name = f"{row.data['custom_id']}#{number}"
+            yield msgspec.structs.replace(row, data={**row.data, "custom_id": name})

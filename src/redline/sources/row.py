@@ -1,0 +1,166 @@
+"""A row, the batch it travels in, and what every source of rows offers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from numbers import Integral, Real
+from typing import Any, Protocol
+
+import msgspec
+
+from redline.errors import ConfigError
+
+BATCH_ROWS = 256
+BATCH_BYTES = 4 * 1024 * 1024
+
+# Every whole number below it is a float of its own.
+_MOST_WHOLE = 2.0**53
+_MEGABYTE = 1024 * 1024
+_KINDS = {
+    list: "a list",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+    type(None): "null",
+}
+_decode = msgspec.json.Decoder().decode
+
+
+class Row(msgspec.Struct):
+    """One row of the input, good or bad.
+
+    number: from 1, in input order; blank lines are not rows.
+    line: where a person finds it, from 1: its first line in a text file, else `number`.
+    data: the row, or None when it cannot be read. problem: why it is bad, None where it is not.
+    content: the bytes that identify the row when a run is resumed.
+    """
+
+    number: int
+    line: int
+    data: dict[str, Any] | None
+    content: bytes
+    problem: str | None = None
+
+
+class Source(Protocol):
+    """Rows in input order. `total_rows` is None where counting would mean reading."""
+
+    name: str
+    total_rows: int | None
+
+    def batches(self) -> Iterator[list[Row]]:
+        """Lists of 1 to 256 rows, about 4 MB at most (one row may be larger). Blocks.
+
+        Call it once. Raises ConfigError where the input cannot be read on, or has no row.
+        """
+
+    def read_fraction(self) -> float | None:
+        """How much of the input is read, 0 to 1; None when its size is unknown. Any thread."""
+
+    def check(self) -> None:
+        """Raises ConfigError if a local file no longer holds what was read of it. Blocks.
+
+        To be called before `close`; afterwards it does nothing.
+        """
+
+    def close(self) -> None:
+        """Lets go of the input from any thread; `batches` then ends early and quietly."""
+
+
+class RowBatch:
+    """Rows that are gathered until they make a batch."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self._size_bytes = 0
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        self._size_bytes += len(row.content)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.rows) >= BATCH_ROWS or self._size_bytes >= BATCH_BYTES
+
+    def take(self) -> list[Row]:
+        """The rows so far; the batch is empty afterwards."""
+        rows, self.rows, self._size_bytes = self.rows, [], 0
+        return rows
+
+
+def row_of(value: object, number: int, max_row_bytes: int) -> Row:
+    """The row that a Python value stands for; a bad row where it is not a JSON object.
+
+    `data` is a copy that holds only what JSON can: dates are ISO strings, decimals strings.
+    The caller may change the value afterwards.
+    """
+    try:
+        content = msgspec.json.encode(value, enc_hook=_encodable)
+    except (TypeError, ValueError, RecursionError, NotImplementedError) as error:
+        problem = f"not JSON: {str(error) or type(error).__name__}"
+        return Row(number, number, None, problem.encode("utf-8", "replace"), problem)
+    if len(content) > max_row_bytes:
+        return long_row(number, number, digest(content), len(content), max_row_bytes)
+    data = _decode(content)
+    if type(data) is not dict:
+        return Row(number, number, None, content, not_an_object(data))
+    return Row(number, number, data, content)
+
+
+def _encodable(value: object) -> object:
+    """A plain form of what msgspec does not know: mappings, numpy numbers, subclasses."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, str):
+        return str(value)
+    to_iso = getattr(value, "isoformat", None)
+    if callable(to_iso):
+        return to_iso()
+    raise NotImplementedError(f"a key or value of type {type(value).__name__} has no JSON form")
+
+
+def long_row(number: int, line: int, content: bytes, size_bytes: int, limit_bytes: int) -> Row:
+    """The bad row for a row above the size limit; `content` is its digest."""
+    size = f"{size_bytes} bytes"
+    if size_bytes >= _MEGABYTE:
+        size = f"{size_bytes / _MEGABYTE:.1f} MB"
+    limit = f"{limit_bytes} bytes"
+    if limit_bytes >= _MEGABYTE:
+        limit = f"{limit_bytes / _MEGABYTE:g} MB"
+    return Row(number, line, None, content, f"{size} long, above the limit of {limit}")
+
+
+def not_an_object(value: object) -> str:
+    """The problem of a row that is JSON, but a list, a string or the like."""
+    return f"not an object but {_KINDS[type(value)]}"
+
+
+def digest(content: bytes) -> bytes:
+    """The hex BLAKE2b digest that stands for a row too long to be kept."""
+    return blake2b(content).hexdigest().encode()
+
+
+def no_rows(name: str, hint: str = "") -> ConfigError:
+    """The error of an input that ended before its first row."""
+    return ConfigError(f"no rows in {name}", hint=hint)
+
+
+def custom_id(row: Row) -> str | None:
+    """The row's own name, None where it has none. A number counts as its decimal digits.
+
+    A whole number that is a float has no decimals: tables make floats of integers beside a null.
+    """
+    data = row.data
+    value = data.get("custom_id") if data is not None else None
+    if type(value) is str:
+        return value or None
+    if type(value) is float:
+        is_whole = value.is_integer() and abs(value) < _MOST_WHOLE
+        return str(int(value)) if is_whole else str(value)
+    return str(value) if type(value) is int else None

@@ -1,0 +1,247 @@
+"""One consumer of one group of a Redis stream: its turns, each of them atomic in Redis.
+
+A message's way, as Redis sees it:
+
+  new        nobody of the group has it
+  pending    it was handed to a consumer, which keeps it from becoming idle while it lives
+  marked     pending, and its consumer has begun to write its outcome. Nobody else may claim it: the
+             outcome may be on that consumer's disk, and only its file can tell
+  gone       acknowledged: its outcome is durable
+
+A turn is one Lua script (group.lua), so that no message changes hands between the question
+whose it is and what follows. Each may be repeated: asking twice does what asking once does, but
+that messages which are handed out count as delivered again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from hashlib import sha1
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from redline.clock import SYSTEM
+from redline.errors import ConfigError
+from redline.sources.stream_url import MOST_IDLE_S, StreamUrl
+from redline.sources.text import extra
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+
+import os
+import secrets
+import socket
+
+from redline.errors import JournalError
+from redline.process import replace_file, write_all
+
+T = TypeVar("T")
+
+PATIENCE_S = 60.0
+_SCRIPT = Path(__file__).with_suffix(".lua").read_text("utf-8")
+# Redis names scripts by SHA-1; nothing is kept secret by it.
+_SHA = sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
+_TIMEOUT_S = 5.0
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
+# Lua cannot take much more than 8,000 arguments at a time.
+_MOST_IDS = 1000
+
+
+class Away(ConfigError):
+    """Redis does not answer."""
+
+
+class Entry(NamedTuple):
+    """deliveries: how often it was handed out, this time included. fields: names and values."""
+
+    id: bytes
+    deliveries: int
+    fields: list[bytes]
+
+
+class Left(NamedTuple):
+    """pending: messages that wait for an acknowledgement. orphans: those of them that were marked
+    by a consumer which is not heard of any more; whose: one such consumer.
+    """
+
+    pending: int
+    orphans: int
+    whose: bytes
+
+
+class Group:
+    """The turns of `consumer`. Raises ConfigError where Redis stays away for 60 s, or refuses."""
+
+    def __init__(self, url: StreamUrl, consumer: bytes) -> None:
+        self._url = url
+        self._consumer = consumer
+        self._client: Redis | None = None
+
+    async def open(self) -> None:
+        """Connects, and makes the stream and the group where there are none.
+
+        Raises ConfigError at once where that fails, and where redis-py is not installed.
+        """
+        extra("redis", "redis", f"reading {self._url.name}")
+        from redis.asyncio import Redis
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+
+        try:
+            self._client = Redis.from_url(
+                self._url.server,
+                # Answers in one shape, whatever redis-py makes of them by default.
+                protocol=2,
+                socket_timeout=_TIMEOUT_S,
+                socket_connect_timeout=_TIMEOUT_S,
+                retry=Retry(NoBackoff(), 0),
+            )
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{self._url.name}: {_said(error)}") from None
+        self._client.response_callbacks.pop("XREADGROUP", None)
+        try:
+            await self._asked(self._make, patience_s=0.0)
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """Closes the connections. May be repeated."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    async def new(self, count: int, wait_s: float) -> list[Entry]:
+        """Up to `count` messages that nobody has had, at once where there are some.
+
+        wait_s: how long it waits for the first, below 5. Messages whose answer was lost on its way
+        are this consumer's, and are found by `own`.
+        """
+        url = self._url
+        words: list[Any] = ["XREADGROUP", "GROUP", url.group, self._consumer, "COUNT", count]
+        words += ["BLOCK", max(1, round(1000 * wait_s)), "STREAMS", url.stream, ">"]
+        assert self._client is not None
+        answer = await self._asked(lambda: self._once(words), patience_s=0.0)
+        entries = answer[0][1] if answer else []
+        # A message that was deleted meanwhile has no fields.
+        return [Entry(id, 1, fields) for id, fields in entries if fields]
+
+    async def own(self, count: int, held: Sequence[bytes]) -> list[Entry]:
+        """Up to `count` messages of this consumer's but those that it holds."""
+        return _messages(await self._turn("own", count, *held))
+
+    async def idle(self, count: int) -> list[Entry]:
+        """Up to `count` messages of consumers that are not heard of; they are this one's now."""
+        url = self._url
+        idle_ms = round(1000 * url.idle_s)
+        return _messages(await self._turn("claim", count, idle_ms, int(url.claims_orphans)))
+
+    async def mark(self, ids: Sequence[bytes]) -> list[bool]:
+        """Which of them are still this consumer's; their outcomes may now be written."""
+        found: list[bool] = []
+        for start in range(0, len(ids), _MOST_IDS):
+            found += map(bool, await self._turn("mark", *ids[start : start + _MOST_IDS]))
+        return found
+
+    async def acknowledge(self, ids: Sequence[bytes]) -> None:
+        """They are done."""
+        for start in range(0, len(ids), _MOST_IDS):
+            await self._turn("ack", *ids[start : start + _MOST_IDS])
+
+    async def keep(self, ids: Sequence[bytes]) -> None:
+        """Nobody else's as yet: this consumer lives."""
+        for start in range(0, len(ids), _MOST_IDS):
+            await self._turn("keep", *ids[start : start + _MOST_IDS])
+
+    async def release(self) -> None:
+        """What this consumer has not marked is anybody's at once."""
+        await self._turn("release", round(1000 * MOST_IDLE_S))
+
+    async def left(self) -> Left:
+        """What the group is not done with. An orphan was not heard of for ten times `idle_s`."""
+        return Left(*await self._turn("left", round(10_000 * self._url.idle_s)))
+
+    async def _make(self) -> None:
+        from redis.exceptions import ResponseError
+
+        url = self._url
+        try:
+            await self._once(["XGROUP", "CREATE", url.stream, url.group, "0", "MKSTREAM"])
+        except ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):
+                raise
+
+    async def _turn(self, name: str, *arguments: Any) -> Any:
+        from redis.exceptions import NoScriptError
+
+        url = self._url
+        words = [2, url.stream, url.marks, name, url.group, self._consumer, *arguments]
+
+        async def ask() -> Any:
+            try:
+                return await self._once(["EVALSHA", _SHA, *words])
+            except NoScriptError:
+                # A Redis that was started again has forgotten it.
+                return await self._once(["EVAL", _SCRIPT, *words])
+
+        return await self._asked(ask)
+
+    async def _once(self, words: Sequence[Any]) -> Any:
+        # redis-py types some of its clients' methods, and this one not.
+        client: Any = self._client
+        return await client.execute_command(*words)
+
+    def _refused(self, error: Exception) -> ConfigError:
+        return ConfigError(f"{self._url.name} refuses: {_said(error)}")
+
+    async def _asked(self, ask: Callable[[], Awaitable[T]], *, patience_s: float = PATIENCE_S) -> T:
+        """The answer; asks again while Redis is away, for so long."""
+        from redis.exceptions import AuthenticationError, ReadOnlyError, RedisError
+        from redis.exceptions import ConnectionError as Unreachable
+        from redis.exceptions import TimeoutError as Late
+
+        ends_s = SYSTEM.now_s() + patience_s
+        wait_s = _FIRST_WAIT_S
+        while True:
+            try:
+                return await ask()
+            except AuthenticationError as error:
+                raise self._refused(error) from error
+            except (Unreachable, Late, ReadOnlyError, OSError) as error:
+                if SYSTEM.now_s() + wait_s > ends_s:
+                    raise Away(
+                        f"{self._url.name} does not answer: {_said(error)}",
+                        hint="check the URL, and that Redis runs there",
+                    ) from error
+            except RedisError as error:
+                raise self._refused(error) from error
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+
+def _messages(found: list[Any]) -> list[Entry]:
+    return [Entry(*entry) for entry in found]
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def consumer_of(path: Path) -> bytes:
+    """The consumer's name that `path` keeps: `HOST-PROCESS-RANDOM` of its first process. Blocks.
+
+    The caller holds the lock. Raises JournalError where it cannot be kept.
+    """
+    try:
+        kept = path.read_bytes().strip()
+    except FileNotFoundError:
+        kept = b""
+    except OSError as error:
+        raise JournalError(f"cannot read {path}: {error.strerror}") from error
+    if not kept:
+        kept = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}".encode()
+        name = kept
+        replace_file(path, lambda fd: write_all(fd, [name, b"\n"]))
+    return kept

@@ -1,0 +1,321 @@
+"""Rows from a Redis stream. A message is acknowledged once its outcome is durable, and not before.
+
+A message's way through one process, which is one consumer of the group:
+
+  new, or idle       it is read, as far as there is room: twice as many as calls in flight
+  held               a heartbeat keeps it from becoming idle, so nobody claims it
+  permitted          it has its outcome, is still this consumer's, and is marked: now its line may
+                     be written, and nobody claims it any more
+  durable            the journal has synced its line: it is acknowledged
+
+A process that dies at any of these steps leaves the message pending. Before the mark, others claim
+it when it has been idle for long enough. After the mark, whoever continues the same output is told
+of it first, and finds its line in the file, or does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from redline.calls import Outcome
+from redline.clock import SYSTEM
+from redline.errors import ConfigError
+from redline.sources.iterable import AsyncRows
+from redline.sources.row import BATCH_ROWS, Row, custom_id, digest, long_row, not_an_object
+from redline.sources.stream.group import Away, Entry, Group, consumer_of
+from redline.sources.stream_url import StreamUrl, message_key
+
+_MAX_ROW_BYTES = 16 * 1024 * 1024
+# How long a read waits for the next message: it may be called off meanwhile, and its end is when an
+# empty stream is noticed.
+_WAIT_S, _SHORT_WAIT_S = 1.0, 0.1
+# A process that ends has so long for its last acknowledgements; what it does not come to is done
+# when it is started again.
+_LAST_S = 10.0
+_ASK_AGAIN_S = 0.1
+_decode = msgspec.json.Decoder().decode
+
+
+class StreamRows(AsyncRows):
+    """The messages of a stream as rows.
+
+    consumer_path: the file that keeps the consumer's name. most: how many messages may be without
+    an outcome at a time. limit: read at most so many messages. until_empty: end when the group is
+    done with all messages.
+    """
+
+    def __init__(
+        self,
+        url: StreamUrl,
+        consumer_path: Path,
+        *,
+        most: int,
+        limit: int | None,
+        until_empty: bool,
+    ) -> None:
+        self.name = url.name
+        self.total_rows = None
+        self.url = url
+        self._consumer_path = consumer_path
+        self._limit = limit
+        self._until_empty = until_empty
+        self._most = most
+        self._group: Group | None = None
+        # What was handed out here and is not acknowledged: message ids by their rows' keys.
+        self._held: dict[int, bytes] = {}
+        self._without_outcome = 0
+        self._has_room = asyncio.Event()
+        self._to_mark: list[tuple[bytes, asyncio.Future[bool]]] = []
+        self._marking = asyncio.Event()
+        self._durable: list[int] = []
+        self._acknowledging = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._failure: ConfigError | None = None
+        self._number = 0
+        self._is_closed = False
+
+    async def open(self) -> None:
+        """Joins the group. Raises ConfigError where Redis does not answer, or refuses."""
+        consumer = await asyncio.to_thread(consumer_of, self._consumer_path)
+        group = Group(self.url, consumer)
+        await group.open()
+        self._group = group
+        works = (self._mark, self._acknowledge, self._keep)
+        self._tasks = [asyncio.create_task(self._watched(work())) for work in works]
+
+    async def batches(self) -> AsyncIterator[list[Row]]:
+        """Lists of 1 to 256 rows: first what an earlier process of this output was handed.
+
+        They end at the job's limit, and where it is to end when the stream is empty.
+        """
+        assert self._group is not None
+        async for rows in self._own():
+            yield rows
+        claims_s = SYSTEM.now_s()
+        while count := await self._room():
+            messages: list[Entry] = []
+            if SYSTEM.now_s() >= claims_s:
+                messages = await self._group.idle(count)
+                if len(messages) < count:
+                    claims_s = SYSTEM.now_s() + self.url.idle_s / 2
+            if not messages:
+                try:
+                    messages = await self._group.new(count, self._wait_s)
+                except Away:
+                    # Messages may have been handed out, and the answer lost.
+                    async for rows in self._own():
+                        yield rows
+                    continue
+            if rows := self._rows(messages):
+                yield rows
+            elif self._until_empty and not messages and await self._is_empty():
+                return
+
+    def read_fraction(self) -> float | None:
+        """None: nobody knows how many messages will come."""
+        return None
+
+    def close(self) -> None:
+        """Reads no more."""
+        self._is_closed = True
+        self._has_room.set()
+
+    def skip(self, key: int) -> None:
+        """The output has this row's outcome already: its message needs an acknowledgement only."""
+        self._settle()
+        self._durable.append(key)
+        self._acknowledging.set()
+
+    async def permit(self, key: int, outcome: Outcome) -> bool:
+        """Whether the row's outcome may be written: its message is this consumer's, for good now.
+
+        False where another one has claimed it, whose outcome will count. Raises ConfigError where
+        Redis does not answer for too long.
+        """
+        if self._failure is not None:
+            raise self._failure
+        message_id = self._held[key]
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._to_mark.append((message_id, answer))
+        self._marking.set()
+        is_permitted = await answer
+        self._settle()
+        if is_permitted:
+            outcome.fields = {**(outcome.fields or {}), "message": message_id.decode()}
+        else:
+            del self._held[key]
+        return is_permitted
+
+    def acknowledge(self, keys: Iterable[int]) -> None:
+        """The outcomes of these keys' rows are durable."""
+        self._durable += keys
+        self._acknowledging.set()
+
+    async def aclose(self) -> None:
+        """Acknowledges what is durable, and leaves what has no outcome to whoever comes first."""
+        pending = set(self._tasks)
+        while pending:
+            for task in pending:
+                task.cancel()
+            # Asked again: one that comes together with an answer may be lost in redis-py.
+            _, pending = await asyncio.wait(pending, timeout=_ASK_AGAIN_S)
+        if self._group is None:
+            return
+        try:
+            async with asyncio.timeout(_LAST_S):
+                await self._acknowledge_durable()
+                await self._group.release()
+        except (TimeoutError, ConfigError):
+            # Nothing is lost: it stays pending, and the next run of this output sees to it.
+            pass
+        finally:
+            await self._group.aclose()
+
+    @property
+    def _wait_s(self) -> float:
+        longest_s = _SHORT_WAIT_S if self._until_empty else _WAIT_S
+        return min(longest_s, self.url.idle_s / 2)
+
+    def _settle(self) -> None:
+        """A row more has its outcome, or needs none."""
+        self._without_outcome -= 1
+        self._has_room.set()
+
+    async def _room(self) -> int:
+        """How many more messages may be read, waited for; 0 at the limit and once it is closed."""
+        while self._without_outcome >= self._most and not self._is_closed:
+            self._has_room.clear()
+            await self._has_room.wait()
+        if self._failure is not None:
+            raise self._failure
+        if self._is_closed:
+            return 0
+        room = min(BATCH_ROWS, self._most - self._without_outcome)
+        return room if self._limit is None else min(room, self._limit - self._number)
+
+    async def _own(self) -> AsyncIterator[list[Row]]:
+        """What this consumer was handed and is not held here, such as by a process that died."""
+        assert self._group is not None
+        while count := await self._room():
+            messages = await self._group.own(count, list(self._held.values()))
+            if not messages:
+                return
+            yield self._rows(messages)
+
+    async def _is_empty(self) -> bool:
+        """The group is done with all messages. Raises ConfigError where only orphans are left."""
+        assert self._group is not None
+        left = await self._group.left()
+        if left.pending and left.pending == left.orphans:
+            whose = left.whose.decode("utf-8", "replace")
+            raise ConfigError(
+                f"{left.orphans:,} messages of {self.name} are left to {whose}, which ended when "
+                "it had begun to write their outcomes",
+                hint="start it again, with its own -o: it acknowledges what its file holds. If "
+                "that is lost, put orphans=claim into the URL, and they are asked again",
+            )
+        return not left.pending
+
+    async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
+        """Keeps what ends the work, so that reading ends with it."""
+        try:
+            await work
+        except ConfigError as error:
+            self._failure = error
+            self._has_room.set()
+            for _, answer in self._to_mark:
+                if not answer.done():
+                    answer.set_exception(error)
+
+    async def _mark(self) -> None:
+        assert self._group is not None
+        while True:
+            await self._marking.wait()
+            self._marking.clear()
+            asked = list(self._to_mark)
+            found = await self._group.mark([message_id for message_id, _ in asked])
+            del self._to_mark[: len(asked)]
+            for (_, answer), is_permitted in zip(asked, found, strict=True):
+                if not answer.done():
+                    answer.set_result(is_permitted)
+
+    async def _acknowledge(self) -> None:
+        while True:
+            await self._acknowledging.wait()
+            self._acknowledging.clear()
+            await self._acknowledge_durable()
+
+    async def _acknowledge_durable(self) -> None:
+        assert self._group is not None
+        durable = list(self._durable)
+        if durable:
+            await self._group.acknowledge([self._held[key] for key in durable])
+            # Not before: an acknowledgement that is cut short is made again.
+            del self._durable[: len(durable)]
+            for key in durable:
+                del self._held[key]
+
+    async def _keep(self) -> None:
+        assert self._group is not None
+        while True:
+            await asyncio.sleep(self.url.idle_s / 4)
+            await self._group.keep(list(self._held.values()))
+
+    def _rows(self, messages: Sequence[Entry]) -> list[Row]:
+        rows = []
+        for message in messages:
+            content = _content(message)
+            key = message_key(self.url.stream, content)
+            # What was claimed by another one and came back while it is still being done.
+            if key in self._held:
+                continue
+            self._held[key] = message.id
+            self._without_outcome += 1
+            self._number += 1
+            rows.append(self._row(message, content))
+        return rows
+
+    def _row(self, message: Entry, content: bytes) -> Row:
+        number = self._number
+        size_bytes = sum(map(len, message.fields)) + len(message.fields) - 1
+        if size_bytes > _MAX_ROW_BYTES:
+            return long_row(number, number, content, size_bytes, _MAX_ROW_BYTES)
+        data, problem = _columns(message.fields, self.url.field.encode())
+        row = Row(number, number, data, content, problem)
+        if data is not None and custom_id(row) is None:
+            data["custom_id"] = message.id.decode()
+        if message.deliveries > self.url.most_deliveries:
+            row.problem = (
+                f"the message was handed out {message.deliveries - 1} times and no consumer came "
+                "to its outcome"
+            )
+        return row
+
+
+def _content(message: Entry) -> bytes:
+    """The bytes that identify a message: its id and fields, or their digest if they are long."""
+    fields = b" ".join(message.fields)
+    return message.id + b" " + (fields if len(fields) <= _MAX_ROW_BYTES else digest(fields))
+
+
+def _columns(fields: list[bytes], json_field: bytes) -> tuple[dict[str, object] | None, str | None]:
+    """The row of a message, or what is wrong with it."""
+    names, texts = fields[::2], fields[1::2]
+    if names == [json_field]:
+        try:
+            data = _decode(texts[0])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return None, f"field {json_field.decode()} is not JSON: {error}"
+        return (data, None) if type(data) is dict else (None, not_an_object(data))
+    columns: dict[str, object] = {}
+    for name, text in zip(names, texts, strict=True):
+        try:
+            columns[name.decode()] = text.decode()
+        except UnicodeDecodeError:
+            return None, f"field {name.decode('utf-8', 'replace')} is not UTF-8"
+    return columns, None

@@ -1,0 +1,253 @@
+"""The text of an input as chunks of bytes: decompressed, and known to be text.
+
+    blocks of a file, stdin or an object -> gzip or zstd undone -> BOM skipped, binary refused
+
+Every stage is a generator, so that memory holds a few blocks whatever the size of the input.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple, NoReturn
+
+from redline.errors import ConfigError, RedlineError
+from redline.sources.blocks import Blocks, CorruptInput
+
+CHUNK_BYTES = 1024 * 1024
+SNIFF_BYTES = 8192
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+# A zstd file may begin with a skippable frame (RFC 8878, 3.1.2); pzstd writes such files.
+_ZSTD_SKIPPABLE = tuple(bytes([0x50 + i]) + b"\x2a\x4d\x18" for i in range(16))
+_UTF8_BOM = b"\xef\xbb\xbf"
+# UTF-32 stands first: its little-endian BOM begins with that of UTF-16.
+_FOREIGN_BOMS = {
+    b"\xff\xfe\x00\x00": "UTF-32",
+    b"\x00\x00\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+_BINARY_KINDS = {
+    b"PAR1": "it is a Parquet file: give it the suffix .parquet",
+    b"ARROW1": "it is an Arrow file: save it as Parquet",
+    b"PK\x03\x04": "it is a zip archive or an Excel workbook: unpack it, or save it as CSV",
+    b"BZh": "it is compressed with bzip2: unpack it with bunzip2",
+    b"\xfd7zXZ": "it is compressed with xz: unpack it with unxz",
+    b"SQLite": "it is an SQLite database: export the table as CSV",
+}
+
+
+class _Codec(NamedTuple):
+    """How to undo a compression, and in pieces of which size.
+
+    A piece is small where a few bytes can stand for very many, so that what it unpacks to stays
+    bounded: gzip at most 1032-fold, zstd 128 KB from 4 bytes.
+    """
+
+    name: str
+    start: Callable[[], Any]
+    error: type[Exception]
+    piece_bytes: int
+
+
+class ByteStream:
+    """The text of `blocks`. Reading blocks; any thread may close."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self.path: PurePath | None = blocks.path
+        self.name = blocks.name
+        self.first = b""
+        self.is_closed = False
+        self.is_compressed = False
+        self._blocks = blocks
+        self._chunks: Iterator[bytes] | None = None
+
+    def open(self) -> None:
+        """Opens the input and reads its beginning into `first`. Blocks on a pipe.
+
+        Raises ConfigError where it cannot be opened, or is not text in UTF-8.
+        """
+        if self._chunks is not None:
+            return
+        try:
+            self._blocks.open()
+            text = self._text()
+            self.first = next(text, b"")
+        except RedlineError:
+            self.close()
+            raise
+        self._chunks = chain([self.first] if self.first else [], text)
+
+    def chunks(self) -> Iterator[bytes]:
+        """The text in chunks of 1 byte to about 1 MB: at once what a pipe has, in order.
+
+        Raises ConfigError as `open` does, and CorruptInput where the input breaks off.
+        """
+        self.open()
+        if self._chunks is not None:
+            yield from self._chunks
+
+    def read_fraction(self) -> float | None:
+        """Bytes read of bytes there, compressed ones where it is; None for a pipe."""
+        return self._blocks.read_fraction()
+
+    def check(self) -> None:
+        """Raises CorruptInput if a local file no longer holds what was read of it. Blocks."""
+        self._blocks.check()
+
+    def close(self) -> None:
+        """Ends `chunks` early, also where it waits. Leaves stdin open."""
+        self.is_closed = True
+        self._blocks.close()
+
+    def command(self, command: str, suffix: str) -> str:
+        """A hint: the shell command that turns this input into one that can be read."""
+        if not isinstance(self.path, Path) or self.is_compressed:
+            return f"convert it: {command} in > out{suffix}"
+        target = self.path.with_suffix(suffix)
+        if target == self.path:
+            target = self.path.with_suffix(f".new{suffix}")
+        return f"convert it: {command} {shlex.quote(self.name)} > {shlex.quote(str(target))}"
+
+    def _raw(self) -> Iterator[bytes]:
+        while block := self._blocks.read(CHUNK_BYTES):
+            yield block
+
+    def _plain(self) -> Iterator[bytes]:
+        """The raw blocks, decompressed where their first bytes ask for it."""
+        raw = self._raw()
+        head = _head(raw, (_GZIP, _ZSTD, *_ZSTD_SKIPPABLE))
+        blocks = chain([head], raw)
+        named = COMPRESSIONS.get(self.path.suffix.lower()) if self.path else None
+        if head.startswith(_GZIP):
+            codec = _Codec("gzip", lambda: zlib.decompressobj(wbits=31), zlib.error, 16384)
+        elif head.startswith((_ZSTD, *_ZSTD_SKIPPABLE)):
+            codec = _zstd(self.name)
+        elif named and head:
+            raise ConfigError(
+                f"{self.name} is not {named} data",
+                hint="rename it if it is plain text, or make it again if it is damaged",
+            )
+        else:
+            return blocks
+        self.is_compressed = True
+        return self._inflate(blocks, codec)
+
+    def _inflate(self, blocks: Iterator[bytes], codec: _Codec) -> Iterator[bytes]:
+        """The blocks without their compression; frames may follow one another."""
+        inflater = None
+        has_frame = False
+        for piece in _pieces(blocks, codec.piece_bytes):
+            left = piece
+            # Tapes and some tools pad a gzip file with zeros.
+            while left and (inflater or not has_frame or left.strip(b"\0")):
+                inflater, has_frame = inflater or codec.start(), True
+                try:
+                    plain = inflater.decompress(left)
+                except codec.error as error:
+                    self._refuse_damaged(f"is damaged: {error}", codec, error)
+                left = b""
+                if inflater.eof:
+                    left, inflater = inflater.unused_data, None
+                yield from _pieces([plain], CHUNK_BYTES)
+        if inflater is not None and not self.is_closed:
+            self._refuse_damaged(f"is cut short: its {codec.name} data has no end", codec, None)
+
+    def _refuse_damaged(self, what: str, codec: _Codec, cause: Exception | None) -> NoReturn:
+        test = "gzip -t" if codec.name == "gzip" else "zstd -t"
+        is_here = isinstance(self.path, Path)
+        hint = f"check it with {test} {self.name}" if is_here else "copy the input again"
+        raise CorruptInput(f"{self.name} {what}", where="after 0 rows", hint=hint) from cause
+
+    def _text(self) -> Iterator[bytes]:
+        """The plain chunks without a BOM, refused where they are no UTF-8 text."""
+        plain = self._plain()
+        head = _head(plain, (_UTF8_BOM, *_FOREIGN_BOMS))
+        for bom, encoding in _FOREIGN_BOMS.items():
+            if head.startswith(bom):
+                suffix = self.path.suffix if self.path else ".jsonl"
+                raise ConfigError(
+                    f"{self.name} is in {encoding}, not in UTF-8",
+                    hint=self.command(f"iconv -f {encoding} -t UTF-8", f".utf8{suffix}"),
+                )
+        for magic, hint in _BINARY_KINDS.items():
+            if head.startswith(magic):
+                raise ConfigError(f"{self.name} is a binary file", hint=hint)
+        sniffed = 0
+        for chunk in chain([head.removeprefix(_UTF8_BOM)], plain):
+            if sniffed < SNIFF_BYTES:
+                if b"\0" in chunk[: SNIFF_BYTES - sniffed]:
+                    raise ConfigError(
+                        f"{self.name} is a binary file",
+                        hint="rows are read from JSONL, CSV, TSV or Parquet",
+                    )
+                sniffed += len(chunk)
+            if chunk:
+                yield chunk
+
+
+class StreamRows:
+    """What the sources that read a stream of bytes have in common."""
+
+    def __init__(self, stream: ByteStream, max_row_bytes: int) -> None:
+        self.name = stream.name
+        self.total_rows: int | None = None
+        self._stream = stream
+        self._max_row_bytes = max_row_bytes
+        self._number = 0
+
+    def read_fraction(self) -> float | None:
+        """Share of the file's bytes that is read, 0 to 1; None for a pipe."""
+        return self._stream.read_fraction()
+
+    def check(self) -> None:
+        """Raises CorruptInput if a local file no longer holds what was read of it. Blocks."""
+        self._stream.check()
+
+    def close(self) -> None:
+        """Closes the file; `batches` ends at its next row or chunk."""
+        self._stream.close()
+
+
+def _head(blocks: Iterator[bytes], magics: tuple[bytes, ...]) -> bytes:
+    """The first block, and more only while it could still grow into one of `magics`.
+
+    So a pipe that holds one short row is not waited on for a longer one.
+    """
+    head = b""
+    while any(len(head) < len(magic) and magic.startswith(head) for magic in magics):
+        block = next(blocks, b"")
+        if not block:
+            break
+        head += block
+    return head
+
+
+def _pieces(blocks: Iterable[bytes], size_bytes: int) -> Iterator[bytes]:
+    for block in blocks:
+        for start in range(0, len(block), size_bytes):
+            yield block[start : start + size_bytes]
+
+
+def _zstd(name: str) -> _Codec:
+    zstandard = extra("zstandard", "zst", f"reading {name}")
+    unpacker = zstandard.ZstdDecompressor()
+    return _Codec("zstd", unpacker.decompressobj, zstandard.ZstdError, 4096)
+
+
+def extra(module: str, group: str, purpose: str) -> Any:
+    """An optional library. Raises ConfigError with the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"{purpose} needs {module.partition('.')[0]}, which is not installed",
+            hint=f"pip install 'redline[{group}]'",
+        ) from error

@@ -1,0 +1,159 @@
+"""What drivers of object stores raise, in redline's words.
+
+Drivers are not imported here, and each has errors of its own, so they are known by the codes and
+the statuses that they carry, by their names, and by the built-in errors that they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from redline.errors import ConfigError, RedlineError
+from redline.store.url import ObjectUrl
+
+Kind = Literal["missing", "no_bucket", "denied", "credentials", "changed", "unreachable", "other"]
+
+# https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
+_BAD_CREDENTIALS = {
+    "AuthorizationHeaderMalformed",
+    "ExpiredToken",
+    "InvalidAccessKeyId",
+    "InvalidSecurity",
+    "InvalidToken",
+    "RequestTimeTooSkewed",
+    "SignatureDoesNotMatch",
+    "TokenRefreshRequired",
+}
+_CHANGED = {"PreconditionFailed", "ConditionalRequestConflict", "412"}
+_NO_CREDENTIALS = {
+    "ClientAuthenticationError",
+    "CredentialRetrievalError",
+    "DefaultCredentialsError",
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "ProfileNotFound",
+}
+_UNREACHABLE = {
+    "AioReadTimeoutError",
+    "ClientConnectorError",
+    "ClientOSError",
+    "ClientPayloadError",
+    "ConnectTimeoutError",
+    "ConnectionClosedError",
+    "EndpointConnectionError",
+    "ReadTimeoutError",
+    "ServerDisconnectedError",
+    "ServiceRequestError",
+    "ServiceResponseError",
+}
+_AMAZON = ("s3", "s3a")
+_LONGEST_REASON = 200
+
+
+class StoreError(ConfigError):
+    """What a store did not do. reason: why, in a few words. code: the store's own word for it."""
+
+    def __init__(self, url: ObjectUrl, kind: Kind, reason: str, *, code: str = "") -> None:
+        super().__init__(f"cannot use {url.name}: {reason}", hint=_hint(url, kind))
+        self.store_kind = kind
+        self.reason = reason
+        self.code = code
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same may succeed later, as after a broken connection."""
+        return self.store_kind in ("unreachable", "other")
+
+
+class Asking:
+    """Turns whatever a driver raises in the block into a StoreError about `url`.
+
+    Nothing but calls of the driver belongs into it. The InterruptedError of a transfer that was
+    stopped passes.
+    """
+
+    def __init__(self, url: ObjectUrl) -> None:
+        self._url = url
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, (RedlineError, InterruptedError)):
+            raise store_error(_told(error), self._url) from error
+
+
+def store_error(error: Exception, url: ObjectUrl) -> StoreError:
+    """The error in redline's words, and what to do about it."""
+    code, name = _code(error), type(error).__name__
+    told = f" ({code})" if code and not code.isdigit() else ""
+    if name in _NO_CREDENTIALS:
+        return StoreError(url, "credentials", _words(error), code=code)
+    if code in _BAD_CREDENTIALS:
+        return StoreError(url, "credentials", f"the credentials are refused{told}", code=code)
+    if code == "NoSuchBucket":
+        return StoreError(url, "no_bucket", f"there is no bucket {url.bucket}", code=code)
+    if code in _CHANGED or name in ("FileExpired", "FileExistsError"):
+        return StoreError(url, "changed", "something else has changed it", code=code)
+    if isinstance(error, FileNotFoundError) or code in ("404", "NoSuchKey"):
+        return StoreError(url, "missing", "it does not exist", code=code)
+    if isinstance(error, PermissionError) or code in ("401", "403", "AccessDenied"):
+        return StoreError(url, "denied", f"no permission{told}", code=code)
+    if name in _UNREACHABLE or isinstance(error, (ConnectionError, TimeoutError)):
+        return StoreError(url, "unreachable", _words(error), code=code)
+    return StoreError(url, "other", _words(error), code=code)
+
+
+def _told(error: Exception) -> Exception:
+    """What it was about. s3fs meets an IndexError where it looks into some errors of the wire."""
+    context = error.__context__
+    return context if isinstance(error, LookupError) and isinstance(context, OSError) else error
+
+
+def _code(error: BaseException) -> str:
+    """The store's own code, such as NoSuchKey, else the HTTP status; empty where there is none."""
+    for found in (error, error.__cause__):
+        response: Any = getattr(found, "response", None)
+        if isinstance(response, dict):
+            return str(response.get("Error", {}).get("Code", ""))
+        for name in ("status", "status_code", "code"):
+            status = getattr(found, name, None)
+            if isinstance(status, int):
+                return str(status)
+    return ""
+
+
+def _words(error: Exception) -> str:
+    """The error's first line, or its name where it says nothing."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    nothing = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+    line = (text.strip().splitlines() or [nothing])[0]
+    line = line[:1].lower() + line[1:] if line[1:2].islower() else line
+    return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 3] + "..."
+
+
+def _hint(url: ObjectUrl, kind: Kind) -> str:
+    is_amazon = url.scheme in _AMAZON
+    match kind:
+        case "missing":
+            return "look at the name; upper and lower case differ"
+        case "no_bucket":
+            return "look at the bucket's name, and whose store it is: AWS_ENDPOINT_URL, AWS_PROFILE"
+        case "credentials" if is_amazon:
+            return (
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public "
+                "bucket, FSSPEC_S3_ANON=true"
+            )
+        case "denied" if is_amazon:
+            return (
+                "allow these credentials s3:ListBucket on the bucket and s3:GetObject on the "
+                "object, and s3:PutObject and s3:DeleteObject where it is written"
+            )
+        case "credentials" | "denied":
+            return f"look at the credentials for {url.scheme}://"
+        case "unreachable" | "other" if is_amazon:
+            return "look at the network, and at AWS_ENDPOINT_URL where it is set, then try again"
+        case "unreachable" | "other":
+            return "look at the network and at the URL, then try again"
+        case "changed":
+            return "run the same command again: it continues"

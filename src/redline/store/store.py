@@ -1,0 +1,226 @@
+"""A store of objects, reached through fsspec's driver for it.
+
+Nothing is kept of what the driver remembers: each question is asked anew, because others write to
+the same store. fsspec and the driver are imported when a store is made, and not before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from redline.errors import ConfigError, nearest
+from redline.store.errors import Asking, StoreError
+from redline.store.multipart import upload_parts
+from redline.store.url import ObjectUrl
+
+_PACKAGES = {"s3": "redline[s3]", "s3a": "redline[s3]", "gs": "gcsfs", "gcs": "gcsfs"}
+_PACKAGES |= dict.fromkeys(("az", "abfs", "abfss"), "adlfs")
+_IDENTITIES = ("ETag", "etag", "generation", "md5Hash", "md5", "content_md5")
+_TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
+# One page of a listing, which is what looking for a similar name is worth.
+_MOST_LISTED = 1000
+
+
+class Found(msgspec.Struct, frozen=True):
+    """An object that is there. identity: changes with its content, as an ETag does."""
+
+    size_bytes: int | None
+    identity: str
+    is_folder: bool = False
+
+
+class ObjectStore:
+    """The store that `url` is in. All calls block; any thread may call, one at a time.
+
+    doing: what it is for, for the error of a driver that is not installed. Raises StoreError from
+    every call where the store refuses or cannot be reached, ConfigError where there is no driver.
+    """
+
+    def __init__(self, url: ObjectUrl, doing: str) -> None:
+        self._fs = _driver(url, f"{doing} {url.name}")
+
+    def find(self, url: ObjectUrl) -> Found | None:
+        """What is known of an object; None where there is none."""
+        try:
+            with Asking(url):
+                self._fs.invalidate_cache()
+                info: dict[str, Any] = self._fs.info(self._path(url))
+        except StoreError as error:
+            if error.store_kind == "missing":
+                return None
+            raise
+        return _found(info)
+
+    def open(self, url: ObjectUrl) -> Any:
+        """A file object of the driver to read from; it asks the store for just what is read."""
+        with Asking(url):
+            return self._fs.open(self._path(url), "rb", cache_type="none")
+
+    def similar(self, url: ObjectUrl) -> str:
+        """The hint for a missing object: the nearest name beside it, or nothing."""
+        return ""
+
+    def check_writable(self, url: ObjectUrl) -> None:
+        """Raises StoreError where it is sure that nothing can be written; changes nothing."""
+
+    def upload(
+        self, path: Path, url: ObjectUrl, seen: Found | None, is_stopped: Callable[[], bool]
+    ) -> Found:
+        """What is there after the file was put in place of the object.
+
+        seen: what is to be replaced, None where there must be nothing. Raises StoreError of kind
+        `changed` where something else is there, as far as the store can tell, and InterruptedError
+        soon after `is_stopped` is true.
+        """
+        if self.find(url) != seen:
+            raise StoreError(url, "changed", "something else has changed it")
+        callback = _callback(is_stopped)
+        with Asking(url):
+            self._fs.put_file(str(path), self._path(url), callback=callback)
+        found = self.find(url)
+        if found is None:
+            raise StoreError(url, "other", "it was uploaded and is not there")
+        return found
+
+    def copy(self, url: ObjectUrl, target: ObjectUrl) -> None:
+        """Copies an object inside the store."""
+        with Asking(url):
+            self._fs.copy(self._path(url), self._path(target))
+
+    def remove(self, url: ObjectUrl, seen: Found) -> None:
+        """Removes an object. Raises StoreError of kind `changed` where it is not `seen`."""
+        found = self.find(url)
+        if found is None:
+            return
+        if found != seen:
+            raise StoreError(url, "changed", "something else has changed it")
+        with Asking(url):
+            self._fs.rm_file(self._path(url))
+
+    def _path(self, url: ObjectUrl) -> str:
+        return str(self._fs._strip_protocol(url.text))
+
+
+class S3Store(ObjectStore):
+    """A store that speaks S3's own protocol: it refuses a write over what is not expected."""
+
+    def find(self, url: ObjectUrl) -> Found | None:
+        """What is known of an object; None where there is none."""
+        try:
+            return super().find(url)
+        except StoreError as error:
+            if error.code in ("403", "401"):
+                # The answer to a HEAD says no more. A listing's says whether it is the key.
+                with Asking(url):
+                    self._fs.call_s3("list_objects_v2", Bucket=url.bucket, MaxKeys=1)
+            raise
+
+    def similar(self, url: ObjectUrl) -> str:
+        """The hint for a missing object: the nearest name beside it, or nothing."""
+        folder, _, name = self._key(url).rpartition("/")
+        try:
+            with Asking(url):
+                page = self._fs.call_s3(
+                    "list_objects_v2",
+                    Bucket=url.bucket,
+                    Prefix=f"{folder}/" if folder else "",
+                    MaxKeys=_MOST_LISTED,
+                )
+        except StoreError:
+            return ""
+        names = [str(found["Key"]).rpartition("/")[2] for found in page.get("Contents", [])]
+        return nearest(name, names)
+
+    def check_writable(self, url: ObjectUrl) -> None:
+        """Raises StoreError where nothing can be written: begins an upload and gives it up."""
+        of = {"Bucket": url.bucket, "Key": self._key(url)}
+        with Asking(url):
+            begun = self._fs.call_s3("create_multipart_upload", **of)
+            self._fs.call_s3("abort_multipart_upload", UploadId=begun["UploadId"], **of)
+
+    def upload(
+        self, path: Path, url: ObjectUrl, seen: Found | None, is_stopped: Callable[[], bool]
+    ) -> Found:
+        """As for any store, but the store itself compares, at the moment of the change."""
+        only_if = (
+            {"IfNoneMatch": "*"}
+            if seen is None
+            else {"IfMatch": f'"{seen.identity.removeprefix("ETag ")}"'}
+        )
+
+        def call(method: str, **given: Any) -> Any:
+            with Asking(url):
+                return self._fs.call_s3(method, **given)
+
+        of = {"Bucket": url.bucket, "Key": self._key(url)}
+        try:
+            etag = upload_parts(call, path, of, only_if, is_stopped)
+        except StoreError as error:
+            if seen is None or error.store_kind != "missing":
+                raise
+            raise StoreError(url, "changed", "something else has removed it") from error
+        return Found(os.stat(path).st_size, f"ETag {_bare(etag)}")
+
+    def _key(self, url: ObjectUrl) -> str:
+        return self._path(url).partition("/")[2]
+
+
+def store_of(url: ObjectUrl, doing: str) -> ObjectStore:
+    """The store that `url` is in. Raises ConfigError where there is no driver for it."""
+    return S3Store(url, doing) if url.scheme in ("s3", "s3a") else ObjectStore(url, doing)
+
+
+def _driver(url: ObjectUrl, purpose: str) -> Any:
+    """fsspec's file system for `url`, fresh: one that is shared would hold old credentials."""
+    try:
+        fsspec = importlib.import_module("fsspec")
+        known = sorted(fsspec.available_protocols())
+        if url.scheme not in known:
+            raise ConfigError(
+                f"{url.name}: {url.scheme}:// is no kind of URL that fsspec knows",
+                hint=nearest(url.scheme, known) or "such as s3://, gs://, az:// or https://",
+            )
+        # The driver first, by itself: what it lacks is no answer of a store.
+        fsspec.get_filesystem_class(url.scheme)
+    except ImportError as error:
+        package = _PACKAGES.get(url.scheme, "fsspec")
+        raise ConfigError(
+            f"{purpose} needs a driver, and {package} is not installed",
+            hint=f"pip install '{package}'",
+        ) from error
+    with Asking(url):
+        fs, _ = fsspec.core.url_to_fs(url.text, skip_instance_cache=True)
+    return fs
+
+
+def _found(info: dict[str, Any]) -> Found:
+    size = info.get("size")
+    known = [f"{name} {_bare(info[name])}" for name in _IDENTITIES if info.get(name)]
+    times = [f"{name} {info[name]}" for name in _TIMES if info.get(name)]
+    identity = (known or times or [""])[0]
+    is_folder = info.get("type") == "directory"
+    return Found(size if isinstance(size, int) else None, identity, is_folder)
+
+
+def _bare(identity: object) -> str:
+    """An ETag without the quotes that some answers have and some have not."""
+    return str(identity).strip('"')
+
+
+def _callback(is_stopped: Callable[[], bool]) -> Any:
+    """A progress callback for drivers that ends the transfer once it is stopped."""
+    callbacks = importlib.import_module("fsspec.callbacks")
+
+    class Stopping(callbacks.Callback):  # type: ignore[misc, name-defined]
+        def relative_update(self, inc: int = 1) -> None:
+            if is_stopped():
+                raise InterruptedError
+            super().relative_update(inc)
+
+    return Stopping()

@@ -1,0 +1,121 @@
+"""The final number of a model's answer: found flexibly, or by one form strictly.
+
+**Flexible** (`final_number`). Reasoning, markup and questions that the model goes on to ask itself
+are taken away (sections.py, plain_text.py). Then, in this order:
+
+1. The last mark that announces a number (markers.py, marked_number.py): a later one corrects an
+   earlier one.
+2. What a correction after it ("Wait, ...") concludes, unless that only confirms it.
+3. Without a mark, the conclusion: the answer of the last sentence that gives one (last_number.py).
+
+Nothing is found where the answer was cut before its number: where it ends inside a sentence, an
+expression, a box or its reasoning. A number that stands in the middle of such a text is none that
+the model gave.
+
+**Strict** (`strict_number`). The answer keeps the form that its task asks for. For GSM8K that is
+the expression of the data set's own evaluation, `#### (\\-?[0-9\\.\\,]+)`, first match, which is
+also lm-evaluation-harness's `strict-match`. The first counts, since a model that goes on after it
+runs on into a next question. Two things differ here, on purpose. Both of those compare texts, the
+one without commas, the other also without dollar signs and a last period, so that `18.0` is not 18;
+here numbers are compared. And reasoning in `<think>` is no part of the answer; there it is, unless
+it has been removed.
+
+| form     | asked for as            | read                                                |
+|----------|-------------------------|-----------------------------------------------------|
+| `hashes` | `#### 18`               | as above                                            |
+| `label`  | `A: 18` or `Answer: 18` | the first line that begins so                       |
+| `phrase` | `The answer is 18`      | the first; `final` and a colon may stand in it      |
+| `boxed`  | `\\boxed{18}`            | the last box, as MATH's evaluation does; one number |
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from redline.tasks.answers.last_number import conclusion, correction, looks_cut
+from redline.tasks.answers.marked_number import announced
+from redline.tasks.answers.markers import marks
+from redline.tasks.answers.numerals import MOST_DIGITS, Number, read_number, whole_number
+from redline.tasks.answers.page import Given, Page, page_of
+from redline.tasks.answers.plain_text import plain_text
+from redline.tasks.answers.sections import spoken, without_run_on
+
+Form = Literal["hashes", "label", "phrase", "boxed"]
+
+_MOST_WHOLE = 80  # characters of an answer that is a number and nothing else
+_BY_FORM = {
+    "hashes": re.compile(r"#### (-?[0-9.,]+)"),
+    "label": re.compile(r"^(?:A|Answer): ?\$?(-?[0-9.,]+)", re.MULTILINE),
+    "phrase": re.compile(r"[Tt]he (?:final )?answer is:? \$?(-?[0-9.,]+)"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A final number, its text, and what shows it to be the final one.
+
+    text: without the answer's markup. shape: hashes, boxed, tag, label or phrase where a mark
+    announces it; bold, equation, sentence or words where it is the conclusion; for a strict
+    number, its form.
+    """
+
+    number: Number
+    text: str
+    shape: str
+
+
+def final_number(answer: str, *, is_cut: bool = False) -> Found | None:
+    """The number that the answer gives as its last word, or None where it gives none.
+
+    is_cut: the answer is known to have been cut off, so that only a number it announces counts, and
+    not one at its very end, which may lack digits. Time is linear in the answer's length. Never
+    raises.
+    """
+    text = plain_text(spoken(answer))
+    page = page_of(without_run_on(text))
+    is_cut = is_cut and len(page.text) == len(text)  # what was cut may be what it ran on into
+    found = announced(page, is_cut)
+    if found is not None:
+        given = found.given
+        return given and _found(page, correction(page, given.numeral.end) or given)
+    if is_cut or looks_cut(page):
+        return None
+    last = conclusion(page, 0, len(page.text))
+    if last is not None:
+        return _found(page, last)
+    whole = whole_number(page.text) if len(page.text) <= _MOST_WHOLE else None
+    return Found(whole, page.text.strip(), "words") if whole else None
+
+
+def strict_number(answer: str, form: Form = "hashes") -> Found | None:
+    """The number that stands in the answer in exactly this form, or None. Never raises."""
+    text = spoken(answer)
+    if form == "boxed":
+        plain = plain_text(text)
+        boxes = [mark for mark in marks(plain) if mark.shape == "boxed"]
+        content = plain[boxes[-1].content : boxes[-1].limit] if boxes else ""
+        number = read_number(content) if boxes and boxes[-1].is_closed else None
+        return Found(number, content, form) if number else None
+    found = _BY_FORM[form].search(text)
+    if found is None:
+        return None
+    digits = found[1].replace(",", "")
+    number = read_number(digits) if len(digits) <= MOST_DIGITS else None
+    return Found(number, found[1], form) if number else None
+
+
+def gold_number(answer: str) -> Number | None:
+    """The number of a reference answer: after its last `####`, or all of it; None if none.
+
+    `... #### 1,234` is 1234, as are `1,234` and `$1,234`.
+    """
+    return read_number(answer.rpartition("####")[2])
+
+
+def _found(page: Page, given: Given) -> Found | None:
+    numeral = given.numeral
+    if numeral.number is None:
+        return None
+    return Found(numeral.number, page.text[numeral.start : numeral.end], given.shape)

@@ -1,0 +1,174 @@
+"""The parts of a model's answer: what it says after its reasoning, its own turn, its sentences.
+
+| in the answer                                    | what is kept                                  |
+|--------------------------------------------------|-----------------------------------------------|
+| `<think>...</think>` and its kin                 | what stands outside                           |
+| an end without a beginning (it was in the prompt)| what stands after it                          |
+| a beginning without an end                       | what stands before it: the reasoning was cut  |
+| `<|im_end|>`, `</s>`, `<end_of_turn>` ...        | what stands before it                         |
+| `Question:`, `Q:`, `User:` after an answer       | what stands before it: the model ran on       |
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from redline.tasks.answers.plain_text import BOLD, BOX, HASHES, THIN
+
+_NAMES = "think|thinking|thought|thoughts|reasoning|scratchpad|analysis|reflection|rationale"
+_REASONING = re.compile(
+    rf"(?P<open><(?:{_NAMES})>|\[THINK\]|◁think▷|<\|begin_of_thought\|>"
+    r"|<\|channel\|>(?:analysis|commentary)[^<\n]{0,80}<\|message\|>)"
+    rf"|</(?:{_NAMES})>|\[/THINK\]|◁/think▷|<\|end_of_thought\|>|<\|channel\|>final<\|message\|>",
+    re.IGNORECASE,
+)
+_TURN_ENDS = re.compile(
+    r"<\|(?:im_end|im_start|eot_id|eom_id|endoftext|end_of_text|end|return|start|start_header_id|"
+    r"user|system|assistant|end_of_turn|eos)\|>|<(?:end_of_turn|start_of_turn|eos|EOT)>|</s>|"
+    r"\[/?INST\]|<｜end▁of▁sentence｜>|<｜User｜>"
+)
+_ROLE = re.compile(r"(?:assistant|model)\s*(?:<\|end_header_id\|>|\n)", re.IGNORECASE)
+
+_RUN_ON = re.compile(
+    rf"^[ {BOLD}{HASHES}]*(?:Q|(?:Next |New |Another |Example )?(?:Question|Problem|Exercise)|"
+    r"Human|User|Instruction|Student|Frage|Pregunta|Pergunta|Domanda|Вопрос|问题|問題|질문|문제)"
+    rf"[ ]?#?(?P<number>\d{{0,4}})[ {BOLD}]*:",
+    re.MULTILINE | re.IGNORECASE,
+)
+_FIRST_OF_SERIES = re.compile(r"\b(?:Q|Question|Problem|Exercise)[ ]?#?1\b", re.IGNORECASE)
+_ASKED = re.compile(
+    rf"^[^\n]{{12,600}}\?[ {BOLD}]*\n+[ {BOLD}]*(?:A|Answer)[ {BOLD}]*:",
+    re.MULTILINE | re.IGNORECASE,
+)
+_CONCLUDED = re.compile(
+    rf"[{HASHES}{BOX}]\D{{0,8}}\d|\banswer is\b[^.\n]{{0,40}}\d|"
+    r"\b(?:therefore|thus|hence)\b[^.\n]{0,120}\d",
+    re.IGNORECASE,
+)
+ANSWERED = re.compile(
+    rf"^[^\w\n]{{0,8}}\d[\d.,]{{0,16}}[^\w\n]{{0,4}}$|[{HASHES}{BOX}]\D{{0,8}}\d|=[ ]?[$€£]?\d|"
+    rf"^[ {BOLD}]*(?:A|Answer|Final answer)[ {BOLD}]*:[^\n]{{0,80}}\d|"
+    r"\banswer\b[^.\n]{0,40}\d|\b(?:therefore|thus|hence|so)\b[^.\n]{0,120}\d",
+    re.MULTILINE | re.IGNORECASE,
+)
+
+_HASHED = re.compile(rf"{HASHES}[^\w\n]{{0,8}}\d[^\n]*")
+_RECONSIDERS = re.compile(
+    r"\b(?:wait|check|mistake|wrong|sorry|actually|correct(?:ion)?|hmm|re-?\w*calculate|no,)\b",
+    re.I,
+)
+
+_BREAK = re.compile(rf"(?P<stop>[.!?…])[\"')\]{BOLD}]*[ {THIN}]+|[。！？]|[ ]*\n\s*")
+# After these a period ends nothing where a number follows, as in `Rs. 500`.
+_BEFORE_NUMBER = re.compile(
+    r"(?:^|[\s(])(?:approx|no|nos|nr|rs|rp|ans|ca|eq|fig|vs|vol|pp?)$", re.I
+)
+_ABBREVIATION = re.compile(
+    r"(?:^|[\s(])(?:mrs?|ms|dr|e\.g|i\.e|st|a\.m|p\.m|z\.B|bzw|p\.ej)$", re.I
+)
+_NEAR = 12
+_LONGEST = 2000
+
+
+class Span(NamedTuple):
+    """A part of a text, from `start` up to `end`."""
+
+    start: int
+    end: int
+
+
+def spoken(answer: str) -> str:
+    """The answer without its reasoning, and without what follows the end of its turn."""
+    parts: list[str] = []
+    at, is_inside = 0, False
+    for found in _REASONING.finditer(answer):
+        if found["open"] is None:
+            if not is_inside:
+                parts.clear()
+            at, is_inside = found.end(), False
+        elif not is_inside:
+            parts.append(answer[at : found.start()])
+            is_inside = True
+    if not is_inside:
+        parts.append(answer[at:])
+    return _own_turn("".join(parts))
+
+
+def _own_turn(text: str) -> str:
+    at = 0
+    for found in _TURN_ENDS.finditer(text):
+        if text[at : found.start()].strip():
+            return text[at : found.start()]
+        role = _ROLE.match(text, found.end())
+        at = role.end() if role else found.end()
+    return text[at:]
+
+
+def without_run_on(text: str, answered: re.Pattern[str] = ANSWERED) -> str:
+    """Plain text up to the next question that the model asks itself after it has answered.
+
+    A question before any answer is an echo of the one that was asked, and stays. Between two lines
+    of `####`, and before `Answer:` where a conclusion was drawn, a question need have no label. A
+    series that begins with `Question 1` is the model's way to the answer, and stays. answered: what
+    an answer looks like, numbers unless told.
+    """
+    text = _first_hashed(text)
+    conclusion = _CONCLUDED.search(text)
+    asked = _ASKED.search(text, conclusion.end()) if conclusion else None
+    text = text[: asked.start()] if asked else text
+    answer = answered.search(text)
+    if answer is None:
+        return text
+    for question in _RUN_ON.finditer(text, answer.end()):
+        is_series = question["number"] and _FIRST_OF_SERIES.search(text, 0, question.start())
+        return text if is_series else text[: question.start()]
+    return text
+
+
+def _first_hashed(text: str) -> str:
+    """The text up to a `#### 18` after which another question is asked and answered so."""
+    last: re.Match[str] | None = None
+    for found in _HASHED.finditer(text):
+        between = text[last.end() : found.start()] if last else ""
+        if last is not None and "?" in between and not _RECONSIDERS.search(between):
+            return text[: last.end()]
+        last = found
+    return text
+
+
+def sentences(text: str) -> list[Span]:
+    """The sentences of plain text in order, each within one line, none of them blank.
+
+    One of more than 2,000 characters is taken in pieces of that size.
+    """
+    found: list[Span] = []
+    start = 0
+    for cut in _BREAK.finditer(text):
+        if cut["stop"] == "." and _is_inner_stop(text, cut):
+            continue
+        _add(found, text, start, cut.end())
+        start = cut.end()
+    _add(found, text, start, len(text))
+    return found
+
+
+def _is_inner_stop(text: str, cut: re.Match[str]) -> bool:
+    head = text[max(0, cut.start() - _NEAR) : cut.start()]
+    if _ABBREVIATION.search(head):
+        return True
+    is_number_next = cut.end() < len(text) and text[cut.end()].isdigit()
+    return is_number_next and _BEFORE_NUMBER.search(head) is not None
+
+
+def _add(found: list[Span], text: str, start: int, end: int) -> None:
+    while end - start > _LONGEST:
+        space = text.rfind(" ", start + 1, start + _LONGEST)
+        stop = space if space > 0 else start + _LONGEST
+        _add(found, text, start, stop)
+        start = stop
+    part = text[start:end]
+    bare = part.strip()
+    if bare:
+        first = start + len(part) - len(part.lstrip())
+        found.append(Span(first, first + len(bare)))

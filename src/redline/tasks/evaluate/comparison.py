@@ -1,0 +1,175 @@
+"""Two evaluations of the same questions, side by side."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import msgspec
+
+from redline.errors import ConfigError
+from redline.journal import Output
+from redline.tasks.evaluate.scores import Graded, failed_lines, graded
+from redline.tasks.evaluate.statistics import Paired, paired
+
+_MOST_SHOWN = 5
+_SAMPLE = re.compile(r"#\d+\Z")
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """first, second: names of the results. pairs: over the questions that both have answered.
+
+    won, lost: rows that the second has right and the first has not, and the other way, the first
+    few of each. only_first, only_second: questions that one of them alone has answered.
+    """
+
+    first: str
+    second: str
+    pairs: Paired
+    won: list[int]
+    lost: list[int]
+    first_answers: int
+    second_answers: int
+    only_first: int
+    only_second: int
+
+    def text(self) -> str:
+        """For a person, and then, line by line, for a program."""
+        pairs = self.pairs
+        width = max(len(self.first), len(self.second))
+        sizes = (self.first_answers, self.second_answers)
+        lines = [
+            f"{name:{width}}  {share:6.1%}  {self._counted(share, answers)}"
+            for name, share, answers in zip(
+                (self.first, self.second), (pairs.first, pairs.second), sizes, strict=True
+            )
+        ]
+        low, high = (100 * end for end in pairs.interval)
+        test = "McNemar" if pairs.is_mcnemar else "sign-flip test"
+        lines += [
+            "",
+            self._counts(),
+            f"difference {100 * pairs.difference:+.1f} points (95 %: {low:+.1f} to {high:+.1f}), "
+            f"{test} p = {pairs.p:.2g}",
+            self._judgement(),
+        ]
+        for words, rows in (("won", self.won), ("lost", self.lost)):
+            if rows:
+                lines.append(f"{words}, for instance: rows {', '.join(map(str, rows))}")
+        for name, count in ((self.first, self.only_first), (self.second, self.only_second)):
+            if count:
+                are = "question is" if count == 1 else "questions are"
+                left_out = "is" if count == 1 else "are"
+                lines.append(f"{count:,} {are} in {name} alone, and {left_out} left out")
+        lines += [
+            "",
+            f"only_first: {pairs.only_first}",
+            f"only_second: {pairs.only_second}",
+            f"p: {pairs.p:.6g}",
+            f"difference: {pairs.difference:+.6f}",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _counted(self, share: float, answers: int) -> str:
+        questions = self.pairs.questions
+        if answers == questions:
+            return f"{round(share * questions):,} of {questions:,}"
+        return f"mean of {questions:,} questions, {answers:,} answers"
+
+    def _counts(self) -> str:
+        pairs = self.pairs
+        if self.first_answers == self.second_answers == pairs.questions:
+            return (
+                f"both right {pairs.both:,}, neither {pairs.neither:,}, only the first "
+                f"{pairs.only_first:,}, only the second {pairs.only_second:,}"
+            )
+        equal = pairs.questions - pairs.only_first - pairs.only_second
+        return (
+            f"questions with more right answers: {pairs.only_first:,} in the first, "
+            f"{pairs.only_second:,} in the second; {equal:,} equal"
+        )
+
+    def _judgement(self) -> str:
+        if self.pairs.p >= 0.05:
+            return "no difference is shown: chance alone does this more than once in twenty times"
+        better = self.second if self.pairs.difference > 0 else self.first
+        return f"{better} is better: chance alone does this less than once in twenty times"
+
+
+def compare(first: Path, second: Path) -> Comparison:
+    """Pairs two results files by their questions; of a question, all answers count together.
+
+    Raises ConfigError if they have no question in common, and JournalError for a damaged file.
+    """
+    ones, others = _Questions(first), _Questions(second)
+    common = {row: found for row in ones.answers if (found := ones.same_in(others, row))}
+    if not common:
+        raise ConfigError(
+            f"{first} and {second} have no question in common",
+            hint="both must be evaluations of the same data",
+        )
+    outcomes = [(ones.share(row), others.share(found)) for row, found in common.items()]
+    won, lost = (
+        [
+            row
+            for row, (left, right) in zip(common, outcomes, strict=True)
+            if sign * left < sign * right
+        ]
+        for sign in (1, -1)
+    )
+    return Comparison(
+        first=str(first),
+        second=str(second),
+        pairs=paired(outcomes),
+        won=sorted(won)[:_MOST_SHOWN],
+        lost=sorted(lost)[:_MOST_SHOWN],
+        first_answers=sum(len(ones.answers[row]) for row in common),
+        second_answers=sum(len(others.answers[row]) for row in common.values()),
+        only_first=len(ones.answers) - len(common),
+        only_second=len(others.answers) - len({*common.values()}),
+    )
+
+
+class _Questions:
+    """The answers in a results file, by the number of the question's row, which is from 1.
+
+    Samples that failed are no answers, but show which question theirs is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.answers: dict[int, list[Graded]] = {}
+        self._rows: dict[str, int] = {}
+        self._named: dict[str, int] = {}
+        self._hashes: dict[int, list[str]] = {}
+        for answer in graded(path):
+            self.answers.setdefault(answer.row, []).append(answer)
+            if answer.custom_id is not None:
+                self._named[_base(answer.custom_id)] = answer.row
+            self._put(answer.hash, answer.row)
+        for failed in failed_lines(Output.at(path).failed_path):
+            self._put(failed.hash, failed.row)
+
+    def _put(self, hashed: str, row: int) -> None:
+        self._rows[hashed] = row
+        self._hashes.setdefault(row, []).append(hashed)
+
+    def same_in(self, others: _Questions, row: int) -> int | None:
+        """The row of this question there; None if it has no answer there."""
+        rows = (others._rows.get(hashed) for hashed in self._hashes[row])
+        found = next((found for found in rows if found is not None), None)
+        if found is None:
+            # Asked once in one run and several times in the other: samples have other names.
+            name = self.answers[row][0].custom_id
+            found = None if name is None else others._named.get(_base(name))
+        return found if found in others.answers else None
+
+    def share(self, row: int) -> Fraction:
+        """Of the right answers among all to this question."""
+        answers = self.answers[row]
+        return Fraction(sum(answer.correct for answer in answers), len(answers))
+
+
+def _base(name: str) -> str:
+    """The question's own name, without the number of a sample."""
+    return _SAMPLE.sub("", name)

@@ -1,0 +1,182 @@
+"""An evaluation: what is asked, and how each answer is graded.
+
+A question's verdict, which stands in its result line beside `correct`, `strict` and `extracted`:
+
+  correct     the answer is right, whatever else is to be said of it
+  truncated   it was cut at the token limit, and is not right as far as it goes
+  filtered    a content filter cut it, or the model refused
+  invalid     nothing that could be graded was found in it
+  wrong       an answer was found, and it is another one
+
+A question whose call failed stands among the failures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from redline.calls import Outcome, Request
+from redline.errors import ConfigError, Rejected
+from redline.job.settings import Ask
+from redline.tasks.evaluate.judge import Judge, JudgeSettings
+from redline.tasks.evaluate.metrics import Grade, Metric, metric_of
+from redline.tasks.evaluate.usage_sum import UsageSum
+
+VERDICTS = ("correct", "wrong", "invalid", "truncated", "filtered")
+_FILTERED = ("content_filter", "refusal")
+# A longer answer is graded in a thread: extraction takes about a millisecond for so much.
+_LONG_ANSWER = 50_000
+_GSM8K_PROMPT = (
+    "{{ question }}\n\n"
+    "Work it out step by step. Then give the final number alone on the last line, after four hash "
+    "signs, as in: #### 42"
+)
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """prompt, system: Jinja templates over a question's columns. gold: the column of the right
+    answer. metric: see metrics.py, with its pattern, fields or letters; or judge, with its
+    settings. shots: of the first rows of `shots_file`, so many go before each question, answered by
+    their gold. params: of the request.
+    """
+
+    name: str
+    prompt: str
+    gold: str = "answer"
+    metric: str = "exact"
+    system: str | None = None
+    pattern: str | None = None
+    fields: tuple[str, ...] = ()
+    letters: str = "ABCD"
+    judge: JudgeSettings | None = None
+    shots: int = 0
+    shots_file: str | None = None
+    params: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+GSM8K = Evaluation(name="gsm8k", prompt=_GSM8K_PROMPT, metric="number")
+BUILT_IN = {GSM8K.name: GSM8K}
+
+
+class Grading:
+    """Asks a question once and grades its answer. A Task of a job. Raises ConfigError."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        self._gold = evaluation.gold
+        self._judge = _judge(evaluation)
+        self._metric = _metric(evaluation) if self._judge is None else None
+        # A judge is asked as well: no batch can do that.
+        self.asks_once = self._judge is None
+        self._settings = {
+            "metric": evaluation.metric,
+            "gold": evaluation.gold,
+            "pattern": evaluation.pattern,
+            "fields": list(evaluation.fields),
+            "letters": evaluation.letters,
+        }
+        if evaluation.judge is not None:
+            self._settings["judge"] = msgspec.to_builtins(evaluation.judge)
+
+    def settings(self) -> Mapping[str, Any]:
+        return self._settings
+
+    async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:
+        # Before it is paid for.
+        gold = self._right_answer(row)
+        used = UsageSum()
+
+        async def counted(request: Request) -> Outcome:
+            outcome = await ask(request)
+            used.add(outcome)
+            return outcome
+
+        outcome = await counted(request)
+        if outcome.reply is None:
+            return outcome
+        answer = outcome.reply.output
+        # Several choices in one reply: the first is the answer, as everywhere else.
+        answer = answer[0] if isinstance(answer, list) and answer else answer
+        text = answer if isinstance(answer, str) else ""
+        reason = outcome.reply.finish_reasons[0]
+        fields: dict[str, Any] = {}
+        if self._metric is not None:
+            grade = await _measured(self._metric, text, gold, is_cut=reason == "length")
+        elif self._judge is None or not text.strip():
+            grade = Grade(None, correct=False, strict=False)
+        else:
+            seen = {**row, "asked": _asked(request), "gold": gold, "reply": text}
+            judgement = await self._judge.judge(seen, request, counted)
+            if isinstance(judgement, Outcome):
+                used.put_into(judgement)
+                return judgement
+            used.put_into(outcome)
+            grade, fields["judgement"] = judgement
+        outcome.fields = {
+            "correct": grade.correct,
+            "strict": grade.strict,
+            "extracted": grade.extracted,
+            "verdict": verdict(grade, reason),
+            **fields,
+        }
+        return outcome
+
+    def _right_answer(self, row: dict[str, Any]) -> Any:
+        if self._gold not in row:
+            raise Rejected(
+                f"the question has no {self._gold}, which is to be its right answer; its columns "
+                f"are: {', '.join(row) or 'none'}",
+                hint="name the column with gold = in the task's file",
+            )
+        if self._metric is not None:
+            self._metric.check(row[self._gold])
+        return row[self._gold]
+
+
+def _judge(evaluation: Evaluation) -> Judge | None:
+    """Raises ConfigError where one is missing, or is described for another metric."""
+    is_judged = evaluation.metric == "judge"
+    if is_judged != (evaluation.judge is not None):
+        raise ConfigError(
+            "a judge needs to be described"
+            if is_judged
+            else f"the metric {evaluation.metric} takes no judge",
+            hint='metric = "judge", and below it [judge] with model = "..."',
+        )
+    return None if evaluation.judge is None else Judge(evaluation.judge)
+
+
+def _metric(evaluation: Evaluation) -> Metric:
+    return metric_of(
+        evaluation.metric,
+        pattern=evaluation.pattern,
+        fields=evaluation.fields,
+        letters=evaluation.letters,
+    )
+
+
+async def _measured(metric: Metric, text: str, gold: Any, *, is_cut: bool) -> Grade:
+    if len(text) < _LONG_ANSWER:
+        return metric.grade(text, gold, is_cut=is_cut)
+    return await asyncio.to_thread(metric.grade, text, gold, is_cut=is_cut)
+
+
+def _asked(request: Request) -> Any:
+    """What the model was asked: the last message, or the prompt of an API without messages."""
+    body = request.body if isinstance(request.body, dict) else {}
+    messages = body.get("messages")
+    return messages[-1].get("content", "") if messages else body.get("prompt", "")
+
+
+def verdict(grade: Grade, finish_reason: str | None) -> str:
+    """What became of an answer; see the table above."""
+    if grade.correct:
+        return "correct"
+    if finish_reason == "length":
+        return "truncated"
+    if finish_reason in _FILTERED:
+        return "filtered"
+    return "invalid" if grade.extracted is None else "wrong"

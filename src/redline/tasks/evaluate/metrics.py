@@ -1,0 +1,269 @@
+"""Whether an answer is right: one metric for each kind of answer.
+
+metric   what is found in an answer      right when                   strict when
+number   its final number                it is the gold number        it stands after ####
+choice   the letter it settles on        it is the gold letter        the answer is the letter alone
+exact    the answer, its ends trimmed    equal but for case, quotes,  equal, character by character
+                                         a last period, white space
+regex    the last match of `pattern`     equal to gold, as for exact  the answer is the match alone
+json     the JSON value in it            all `fields` are gold's      the answer is the JSON alone
+
+A list as gold holds several right answers, except for json. A judge, which is another model, is in
+judge.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from redline.errors import ConfigError, Rejected, nearest
+from redline.tasks.answers import (
+    final_choice,
+    final_number,
+    find_json,
+    gold_number,
+    is_same,
+    strict_number,
+)
+
+METRICS = ("number", "choice", "exact", "regex", "json", "judge")
+_QUOTES = "\"'`“”‘’«»"
+_LONGEST_SHOWN = 200
+
+
+class Grade(msgspec.Struct, frozen=True):
+    """extracted: what was found in the answer, None for nothing. strict: it also keeps the form."""
+
+    extracted: Any
+    correct: bool
+    strict: bool
+
+
+class Metric(Protocol):
+    """Grades answers. `gold` is the right one, as the data has it."""
+
+    def check(self, gold: Any) -> None:
+        """Raises Rejected where nothing could ever be graded against `gold`."""
+
+    def grade(self, answer: str, gold: Any, *, is_cut: bool = False) -> Grade:
+        """is_cut: the answer was cut at the token limit."""
+
+
+def metric_of(
+    name: str, *, pattern: str | None = None, fields: Sequence[str] = (), letters: str = "ABCD"
+) -> Metric:
+    """The metric of that name. Raises ConfigError for an unknown one, or for parts not its own."""
+    if name == "regex":
+        if pattern is None:
+            raise ConfigError("the metric regex needs a pattern", hint=r"pattern = 'Label: (\w+)'")
+        return _AnyOf(_Regex(pattern), str)
+    if pattern is not None:
+        raise ConfigError(f"the metric {name} takes no pattern", hint='metric = "regex" does')
+    if name == "json":
+        return _Json(fields)
+    if fields:
+        raise ConfigError(f"the metric {name} takes no fields", hint='metric = "json" does')
+    if name == "choice":
+        return _AnyOf(_Choice(letters), str, int)
+    if name == "number":
+        return _AnyOf(_Number(), str, int, float)
+    if name == "exact":
+        return _AnyOf(_Exact(), str)
+    raise ConfigError(
+        f"unknown metric: {name}", hint=nearest(name, METRICS) or f"one of {', '.join(METRICS)}"
+    )
+
+
+class _AnyOf:
+    """A list of gold answers: an answer is right if it is any of them.
+
+    In a CSV file, a list is text: JSON, or what Python prints. It is read as a list of `kinds`.
+    """
+
+    def __init__(self, metric: Metric, *kinds: type) -> None:
+        self._metric = metric
+        self._kinds = kinds
+
+    def check(self, gold: Any) -> None:
+        if gold == []:
+            raise Rejected("the list of gold answers is empty")
+        for right in self._listed(gold):
+            if right is None or isinstance(right, list):
+                raise Rejected(f"the gold answer is neither text nor a number: {_shown(right)}")
+            self._metric.check(right)
+
+    def grade(self, answer: str, gold: Any, *, is_cut: bool = False) -> Grade:
+        rights = self._listed(gold)
+        if isinstance(gold, str) and rights != [gold]:
+            rights = [*rights, gold]  # the text itself may be meant
+        grades = [self._metric.grade(answer, right, is_cut=is_cut) for right in rights]
+        return max(grades, key=lambda grade: (grade.correct, grade.strict))
+
+    def _listed(self, gold: Any) -> list[Any]:
+        if isinstance(gold, list):
+            return gold
+        if isinstance(gold, str) and gold.startswith("[") and gold.endswith("]"):
+            for parse in (msgspec.json.decode, ast.literal_eval):
+                try:
+                    found = parse(gold)
+                except (ValueError, SyntaxError, RecursionError, MemoryError):
+                    continue
+                if found and all(isinstance(right, self._kinds) for right in found):
+                    return list(found)
+        return [gold]
+
+
+class _Number:
+    def check(self, gold: Any) -> None:
+        if gold_number(_text(gold)) is None:
+            raise Rejected(f"the gold answer holds no number: {_shown(gold)}")
+
+    def grade(self, answer: str, gold: Any, *, is_cut: bool = False) -> Grade:
+        right = gold_number(_text(gold))
+        found, strict = final_number(answer, is_cut=is_cut), strict_number(answer)
+        return Grade(
+            extracted=None if found is None else str(found.number),
+            correct=right is not None and found is not None and is_same(found.number, right),
+            strict=right is not None and strict is not None and is_same(strict.number, right),
+        )
+
+
+class _Choice:
+    def __init__(self, letters: str) -> None:
+        self._letters = letters.upper()
+
+    def check(self, gold: Any) -> None:
+        letter = self._letter(gold)
+        if len(letter) != 1 or letter not in self._letters:
+            raise Rejected(
+                f"the gold answer is none of {self._letters}: {_shown(gold)}",
+                hint=f"a letter, or its place from 0 for {self._letters[0]}; letters = in the "
+                "task's file names others",
+            )
+
+    def grade(self, answer: str, gold: Any, *, is_cut: bool = False) -> Grade:
+        letter = final_choice(answer, self._letters)
+        right = self._letter(gold)
+        return Grade(letter, letter == right, answer.strip().upper() == right)
+
+    def _letter(self, gold: Any) -> str:
+        """The gold letter; data sets such as MMLU give its place, from 0."""
+        text = _text(gold).strip().upper().removesuffix(".0")
+        is_place = text.isdecimal() and text not in self._letters
+        if is_place and int(text) < len(self._letters):
+            return self._letters[int(text)]
+        return text
+
+
+class _Exact:
+    def check(self, gold: Any) -> None:
+        pass
+
+    def grade(self, answer: str, gold: Any, *, is_cut: bool = False) -> Grade:
+        right = _text(gold)
+        found = answer.strip()
+        return Grade(found or None, _plain(found) == _plain(right), answer == right)
+
+
+class _Regex:
+    def __init__(self, pattern: str) -> None:
+        try:
+            self._pattern = re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"the pattern is not valid: {error}", where=pattern) from error
+        if self._pattern.groups > 1:
+            raise ConfigError(
+                "the pattern has several groups, and one is the answer",
+                where=pattern,
+                hint="write the others as (?:...)",
+            )
+
+    def check(self, gold: Any) -> None:
+        pass
+
+    def grade(self, answer: str, gold: Any, *, is_cut: bool = False) -> Grade:
+        last = max(self._pattern.finditer(answer), key=re.Match.end, default=None)
+        if last is None:
+            return Grade(None, correct=False, strict=False)
+        found = (last[1] if self._pattern.groups else last[0]) or ""
+        is_right = _plain(found) == _plain(_text(gold))
+        return Grade(found, is_right, is_right and last[0] == answer.strip())
+
+
+class _Json:
+    """fields: those that are compared; none for the whole value."""
+
+    def __init__(self, fields: Sequence[str]) -> None:
+        self._fields = tuple(fields)
+
+    def check(self, gold: Any) -> None:
+        right = self._gold(gold)
+        missing = [name for name in self._fields if name not in right]
+        if missing:
+            raise Rejected(f"the gold answer has no {', '.join(missing)}: {_shown(gold)}")
+
+    def grade(self, answer: str, gold: Any, *, is_cut: bool = False) -> Grade:
+        found = find_json(answer)
+        if found is None:
+            return Grade(None, correct=False, strict=False)
+        right = self._gold(gold)
+        if self._fields:
+            value = found if isinstance(found, dict) else {}
+            is_right = all(
+                name in value and _is_equal(value[name], right[name]) for name in self._fields
+            )
+        else:
+            is_right = _is_equal(found, right)
+        return Grade(found, is_right, is_right and _is_json(answer))
+
+    def _gold(self, gold: Any) -> Any:
+        if isinstance(gold, str):
+            try:
+                gold = msgspec.json.decode(gold)
+            except msgspec.DecodeError as error:
+                raise Rejected(f"the gold answer is no JSON: {_shown(gold)}") from error
+        if self._fields and not isinstance(gold, Mapping):
+            raise Rejected(f"the gold answer is no object: {_shown(gold)}")
+        return gold
+
+
+def _is_json(answer: str) -> bool:
+    """The answer is one JSON value and nothing else."""
+    try:
+        msgspec.json.decode(answer)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return False
+    return True
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Equal as JSON: 1 is 1.0, and no boolean."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, str) and isinstance(other, str):
+        return _plain(one) == _plain(other)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_equal, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_equal(one[k], other[k]) for k in one)
+    return bool(one == other)
+
+
+def _plain(text: str) -> str:
+    """Without what a model adds to an answer that is a word: quotes, a period, case."""
+    text = text.strip().strip(_QUOTES).rstrip(".")
+    return " ".join(text.split()).casefold()
+
+
+def _text(gold: Any) -> str:
+    return gold if isinstance(gold, str) else msgspec.json.encode(gold).decode()
+
+
+def _shown(gold: Any) -> str:
+    text = " ".join(_text(gold).split())
+    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."

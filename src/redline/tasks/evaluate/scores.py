@@ -1,0 +1,161 @@
+"""The score of an evaluation, read from its results file: an interrupted run ends with the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from redline.errors import ConfigError
+from redline.journal import Output, read_results
+from redline.journal import manifest as manifests
+from redline.tasks.evaluate.evaluation import VERDICTS
+from redline.tasks.evaluate.statistics import majority, pass_at, share_interval
+
+
+class Graded(msgspec.Struct):
+    """What a result line says of one answer."""
+
+    row: int
+    hash: str
+    correct: bool
+    strict: bool
+    verdict: str
+    extracted: Any = None
+    custom_id: str | None = None
+
+
+class Scores:
+    """Counts over all answers, and over questions where each was asked several times.
+
+    A question that has no answer, because its call failed, counts as one that is not correct, and
+    is counted apart. Intervals are over questions: answers to one question are not independent.
+    """
+
+    def __init__(self, output: Output) -> None:
+        manifest = manifests.load(output)
+        if manifest is None:
+            raise ConfigError(f"{output.path} is not a results file of redline")
+        self.samples = manifest.settings.get("samples") or 1
+        self.answers: list[Graded] = list(graded(output.path))
+        succeeded = {answer.hash for answer in self.answers}
+        failed = [line for line in failed_lines(output.failed_path) if line.hash not in succeeded]
+        self.failed = len(failed)
+        self._asked = Counter(line.row for line in failed)
+        self._questions = {row: list[Graded]() for row in self._asked}
+        for answer in self.answers:
+            self._questions.setdefault(answer.row, []).append(answer)
+            self._asked[answer.row] += 1
+        self.verdicts = Counter(answer.verdict for answer in self.answers)
+        self.correct = sum(answer.correct for answer in self.answers)
+        self.strict = sum(answer.strict for answer in self.answers)
+        self.total = len(self.answers) + self.failed
+        # A run that has not come to the end of its questions does not know how many there are.
+        self.is_over = manifest.rows is not None
+
+    def text(self) -> str:
+        """For a person, and then, line by line, for a program; the accuracy is the last line."""
+        lines = []
+        if not self.is_over:
+            lines += ["the run is not over: this is the score of what is answered", ""]
+        if self.failed and not self.answers:
+            # What was never answered is neither right nor wrong: a share of it would mislead.
+            lines += [f"no question was answered, so there is no score: {self.failed:,} failed", ""]
+            return "\n".join([*lines, f"failed: {self.failed}"]) + "\n"
+        if self.total:
+            lines += [
+                self._share("accuracy", self.correct, lambda answer: answer.correct),
+                self._share("strict", self.strict, lambda answer: answer.strict),
+            ]
+            others = [f"{self.verdicts[name]:,} {name}" for name in VERDICTS[1:]]
+            lines += [f"{'others':10} {', '.join([*others, f'{self.failed:,} failed'])}"]
+            if self.samples > 1:
+                lines += self._of_questions()
+            lines.append("")
+        for name in VERDICTS[1:]:
+            lines.append(f"{name}: {self.verdicts[name]}")
+        lines.append(f"failed: {self.failed}")
+        lines.append(f"strict: {self.strict}/{self.total}")
+        lines.append(f"accuracy: {self.correct}/{self.total}")
+        return "\n".join(lines) + "\n"
+
+    def _share(self, name: str, count: int, is_right: Callable[[Graded], bool]) -> str:
+        low, high = share_interval(
+            [
+                (sum(map(is_right, group)), self._asked[row])
+                for row, group in self._questions.items()
+            ]
+        )
+        over = f" to {len(self._questions):,} questions" if self.samples > 1 else ""
+        return (
+            f"{name:10} {count / self.total:6.1%}  {count:,} of {self.total:,}{over}"
+            f"  (95 %: {100 * low:.1f} to {100 * high:.1f} %)"
+        )
+
+    def _of_questions(self) -> list[str]:
+        """pass@k for k of 1, 2, 4, ... and the majority's vote, over questions."""
+        groups = self._questions.values()
+        whole = [group for group in groups if len(group) == self.samples]
+        if not whole:
+            return []
+        lines = []
+        if len(whole) < len(self._questions):
+            lines.append(
+                f"{'of those':10} {len(whole):,} questions whose samples are all answered:"
+            )
+        ks = sorted({1, self.samples, *(2**i for i in range(1, self.samples.bit_length()))})
+        for k in ks:
+            if k <= self.samples:
+                rates = [pass_at(k, self.samples, sum(a.correct for a in group)) for group in whole]
+                lines.append(f"{f'pass@{k}':10} {sum(rates) / len(whole):6.1%}")
+        voted = sum(_majority_is_right(group) for group in whole)
+        lines.append(f"{'majority':10} {voted / len(whole):6.1%}  {voted:,} of {len(whole):,}")
+        return lines
+
+
+def _majority_is_right(group: list[Graded]) -> bool:
+    """The answer that most samples of a question give is right.
+
+    Answers are the same where they are written the same; of those that are right, all are.
+    """
+    votes = [
+        None
+        if answer.extracted is None
+        else (True, "")
+        if answer.correct
+        else (False, msgspec.json.encode(answer.extracted).decode())
+        for answer in group
+    ]
+    won = majority(votes)
+    return won is not None and won[0]
+
+
+def graded(path: Path) -> list[Graded]:
+    """The answers in a results file. Raises ConfigError where it is not that of an evaluation."""
+    found = []
+    decode = msgspec.json.Decoder(Graded).decode
+    for line in read_results(path):
+        try:
+            found.append(decode(line))
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                f"{path} holds no graded answers: {error}",
+                hint="it must be the results file of `redline eval`",
+            ) from error
+    return found
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """What a failure's line says of one answer."""
+
+    hash: str
+    row: int
+
+
+def failed_lines(path: Path) -> set[Failed]:
+    """The answers that failed; none without the file."""
+    decode = msgspec.json.Decoder(Failed).decode
+    return set(map(decode, read_results(path))) if path.exists() else set()

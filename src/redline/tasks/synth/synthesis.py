@@ -1,0 +1,217 @@
+"""Texts made by a model: each is checked, told apart from those that are there, and made anew where
+it is not to be kept.
+
+What becomes of a text       kind
+cut at the token limit       cut
+stopped by a filter          filtered
+outside the length wanted    too_short, too_long
+no JSON, or not by schema    invalid
+nearly one that is there     near_duplicate
+else                         kept
+
+A text stands in the index before its row is saved. A death in between loses both: the next run
+builds the index from the results that are on disk, which is all that was kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from redline.calls import Outcome, Reply, Request
+from redline.errors import Rejected
+from redline.job.settings import Ask
+from redline.journal import read_results
+from redline.tasks.answers import find_json
+from redline.tasks.synth.near_duplicates import NearDuplicates
+from redline.tasks.synth.variations import Variations
+from redline.tasks.tag import Schema, Structured
+
+KINDS = ("near_duplicate", "too_short", "too_long", "invalid", "cut", "filtered")
+_ENDINGS = {
+    "length": ("cut", "it was cut at the token limit"),
+    "content_filter": ("filtered", "a content filter cut it"),
+    "refusal": ("filtered", "the model refused"),
+}
+_HINTS = {
+    "near_duplicate": "raise --temperature or --tries, or vary the prompt with --vary",
+    "cut": "raise --max-tokens, or ask for less",
+}
+# Later tries of one text never have the seed of another one: there are fewer texts than this.
+MOST_TEXTS = 10_000_000
+_SEED_STEP = 10_000_019
+# Servers take seeds of 32 bits with a sign, and some no others.
+_SEEDS = 2**31
+
+
+class NotKept(Rejected):
+    """No try gave a text that is to be kept."""
+
+
+class Filters(msgspec.Struct, frozen=True, kw_only=True):
+    """What a text must be. Characters, without white space at its ends; schema: the text holds JSON
+    that is valid by it.
+    """
+
+    least_chars: int = 1
+    most_chars: int | None = None
+    schema: Schema | None = None
+
+
+class _Judgement(NamedTuple):
+    """What is to be written of a text; where it is not kept, the kind of reason and the reason."""
+
+    value: Any
+    kind: str = ""
+    reason: str = ""
+
+
+class _Result(msgspec.Struct):
+    row: int
+    output: Any
+
+
+class _Failure(msgspec.Struct):
+    row: int
+    dropped: list[str] = []
+
+
+_RESULT = msgspec.json.Decoder(_Result)
+_FAILURE = msgspec.json.Decoder(_Failure)
+
+
+class Synthesis:
+    """A Task of a job that remembers. tries: how often one text is asked for, at most, in one run.
+
+    similarity: from there on two texts count as one; None keeps all.
+    Raises ConfigError where a package is missing.
+    """
+
+    def __init__(
+        self, variations: Variations, filters: Filters, *, tries: int, similarity: float | None
+    ) -> None:
+        self._variations = variations
+        self._filters = filters
+        self._tries = tries
+        self.similarity = similarity
+        self._structured = None if filters.schema is None else Structured(filters.schema)
+        self._index = None if similarity is None else NearDuplicates(similarity)
+        # By row: what was dropped by runs that could not keep a text for it.
+        self._dropped: dict[int, list[str]] = {}
+        # Texts are looked at one after the other, for about a millisecond each.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="redline-synth")
+
+    def settings(self) -> Mapping[str, Any]:
+        schema = self._filters.schema
+        return {
+            **self._variations.settings(),
+            "least_chars": self._filters.least_chars,
+            "most_chars": self._filters.most_chars,
+            "schema": None if schema is None else schema.json_schema,
+            "similarity": self.similarity,
+        }
+
+    def recall(self, results: Path, failures: Path) -> None:
+        """Takes in the texts that are there, and which rows go on with later seeds."""
+        if self._index is not None:
+            for line in map(_RESULT.decode, read_results(results)):
+                self._index.keep(text_of(line.output), line.row)
+        if failures.exists():
+            for failed in map(_FAILURE.decode, read_results(failures)):
+                self._dropped[failed.row] = failed.dropped
+
+    async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:
+        n: int = row["n"]
+        if self._structured is not None:
+            request = self._structured.instructed(request)
+        before = self._dropped.get(n, [])
+        dropped = list(before)
+        while True:
+            seed = _seed(row, len(dropped))
+            sampled = self._sampled(request, row, seed)
+            if self._structured is None:
+                outcome = await ask(sampled)
+            else:
+                outcome = await self._structured.asked(sampled, ask)
+            if outcome.reply is None:
+                return _with_fields(outcome, dropped)
+            judgement = await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._judged, outcome.reply, n
+            )
+            if not judgement.kind:
+                outcome.reply.output = judgement.value
+                return _with_fields(outcome, dropped, seed)
+            dropped.append(judgement.kind)
+            if len(dropped) >= len(before) + self._tries:
+                break
+        outcome.status = "rejected"
+        outcome.error = NotKept(
+            f"no text to keep in {self._tries} tries; the last: {judgement.reason}",
+            hint=_HINTS.get(judgement.kind, "ask for it in the prompt, or raise --tries"),
+        )
+        return _with_fields(outcome, dropped)
+
+    def _sampled(self, request: Request, row: dict[str, Any], seed: int | None) -> Request:
+        """The request with the row's own sampling."""
+        own = {name: row[name] for name in self._variations.sampling}
+        if seed is not None:
+            own["seed"] = seed
+        return msgspec.structs.replace(request, body={**request.body, **own})
+
+    def _judged(self, reply: Reply, n: int) -> _Judgement:
+        """Takes the text in if it is to be kept. Blocks; one at a time."""
+        judgement = self._filtered(reply)
+        if judgement.kind or self._index is None:
+            return judgement
+        other = self._index.add(text_of(judgement.value), n)
+        if other is None:
+            return judgement
+        reason = f"it is nearly the text of row {other}"
+        return _Judgement(judgement.value, "near_duplicate", reason)
+
+    def _filtered(self, reply: Reply) -> _Judgement:
+        text = reply.output if isinstance(reply.output, str) else ""
+        if ending := _ENDINGS.get(reply.finish_reasons[0] or ""):
+            return _Judgement(text, *ending)
+        least, most = self._filters.least_chars, self._filters.most_chars
+        size = len(text.strip())
+        if size < least:
+            reason = f"{size:,} characters, where {least:,} are wanted at least"
+            return _Judgement(text, "too_short", reason)
+        if most is not None and size > most:
+            reason = f"{size:,} characters, where {most:,} are wanted at most"
+            return _Judgement(text, "too_long", reason)
+        schema = self._filters.schema
+        if schema is None:
+            return _Judgement(text)
+        found = find_json(text, schema.kind)
+        if found is None:
+            return _Judgement(text, "invalid", "it holds no JSON")
+        value, problems = schema.checked(found)
+        return _Judgement(value, "invalid" if problems else "", "; ".join(problems))
+
+
+def _seed(row: Mapping[str, Any], number: int) -> int | None:
+    """The seed of a row's try, from 0; None for rows without a seed."""
+    first = row.get("seed")
+    return None if first is None else (first + number * _SEED_STEP) % _SEEDS
+
+
+def _with_fields(outcome: Outcome, dropped: list[str], seed: int | None = None) -> Outcome:
+    fields = {"seed": seed, "dropped": dropped}
+    outcome.fields = {name: value for name, value in fields.items() if value not in (None, [])}
+    return outcome
+
+
+def text_of(value: Any) -> str:
+    """What two texts are compared by: the text itself, or all values of its JSON."""
+    if isinstance(value, Mapping):
+        return "\n".join(map(text_of, value.values()))
+    if isinstance(value, list):
+        return "\n".join(map(text_of, value))
+    return str(value)

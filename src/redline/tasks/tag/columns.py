@@ -1,0 +1,95 @@
+"""Which column of the rows is to be tagged, and which one has the gold labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from redline.errors import ConfigError, nearest
+from redline.sources import first_rows
+from redline.store import local_path, url_of
+from redline.tasks.tag.schema import Schema
+
+_TEXT = "text"
+# Rows that have all of one of these say themselves what is asked.
+_OWN_CONTENT = ({"messages"}, {"prompt"}, {"input"}, {"url", "body"})
+# A file whose first rows are all broken says nothing of its columns.
+_MOST_LOOKED_AT = 1000
+
+
+class Gold(msgspec.Struct, frozen=True):
+    """The field of a tag that is compared, and the column that it is compared with."""
+
+    field: str
+    column: str
+
+
+def first_row(rows: str) -> Mapping[str, Any] | None:
+    """The first row that can be read; None where there is none, and for a pipe, which is read once.
+
+    Raises ConfigError where the rows cannot be read at all.
+    """
+    if url_of(rows) is None and not _is_kept(rows):
+        return None
+    with first_rows(rows, _MOST_LOOKED_AT) as looked_at:
+        return next((row.data for row in looked_at if row.data is not None), None)
+
+
+def _is_kept(rows: str) -> bool:
+    """A file or a folder, which can be read twice."""
+    path = local_path(rows)
+    return path.is_file() or path.is_dir()
+
+
+def prompt_of(row: Mapping[str, Any] | None, rows: str, gold: Gold | None) -> str | None:
+    """The prompt that shows a row's text: its column text, or the only one but gold.
+
+    None where the rows bring what is asked. rows: their name. Raises ConfigError where nobody can
+    tell which column it is.
+    """
+    if row is None:
+        return f"{{{{ {_TEXT} }}}}"
+    if any(names <= row.keys() for names in _OWN_CONTENT):
+        return None
+    known = {"custom_id", gold.column} if gold is not None else {"custom_id"}
+    columns = [name for name in row if name not in known]
+    if _TEXT in columns:
+        return f"{{{{ {_TEXT} }}}}"
+    if len(columns) == 1 and columns[0].isidentifier():
+        return f"{{{{ {columns[0]} }}}}"
+    example = next((name for name in columns if name.isidentifier()), _TEXT)
+    raise ConfigError(
+        "which column is to be tagged?",
+        where=rows,
+        hint=f"say it with --prompt '{{{{ {example} }}}}'; the columns are: "
+        f"{', '.join(row) or 'none'}",
+    )
+
+
+def gold_of(text: str, schema: Schema, row: Mapping[str, Any] | None) -> Gold:
+    """What COLUMN or FIELD=COLUMN names. Raises ConfigError for what is not there."""
+    field, equals, column = text.partition("=")
+    if not equals or (row is not None and text in row):
+        # A column's own name may have an equals sign.
+        column, fields = text, list(schema.labels) or list(schema.fields)
+        if len(fields) != 1:
+            raise ConfigError(
+                f"--gold {text} does not say which field of a tag it is compared with",
+                hint=f"--gold FIELD={text}, where FIELD is one of: "
+                f"{', '.join(schema.fields) or 'none'}",
+            )
+        field = fields[0]
+    if field not in schema.fields:
+        raise ConfigError(
+            f"--gold {text} names no field of a tag: {field}",
+            hint=nearest(field, schema.fields)
+            or f"the fields are: {', '.join(schema.fields) or 'none'}",
+        )
+    if row is not None and column not in row:
+        raise ConfigError(
+            f"the rows have no column {column}",
+            hint=nearest(column, row) or f"they have: {', '.join(row)}",
+        )
+    return Gold(field, column)

@@ -1,0 +1,319 @@
+"""What a tag may look like: a JSON Schema, lists of labels, or a pydantic model.
+
+| what the user gives                                      | a tag is                          |
+|----------------------------------------------------------|-----------------------------------|
+| `["a", "b"]`                                             | an object whose label is of these |
+| `{"label": ["a", "b"], "urgency": ["low", "high"]}`      | an object, each field of its list |
+| `{"type": "object", "properties": ...}`, any JSON Schema | what it says                      |
+| `package.module:Model`, a pydantic model                 | what the model takes and gives    |
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from redline.errors import ConfigError
+from redline.sources import extra
+from redline.tasks.answers import spoken
+
+LABEL = "label"
+_NEEDED_FOR = "tagging by a schema"
+_TYPES = {"array", "boolean", "integer", "null", "number", "object", "string"}
+_WORDS = ("type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "$defs")
+# Further ones of the same answer say little more, and each is a line of the next prompt.
+_MOST_PROBLEMS = 5
+_MOST_LISTED = 20
+_LONGEST_PROBLEM = 500
+# A reference may lead to a reference; so many in a row lead nowhere.
+_MOST_REFERENCES = 32
+# Choices between choices are looked into so deep for labels.
+_MOST_NESTED = 4
+# What stands around a label that is answered as plain text.
+_AROUND = " \t\r\n\"'`*."
+
+
+class Schema:
+    """json_schema: as it is sent and shown. name: of the response format.
+
+    fields: the names of a tag's fields. labels: those of them that take one of a list of texts,
+    and these.
+    """
+
+    def __init__(
+        self, json_schema: dict[str, Any], *, name: str = "tag", model: Any = None
+    ) -> None:
+        self.json_schema = json_schema
+        # Of the names of response formats, OpenAI takes these characters, and 64 of them.
+        self.name = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "tag"
+        self._model = model
+        self._validator = _validator(json_schema) if model is None else None
+        root = self._followed(json_schema)
+        self._parts: Mapping[str, Any] = root.get("properties") or {}
+        self.kind = _kind(root)
+        self.fields = tuple(self._parts)
+        self.labels = {
+            name: labels for name, part in self._parts.items() if (labels := self._labels(part))
+        }
+
+    def checked(self, value: Any) -> tuple[Any, list[str]]:
+        """The value as it is kept, and what is wrong with it; nothing is where it is valid.
+
+        Labels are written as the schema writes them, where only case and white space differ. A
+        pydantic model's own dump is what is kept.
+        """
+        value = self._tidied(self.json_schema, value)
+        if self._model is not None:
+            return _by_model(self._model, value)
+        assert self._validator is not None
+        errors = islice(self._validator.iter_errors(value), _MOST_PROBLEMS)
+        return value, [_short(_words(error)) for error in errors]
+
+    def bare(self, text: str) -> dict[str, str] | None:
+        """The tag of an answer that is nothing but a label, where a tag has one field."""
+        if len(self.fields) != 1 or not self.labels:
+            return None
+        name = self.fields[0]
+        said = spoken(text).strip()
+        for part in (said, said.strip(_AROUND)):
+            label = _nearest(part, self.labels[name])
+            if label in self.labels[name]:
+                return {name: label}
+        return None
+
+    def _tidied(self, part: Any, value: Any) -> Any:
+        if not isinstance(value, (str, list, dict)) or not isinstance(part, Mapping):
+            return value
+        part = self._followed(part)
+        if isinstance(value, str):
+            return _nearest(value, self._labels(part))
+        if isinstance(value, list):
+            return [self._tidied(part.get("items"), item) for item in value]
+        parts = part.get("properties")
+        parts = parts if isinstance(parts, Mapping) else {}
+        return {name: self._tidied(parts.get(name), item) for name, item in value.items()}
+
+    def _followed(self, part: Any) -> Mapping[str, Any]:
+        """What a part of the schema refers to, or the part itself."""
+        for _ in range(_MOST_REFERENCES):
+            if not isinstance(part, Mapping):
+                break
+            only = part.get("allOf")
+            if isinstance(part.get("$ref"), str):
+                part = _pointed(self.json_schema, part["$ref"])
+            elif isinstance(only, list) and len(only) == 1 and "properties" not in part:
+                part = only[0]
+            else:
+                return part
+        return {}
+
+    def _labels(self, part: Any, depth: int = 0) -> list[str]:
+        """The texts that a part takes; none where it takes anything else but null as well."""
+        part = self._followed(part)
+        values = [part["const"]] if "const" in part else part.get("enum")
+        if isinstance(values, list):
+            texts = [value for value in values if isinstance(value, str)]
+            return texts if all(isinstance(value, str | None) for value in values) else []
+        choices = part.get("anyOf") or part.get("oneOf") or []
+        found: list[str] = []
+        for choice in choices if isinstance(choices, list) else []:
+            choice = self._followed(choice)
+            labels = self._labels(choice, depth + 1) if depth < _MOST_NESTED else []
+            if not labels and choice.get("type") != "null":
+                return []
+            found += labels
+        return found
+
+
+def load(given: str) -> Schema:
+    """The schema of a file, or of a pydantic model: package.module:Model. Raises ConfigError."""
+    module, colon, name = given.rpartition(":")
+    is_model = colon and name.isidentifier() and all(map(str.isidentifier, module.split(".")))
+    if is_model and not Path(given).exists():
+        return _of_model(module, name, given)
+    path = Path(given)
+    try:
+        value = msgspec.json.decode(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"the schema {path} does not exist", hint="a JSON file, or package.module:Model"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"cannot read the schema {path}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"the schema is not JSON: {error}", where=str(path)) from error
+    try:
+        return Schema(as_json_schema(value))
+    except ConfigError as error:
+        error.where = error.where or str(path)
+        raise
+
+
+def as_json_schema(value: Any) -> dict[str, Any]:
+    """The JSON Schema of what a schema's file holds. Raises ConfigError."""
+    if isinstance(value, list):
+        return _of_lists({LABEL: value})
+    if not isinstance(value, dict) or not value:
+        raise ConfigError(
+            "a schema is a JSON Schema, or lists of labels", hint='such as ["bug", "question"]'
+        )
+    if _holds_lists_alone(value) or not any(word in value for word in _WORDS):
+        return _of_lists(value)
+    kind = value.get("type")
+    is_told = "enum" in value or "const" in value or (isinstance(kind, str) and kind in _TYPES)
+    if is_told and kind not in ("object", "array"):
+        raise ConfigError(
+            "a tag is an object or an array, and the schema describes a single value",
+            hint='give the value a name: {"label": ["bug", "question"]}',
+        )
+    return value
+
+
+def _holds_lists_alone(value: Mapping[str, Any]) -> bool:
+    """Each value is a list of texts, and none of them means something in a JSON Schema."""
+    kinds = value.get("type")
+    is_type = isinstance(kinds, list) and _TYPES.issuperset(map(str, kinds))
+    return "enum" not in value and not is_type and all(map(_are_labels, value.values()))
+
+
+def _are_labels(labels: Any) -> bool:
+    is_list = isinstance(labels, list) and bool(labels)
+    return is_list and all(isinstance(label, str) for label in labels)
+
+
+def _of_lists(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """An object with these fields, each one of its labels."""
+    for name, labels in fields.items():
+        if not _are_labels(labels) or len(set(labels)) != len(labels):
+            raise ConfigError(
+                f"the labels of {name} must be a list of different texts",
+                hint='such as {"urgency": ["low", "high"]}; a JSON Schema has a "type"',
+            )
+    return {
+        "type": "object",
+        "properties": {name: {"type": "string", "enum": labels} for name, labels in fields.items()},
+        "required": list(fields),
+        "additionalProperties": False,
+    }
+
+
+def _of_model(module: str, name: str, given: str) -> Schema:
+    """The schema of a pydantic model of the user's own."""
+    # It lies where the command is given, which `redline` alone does not look at.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        model = getattr(importlib.import_module(module), name)
+        schema = model.model_json_schema()
+    except Exception as error:
+        # A module may raise anything while it is imported, and all of it is the user's to mend.
+        if isinstance(error, ModuleNotFoundError) and error.name == "pydantic":
+            extra("pydantic", "schema", given)
+        raise ConfigError(
+            f"{given} is no pydantic model: {type(error).__name__}: {error}",
+            hint="a class derived from pydantic.BaseModel, as package.module:Model",
+        ) from error
+    return Schema(schema, name=name, model=model)
+
+
+def _validator(json_schema: dict[str, Any]) -> Any:
+    """What tells the errors of a value. Raises ConfigError where the schema is none."""
+    jsonschema = extra("jsonschema", "schema", _NEEDED_FOR)
+    referencing = extra("referencing", "schema", _NEEDED_FOR)
+    for reference in _references(json_schema):
+        if not reference.startswith("#"):
+            # Nothing is fetched: a run must not depend on another server.
+            raise ConfigError(
+                f"the schema refers to {reference}, outside of it", hint="put that under $defs"
+            )
+        if reference.startswith("#/") and _pointed(json_schema, reference) is None:
+            raise ConfigError(f"the schema refers to {reference}, which it does not have")
+    kind = jsonschema.validators.validator_for(json_schema, jsonschema.Draft202012Validator)
+    try:
+        kind.check_schema(json_schema)
+    except jsonschema.SchemaError as error:
+        raise ConfigError(f"not a JSON Schema: {_short(error.message)}") from error
+    return kind(json_schema, registry=referencing.Registry(), format_checker=kind.FORMAT_CHECKER)
+
+
+def _references(part: Any) -> Iterator[str]:
+    """All `$ref` of a schema."""
+    if isinstance(part, dict):
+        if isinstance(part.get("$ref"), str):
+            yield part["$ref"]
+        for inner in part.values():
+            yield from _references(inner)
+    elif isinstance(part, list):
+        for inner in part:
+            yield from _references(inner)
+
+
+def _pointed(root: Any, reference: str) -> Any:
+    """What `#/$defs/Name` stands for (RFC 6901); None for nothing."""
+    found = root
+    for step in reference.removeprefix("#").split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if not isinstance(found, dict) or step not in found:
+            return None
+        found = found[step]
+    return found
+
+
+def _kind(root: Mapping[str, Any]) -> Literal["object", "array"] | None:
+    if root.get("type") == "object" or "properties" in root:
+        return "object"
+    return "array" if root.get("type") == "array" else None
+
+
+def _nearest(said: str, labels: list[str]) -> str:
+    """The one label that differs by case and white space alone; what was said, where none does."""
+    if said in labels:
+        return said
+    folded = _folded(said)
+    alike = [label for label in labels if _folded(label) == folded]
+    return alike[0] if len(alike) == 1 else said
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+def _words(error: Any) -> str:
+    """What is wrong, in words for a model."""
+    place = ".".join(map(str, error.absolute_path))
+    allowed = error.validator_value
+    if error.validator != "enum" or not isinstance(allowed, list):
+        return f"{place}: {error.message}" if place else str(error.message)
+    said = _short(json.dumps(error.instance, ensure_ascii=False))
+    if len(allowed) > _MOST_LISTED:
+        return f"{place or 'the value'} is {said}, which is none of its {len(allowed)} values"
+    values = ", ".join(json.dumps(value, ensure_ascii=False) for value in allowed)
+    return f"{place or 'the value'} is {said}, which is not one of {values}"
+
+
+def _by_model(model: Any, value: Any) -> tuple[Any, list[str]]:
+    try:
+        # As JSON, so that dates, enums and the like are read from what JSON has for them.
+        made = model.model_validate_json(json.dumps(value))
+        return made.model_dump(mode="json", by_alias=True), []
+    except ValueError as error:
+        # pydantic's ValidationError is one; a function of the user's own may raise any other.
+        if not hasattr(error, "errors"):
+            return value, [_short(str(error))]
+        problems = []
+        for one in error.errors()[:_MOST_PROBLEMS]:
+            place = ".".join(map(str, one["loc"]))
+            problems.append(_short(f"{place}: {one['msg']}" if place else str(one["msg"])))
+        return value, problems
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_PROBLEM else text[: _LONGEST_PROBLEM - 3] + "..."

@@ -1,0 +1,187 @@
+"""Tags as a table for other programs: a line for each row that has one.
+
+First the columns of the rows, then the fields of their tags, each in the order of its first row. A
+field that has the name of a column is called `tag_NAME`. A list or an object is its JSON.
+
+| values of a column       | in Parquet | in CSV           |
+|--------------------------|------------|------------------|
+| texts                    | string     | as they are      |
+| whole numbers of 64 bits | int64      | digits           |
+| numbers                  | double     | as JSON          |
+| true and false           | bool       | `true`, `false`  |
+| of several of these      | string     | as by themselves |
+| null, or not there       | null       | empty            |
+
+The results are read twice, so that the columns and their types are known before the first line.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from redline.errors import ConfigError
+from redline.journal import read_results
+from redline.process import replace_file
+from redline.sources import extra
+
+SUFFIXES = (".csv", ".parquet")
+_BATCH_ROWS = 2_000
+_MOST_INT = 2**63 - 1
+
+
+class _Line(msgspec.Struct):
+    output: Any = None
+    input: Any = None
+
+
+_decode = msgspec.json.Decoder(_Line).decode
+
+
+class _Columns:
+    """The columns of a table, and what kinds of values each has.
+
+    tags: what the fields of a tag are called, so that no column of the rows is lost.
+    """
+
+    def __init__(self, results: Path) -> None:
+        rows: dict[str, set[str]] = {}
+        fields: dict[str, set[str]] = {}
+        for line in _lines(results):
+            _note(rows, _row(line))
+            _note(fields, _tag(line))
+        self.tags: dict[str, str] = {}
+        taken = {*rows, *fields}
+        for field in fields:
+            name = field
+            while name in rows or (name != field and name in taken):
+                name = f"tag_{name}"
+            self.tags[field] = name
+            taken.add(name)
+        self.kinds = rows | {self.tags[field]: kinds for field, kinds in fields.items()}
+
+    def of(self, line: _Line) -> dict[str, Any]:
+        """The line's values by column; those that are missing are left out."""
+        named = {self.tags[field]: value for field, value in _tag(line).items()}
+        return {name: _plain(value) for name, value in (*_row(line).items(), *named.items())}
+
+
+def check_path(path: Path) -> None:
+    """Raises ConfigError where no table can be written to that path."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"cannot export to {path}", hint=f"known are {', '.join(SUFFIXES)}")
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigError(f"cannot export to {path}: its folder does not exist, or it is one")
+    if path.suffix.lower() == ".parquet":
+        _arrow(path)
+
+
+def write_table(results: Path, path: Path) -> int:
+    """Puts the rows that have a tag in `results` into a new table at `path`; how many they are.
+
+    Raises ConfigError for a missing extra, JournalError where a file cannot be read or written.
+    """
+    columns = _Columns(results)
+    write = _write_csv if path.suffix.lower() == ".csv" else _write_parquet
+    count = 0
+
+    def fill(fd: int) -> None:
+        nonlocal count
+        count = write(fd, _lines(results), columns)
+
+    replace_file(path, fill)
+    return count
+
+
+def _lines(results: Path) -> Iterator[_Line]:
+    return map(_decode, read_results(results))
+
+
+def _row(line: _Line) -> dict[str, Any]:
+    return line.input if isinstance(line.input, dict) else {}
+
+
+def _tag(line: _Line) -> dict[str, Any]:
+    return line.output if isinstance(line.output, dict) else {"output": line.output}
+
+
+def _note(kinds: dict[str, set[str]], values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        found = kinds.setdefault(name, set())
+        if value is not None:
+            found.add(_kind(value))
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int) and abs(value) <= _MOST_INT:
+        return "int"
+    return "float" if isinstance(value, float) else "text"
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.json.encode(value).decode() if isinstance(value, (list, dict)) else value
+
+
+def _text(value: Any) -> str:
+    """A cell of text: JSON, but for texts themselves and for nothing."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return msgspec.json.encode(value).decode()
+
+
+def _write_csv(fd: int, lines: Iterator[_Line], columns: _Columns) -> int:
+    count = 0
+    with open(fd, "w", encoding="utf-8", newline="", closefd=False) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns.kinds)
+        for line in lines:
+            values = columns.of(line)
+            writer.writerow([_text(values.get(name)) for name in columns.kinds])
+            count += 1
+    return count
+
+
+def _write_parquet(fd: int, lines: Iterator[_Line], columns: _Columns) -> int:
+    arrow, parquet = _arrow(Path("a Parquet table"))
+    types = {name: _type(arrow, kinds) for name, kinds in columns.kinds.items()}
+    schema = arrow.schema(list(types.items()))
+    count = 0
+    with os.fdopen(fd, "wb", closefd=False) as file, parquet.ParquetWriter(file, schema) as writer:
+        while batch := [columns.of(line) for line in islice(lines, _BATCH_ROWS)]:
+            arrays = [
+                arrow.array([_cell(row.get(name), kind, arrow) for row in batch], kind)
+                for name, kind in types.items()
+            ]
+            writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))
+            count += len(batch)
+    return count
+
+
+def _arrow(path: Path) -> tuple[Any, Any]:
+    purpose = f"writing {path}"
+    return extra("pyarrow", "parquet", purpose), extra("pyarrow.parquet", "parquet", purpose)
+
+
+def _type(arrow: Any, kinds: set[str]) -> Any:
+    if kinds == {"bool"}:
+        return arrow.bool_()
+    if kinds == {"int"}:
+        return arrow.int64()
+    return arrow.float64() if kinds and kinds <= {"int", "float"} else arrow.string()
+
+
+def _cell(value: Any, kind: Any, arrow: Any) -> Any:
+    """The value as its column's type has it."""
+    if value is None:
+        return None
+    if kind == arrow.string():
+        return _text(value)
+    return float(value) if kind == arrow.float64() else value

@@ -1,0 +1,151 @@
+"""Tags by a schema: the JSON of an answer is found, validated, and asked for again if need be.
+
+  an answer                             what becomes of it
+  holds a valid tag                     the row has it
+  holds none                            it is shown to the model with what is wrong with it, and the
+                                        question is asked again, at most `reasks` times
+  is a refusal, or cut by a filter      its row fails: the same question ends the same way
+  is the last one, and not valid        its row fails, with what was wrong with it
+
+The prompt says what is wanted, and `response_format` does if the endpoint takes it (structured.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from redline.calls import Outcome, Request
+from redline.errors import Rejected
+from redline.job.settings import Ask
+from redline.tasks.answers import find_json
+from redline.tasks.evaluate import UsageSum
+from redline.tasks.tag.schema import Schema
+from redline.tasks.tag.structured import Structured
+
+_ENDINGS = {
+    "refusal": "the model refused to answer",
+    "content_filter": "the answer was cut by a content filter",
+}
+_CUT = "the answer was cut at the token limit before its JSON was whole"
+_LONGEST_QUOTE = 4_000
+# A longer answer is read in a thread: its JSON takes about a millisecond to find for so much.
+_LONG_ANSWER = 50_000
+
+
+class Tagging:
+    """A Task of a job. response_format: whether it is sent, one of FORMATS of structured.py."""
+
+    def __init__(self, schema: Schema, *, reasks: int, response_format: str = "auto") -> None:
+        self._schema = schema
+        self._structured = Structured(schema, response_format)
+        self._reasks = reasks
+
+    @property
+    def is_format_refused(self) -> bool:
+        """The endpoint takes no response format: it was told by the prompt alone."""
+        return self._structured.is_format_refused
+
+    def settings(self) -> Mapping[str, Any]:
+        # The number of tries decides which rows fail, and not what a tag is.
+        return {"schema": self._schema.json_schema}
+
+    async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:
+        plain = request = self._structured.instructed(request)
+        used = UsageSum()
+        reasks = 0
+        while True:
+            outcome = await self._structured.asked(request, ask)
+            used.add(outcome)
+            reply = outcome.reply
+            if reply is None:
+                break
+            answer, reason = _first(reply.output), reply.finish_reasons[0]
+            value, problem = await self._read(answer, reason)
+            if not problem:
+                reply.output = value
+                break
+            if reasks == self._reasks or reason in _ENDINGS:
+                outcome.status = "rejected"
+                outcome.error = _no_answer(problem, reasks + 1, reason)
+                break
+            reasks += 1
+            request = _again(plain, answer, problem)
+        used.put_into(outcome)
+        outcome.fields = {"reasks": reasks}
+        return outcome
+
+    async def _read(self, answer: Any, finish_reason: str | None) -> tuple[Any, str]:
+        """The tag in an answer, and what is wrong with it; nothing is where it is valid."""
+        if not isinstance(answer, str) or not answer.strip():
+            value, problem = None, "the answer is empty"
+        elif len(answer) < _LONG_ANSWER:
+            value, problem = self._judged(answer)
+        else:
+            value, problem = await asyncio.to_thread(self._judged, answer)
+        if problem and finish_reason == "length":
+            problem = _CUT
+        elif problem and finish_reason in _ENDINGS:
+            problem = _ENDINGS[finish_reason]
+        return value, problem
+
+    def _judged(self, answer: str) -> tuple[Any, str]:
+        found: Any = find_json(answer, self._schema.kind)
+        if found is None:
+            found = self._schema.bare(answer)
+        if found is None:
+            return None, _json_problem(answer)
+        value, problems = self._schema.checked(found)
+        try:
+            msgspec.json.encode(value)
+        except (OverflowError, ValueError) as error:
+            problems = [*problems, f"a value in it cannot be kept: {error}"]
+        return value, "; ".join(problems)
+
+
+def _first(output: Any) -> Any:
+    """The first choice of several, as everywhere else."""
+    return output[0] if isinstance(output, list) and output else output
+
+
+def _json_problem(answer: str) -> str:
+    """Why nothing was found in an answer."""
+    start = answer.find("{")
+    if start < 0:
+        return "the answer holds no JSON"
+    try:
+        json.loads(answer[start : answer.rfind("}") + 1] or answer[start:])
+    except (ValueError, RecursionError) as error:
+        return f"its JSON is broken: {error}"
+    return "the answer holds no JSON of the form that was asked for"
+
+
+def _again(request: Request, answer: Any, problem: str) -> Request:
+    """The same request, followed by the answer and by what is wrong with it."""
+    said = answer if isinstance(answer, str) and answer.strip() else "(an empty answer)"
+    messages = [
+        *request.body["messages"],
+        {"role": "assistant", "content": said[:_LONGEST_QUOTE]},
+        {
+            "role": "user",
+            "content": f"That is not valid: {problem[:_LONGEST_QUOTE]}. Answer again, with the "
+            "corrected JSON and nothing else.",
+        },
+    ]
+    return msgspec.structs.replace(request, body={**request.body, "messages": messages})
+
+
+def _no_answer(problem: str, tries: int, finish_reason: str | None) -> Rejected:
+    if finish_reason in _ENDINGS:
+        return Rejected(problem, hint="look at the row; the answer stands beside its failure")
+    plural = "try" if tries == 1 else "tries"
+    return Rejected(
+        f"no valid answer in {tries} {plural}; the last: {problem}",
+        hint="raise --max-tokens"
+        if finish_reason == "length"
+        else "the last answer stands beside the failure; --retry-failed asks again",
+    )

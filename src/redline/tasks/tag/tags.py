@@ -1,0 +1,145 @@
+"""What tagging came to, read from its files: an interrupted run ends with the same numbers.
+
+A row that failed has no tag, so it is neither right nor wrong: it is counted by itself. A row that
+stands in both files has succeeded since (see journal.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from redline.journal import Output, read_results
+from redline.journal import manifest as manifests
+from redline.tasks.evaluate import wilson
+from redline.tasks.tag.columns import Gold
+from redline.tasks.tag.gold import Agreement, agreement
+from redline.tasks.tag.schema import Schema
+
+_MOST_SHOWN = 5
+
+
+class _Line(msgspec.Struct):
+    """What a line of either file says of its row."""
+
+    hash: str
+    output: Any = None
+    reasks: int = 0
+    input: Any = None
+
+
+_decode = msgspec.json.Decoder(_Line).decode
+
+
+class Review(msgspec.Struct, frozen=True, kw_only=True):
+    """tagged: rows that have a tag. failed: those that have none. reasks: of both, all together.
+
+    is_over: every row of the input is one of these. without_gold: tagged rows whose gold column is
+    empty, and which are not compared. strays: compared rows whose gold label the schema lacks.
+    agreement: of the tags with gold; None where it was not asked for.
+    """
+
+    tagged: int
+    failed: int
+    reasks: int
+    is_over: bool
+    without_gold: int = 0
+    strays: int = 0
+    agreement: Agreement | None = None
+
+    def text(self, *notes: str) -> str:
+        """For a person, and then, line by line, for a program; the accuracy is the last line."""
+        lines = [] if self.is_over else ["the run is not over: this is what is tagged so far", ""]
+        lines.append(f"tagged {self.tagged:,}, failed {self.failed:,}, re-asks {self.reasks:,}")
+        found = self.agreement
+        if found is not None:
+            lines += self._compared(found)
+        lines += [*notes, ""]
+        lines += [f"tagged: {self.tagged}", f"failed: {self.failed}", f"reasks: {self.reasks}"]
+        if found is not None:
+            lines.append(f"without_gold: {self.without_gold}")
+            lines.append(f"macro_f1: {found.macro_f1:.6f}")
+            lines.append(f"accuracy: {found.correct}/{found.total}")
+        return "\n".join(lines) + "\n"
+
+    def _compared(self, found: Agreement) -> list[str]:
+        lines = []
+        if found.total:
+            low, high = (100 * end for end in wilson(found.correct, found.total))
+            lines += [
+                f"accuracy {found.correct / found.total:6.1%}  {found.correct:,} of "
+                f"{found.total:,}  (95 %: {low:.1f} to {high:.1f} %)",
+                f"macro F1 {found.macro_f1:6.3f}  over {len(found.labels):,} labels",
+            ]
+        if self.failed or self.without_gold:
+            lines.append(
+                f"not compared: {self.failed:,} failed, {self.without_gold:,} without gold"
+            )
+        if self.strays:
+            lines.append(f"gold labels that the schema does not have: {self.strays:,} rows")
+        for one in found.confusions(_MOST_SHOWN):
+            lines.append(f"{one.rows:>6,} x {one.gold} tagged as {one.said}")
+        return lines
+
+
+def review(output: Output, schema: Schema, gold: Gold | None) -> Review:
+    """What stands in an output's files. Memory is bounded, but for 200 bytes a failure.
+
+    Raises JournalError for a damaged file, ConfigError where gold's column holds no labels.
+    """
+    failed = {line.hash: line.reasks for line in _lines(output.failed_path)}
+    counts = Counter[str]()
+    known = frozenset(schema.labels.get(gold.field, ())) if gold is not None else frozenset[str]()
+
+    def pairs() -> Iterator[tuple[str, str]]:
+        for line in _lines(output.path):
+            counts["tagged"] += 1
+            counts["reasks"] += line.reasks
+            failed.pop(line.hash, None)
+            if gold is None:
+                continue
+            pair = _pair(line, gold)
+            if pair is None:
+                counts["without_gold"] += 1
+            else:
+                counts["strays"] += bool(known) and pair[0] not in known
+                yield pair
+
+    found = agreement(pairs(), known)
+    manifest = manifests.load(output)
+    return Review(
+        tagged=counts["tagged"],
+        failed=len(failed),
+        reasks=counts["reasks"] + sum(failed.values()),
+        # A run that has not come to the end of its rows does not know how many there are.
+        is_over=manifest is not None and manifest.rows is not None,
+        without_gold=counts["without_gold"],
+        strays=counts["strays"],
+        agreement=found if gold is not None else None,
+    )
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    if path.exists():
+        yield from map(_decode, read_results(path))
+
+
+def _pair(line: _Line, gold: Gold) -> tuple[str, str] | None:
+    """The gold label and the one of the tag; None for a row without gold.
+
+    What is no text is compared by its JSON: 3, true, and null for a field that a tag leaves out.
+    """
+    row = line.input if isinstance(line.input, dict) else {}
+    label = row.get(gold.column)
+    if label is None or label == "":
+        return None
+    tag = line.output if isinstance(line.output, dict) else {}
+    return _text(label), _text(tag.get(gold.field))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,0 +1,114 @@
+"""The waist of redline: a call goes in, an outcome comes out."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from redline.clock import Clock
+from redline.errors import TimedOut
+from redline.limits import Cost
+from redline.waist.outcome import Outcome
+
+T = TypeVar("T")
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One call in the endpoint's own terms.
+
+    url: a path such as `/v1/chat/completions`, joined to the endpoint's base URL.
+    body: any value that can be encoded as JSON, None for no body; what a user's own coroutine is
+    called with. Bytes are sent as they are, and want their Content-Type in `headers`.
+    output_path: keys and indices that pick the answer from a plain JSON reply, outermost first.
+    """
+
+    body: Any = None
+    method: str = "POST"
+    url: str = "/v1/chat/completions"
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    output_path: tuple[str | int, ...] = ()
+
+
+class Held(Protocol):
+    """Room that is taken until it is released."""
+
+    def release(self) -> None:
+        """May be called again."""
+
+
+class Call(msgspec.Struct, kw_only=True):
+    """What belongs to one call on its way through the backends, and what became of it so far.
+
+    deadline_s: monotonic time after which no attempt starts or goes on.
+    priority: lower goes first. tenant: whose budget pays. avoid: endpoints not to use.
+    committed: the first chunk of the answer has been handed on, so nothing may be tried again.
+    attempts: attempts started. requests: written for what is asked now. sent_s: when the one in
+    flight was written, None between attempts.
+    held: what a long answer takes of the room for answers, until whoever asked lets go of it.
+    once: it is never written twice, even if the connection that it was written on fails.
+    on_write: called just before a request is written; a CallError that it raises ends the attempt,
+    and nothing is written. on_wait: called when the call begins to wait for its next attempt: its
+    slot is free until then.
+    """
+
+    deadline_s: float = math.inf
+    priority: int = 0
+    tenant: str = ""
+    avoid: frozenset[str] = frozenset()
+    committed: bool = False
+    attempts: int = 0
+    requests: int = 0
+    sent_s: float | None = None
+    held: Held | None = None
+    once: bool = False
+    on_write: Callable[[], None] | None = None
+    on_wait: Callable[[], None] | None = None
+
+    async def in_time(self, waiting: Awaitable[T], clock: Clock, hint: str = "") -> T:
+        """What is waited for. Raises TimedOut at the deadline."""
+        if self.deadline_s == math.inf:
+            return await waiting
+        try:
+            async with asyncio.timeout(self.deadline_s - clock.now_s()):
+                return await waiting
+        except TimeoutError:
+            raise TimedOut("row", hint=hint) from None
+
+    def let_go(self) -> None:
+        """The answer is not kept any more, or is its reader's own matter from here on."""
+        if self.held is not None:
+            self.held.release()
+            self.held = None
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """One piece of a streamed answer: its new text, and the event as the endpoint sent it."""
+
+    text: str
+    data: Any
+
+
+class Sink(Protocol):
+    """Takes streamed chunks in order. Awaited, so a slow reader slows the connection down."""
+
+    async def put(self, chunk: Chunk) -> None: ...
+
+
+class Backend(Protocol):
+    """One HTTP endpoint, a retry around one, a user's own coroutine: all are backends."""
+
+    def room(self, cost: Cost, now_s: float) -> float:
+        """Seconds until a call of this cost could start; 0 now, inf when down.
+
+        Never waits and books nothing.
+        """
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        """Exactly one outcome. Raises nothing but CancelledError."""
+
+    async def aclose(self) -> None:
+        """Ends connections and tasks. The backend cannot be used afterwards."""

@@ -1,0 +1,90 @@
+"""Exchanges without a backend: what one transport makes of what a server sends."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from redline.calls import Endpoint, Timeouts
+from redline.calls.wire import Answer, Exchange, Transport, Wire
+from redline.clock import SYSTEM
+
+_NO_HEADERS: Mapping[str, str] = {}
+
+
+class FreeGrant:
+    """A grant that nobody waits for."""
+
+    waited_s = 0.0
+
+    def sent(self, sent_s: float) -> None:
+        pass
+
+
+class Asked(Exchange):
+    """An exchange whose grant comes once `gate` is set, at once where there is none."""
+
+    gate: asyncio.Event | None = None
+
+    def acquire_now(self) -> Any:
+        return FreeGrant() if self.gate is None else None
+
+    async def acquire(self) -> Any:
+        assert self.gate is not None
+        await self.gate.wait()
+        return FreeGrant()
+
+    def on_sent(self, sent_s: float) -> None:
+        pass
+
+
+def wire(
+    target: str = "/x",
+    body: bytes | None = b"{}",
+    *,
+    method: str = "POST",
+    headers: Mapping[str, str] = _NO_HEADERS,
+    deadline_s: float = math.inf,
+) -> Wire:
+    """A request as it is sent."""
+    return Wire(method, target, headers, body, deadline_s)
+
+
+class Asker:
+    """Asks one endpoint over one Transport; `async with` closes it."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        timeouts: Timeouts | None = None,
+        gate: asyncio.Event | None = None,
+        **settings: Any,
+    ) -> None:
+        self.timeouts = timeouts or Timeouts(attempt_s=8, first_byte_s=8, connect_s=8)
+        endpoint = Endpoint(base_url=base_url, timeouts=self.timeouts, **settings)
+        self._gate = gate
+        self.transport = Transport(endpoint, SYSTEM, lambda _: None)
+
+    async def __aenter__(self) -> Asker:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.transport.aclose()
+
+    async def ask(self, sent: Wire | None = None) -> Answer:
+        """The whole answer. Raises CallError."""
+        return await self.transport.exchange(sent or wire(), self._exchange())
+
+    async def stream(
+        self, take: Callable[[bytes], Awaitable[None]], sent: Wire | None = None
+    ) -> Answer:
+        """The answer whose event stream went to `take`. Raises CallError."""
+        return await self.transport.exchange(sent or wire(), self._exchange(), take)
+
+    def _exchange(self) -> Exchange:
+        asked = Asked(self.timeouts, SYSTEM)
+        asked.gate = self._gate
+        return asked

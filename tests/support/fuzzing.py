@@ -1,0 +1,180 @@
+"""Answers with seeded faults, in random pieces, each held against the slow reader (reference.py).
+
+The law of each execution: it ends in one answer or one CallError; the answer to what is beyond
+doubt well formed is the right one; no answer is made of what has not come; another cut of the same
+bytes gives the same; and where the connection is kept, the next exchange gets its own answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import random
+import time
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+from redline.errors import BadReply
+from support import reference
+from support.answers import RIGHT, WRONG, chunked, head
+from support.wires import Case, Result, exchange
+
+_SEEDS = [data for data, *_ in [*RIGHT.values(), *WRONG.values()] if 0 < len(data) < 2_000]
+_TOKENS = [
+    b"\r\n", b"\r\n\r\n", b"\n", b"\r", b"\0", b" ", b":", b";", b",", b"0", b"1", b"f", b"-", b"+",
+    b"HTTP/1.1 ", b"HTTP/1.0 ", b"HTTP/1.1 100 Continue\r\n\r\n", b"101", b"204", b"304", b"099",
+    b"Content-Length: ", b"Transfer-Encoding: chunked\r\n", b"Content-Encoding: gzip\r\n",
+    b"Content-Encoding: deflate\r\n", b"Connection: close\r\n", b"Connection: keep-alive\r\n",
+    b"Upgrade: h2c\r\n", b"0\r\n\r\n", b"5\r\nhello\r\n", b"\x1f\x8b", b"\xff" * 8, b"9" * 25,
+    b"X: " + b"a" * 300 + b"\r\n",
+]  # fmt: skip
+_ENDINGS = ("ring", "eof", "reset")
+_BOUNDS = (0, 10, 100, 1_000, 100_000, 100_000)
+
+
+@dataclass
+class Figures:
+    """What was executed, and what it came to."""
+
+    executions: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    answers_checked: int = 0
+    answers_unchecked: int = 0
+
+    def as_record(self) -> dict[str, Any]:
+        return {
+            "executions": self.executions,
+            "outcomes": dict(sorted(self.outcomes.items())),
+            "answers_checked": self.answers_checked,
+            "answers_unchecked": self.answers_unchecked,
+        }
+
+
+def fuzz(
+    module: ModuleType, seed: int, *, executions: int | None = None, lasts_s: float | None = None
+) -> Figures:
+    """Figures of so many executions, or of as many as fit into lasts_s.
+
+    Raises AssertionError, with the case that breaks the law.
+    """
+    rng = random.Random(seed)
+    figures = Figures()
+    ends_s = None if lasts_s is None else time.monotonic() + lasts_s
+
+    async def main() -> None:
+        while figures.executions != executions and (ends_s is None or time.monotonic() < ends_s):
+            _one(module, rng, figures)
+
+    asyncio.run(main())
+    return figures
+
+
+def _one(module: ModuleType, rng: random.Random, figures: Figures) -> None:
+    data = _generated(rng) if rng.random() < 0.5 else rng.choice(_SEEDS)
+    for _ in range(rng.choice((0, 0, 0, 1, 1, 2, 5))):
+        data = _mutated(rng, data)
+    ending, most_bytes = rng.choice(_ENDINGS), rng.choice(_BOUNDS)
+    both = []
+    for _ in range(2):
+        pieces = _cut(rng, data)
+        reads = rng.choice(("whole", "whole", "stream", "rest"))
+        is_lazy, is_held = rng.random() < 0.5, rng.random() < 0.2
+        case = Case(pieces, ending, reads, most_bytes, is_lazy=is_lazy, is_held=is_held)
+        try:
+            both.append(exchange(module, case))
+            _judge(case, data, both, figures)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {case}") from error
+        figures.executions += 1
+
+
+def _judge(case: Case, data: bytes, results: list[Result], figures: Figures) -> None:
+    result = results[-1]
+    kind = "answer" if result.error is None else type(result.error).__name__
+    figures.outcomes[kind] += 1
+    right = reference.read(data, is_ended=case.ending == "eof")
+    if right is not None and len(right.body) <= case.most_bytes:
+        # Lengths of compressed data are bounded by what they stand for.
+        assert result.error is None, f"refused: {result.error}"
+        assert (result.status, result.body) == (right.status, right.body), "a wrong answer"
+        assert not (right.has_rest and result.is_reusable), "a connection with junk is kept"
+        figures.answers_checked += 1
+    elif right is not None:
+        assert isinstance(result.error, BadReply), "too long an answer"
+    elif result.error is None:
+        # The parser is more lenient here than the slow one, as with a missing space.
+        figures.answers_unchecked += 1
+    # Of two faults in one answer, the cut may say which is met first.
+    same = [(r.status, r.body, r.headers, type(r.error)) for r in (results[0], result)]
+    assert same[0] == same[1], f"another cut gives {results[0]}"
+
+
+# Making them.
+
+
+def _generated(rng: random.Random) -> bytes:
+    """An answer as a server may send it, with all that one may choose."""
+    body = rng.choice((b"", b"{}", b"hello", rng.randbytes(rng.randrange(300)), b"ab" * 500))
+    lines = [f"X-{number}: {number}" for number in range(rng.randrange(3))]
+    coding = rng.choice(("", "", "gzip", "deflate", "raw", "identity"))
+    if coding:
+        lines.append(f"Content-Encoding: {coding.replace('raw', 'deflate')}")
+    if coding == "gzip":
+        parts = rng.choice(([body], [body[:5], body[5:]]))
+        body = b"".join(gzip.compress(part, mtime=0) for part in parts)
+    elif coding == "deflate":
+        body = zlib.compress(body)
+    elif coding == "raw":
+        packer = zlib.compressobj(wbits=-15)
+        body = packer.compress(body) + packer.flush()
+    framing = rng.choice(("length", "length", "chunks", "close"))
+    if framing == "length":
+        lines.append(f"Content-Length: {len(body)}")
+    elif framing == "chunks":
+        lines.append("Transfer-Encoding: chunked")
+        trailers = rng.choice((b"", b"", b"X-Sum: 1\r\n"))
+        body = chunked(*_cut(rng, body), trailers=trailers)
+    if rng.random() < 0.2:
+        lines.append(f"Connection: {rng.choice(('close', 'keep-alive', 'Upgrade'))}")
+    rng.shuffle(lines)
+    status = rng.choice((200, 200, 200, 204, 304, 400, 429, 500, 103))
+    version = rng.choice(("1.1", "1.1", "1.1", "1.0"))
+    before = head(status="HTTP/1.1 100 Continue") * rng.choice((0, 0, 0, 1, 2, 33))
+    return before + head(*lines, status=f"HTTP/{version} {status} Status") + body
+
+
+def _mutated(rng: random.Random, data: bytes) -> bytes:
+    at = rng.randrange(len(data) + 1)
+    size = rng.choice((1, 1, 2, 5, 20, 100))
+    kind = rng.randrange(7)
+    if kind == 0:
+        return data[:at] + bytes((rng.randrange(256),)) + data[at + 1 :]
+    if kind == 1:
+        return data[:at] + data[at + size :]
+    if kind == 2:
+        return data[: at + size] + data[at:]
+    if kind == 3:
+        return data[:at] + rng.choice(_TOKENS) + data[at:]
+    if kind == 4:
+        other = rng.choice(_SEEDS)
+        return data[:at] + other[rng.randrange(len(other)) :]
+    if kind == 5:
+        return data[:at]
+    # A token behind a line's end, where it is a header or a chunk of its own.
+    places = [i + 2 for i in range(len(data) - 1) if data[i : i + 2] == b"\r\n"] or [at]
+    place = rng.choice(places)
+    return data[:place] + rng.choice(_TOKENS) + data[place:]
+
+
+def _cut(rng: random.Random, data: bytes) -> list[bytes]:
+    most = rng.choice((1, 2, 3, 10, 50))
+    if not data:
+        return []
+    if rng.random() < 0.1 and len(data) < 600:
+        return [data[at : at + 1] for at in range(len(data))]
+    edges = sorted({0, len(data), *(rng.randrange(len(data)) for _ in range(most - 1))})
+    return [data[a:b] for a, b in pairwise(edges)]

@@ -1,0 +1,53 @@
+"""A `redline sim` in a process of its own, for tests that must not share its event loop."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Simulated:
+    """A running simulated provider."""
+
+    def __init__(self, base_url: str) -> None:
+        self.base_url = base_url
+
+    def stats(self) -> dict[str, Any]:
+        """Its own counts, from GET /sim/stats."""
+        return self.get("/sim/stats")
+
+    def requests(self) -> list[dict[str, Any]]:
+        """Its records of the last requests, from GET /sim/requests."""
+        found: list[dict[str, Any]] = self.get("/sim/requests?limit=100000")["requests"]
+        return found
+
+    def get(self, path: str) -> dict[str, Any]:
+        url = self.base_url.removesuffix("/v1") + path
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(url, timeout=10) as reply:
+            found: dict[str, Any] = json.load(reply)
+        return found
+
+
+@contextmanager
+def simulated(*flags: str) -> Iterator[Simulated]:
+    """Starts `redline sim` with these flags on a free port; ends it at the end."""
+    command = [sys.executable, "-m", "redline", "sim", *flags]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert process.stdout is not None
+        base_url = process.stdout.readline().strip()
+        assert base_url.startswith("http://127.0.0.1:"), f"no URL from {command}"
+        yield Simulated(base_url)
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+        if process.stdout is not None:
+            process.stdout.close()

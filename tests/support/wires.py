@@ -1,0 +1,203 @@
+"""A connection without a socket and without waiting: what it makes of bytes, piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from redline.calls import Timeouts
+from redline.calls.wire import ReplyMemory
+from redline.clock import SYSTEM
+from redline.errors import CallError, TimedOut
+from support.asking import Asked
+from support.raw_server import answer
+
+_TIMEOUTS = Timeouts()
+
+
+class FakeTransport(asyncio.Transport):
+    """Keeps what is written. unsent: how many bytes of it wait to be sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.unsent = 0
+        self.is_aborted = False
+        self.is_paused = False
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def pause_reading(self) -> None:
+        assert not self.is_aborted, "a closed transport is paused"
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        # As uvloop's: one that is closed raises.
+        assert not self.is_aborted, "a closed transport is resumed"
+        self.is_paused = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+
+@dataclass
+class Case:
+    """What a server sends, in pieces, and then does: `eof`, `reset`, or `ring` for nothing more.
+
+    reads: `whole`, or `stream` with its answer taken apart. is_lazy: the reader wakes only once
+    everything has come, or the transport is paused. is_held: after each piece, other answers leave
+    no room for a moment.
+    """
+
+    pieces: Iterable[bytes]
+    ending: str = "ring"
+    reads: str = "whole"
+    most_bytes: int = 100_000
+    is_lazy: bool = False
+    is_held: bool = False
+
+
+@dataclass
+class Result:
+    """The one thing that an exchange came to, and whether its connection may serve another."""
+
+    status: int = 0
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    error: CallError | None = None
+    is_reusable: bool = False
+    lost: int = 0
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What must not depend on how the bytes were cut."""
+        error = None if self.error is None else (type(self.error), self.error.what)
+        return (self.status, self.body, self.headers, error, self.is_reusable, self.lost)
+
+
+class _Reader:
+    """A coroutine that is stepped by hand; the futures it waits for are set by callbacks alone."""
+
+    def __init__(self, coro: Coroutine[Any, Any, bytes]) -> None:
+        self._coro = coro
+        self._awaited: asyncio.Future[Any] | None = None
+        self.body: bytes | None = None
+        self.error: CallError | None = None
+        self.step()
+
+    @property
+    def is_over(self) -> bool:
+        return self.body is not None or self.error is not None
+
+    def step(self) -> None:
+        while not self.is_over and (self._awaited is None or self._awaited.done()):
+            try:
+                self._awaited = self._coro.send(None)
+            except StopIteration as end:
+                self.body = end.value
+            except CallError as error:
+                self.error = error
+
+
+async def _read(connection: Any, reads: str) -> bytes:
+    if reads == "whole":
+        body: bytes = await connection.whole()
+        return body
+    await connection.head()
+    if reads == "rest":
+        connection.rest()
+        return bytes(await connection.whole())
+    parts = []
+    while chunk := await connection.chunk():
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+def exchange(module: ModuleType, case: Case) -> Result:
+    """What module.Connection makes of a case, inside a running loop.
+
+    Raises AssertionError for anything but one answer or one CallError.
+    """
+    try:
+        return _exchange(module, case)
+    except (AssertionError, asyncio.CancelledError):
+        raise
+    except Exception as error:
+        raise AssertionError(f"{type(error).__name__}: {error}") from error
+
+
+def _exchange(module: ModuleType, case: Case) -> Result:
+    lost: list[Any] = []
+    transport = FakeTransport()
+    connection = module.Connection(lost.append, ReplyMemory(max(1, case.most_bytes)))
+    connection.connection_made(transport)
+    assert connection.is_reusable
+    asked = Asked(_TIMEOUTS, SYSTEM)
+    assert asked.pass_gate_now()
+    connection.write(b"head", b"body", asked, case.most_bytes)
+    assert transport.written == b"headbody"
+    reader = _Reader(_read(connection, case.reads))
+    result = Result()
+    is_released = False
+
+    def read() -> None:
+        reader.step()
+        nonlocal is_released
+        if reader.is_over and not is_released:
+            is_released = True
+            if reader.error is None:
+                result.status = connection.status
+                result.headers = dict(connection.headers)
+            connection.release()
+
+    for piece in case.pieces:
+        if transport.is_paused:
+            read()
+            assert not transport.is_paused, "a waiting reader does not hear of what has come"
+        if transport.is_aborted:
+            break
+        connection.data_received(piece)
+        if case.is_held:
+            connection.pause()
+            connection.resume()
+            assert case.reads != "whole" or not transport.is_paused, "it does not read on"
+        if not case.is_lazy:
+            read()
+    if case.ending == "ring" and not reader.is_over:
+        connection.fail(TimedOut("attempt", 1.0))
+    if case.ending == "eof" and not transport.is_aborted:
+        if transport.is_paused:
+            read()
+        connection.eof_received()
+    if transport.is_aborted or case.ending != "ring":
+        connection.connection_lost(ConnectionResetError() if case.ending == "reset" else None)
+    read()
+    assert reader.is_over, "the exchange has no end"
+    result.body, result.error = reader.body or b"", reader.error
+    result.is_reusable, result.lost = connection.is_reusable, len(lost)
+    assert len(lost) <= 1
+    assert len(result.body) <= case.most_bytes
+    if result.is_reusable:
+        _asks_again(connection, transport)
+    return result
+
+
+def _asks_again(connection: Any, transport: FakeTransport) -> None:
+    """The next exchange on the connection gets its own answer."""
+    assert not transport.is_paused
+    connection.write(b"", None, Asked(_TIMEOUTS, SYSTEM), 100)
+    reader = _Reader(connection.whole())
+    connection.data_received(answer(b"second"))
+    reader.step()
+    assert reader.body == b"second", "an exchange gets what is left of the one before"
+    connection.release()

@@ -1,0 +1,318 @@
+"""A streamed answer is the same wherever its bytes are cut."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from redline.calls import Call, Chunk, Reply, Request
+from redline.calls.http import EventParser, StreamReader, streaming
+from redline.calls.http import events as stream_module
+from redline.errors import BadReply, Disconnected, NoEndpoint
+
+
+class Heard:
+    """A sink that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+
+    async def put(self, chunk: Chunk) -> None:
+        self.chunks.append(chunk)
+
+    @property
+    def texts(self) -> list[str]:
+        return [chunk.text for chunk in self.chunks]
+
+
+def choice(delta: dict[str, Any] | None = None, *, index: int = 0, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"index": index, "delta": delta or {}, **more}], "model": "m", "id": "c"}
+
+
+def events(*values: Any, end: bytes = b"\n") -> bytes:
+    return b"".join(
+        b"data: " + (value if isinstance(value, bytes) else msgspec.json.encode(value)) + end * 2
+        for value in values
+    )
+
+
+def listen(*parts: bytes) -> tuple[Reply, Heard, Call]:
+    heard, call = Heard(), Call()
+    reader = StreamReader(heard, call)
+
+    async def main() -> Reply:
+        for part in parts:
+            await reader.take(part)
+        return reader.finish()
+
+    return asyncio.run(main()), heard, call
+
+
+USAGE = {"prompt_tokens": 7, "completion_tokens": 2}
+SPOKEN = [
+    choice({"role": "assistant", "content": ""}),
+    choice({"content": "Gr"}),
+    choice({"content": "üße 世"}),
+    choice(finish_reason="stop"),
+    {"choices": [], "usage": USAGE},
+]
+WHOLE = b": hello\n\nevent: x\nid: 1\n" + events(*SPOKEN, b"[DONE]")
+
+
+def test_a_stream_becomes_chunks_and_one_reply() -> None:
+    reply, heard, call = listen(WHOLE)
+    assert heard.texts == ["", "Gr", "üße 世", "", ""]
+    assert heard.chunks[1].data == SPOKEN[1]
+    assert call.committed
+    assert (reply.output, reply.finish_reason, reply.model) == ("Grüße 世", "stop", "m")
+    assert (reply.input_tokens, reply.output_tokens, reply.request_id) == (7, 2, "c")
+    assert msgspec.json.decode(reply.body)["choices"][0]["message"]["content"] == "Grüße 世"
+
+
+@pytest.mark.parametrize("data", [WHOLE, WHOLE.replace(b"\n", b"\r\n")])
+def test_every_cut_gives_the_same(data: bytes) -> None:
+    whole = EventParser().feed(data)
+    assert len(whole) == 6
+    for cut in range(len(data) + 1):
+        parser = EventParser()
+        assert parser.feed(data[:cut]) + parser.feed(data[cut:]) == whole, cut
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, len(WHOLE))), st.booleans())
+def test_any_cuts_give_the_same(cuts: list[int], is_crlf: bool) -> None:
+    data = WHOLE.replace(b"\n", b"\r\n") if is_crlf else WHOLE
+    edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    parts = [data[start:end] for start, end in itertools.pairwise(edges)]
+    reply, heard, _ = listen(*parts)
+    assert reply.output == "Grüße 世"
+    assert "".join(heard.texts) == "Grüße 世"
+
+
+def test_one_event_may_have_several_data_lines() -> None:
+    assert EventParser().feed(b'data: {"a":\ndata:1}\n\n') == [b'{"a":\n1}']
+
+
+def test_an_endless_event_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "_LONGEST_EVENT_BYTES", 100)
+    parser = EventParser()
+    parser.feed(b"data: " + b"x" * 94)
+    with pytest.raises(BadReply, match="longer than 100 bytes"):
+        parser.feed(b"x")
+
+
+def test_several_choices_are_kept_apart() -> None:
+    data = events(
+        choice({"content": "b"}, index=1),
+        choice({"content": "a"}),
+        choice({"content": "B"}, index=1, finish_reason="stop"),
+        choice({"content": "A"}, finish_reason="stop"),
+    )
+    reply, heard, _ = listen(data)
+    assert reply.output == ["aA", "bB"]
+    assert heard.texts == ["", "a", "", "A"]
+
+
+def test_tool_calls_come_in_pieces() -> None:
+    def part(index: int, arguments: str, **more: str) -> dict[str, Any]:
+        function = {
+            "arguments": arguments,
+            **({"name": more.pop("name")} if "name" in more else {}),
+        }
+        return choice({"tool_calls": [{"index": index, "function": function, **more}]})
+
+    data = events(
+        part(0, "", name="f", id="t0", type="function"),
+        part(0, '{"a"'),
+        part(1, "{}", name="g", id="t1", type="function"),
+        part(0, ":1}"),
+        choice(finish_reason="tool_calls"),
+    )
+    reply, _, _ = listen(data)
+    assert (reply.output, reply.finish_reason) == (None, "tool_calls")
+    assert reply.tool_calls == [
+        {"id": "t0", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}},
+        {"id": "t1", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("delta", "finish", "output", "reason"),
+    [
+        ({"refusal": "I cannot"}, "stop", "I cannot", "refusal"),
+        ({}, "stop", "", "empty"),
+        ({"content": "a"}, "length", "a", "length"),
+        ({"content": "a"}, "content_filter", "a", "content_filter"),
+        ({"content": [{"type": "text", "text": "a"}]}, "stop", "a", "stop"),
+    ],
+)
+def test_endings_are_typed_as_without_a_stream(
+    delta: dict[str, Any], finish: str, output: str, reason: str
+) -> None:
+    reply, _, _ = listen(events(choice(delta), choice(finish_reason=finish), b"[DONE]"))
+    assert (reply.output, reply.finish_reason) == (output, reason)
+
+
+def test_a_legacy_completion_streams_text() -> None:
+    data = events({"choices": [{"text": "a", "finish_reason": "stop"}]}, b"[DONE]")
+    reply, heard, _ = listen(data)
+    assert (reply.output, heard.texts) == ("a", ["a"])
+
+
+def test_responses_stream_their_own_events() -> None:
+    item = {"type": "message", "content": [{"type": "output_text", "text": "ab"}]}
+    whole = {"status": "completed", "output": [item], "usage": {"input_tokens": 1}}
+    data = events(
+        {"type": "response.created", "response": {}},
+        {"type": "response.output_text.delta", "delta": "a"},
+        {"type": "response.output_text.delta", "delta": "b"},
+        {"type": "response.completed", "response": whole},
+    )
+    reply, heard, _ = listen(data)
+    assert heard.texts == ["", "a", "b", ""]
+    assert (reply.output, reply.input_tokens) == ("ab", 1)
+
+
+def test_a_missing_done_is_forgiven_after_a_finish_reason() -> None:
+    reply, _, _ = listen(events(choice({"content": "a"}, finish_reason="stop")))
+    assert reply.output == "a"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        events(choice({"content": "a"})),
+        events(choice({"content": "a"}, finish_reason="stop"), choice({"content": "b"}, index=1)),
+        events({"type": "response.output_text.delta", "delta": "a"}),
+        b"",
+    ],
+)
+def test_a_stream_without_its_end_is_a_disconnection(data: bytes) -> None:
+    with pytest.raises(Disconnected, match="before its answer was whole"):
+        listen(data)
+
+
+def test_a_stream_of_nothing_is_a_bad_reply() -> None:
+    with pytest.raises(BadReply):
+        listen(events(b"[DONE]"))
+
+
+def test_a_failed_response_is_a_bad_reply() -> None:
+    failed = {"type": "response.failed", "response": {"status": "failed", "output": []}}
+    with pytest.raises(BadReply, match="the response failed"):
+        listen(events(failed))
+
+
+@pytest.mark.parametrize(
+    ("event", "what"),
+    [
+        (b"{", "is not JSON"),
+        (b"\xff", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"[1]", "is not an object"),
+        (b'"a"', "is not an object"),
+        (b'{"error": {"message": "overloaded"}}', "broke off with an error"),
+        (b'{"choices": 3}', "misshapen"),
+        (b'{"choices": ["a"]}', "misshapen"),
+        (b'{"choices": [{"delta": "a"}]}', "misshapen"),
+        (b'{"choices": [{"delta": {"content": 3}}]}', "misshapen"),
+        (b'{"choices": [{"delta": {"refusal": 3}}]}', "misshapen"),
+        (b'{"choices": [{"index": "0", "delta": {}}]}', "misshapen"),
+        (b'{"choices": [{"index": [], "delta": {}}]}', "misshapen"),
+        (b'{"choices": [{"finish_reason": [3]}]}', "misshapen"),
+        (b'{"choices": [{"delta": {"tool_calls": ["a"]}}]}', "misshapen"),
+        (b'{"choices": [{"delta": {"tool_calls": [{"index": "a"}]}}]}', "misshapen"),
+    ],
+)
+def test_a_bad_event_ends_the_stream(event: bytes, what: str) -> None:
+    with pytest.raises(BadReply, match=what):
+        listen(events(event))
+
+
+def test_a_local_engine_that_fails_within_a_stream_ends_the_run() -> None:
+    failed = {"message": "the engine has failed: a rank", "code": "engine_failed"}
+    with pytest.raises(NoEndpoint, match="asked any more: the engine has failed: a rank"):
+        listen(events(choice({"content": "a"}), {"error": failed}))
+
+
+FIELDS = [
+    "choices",
+    "delta",
+    "content",
+    "text",
+    "refusal",
+    "tool_calls",
+    "index",
+    "function",
+    "arguments",
+    "name",
+    "finish_reason",
+    "usage",
+    "type",
+    "delta",
+    "response",
+    "id",
+    "model",
+    "error",
+]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(FIELDS),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(JSON, JSON.map(lambda value: {"choices": [value]})), max_size=4))
+def test_any_events_are_a_reply_or_an_error(values: list[Any]) -> None:
+    try:
+        listen(events(*values, b"[DONE]"))
+    except (BadReply, Disconnected):
+        pass
+
+
+def test_a_streaming_request_asks_for_a_stream_and_its_usage() -> None:
+    asked = streaming(Request(body={"model": "m"}))
+    assert asked.body == {
+        "model": "m",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    own = streaming(Request(body={"stream_options": {"include_usage": False}}))
+    assert own.body["stream_options"] == {"include_usage": False}
+    assert streaming(Request(url="/v1/responses", body={})).body == {"stream": True}
+    plain = Request(url="/chat", body="text")
+    assert streaming(plain) is plain
+
+
+def test_a_slow_reader_holds_the_stream_back() -> None:
+    async def main() -> None:
+        gate, taken = asyncio.Event(), []
+
+        class Slow:
+            async def put(self, chunk: Chunk) -> None:
+                taken.append(chunk.text)
+                await gate.wait()
+
+        reader = StreamReader(Slow(), Call())
+        task = asyncio.create_task(reader.take(WHOLE))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert (taken, task.done()) == ([""], False)
+        gate.set()
+        await task
+
+    asyncio.run(main())

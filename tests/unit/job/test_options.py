@@ -1,0 +1,184 @@
+"""The options of `redline.run`, and the job they make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redline.calls import Endpoint
+from redline.errors import ConfigError
+from redline.job.settings import EmbeddedSim, make_job, values
+from redline.limits import Limits, Rate
+
+ROWS = [{"prompt": "a"}]
+
+
+def job(environ: dict[str, str] | None = None, rows: object = ROWS, **options: Any) -> Any:
+    return make_job(rows, options, environ or {})  # type: ignore[arg-type]
+
+
+async def answer(row: Any) -> Any:
+    return row
+
+
+def test_the_default_endpoint_and_key() -> None:
+    endpoint = job().endpoint
+    assert (endpoint.base_url, endpoint.api_key) == ("https://api.openai.com/v1", None)
+    environ = {"OPENAI_BASE_URL": "http://a.example/v1", "OPENAI_API_KEY": "k"}
+    endpoint = job(environ).endpoint
+    assert (endpoint.base_url, endpoint.api_key) == ("http://a.example/v1", "k")
+    endpoint = job(environ, endpoint="http://b.example/v1", api_key="own").endpoint
+    assert (endpoint.base_url, endpoint.api_key) == ("http://b.example/v1", "own")
+
+
+def test_an_unknown_option_is_named_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="unknown option: promt") as caught:
+        job(promt="x")
+    assert caught.value.hint == "did you mean prompt?"
+
+
+def test_none_means_not_given() -> None:
+    made = job(prompt=None, rpm=None, output=None, timeout_s=None)
+    assert (made.prompting.prompt, made.output, made.timeout_s) == (None, None, 600.0)
+    assert made.limits == Limits()
+
+
+def test_limits_and_their_short_forms_hold_together() -> None:
+    made = job(limits=Limits(requests="2/1s", headroom=0.5), rps=4, rpm=90, tpm="200k")
+    assert made.limits.requests == (Rate(2, 1.0), Rate(4, 1.0), Rate(90, 60.0))
+    assert made.limits.tokens == (Rate(200_000, 60.0),)
+    assert made.limits.headroom == 0.5
+    assert made.endpoint.limits == made.limits
+    assert job(rps=0.25).limits.requests == (Rate(1, 4.0),)
+
+
+@pytest.mark.parametrize("value", [2.5, "2.5", 0.001, 1e3, 33.3, 1500.25, "1.5k", "0.0005m", 7])
+@pytest.mark.parametrize(("name", "window_s"), [("rps", 1.0), ("rpm", 60.0), ("tpm", 60.0)])
+def test_a_fraction_of_a_rate_is_kept_and_means_what_its_flag_means(
+    name: str, window_s: float, value: float | str
+) -> None:
+    kind = "tokens" if name == "tpm" else "requests"
+    (rate,) = getattr(job(**{name: value}).limits, kind)
+    flag = f"{value:g}" if isinstance(value, float) else str(value)
+    assert values.rate_per({name: flag}, name, window_s) == rate
+    factor = {"k": 1e3, "m": 1e6}.get(flag[-1], 1)
+    stated = float(flag.rstrip("km")) * factor
+    assert rate.count / rate.window_s == pytest.approx(stated / window_s, rel=1e-12)
+    # No burst of a server that allows one is larger than what was stated.
+    assert rate.count < stated + 1
+
+
+def test_a_number_that_cannot_be_kept_is_refused_and_not_rounded() -> None:
+    with pytest.raises(ConfigError, match=r"whole requests or tokens, not 2\.5"):
+        Rate(2.5, 1.0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"concurrency must be a whole number, not 2\.5"):
+        Limits(concurrency=2.5)  # type: ignore[arg-type]
+
+
+def test_reasons_to_fail_are_one_text_or_several() -> None:
+    assert job(fail_on="length").fail_on == ("length",)
+    assert job(fail_on="empty, length,").fail_on == ("empty", "length")
+    assert job(fail_on=["empty", "length"]).fail_on == ("empty", "length")
+
+
+@pytest.mark.parametrize("value", [0, -1, "0", "abc", None.__class__, float("nan")])
+def test_a_rate_that_is_none(value: Any) -> None:
+    with pytest.raises(ConfigError, match="rpm"):
+        job(rpm=value)
+
+
+def test_an_endpoint_brings_its_own_limits_and_key() -> None:
+    endpoint = Endpoint(base_url="http://a.example/v1")
+    assert job(endpoint=endpoint).endpoint is endpoint
+    for name, value in {"rpm": 1, "api_key": "k", "timeout_s": 3.0, "headers": {}}.items():
+        with pytest.raises(
+            ConfigError, match=f"{name} and an Endpoint exclude each other"
+        ) as caught:
+            job(endpoint=endpoint, **{name: value})
+        # Its own fields have other names than some options.
+        assert "limits=Limits(...)" in caught.value.hint
+        assert f"{name}=..." not in caught.value.hint
+
+
+def test_the_embedded_endpoint() -> None:
+    made = job(endpoint="sim")
+    assert isinstance(made.embedded, EmbeddedSim)
+    assert made.endpoint.label == "sim"
+    assert job(endpoint="http://a.example/v1").embedded is None
+
+
+def test_a_function_takes_the_place_of_the_endpoint() -> None:
+    made = job(call=answer, concurrency=3)
+    assert made.call is answer
+    assert made.endpoint is None
+    assert made.limits.slots() == 3
+
+
+def test_output_and_times(tmp_path: Path) -> None:
+    path = tmp_path / "a.b.jsonl"
+    made = job(output=path, ordered=True, raw=True, timeout_s=3.0, deadline_s=9.0, max_retries=2)
+    assert made.output.path == path
+    assert made.output.failed_path == tmp_path / "a.b.failed.jsonl"
+    assert made.output.state_path == tmp_path / "a.b.redline"
+    assert (made.output.ordered, made.output.raw, made.output.keep_input) == (True, True, False)
+    assert made.endpoint.timeouts.attempt_s == 3.0
+    assert (made.deadline_s, made.retry.max_retries) == (9.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"limit": 0}, "limit must be at least 1 row, not 0"),
+        ({"deadline_s": 0}, "deadline must be above 0 s, not 0"),
+        ({"row_deadline_s": -1}, "row_deadline must be above 0 s, not -1"),
+        ({"fail_on": ["lenght"]}, "unknown reason to fail on: lenght"),
+        ({"output": "o", "format": "btch"}, "unknown format: btch"),
+        ({"retry_failed": True}, "there are no failed rows to retry without an output file"),
+        ({"restart": True, "force": True}, "--restart and --force exclude each other"),
+        ({"max_retries": 101}, "max_retries must be 0 to 100, not 101"),
+        ({"endpoint": "localhost:8000"}, "not a base URL: localhost:8000"),
+    ],
+)
+def test_a_value_that_cannot_work(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        job(**options)
+
+
+def test_the_input_is_not_written_over(tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text("{}\n")
+    (tmp_path / "link.jsonl").symlink_to(source)
+    for output in (source, tmp_path / "link.jsonl", tmp_path / "x" / ".." / "rows.jsonl"):
+        with pytest.raises(ConfigError, match="is the input, and would be written to"):
+            job(rows=source, output=output)
+    failed = tmp_path / "out.failed.jsonl"
+    with pytest.raises(ConfigError, match="is the input") as caught:
+        job(rows=str(failed), output=tmp_path / "out.jsonl")
+    assert "--retry-failed" in caught.value.hint
+    assert job(rows=source, output=tmp_path / "out.jsonl").output is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "what"),
+    [
+        ("concurrency", "4", "unknown concurrency: 4"),
+        ("concurrency", 2.5, "concurrency must be int or str, not float: 2.5"),
+        ("timeout_s", "5", "timeout_s must be int or float, not str: '5'"),
+        ("limit", True, "limit must be int, not bool: True"),
+        ("strict", 1, "strict must be bool, not int: 1"),
+        ("prompt", 5, "prompt must be str, not int: 5"),
+        ("limits", 5, "limits must be Limits, not int: 5"),
+        ("rpm", float("inf"), "rpm must be a finite number, not inf"),
+        ("output_path", 3, "output_path must be str, not int: 3"),
+        ("fail_on", {1: (2,)}, "fail_on must be texts, not dict: {1: (2,)}"),
+        ("fail_on", ["empty", 3], "fail_on must be texts, not list: ['empty', 3]"),
+        ("headers", {1: (2,)}, "names and values of headers are texts, not int and tuple"),
+        ("headers", {"a": 2}, "names and values of headers are texts, not str and int"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_by_name(name: str, value: object, what: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_job([], {name: value}, {})  # type: ignore[misc]
+    assert caught.value.what == what

@@ -1,0 +1,217 @@
+"""Which row is which, and the compact sets that remember it."""
+
+from __future__ import annotations
+
+import random
+import sys
+from array import array
+from types import FrameType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redline.journal import Identifier, KeySet
+from redline.sources import Row
+
+
+def row(number: int, content: bytes, custom_id: object = None) -> Row:
+    data = {} if custom_id is None else {"custom_id": custom_id}
+    return Row(number, number, data, content)
+
+
+def key(identifier: Identifier, one: Row) -> tuple[int, bool]:
+    """Of a row that comes by itself."""
+    keys, duplicates, _ = identifier.keys([one])
+    return keys[0], bool(duplicates)
+
+
+def size_bytes(keys: KeySet) -> int:
+    return sum(sys.getsizeof(part) for part in vars(keys).values() if isinstance(part, array))
+
+
+@given(st.lists(st.integers(0, 2**64 - 1)))
+def test_a_key_set_is_a_set(keys: list[int]) -> None:
+    ours, theirs = KeySet(), set[int]()
+    for key in keys:
+        key = key or 1  # 0 and 1 are one key, which costs nothing among 2^64
+        assert ours.add(key) == (key not in theirs)
+        theirs.add(key)
+        assert key in ours
+        assert len(ours) == len(theirs)
+
+
+def test_a_key_set_keeps_its_keys_as_it_grows_and_costs_at_most_32_bytes_each() -> None:
+    source = random.Random(1)
+    keys = [source.getrandbits(64) for _ in range(100_000)]
+    found = KeySet()
+    for key in keys:
+        found.add(key)
+    assert all(key in found for key in keys)
+    assert size_bytes(found) <= 32 * len(keys) + 64
+
+
+@given(st.lists(st.integers(0, 20)), st.lists(st.integers(0, 20)))
+def test_keys_that_are_there_already_are_told_by_their_places(
+    before: list[int], keys: list[int]
+) -> None:
+    found, one_by_one = KeySet(), KeySet()
+    for number in before:
+        found.add(number)
+        one_by_one.add(number)
+    repeated = [place for place, number in enumerate(keys) if not one_by_one.add(number)]
+    assert found.add_each(keys) == repeated
+    assert all(number in found for number in (*before, *keys))
+    assert len(found) == len(one_by_one)
+
+
+def test_adding_stops_at_the_first_key_that_is_there_and_goes_on_from_any_place() -> None:
+    found = KeySet()
+    found.add(3)
+    assert found.add_all([5, 4, 3, 2, 4]) == 2
+    assert (len(found), 2 in found) == (3, False)
+    assert found.add_all([5, 4, 3, 2, 4], 3) == 4
+    assert (len(found), 2 in found) == (4, True)
+    assert found.add_all([6, 7]) == 2
+
+
+@pytest.mark.parametrize(("foreseen", "most_bytes"), [(1, 32), (0.01, 32), (1e9, 64), (1e-9, 32)])
+def test_a_set_whose_size_is_foreseen_grows_in_larger_steps_and_never_by_more_than_that(
+    foreseen: float, most_bytes: int
+) -> None:
+    """foreseen: times what comes."""
+    chance = random.Random(2)
+    keys = [chance.getrandbits(64) for _ in range(70_000)]
+    found = KeySet()
+    sizes = set()
+    for begin in range(0, len(keys), 100):
+        found.add_all(keys[begin : begin + 100])
+        found.foresee(min(1, len(found) / (foreseen * len(keys))))
+        sizes.add(size_bytes(found))
+        if len(found) > 1000:
+            assert size_bytes(found) <= 64 * len(found) + 64
+    assert all(number in found for number in keys)
+    assert size_bytes(found) <= most_bytes * len(keys) + 64
+    # From 2^10 slots to 2^18 in steps of two doublings, or of one.
+    assert len(sizes) == {1: 5, 1e9: 6}.get(foreseen, 9)
+
+
+def test_keys_that_collide_in_their_low_bits_are_kept_apart() -> None:
+    found = KeySet()
+    keys = [number << 32 for number in range(1, 500)]
+    assert all(found.add(key) for key in keys)
+    assert not any(found.add(key) for key in keys)
+    assert (500 << 32) not in found
+
+
+def test_rows_with_a_custom_id_are_named_by_it_whatever_else_they_hold() -> None:
+    first, second = Identifier(), Identifier()
+    assert key(first, row(1, b"old", "a")) == key(second, row(9, b"new", "a"))
+    assert key(first, row(2, b"old", "b")) != key(second, row(2, b"old", "c"))
+
+
+def test_a_repeated_custom_id_is_told_and_still_gets_a_key_of_its_own() -> None:
+    identifier = Identifier()
+    keys = [key(identifier, row(number, b"same", "a")) for number in range(1, 4)]
+    assert [is_duplicate for _, is_duplicate in keys] == [False, True, True]
+    assert len({found for found, _ in keys}) == 3
+
+
+def test_a_number_and_its_digits_are_the_same_custom_id() -> None:
+    identifier = Identifier()
+    assert key(identifier, row(1, b"x", 7))[1] is False
+    assert key(identifier, row(2, b"y", "7"))[1] is True
+
+
+@given(st.lists(st.sampled_from([b"a", b"b", b"c"])), st.integers(0, 20), st.binary(min_size=2))
+def test_rows_keep_their_keys_when_another_is_added_anywhere(
+    contents: list[bytes], at: int, added: bytes
+) -> None:
+    def keys(values: list[bytes]) -> list[int]:
+        identifier = Identifier()
+        return [key(identifier, row(n, value))[0] for n, value in enumerate(values, 1)]
+
+    before = keys(contents)
+    at = min(at, len(contents))
+    after = keys([*contents[:at], added, *contents[at:]])
+    assert len(set(before)) == len(before)
+    assert after[:at] + after[at + 1 :] == before
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c"]), st.sampled_from([None, "x", "y", 7]))),
+    st.integers(1, 9),
+)
+def test_keys_do_not_depend_on_how_many_rows_come_at_once(
+    rows: list[tuple[bytes, object]], size: int
+) -> None:
+    made = [row(number, content, name) for number, (content, name) in enumerate(rows, 1)]
+    single, batched = Identifier(), Identifier()
+    found: list[tuple[int, bool]] = []
+    for begin in range(0, len(made), size):
+        keys, duplicates, _ = batched.keys(made[begin : begin + size])
+        found += [(number, place in duplicates) for place, number in enumerate(keys)]
+    assert found == [key(single, one) for one in made]
+    assert len({number for number, _ in found}) == len(made)
+
+
+Parts = tuple[list[tuple[bytes, object]], list[bool], int]
+
+
+def identified(
+    identifier: Identifier, rows: list[Row], size: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Keys, places of duplicates and of what is undone, where so many rows come at once."""
+    keys, duplicates, undone = [], [], []
+    for begin in range(0, len(rows), size):
+        found = identifier.keys(rows[begin : begin + size])
+        keys += found.keys
+        duplicates += [begin + place for place in found.duplicates]
+        undone += [begin + place for place in found.undone]
+    return keys, duplicates, undone
+
+
+NAMED = st.tuples(
+    st.sampled_from([b"1", b"2", b"3"]), st.one_of(st.none(), st.sampled_from(["a", "b", 7]))
+)
+PARTS = st.tuples(
+    st.lists(NAMED, max_size=25),
+    st.lists(st.booleans(), min_size=25, max_size=25),
+    st.integers(1, 9),
+)
+
+
+@given(PARTS)
+def test_rows_that_are_done_have_the_same_keys(parts: Parts) -> None:
+    """What is done has the keys it has elsewhere, also where rows repeat, and only it is done."""
+    rows, is_done, size = parts
+    made = [row(number, content, name) for number, (content, name) in enumerate(rows, 1)]
+    keys, duplicates, undone = identified(Identifier(), made, size)
+    assert undone == list(range(len(made)))
+    done = KeySet()
+    chosen = [place for place, chosen in zip(undone, is_done, strict=False) if chosen]
+    done.add_all([keys[place] for place in chosen])
+    rest = [place for place in undone if place not in chosen]
+    assert identified(Identifier(done), made, size) == (keys, duplicates, rest)
+
+
+def test_many_equal_rows_take_one_step_each() -> None:
+    calls = 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        calls += "call" in event
+
+    def calls_for(rows: int) -> int:
+        nonlocal calls
+        calls, identifier = 0, Identifier()
+        same = [row(number, b"same") for number in range(1, rows + 1)]
+        sys.setprofile(count)
+        try:
+            keys, _, _ = identifier.keys(same)
+        finally:
+            sys.setprofile(None)
+        assert len(set(keys)) == rows
+        return calls
+
+    assert calls_for(4000) < 2.2 * calls_for(2000)

@@ -1,0 +1,305 @@
+"""Sends that outlive the process: what the next one makes of the files, whatever is in them."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redline.limits import Limits, Rate
+from redline.limits.rule import Cost, RecentSends, Rules, Window
+from redline.testing import ManualClock
+
+RATE = Rate(10, 60.0)
+ALL = ("any", "counter", "fixed", "moving", "bucket")
+GUARD_S = 0.05
+
+
+class Process:
+    """A process with a window of its own, whose monotonic clock has its own zero."""
+
+    def __init__(
+        self,
+        folder: Path,
+        wall_s: float,
+        *,
+        rate: Rate = RATE,
+        profile: str = "moving",
+        name: str = "gpu-1",
+    ) -> None:
+        self.clock = ManualClock(now_s=random.Random(wall_s).uniform(0, 1e6), wall_s=wall_s)
+        self.window = Window(rate, profile=profile, guard_s=GUARD_S)
+        self.recent = RecentSends(folder, name, self.clock)
+        self.recent.keep("requests", self.window)
+
+    def send(self, amount: int = 1) -> Any:
+        booking = self.window.book(amount, self.clock.now_s())
+        self.window.sent(booking, self.clock.now_s())
+        return booking
+
+    def wait_s(self, amount: int = 1) -> float:
+        return self.window.wait_s(amount, self.clock.now_s())
+
+    def dies(self) -> None:
+        self.recent.close()
+
+
+@pytest.mark.parametrize("profile", ALL)
+def test_the_next_process_goes_on_where_this_one_died(tmp_path: Path, profile: str) -> None:
+    rate = Rate(10, 60.0)
+    first = Process(tmp_path, 1000.0, rate=rate, profile=profile)
+    for _ in range(6):
+        first.send()
+        first.clock.advance(first.wait_s())
+    first.dies()
+    second = Process(tmp_path, first.clock.wall_s() + 3.0, rate=rate, profile=profile)
+    first.clock.advance(3.0)
+    for amount in (1, 4, 5, 10):
+        assert second.wait_s(amount) == pytest.approx(first.wait_s(amount), abs=0.02)
+    third = Process(tmp_path, first.clock.wall_s() + 120.0, rate=rate, profile=profile)
+    assert third.wait_s(10 if profile != "bucket" else 9) == 0
+
+
+def test_it_survives_any_number_of_deaths(tmp_path: Path) -> None:
+    for number in range(10):
+        process = Process(tmp_path, 1000.0 + number)
+        assert process.window.used(process.clock.now_s()) == number
+        process.send()
+        process.dies()
+    assert Process(tmp_path, 1010.0).wait_s() == pytest.approx(50.05)
+
+
+def test_a_settlement_is_kept_too(tmp_path: Path) -> None:
+    first = Process(tmp_path, 1000.0)
+    first.window.settle(first.send(8), 2)
+    second = Process(tmp_path, 1001.0)
+    assert second.window.used(second.clock.now_s()) == 2
+
+
+def test_a_booking_that_was_never_written_dies_with_its_process(tmp_path: Path) -> None:
+    first = Process(tmp_path, 1000.0)
+    first.window.book(5, first.clock.now_s())
+    second = Process(tmp_path, 1001.0)
+    assert second.window.used(second.clock.now_s()) == 0
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:7],
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:-1],
+        lambda data: data + b"\0",
+        lambda data: b"redline0" + data[8:],
+        lambda data: bytes(len(data)),
+        lambda data: b"\xff" * len(data),
+        lambda data: data[:8] + b"\xff" * (len(data) - 8),
+        lambda data: data[:8] + b"\x7f" * (len(data) - 8),
+        lambda data: random.Random(5).randbytes(len(data)),
+        lambda data: data[:8] + random.Random(6).randbytes(len(data) - 8),
+    ],
+)
+@pytest.mark.parametrize("profile", ["moving", "bucket"])
+def test_a_damaged_or_foreign_file_stops_nobody(tmp_path: Path, damage: Any, profile: str) -> None:
+    first = Process(tmp_path, 1000.0, profile=profile)
+    first.send()
+    first.dies()
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(damage(path.read_bytes()))
+    second = Process(tmp_path, 1001.0, profile=profile)
+    assert second.wait_s() <= 60.0 + GUARD_S + 1e-6
+    second.clock.advance(61.0)
+    assert second.wait_s() == 0
+    second.send()
+    third = Process(tmp_path, second.clock.wall_s(), profile=profile)
+    assert third.wait_s(10) > 0
+
+
+def test_a_wall_clock_that_was_set_back_delays_by_a_window_at_most(tmp_path: Path) -> None:
+    for profile in ALL:
+        folder = tmp_path / profile
+        first = Process(folder, 1_000_000.0, profile=profile)
+        for _ in range(9):
+            first.send()
+        second = Process(folder, 900_000.0, profile=profile)
+        assert second.wait_s(1) <= 60.0 + GUARD_S
+        if profile != "bucket":
+            # They may have been sent just now; one record may be counted ahead.
+            assert 9 <= second.window.used(second.clock.now_s()) <= 2 * 9
+        second.clock.advance(60.0 + GUARD_S)
+        assert second.wait_s(1) <= 1e-6
+
+
+def test_another_window_begins_with_what_the_nearest_one_knew(tmp_path: Path) -> None:
+    Process(tmp_path, 1000.0, rate=Rate(99, 3600.0)).send(7)
+    Process(tmp_path, 1001.0, rate=Rate(5, 1.0)).send(2)
+    (tmp_path / "gpu-1-requests-60s.sends").unlink(missing_ok=True)
+    Process(tmp_path, 1000.0, rate=Rate(10, 60.0), name="gpu-2").send(3)
+    (tmp_path / "gpu-2-requests-60s.sends").rename(tmp_path / "gpu-1-requests-60s.sends")
+
+    def used(window_s: float) -> int:
+        process = Process(tmp_path, 1010.5, rate=Rate(100, window_s))
+        process.dies()
+        for path in tmp_path.glob(f"*-{window_s:g}s.sends"):
+            path.unlink()
+        return process.window.used(process.clock.now_s())
+
+    # The next longer one; within it only what is young enough; and the longest where none is.
+    assert used(20.0) == 3
+    assert used(5.0) == 0
+    assert used(120.0) == 7
+    assert used(86_400.0) == 7
+
+
+@pytest.mark.parametrize("profile", ALL)
+def test_a_lower_limit_waits_for_a_window_and_no_longer(tmp_path: Path, profile: str) -> None:
+    first = Process(tmp_path, 1000.0, rate=Rate(1_000_000, 60.0), profile=profile)
+    first.send(500_000)
+    second = Process(tmp_path, 1001.0, rate=Rate(10, 60.0), profile=profile)
+    assert second.wait_s() <= 60.0 + GUARD_S
+    second.clock.advance(60.0 + GUARD_S)
+    assert second.wait_s() <= 1e-6
+
+
+def test_a_bucket_is_not_kept_waiting_by_what_a_larger_window_sent(tmp_path: Path) -> None:
+    first = Process(tmp_path, 1000.0, rate=Rate(1_000_000, 60.0))
+    first.send(500_000)
+    second = Process(tmp_path, 1001.0, rate=Rate(10, 60.0), profile="bucket")
+    assert second.wait_s() <= 60.0 + GUARD_S
+
+
+def test_each_endpoint_and_each_kind_has_its_own_file(tmp_path: Path) -> None:
+    Process(tmp_path, 1000.0, name="a").send(3)
+    other = Process(tmp_path, 1000.0, name="b")
+    assert other.window.used(other.clock.now_s()) == 0
+    tokens = Window(Rate(10, 60.0), kind="tokens", profile="moving")
+    other.recent.keep("tokens", tokens)
+    assert tokens.used(other.clock.now_s()) == 0
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_file_is_private_and_its_size_is_fixed(tmp_path: Path) -> None:
+    process = Process(tmp_path, 1000.0)
+    (path,) = tmp_path.iterdir()
+    size = path.stat().st_size
+    for _ in range(9000):
+        process.send()
+        process.clock.advance(61.0)
+    assert path.stat().st_size == size < 70_000
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_day_of_ten_million_fits(tmp_path: Path) -> None:
+    rate = Rate(10_000_000, 86_400.0)
+    first = Process(tmp_path, 1000.0, rate=rate)
+    for _ in range(10_000):
+        first.send(900)
+        first.clock.advance(8.64)
+    second = Process(tmp_path, first.clock.wall_s(), rate=rate)
+    used = second.window.used(second.clock.now_s())
+    assert used == pytest.approx(first.window.used(first.clock.now_s()), rel=0.001)
+    assert used == pytest.approx(9_000_000, rel=0.001)
+
+
+def test_a_folder_that_cannot_be_made_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    process = Process(tmp_path / "file" / "below", 1000.0)
+    process.send()
+    assert process.wait_s(10) > 0
+    process.dies()
+
+
+@pytest.mark.parametrize("fails_from", [1, 2, 5])
+def test_a_disk_that_fails_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_from: int
+) -> None:
+    calls = 0
+    write = os.pwrite
+
+    def failing(*given: Any) -> int:
+        nonlocal calls
+        calls += 1
+        if calls >= fails_from:
+            raise OSError(28, "No space left on device")
+        return write(*given)
+
+    monkeypatch.setattr(os, "pwrite", failing)
+    process = Process(tmp_path, 1000.0)
+    for _ in range(8):
+        process.send()
+    assert process.window.used(process.clock.now_s()) == 8
+    process.dies()
+    monkeypatch.undo()
+    second = Process(tmp_path, 1001.0)
+    assert second.window.used(second.clock.now_s()) <= 2 * 8
+
+
+def test_a_failed_beginning_leaves_no_open_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "pwrite", failing)
+    for _ in range(20):
+        Process(tmp_path, 1000.0).dies()
+    monkeypatch.undo()
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+def test_a_whole_budget_goes_on_and_so_do_limits_that_came_later(tmp_path: Path) -> None:
+    def rules(wall_s: float) -> tuple[Rules, ManualClock]:
+        clock = ManualClock(now_s=wall_s / 7, wall_s=wall_s)
+        made = Rules(
+            Limits(requests=("5/1s", "8/60s"), tokens="100/60s", profile="moving", guard_s=0.05)
+        )
+        made.keep_in(RecentSends(tmp_path, "gpu-1", clock))
+        return made, clock
+
+    def used(of: Rules, now_s: float) -> list[tuple[str, int]]:
+        return [(str(line.window.rate), line.window.used(now_s)) for line in of.lines]
+
+    first, clock = rules(1000.0)
+    for _ in range(3):
+        for booking in first.book(Cost(20), clock.now_s()):
+            booking.window.sent(booking, clock.now_s())
+    first.set_rates("tokens", [Rate(500, 120.0)], clock.now_s())
+    for booking in first.book(Cost(30), clock.now_s()):
+        booking.window.sent(booking, clock.now_s())
+    second, clock = rules(1000.5)
+    second.set_rates("tokens", [Rate(500, 120.0)], clock.now_s())
+    *requests, (_, tokens) = used(second, clock.now_s())
+    assert requests == [("5/1s", 4), ("8/60s", 4)]
+    assert tokens >= 90
+
+
+def test_sends_of_one_moment_are_counted_ahead_and_then_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = 0
+    write = os.pwrite
+
+    def counting(*given: Any) -> int:
+        nonlocal writes
+        writes += 1
+        return write(*given)
+
+    monkeypatch.setattr(os, "pwrite", counting)
+    rate = Rate(1000, 60.0)
+    first = Process(tmp_path / "first", 1000.0, rate=rate)
+    for _ in range(60):
+        first.send()
+    assert writes <= 12
+    shutil.copytree(tmp_path / "first", tmp_path / "killed")
+    killed = Process(tmp_path / "killed", 1001.0, rate=rate)
+    assert 60 <= killed.window.used(killed.clock.now_s()) <= 120
+    first.recent.close()
+    ended = Process(tmp_path / "first", 1001.0, rate=rate)
+    assert ended.window.used(ended.clock.now_s()) == 60

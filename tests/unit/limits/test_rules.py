@@ -1,0 +1,155 @@
+"""All limits of an endpoint: together or not at all, and in force as soon as they are changed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from redline.errors import OverLimit
+from redline.limits import Cost, Limits, Rate
+from redline.limits.rule import Rules
+
+
+def budget_of(**limits: Any) -> Rules:
+    limits.setdefault("profile", "moving")
+    limits.setdefault("guard_s", 0.0)
+    return Rules(Limits(**limits))
+
+
+def send(rules: Rules, cost: Cost, now_s: float) -> list[Any]:
+    bookings = rules.book(cost, now_s)
+    for booking in bookings:
+        booking.window.sent(booking, now_s)
+    return bookings
+
+
+def fill(rules: Rules, now_s: float) -> tuple[int, float]:
+    """How many calls go at once, a few milliseconds apart, and when the last of them went."""
+    calls = 0
+    while rules.wait_s(Cost(), now_s) < 0.1 and calls < 100:
+        now_s += rules.wait_s(Cost(), now_s)
+        send(rules, Cost(), now_s)
+        calls += 1
+    return calls, now_s
+
+
+def used(rules: Rules, now_s: float) -> dict[str, int]:
+    return {f"{line.kind} {line.window.rate}": line.window.used(now_s) for line in rules.lines}
+
+
+def test_each_limit_counts_its_own_part_of_a_call() -> None:
+    rules = budget_of(
+        requests=("2/1s", "9/60s"), tokens="100/1s", input_tokens="80/1s", output_tokens="50/1s"
+    )
+    send(rules, Cost(30, 12), 0.0)
+    assert used(rules, 0.0) == {
+        "requests 2/1s": 1,
+        "requests 9/60s": 1,
+        "tokens 100/1s": 42,
+        "input_tokens 80/1s": 30,
+        "output_tokens 50/1s": 12,
+    }
+    assert rules.counts_tokens
+    assert not budget_of(requests="2/1s").counts_tokens
+    assert [rules.most(kind) for kind in ("requests", "tokens", "output_tokens")] == [2, 100, 50]
+    assert budget_of().most("tokens") == math.inf
+
+
+def test_the_longest_wait_of_all_limits_counts() -> None:
+    rules = budget_of(requests="2/1s", tokens="100/60s")
+    send(rules, Cost(70), 0.0)
+    assert rules.wait_s(Cost(40), 0.5) == pytest.approx(59.5)
+    assert rules.wait_s(Cost(30), 0.6) == 0
+
+
+def test_a_settlement_goes_to_the_token_limits_and_not_to_the_requests() -> None:
+    rules = budget_of(requests="9/60s", tokens="100/60s", input_tokens="90/60s")
+    bookings = send(rules, Cost(50, 20), 0.0)
+    rules.settle(bookings, Cost(40, 5))
+    assert list(used(rules, 1.0).values()) == [1, 45, 40]
+
+
+def test_what_could_never_be_granted_is_refused_with_its_reason() -> None:
+    rules = budget_of(tokens="100/1s", output_tokens="50/1s")
+    rules.check(Cost(50, 50))
+    for cost, words in [(Cost(60, 41), "101 tokens"), (Cost(0, 51), "51 output tokens")]:
+        with pytest.raises(OverLimit, match=words):
+            rules.check(cost)
+
+
+def test_a_limit_that_keeps_its_window_keeps_what_was_sent_in_it() -> None:
+    rules = budget_of(requests=("10/1s", "20/60s"))
+    for _ in range(4):
+        send(rules, Cost(), 0.0)
+    rules.set_rates("requests", [Rate(5, 1.0), Rate(6, 60.0)], 0.5)
+    assert used(rules, 0.5) == {"requests 5/1s": 4, "requests 6/60s": 4}
+
+
+@pytest.mark.parametrize("profile", ["any", "fixed", "moving", "bucket"])
+def test_other_windows_know_what_was_sent_and_what_is_booked(profile: str) -> None:
+    rules = budget_of(requests="3/1s", profile=profile)
+    _, now_s = fill(rules, 0.0)
+    now_s += rules.wait_s(Cost(), now_s)
+    rules.book(Cost(), now_s)
+    rules.set_rates("requests", [Rate(3, 2.0)], now_s)
+    # A bucket has refilled a little by then.
+    assert fill(rules, now_s)[0] <= (profile == "bucket")
+    # A booking that is never sent counts from the change on.
+    assert rules.wait_s(Cost(), now_s + 2.1) == 0
+
+
+def test_the_guard_follows_the_replies_unless_it_is_stated() -> None:
+    measured, stated = budget_of(requests="20/1s", guard_s=None), budget_of(requests="20/1s")
+    first_s = measured.guard_s
+    for number in range(64):
+        for rules in (measured, stated):
+            now_s = number * 0.2
+            bookings = send(rules, Cost(), now_s)
+            rules.replied(bookings, 0.03, now_s)
+    assert measured.guard_s < 0.2 * first_s
+    assert measured.lines[0].window.guard_s == measured.guard_s
+    assert stated.guard_s == 0
+
+
+def test_a_share_is_of_what_is_left_by_the_headroom() -> None:
+    rules = budget_of(requests="100/1s", headroom=0.5)
+    rules.set_share(0.5)
+    assert str(rules.lines[0].window.rate) == "25/1s"
+    rules.set_rates("requests", [Rate(200, 1.0)], 0.0)
+    assert str(rules.lines[0].window.rate) == "50/1s"
+    rules.set_share(1.0)
+    assert str(rules.lines[0].window.rate) == "100/1s"
+
+
+def test_a_share_refuses_nobody_whom_the_limit_allows() -> None:
+    """It is lowered for a while only."""
+    rules = budget_of(tokens="1000/60s")
+    rules.set_share(0.5)
+    rules.check(Cost(600))
+    assert rules.wait_s(Cost(600), 0.0) == 0
+
+
+def change(rules: Rules, profile: str) -> None:
+    """As a bucket that has become too small for its guard changes to even pacing."""
+    for line in rules.lines:
+        line.window.reshape(line.window.rate, profile, 0.05)
+
+
+def test_another_profile_keeps_what_was_sent() -> None:
+    rules = budget_of(requests="4/1s")
+    for _ in range(4):
+        send(rules, Cost(), 0.0)
+    change(rules, "any")
+    assert rules.wait_s(Cost(), 0.5) >= 0.5
+    assert list(used(rules, 0.5).values()) == [4]
+
+
+@pytest.mark.parametrize("after", ["any", "moving", "bucket"])
+@pytest.mark.parametrize("before", ["any", "moving", "bucket"])
+def test_no_change_of_profile_lets_a_second_limit_go_at_once(before: str, after: str) -> None:
+    rules = budget_of(requests="10/60s", profile=before)
+    sent, now_s = fill(rules, 0.0)
+    change(rules, after)
+    assert sent + fill(rules, now_s)[0] <= 10
