@@ -128,7 +128,7 @@ READ: dict[str, Writes] = {
     "a line without a name": lambda lines: jsonl([{**lines[0], "custom_id": None}, *lines]),
     "twice": lambda lines: jsonl(lines * 2),
     "loosely written": lambda lines: jsonl(lines).replace(b'"index"', b'"x": NaN, "index"'),
-    "a status that is text": lambda lines: jsonl(lines).replace(b"200", b'"200"'),
+    "a status that is text": lambda lines: jsonl(lines).replace(b": 200", b': "200"'),
 }
 
 
