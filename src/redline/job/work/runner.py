@@ -55,7 +55,6 @@ HOPELESS_ROWS = 100
 # leave to write an answer, and then to what was cancelled.
 _HOOKS_END_S = 0.2
 _LAST_END_S = 0.05
-_WATCH_S = 0.05
 # Threads for functions of the user's, as in an event loop's own pool.
 _FUNCTIONS = min(32, (os.cpu_count() or 1) + 4)
 _MOST_SPARE_WORKERS = 1000
@@ -140,6 +139,7 @@ class Runner:
         self.ended = 0
         self.is_draining = False
         self.stopped: RedlineError | None = None
+        self._is_stopped = asyncio.Event()
         # What was left behind, one line a row.
         self.abandoned: list[str] = []
         self._threads: DaemonThreads | None = None
@@ -275,6 +275,7 @@ class Runner:
         is_worse = isinstance(error, JournalError) and not isinstance(self.stopped, JournalError)
         if self.stopped is None or is_worse:
             self.stopped = error
+            self._is_stopped.set()
         self.drain()
 
     def sent_s(self) -> list[float]:
@@ -312,21 +313,16 @@ class Runner:
         self._tasks[task] = None
 
     async def _watch(self, ends_s: float) -> None:
-        """Ends rows that wait while draining, and the run at its deadline."""
-        gives_up_s = math.inf
-        while True:
-            await asyncio.sleep(_WATCH_S)
-            now_s = self._clock.now_s()
-            if now_s >= ends_s:
-                hint = "run the same command again: it continues"
-                self.stop(TimedOut("run", self._job.deadline_s, hint=hint))
-                self.abort()
-            if self.is_draining:
-                self._cancel_waiting()
-                if self.stopped is not None and gives_up_s == math.inf:
-                    gives_up_s = now_s + GRACE_S
-                if now_s >= gives_up_s:
-                    self.abort()
+        """Aborts the run at its deadline, or GRACE_S after it was stopped."""
+        left_s = None if ends_s == math.inf else ends_s - self._clock.now_s()
+        try:
+            async with asyncio.timeout(left_s):
+                await self._is_stopped.wait()
+                await asyncio.sleep(GRACE_S)
+        except TimeoutError:
+            hint = "run the same command again: it continues"
+            self.stop(TimedOut("run", self._job.deadline_s, hint=hint))
+        self.abort()
 
     async def _watch_results(self) -> None:
         """Stops the run once its results are not acknowledged any more."""
@@ -342,8 +338,7 @@ class Runner:
             if call.sent_s is None:
                 task.cancel()
             else:
-                # The attempt on the wire has its own clock. Should it fail, none follows it, even
-                # if the retry would wait for less time than the watch does.
+                # The attempt on the wire keeps its own timeouts. If it fails, no retry follows.
                 call.deadline_s = NO_MORE_S
 
     async def _work(self) -> None:
