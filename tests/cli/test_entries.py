@@ -252,7 +252,7 @@ def test_the_table_of_an_endpoint_states_its_options_too(name: str) -> None:
         expected = job_of("python", example)
         assert expected.endpoint is not None
         endpoint = msgspec.structs.replace(expected.endpoint, name="e")
-        assert job == msgspec.structs.replace(expected, endpoint=endpoint)
+        assert job == msgspec.structs.replace(expected, endpoints=(endpoint,))
 
 
 def test_the_name_of_an_endpoint_is_that_of_its_table() -> None:
@@ -271,7 +271,7 @@ def test_none_is_not_given_at_any_entry() -> None:
 
 # What a task has no say in.
 SHARED = (
-    *("endpoint", "embedded", "limits", "memory", "cache", "retry", "timeout_s", "allowance"),
+    *("endpoints", "embedded", "limits", "memory", "cache", "retry", "timeout_s", "allowance"),
     *("row_deadline_s", "deadline_s", "retry_failed", "restart", "force", "strict"),
 )
 # What each needs beside them: arguments, and flags of its own.

@@ -225,8 +225,11 @@ def test_a_template_that_cannot_be_read(
     assert told.status == 2
 
 
-def test_a_missing_key_is_told_before_anything_is_sent(cli: Cli, rows: Rows) -> None:
-    told = cli("run", rows({"text": "a"}), "--prompt", "x")
+@pytest.mark.parametrize("others", [(), ("--via", "batch")])
+def test_a_missing_key_is_told_before_anything_is_sent(
+    cli: Cli, rows: Rows, others: tuple[str, ...]
+) -> None:
+    told = cli("run", rows({"text": "a"}), "--prompt", "x", *others)
     assert told.err == error_of(
         "there is no API key for https://api.openai.com/v1",
         "",

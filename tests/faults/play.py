@@ -137,7 +137,7 @@ class _Stage:
         )
         return Job(
             rows=self._rows(run),
-            endpoint=endpoint if is_http else None,
+            endpoints=(endpoint,) if is_http else (),
             call=None if is_http else call or _nothing,
             limits=settings.limits,
             prompting=Prompting(),

@@ -234,7 +234,7 @@ async def embed(job: Job, stack: AsyncExitStack) -> Job:
         return job
     base_url = await stack.enter_async_context(job.embedded.open())
     endpoint = msgspec.structs.replace(job.endpoint, base_url=base_url, proxy="")
-    return msgspec.structs.replace(job, endpoint=endpoint)
+    return msgspec.structs.replace(job, endpoints=(endpoint,))
 
 
 async def _run_in_loop(

@@ -125,7 +125,7 @@ async def built(job: Job, on_result: OnResult | None = None) -> AsyncIterator[Ru
 
 
 def _open_input(job: Job, on_result: OnResult | None) -> _Input:
-    slots = job.limits.slots() if job.endpoint is None else job.endpoint.limits.slots()
+    slots = job.call_limits.slots()
     stream = _stream(job, slots)
     opened = stream or open_source(job.rows, is_followed=job.follow)
     source = stream or sampled(opened, job.samples)

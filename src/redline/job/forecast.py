@@ -57,14 +57,14 @@ def plan(job: Job) -> Plan:
     made = Plan()
     with closing(source):
         _survey(job, source, made)
-    made.limit_s, made.bound = _time(made, _limits(job))
+    made.limit_s, made.bound = _time(made, job.call_limits)
     return made
 
 
 def _survey(job: Job, source: Source, made: Plan) -> None:
     """Counts the rows by what would become of each."""
     renderer, estimator = Renderer(job.prompting), TokenEstimator(may_block=True)
-    rules = Rules(_limits(job))
+    rules = Rules(job.call_limits)
     succeeded, failed = _done(job)
     for row, key, is_duplicate in keyed_rows(source, job.limit):
         made.rows += 1
@@ -121,10 +121,6 @@ def _done_in(job: Job, output: Output) -> tuple[KeySet, KeySet]:
     return succeeded, KeySet() if is_changed and not len(succeeded) else read_keys(
         output.failed_path
     )
-
-
-def _limits(job: Job) -> Limits:
-    return job.endpoint.limits if job.endpoint is not None else job.limits
 
 
 def _shown(request: Request) -> dict[str, Any]:

@@ -18,7 +18,7 @@ PRICES = {"m": parse_price("m", {"input": 1, "output": 2})}
 def job(model: str | None = "m", **more: Any) -> Job:
     endpoint = Endpoint(base_url="http://127.0.0.1:1/v1")
     prompting = Prompting(model=model)
-    return Job(rows=[], endpoint=endpoint, prompting=prompting, prices=PRICES, **more)
+    return Job(rows=[], endpoints=(endpoint,), prompting=prompting, prices=PRICES, **more)
 
 
 def reply(model: str | None, prompt_tokens: int = 100_000) -> Reply:

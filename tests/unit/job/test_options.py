@@ -9,7 +9,7 @@ import pytest
 
 from redline.calls import Endpoint
 from redline.errors import ConfigError
-from redline.job.settings import EmbeddedSim, make_job, values
+from redline.job.settings import EmbeddedSim, Job, make_job, values
 from redline.limits import Limits, Rate
 
 ROWS = [{"prompt": "a"}]
@@ -100,6 +100,17 @@ def test_an_endpoint_brings_its_own_limits_and_key() -> None:
         # Its own fields have other names than some options.
         assert "limits=Limits(...)" in caught.value.hint
         assert f"{name}=..." not in caught.value.hint
+
+
+def test_a_job_has_one_endpoint_for_now() -> None:
+    one = Endpoint(base_url="http://a.example/v1", limits=Limits(requests="7/1s"))
+    made = Job(rows=ROWS, endpoints=(one,))
+    assert made.endpoint is one
+    assert made.call_limits == one.limits
+    with pytest.raises(ConfigError, match="a job has one endpoint for now, not 2"):
+        Job(rows=ROWS, endpoints=(one, Endpoint(base_url="http://b.example/v1")))
+    with pytest.raises(ConfigError, match="an endpoint or a function to call, and not both"):
+        Job(rows=ROWS, endpoints=(one,), call=answer)
 
 
 def test_the_embedded_endpoint() -> None:

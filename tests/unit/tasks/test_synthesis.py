@@ -199,7 +199,7 @@ async def test_every_answer_is_on_the_bill_and_not_only_those_that_are_kept() ->
     rows = [{"n": 1, "seed": 1}]
     job = Job(
         rows=rows,
-        endpoint=Endpoint(base_url="http://127.0.0.1:9/v1"),
+        endpoints=(Endpoint(base_url="http://127.0.0.1:9/v1"),),
         prompting=Prompting(prompt="Write {{ n }}."),
         prices={"m": price},
         task=synthesis(),

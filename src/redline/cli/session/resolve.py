@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from redline.calls import Endpoint
 from redline.cli.session.configuration import Configuration, where_endpoint, where_run
 from redline.errors import ConfigError, nearest
 from redline.job.settings import (
@@ -19,6 +20,7 @@ from redline.job.settings import (
     Flags,
     Job,
     Options,
+    endpoint_of,
     flag_of,
     job_of,
     options_in,
@@ -85,8 +87,10 @@ def resolve(
         if options.output is None:
             # Without a file they are for other runs than this one.
             options = msgspec.structs.replace(options, retry_failed=None, restart=None, force=None)
+        if is_sending:
+            # First: whoever has no key yet meets this error whatever else is missing.
+            _check_key(endpoint_of(options, configuration.environment))
         job = job_of(found, options, configuration.environment)
-        _check_key(job, is_sending=is_sending)
         return Resolved(job=job, lines=job.output or output_at("-", options))
     except ConfigError as error:
         error.where = error.where or _origin(error.what, stated, server, configuration)
@@ -228,10 +232,9 @@ def _api_key(variable: str | None, configuration: Configuration) -> str | None:
     return configuration.environ[variable]
 
 
-def _check_key(job: Job, *, is_sending: bool) -> None:
-    """Raises ConfigError for a job that OpenAI would refuse."""
-    endpoint = job.endpoint
-    if is_sending and endpoint and endpoint.base_url == OPENAI and endpoint.api_key is None:
+def _check_key(endpoint: Endpoint) -> None:
+    """Raises ConfigError for calls that OpenAI would refuse."""
+    if endpoint.base_url == OPENAI and endpoint.api_key is None:
         raise ConfigError(
             f"there is no API key for {OPENAI}",
             hint=f"set {KEY_VARIABLE} or --api-key-env, name another server with --base-url, or "

@@ -325,10 +325,10 @@ class BatchRunner:
     def _is_late(self) -> bool:
         """The time that is left is what the unfinished rows may take live."""
         runner, job, pace = self._world.runner, self._world.job, self._ledger.pace
-        if self._via != "auto" or pace is None or job.deadline_s is None or job.endpoint is None:
+        if self._via != "auto" or pace is None or job.deadline_s is None:
             return False
         rows = sum(part.rows for part in self._ledger.parts.values()) + self._filler.rows
-        rest_s = live_s(rows, Pace(*pace), job.endpoint.limits, self._world.slots)
+        rest_s = live_s(rows, Pace(*pace), job.call_limits, self._world.slots)
         assert runner.ends_s is not None
         return SYSTEM.now_s() >= runner.ends_s - margin_s(rest_s, job.deadline_s)
 

@@ -41,15 +41,12 @@ def job_of(rows: object, options: Options, environment: Environment) -> Job:
     rows: as `open_source` takes them. environment: where a server and a key are looked up if no
     option states them. Raises ConfigError.
     """
-    embedded, limits = embedded_in(options.endpoint), _limits(options)
-    endpoint = None
-    if options.call is None:
-        endpoint = _endpoint(options, embedded, limits, environment)
+    embedded = embedded_in(options.endpoint)
     return Job(
         rows=rows,
-        endpoint=endpoint,
+        endpoints=() if options.call is not None else (endpoint_of(options, environment),),
         embedded=embedded,
-        limits=limits,
+        limits=_limits(options),
         memory=memory_path(environment.environ),
         cache=_cache(options, environment.environ),
         prompting=_prompting(options, embedded),
@@ -105,22 +102,21 @@ def _limits(options: Options) -> Limits:
     return Limits(**fields)
 
 
-def _endpoint(
-    options: Options, embedded: Embedded | None, limits: Limits, environment: Environment
-) -> Endpoint:
+def endpoint_of(options: Options, environment: Environment) -> Endpoint:
+    """The endpoint that the options name, or the usual one. Raises ConfigError."""
     if isinstance(options.endpoint, Endpoint):
         return options.endpoint
     base_url = options.base_url
     if isinstance(options.endpoint, str):
         base_url = options.endpoint
-    place = options.name
+    place, embedded = options.name, embedded_in(options.endpoint)
     if embedded is not None:
         base_url, place = UNKNOWN_URL, embedded.place
     return Endpoint(
         base_url=base_url if base_url is not None else _usual_url(environment),
         name=place or "",
         api_key=_key(options, base_url, embedded, environment),
-        limits=limits,
+        limits=_limits(options),
         timeouts=_timeouts(options),
         **_given(options, "headers", "proxy"),
     )

@@ -101,22 +101,23 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One run.
 
-    rows: whatever `open_source` takes. endpoint or call: who answers; call is a coroutine function
-    of one row. task: what becomes of each row beyond asking once. memory: a file of the limits that
-    rate "auto" has found. cache: where answers are kept, its folder named; None for nowhere.
-    embedded: a server that is started for the run; its base URL takes the endpoint's place.
+    rows: whatever `open_source` takes. endpoints or call: who answers; at most one endpoint for
+    now; call is a coroutine function of one row. task: what becomes of each row beyond asking once.
+    memory: a file of the limits that rate "auto" has found. cache: where answers are kept, its
+    folder named; None for nowhere. embedded: a server that is started for the run; its base URL
+    replaces the endpoint's. limits: of a job without an endpoint.
     row_deadline_s: a row with its retries. deadline_s: the run; what is unfinished then is done on
     the next run. limit: only the first N rows. follow: rows that are written to the file later are
     done, too. until_empty: a stream is read until all of its messages are acknowledged. samples:
-    each row is asked so often, and has as many results. via: one of VIAS; empty for live where no
-    batches are left. allowance: what all runs of the output may spend. prices: by model, above
-    those that redline knows. fail_on: finish reasons that make a result a failure. retry_failed:
-    only the rows that failed before; retries_failures: these beside the new ones. strict: the first
-    bad row ends the run.
+    each row is asked this many times, and has as many results. via: one of VIAS; empty for live
+    where no batches are left. allowance: what all runs of the output may spend. prices: by model,
+    above those that redline knows. fail_on: finish reasons that make a result a failure.
+    retry_failed: only the rows that failed before; retries_failures: these beside the new ones.
+    strict: the first bad row ends the run.
     """
 
     rows: object
-    endpoint: Endpoint | None = None
+    endpoints: tuple[Endpoint, ...] = ()
     call: Callable[[Any], Awaitable[Any]] | None = None
     embedded: Embedded | None = None
     limits: Limits = Limits()
@@ -145,10 +146,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool = False
 
     def __post_init__(self) -> None:
-        if (self.endpoint is None) == (self.call is None):
+        if bool(self.endpoints) == (self.call is not None):
             raise ConfigError(
                 "a run needs an endpoint or a function to call, and not both",
                 hint="give --base-url URL, --endpoint NAME, or call=my_async_function",
+            )
+        if len(self.endpoints) > 1:
+            raise ConfigError(
+                f"a job has one endpoint for now, not {len(self.endpoints)}",
+                hint="run one job for each endpoint, each with its own output",
             )
         if self.call is not None and self.cache is not None:
             raise ConfigError(
@@ -178,6 +184,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         if self.restart and (self.force or self.retry_failed):
             other = "--force" if self.force else "--retry-failed"
             raise ConfigError(f"--restart and {other} exclude each other", hint="leave one out")
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """The one endpoint; None for a job without any."""
+        return self.endpoints[0] if self.endpoints else None
+
+    @property
+    def call_limits(self) -> Limits:
+        """The limits of the job's calls: the endpoint's, or its own without one."""
+        return self.limits if self.endpoint is None else self.endpoint.limits
 
     @property
     def attempt_s(self) -> float:
