@@ -15,22 +15,93 @@ from redline.limits import Cost
 from redline.waist.outcome import Outcome
 
 T = TypeVar("T")
+# The values of an object as the bytes that they were written with.
+_RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class _Given(msgspec.Struct, frozen=True, kw_only=True):
+    """What a Request is constructed with."""
+
+    body: Any = None
+    raw: bytes | None = None
+    method: str = "POST"
+    url: str = "/v1/chat/completions"
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    output_path: tuple[str | int, ...] = ()
+
+
+_body_of: Callable[[_Given], Any] = _Given.__dict__["body"].__get__
+
+
+class Request(_Given, frozen=True, kw_only=True, dict=True):
     """One call in the endpoint's own terms.
 
     url: a path such as `/v1/chat/completions`, joined to the endpoint's base URL.
     body: any value that can be encoded as JSON, None for no body; what a user's own coroutine is
     called with. Bytes are sent as they are, and want their Content-Type in `headers`.
+    raw: given instead of `body`, the JSON that is sent, byte for byte; `body` is then decoded from
+    it when it is first read. None if `body` is given, which takes precedence.
     output_path: keys and indices that pick the answer from a plain JSON reply, outermost first.
     """
 
-    body: Any = None
-    method: str = "POST"
-    url: str = "/v1/chat/completions"
-    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
-    output_path: tuple[str | int, ...] = ()
+    def __post_init__(self) -> None:
+        # After `msgspec.structs.replace(request, body=...)`, the old bytes must not be sent.
+        if self.raw is not None and _body_of(self) is not None:
+            msgspec.structs.force_setattr(self, "raw", None)
+
+    @property  # type: ignore[misc]  # mypy knows no field that is read in another way
+    def body(self) -> Any:
+        """What is asked; `raw` itself if it is not JSON."""
+        raw = self.raw
+        if raw is None:
+            return _body_of(self)
+        read = self.__dict__
+        if "body" not in read:
+            try:
+                read["body"] = msgspec.json.decode(raw)
+            except (ValueError, RecursionError):
+                read["body"] = raw
+        return read["body"]
+
+    @property
+    def asked(self) -> Any:
+        """`body`, or an empty object if it does not state how many answers are wanted."""
+        raw = self.raw
+        if raw is None or b'"n"' in raw or b'"prompt"' in raw or b'"input"' in raw or b"\\u" in raw:
+            return self.body
+        return {}
+
+    def with_fields(self, **fields: Any) -> Request:
+        """The request with these fields of its JSON object replaced or added.
+
+        With `raw`, all other values keep their bytes; of a name that occurs twice, the last value
+        is kept. A body that is not an object is left as it is.
+        """
+        if self.raw is None:
+            body = _body_of(self)
+            if not isinstance(body, dict):
+                return self
+            return msgspec.structs.replace(self, body={**body, **fields})
+        try:
+            values = _RAW_FIELDS.decode(self.raw)
+        except (ValueError, RecursionError):
+            return self
+        return msgspec.structs.replace(self, raw=msgspec.json.encode({**values, **fields}))
+
+    def __eq__(self, other: object) -> bool:
+        """It is the same call, whether its body was given as a value or as JSON."""
+        if not isinstance(other, Request):
+            return NotImplemented
+        has_same_bytes = self.raw is not None and self.raw == other.raw
+        names = ("method", "url", "headers", "output_path")
+        return (has_same_bytes or self.body == other.body) and all(
+            getattr(self, name) == getattr(other, name) for name in names
+        )
+
+    def __repr__(self) -> str:
+        """As it was constructed."""
+        names = ["body" if self.raw is None else "raw", "method", "url", "headers", "output_path"]
+        return f"Request({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
 class Held(Protocol):

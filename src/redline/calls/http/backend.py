@@ -318,7 +318,7 @@ class HttpBackend:
 
     def _wire(self, request: Request, call: Call) -> Wire:
         try:
-            body = request.body
+            body = request.body if request.raw is None else request.raw
             if body is not None and type(body) is not bytes:
                 body = _ENCODE(body)
         except (TypeError, ValueError, RecursionError) as error:
@@ -342,7 +342,7 @@ class HttpBackend:
             reply = reader.finish()
         else:
             try:
-                reply = apis.read(request.url, answer.body, request.output_path, request.body)
+                reply = apis.read(request.url, answer.body, request.output_path, request.asked)
             except (CallError, NoEndpoint):
                 reply = None
             if reply is None:

@@ -28,12 +28,14 @@ _API = re.compile(r"/(completions|embeddings|responses)/?(\?|$)").search
 
 def streaming(request: Request) -> Request:
     """The same request, asking for a stream that ends with its usage."""
-    if not isinstance(request.body, dict):
-        return request
-    body = {**request.body, "stream": True}
-    if request.url.endswith("/completions"):
-        body.setdefault("stream_options", {"include_usage": True})
-    return msgspec.structs.replace(request, body=body)
+    body = request.body
+    if (
+        request.url.endswith("/completions")
+        and isinstance(body, dict)
+        and "stream_options" not in body
+    ):
+        return request.with_fields(stream=True, stream_options={"include_usage": True})
+    return request.with_fields(stream=True)
 
 
 def refuse_partial(request: Request) -> None:

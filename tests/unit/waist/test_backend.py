@@ -1,0 +1,127 @@
+"""A request's body, given as a value or as JSON that is sent as it is."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redline.waist import Request
+
+PLAIN: dict[str, Any] = {"model": "a", "messages": [{"role": "user", "content": "hi"}], "n": 2}
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+def test_a_body_is_decoded_from_the_json_that_is_sent() -> None:
+    request = Request(raw=b'{ "model" : "a" }')
+    assert request.body == {"model": "a"}
+    assert request.body is request.body
+    assert request.raw == b'{ "model" : "a" }'
+    assert Request(body=PLAIN).raw is None
+
+
+@pytest.mark.parametrize("raw", [b'{"model": "a"', b"\xff", b"", b"[" * 100_000])
+def test_what_is_not_json_is_its_own_body(raw: bytes) -> None:
+    request = Request(raw=raw)
+    assert request.body == raw
+    assert request.with_fields(model="b") is request
+
+
+def test_another_body_takes_the_place_of_the_json() -> None:
+    request = msgspec.structs.replace(Request(raw=b'{"model":"a"}'), body={"model": "b"})
+    assert (request.raw, request.body) == (None, {"model": "b"})
+
+
+def test_another_url_keeps_the_json() -> None:
+    request = Request(raw=b'{ "model":"a"}')
+    assert request.body == {"model": "a"}
+    moved = msgspec.structs.replace(request, url="/other")
+    assert (moved.raw, moved.body) == (b'{ "model":"a"}', {"model": "a"})
+
+
+def test_requests_are_equal_if_they_ask_the_same() -> None:
+    raw = Request(raw=msgspec.json.encode(PLAIN))
+    assert raw == Request(body=PLAIN) == raw
+    assert raw == Request(raw=msgspec.json.format(raw.raw or b""))
+    assert raw != Request(body={**PLAIN, "n": 3})
+    assert raw != Request(body=PLAIN, url="/other")
+    assert raw != PLAIN
+
+
+def test_a_request_is_shown_as_it_was_made() -> None:
+    for request in (Request(raw=b'{"a":1}', url="/x"), Request(body={"a": 1}, method="PUT")):
+        assert eval(repr(request)) == request
+    assert "raw=b'{" in repr(Request(raw=b"{}"))
+    assert "raw" not in repr(Request(body={}))
+
+
+def test_a_copy_is_the_same_request() -> None:
+    request = Request(raw=b'{"a": [1]}')
+    for same in (copy.deepcopy(request), pickle.loads(pickle.dumps(request))):
+        assert (same, same.raw) == (request, request.raw)
+
+
+def test_a_request_cannot_be_changed() -> None:
+    request = Request(raw=b"{}")
+    for name in ("raw", "body", "url", "other"):
+        with pytest.raises(AttributeError):
+            setattr(request, name, b"x")
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        # A value of the same name further in is not touched, nor is any other value's spelling.
+        (
+            b'{"x": {"model": "in", "stream": true}, "model": "a", "f": 1.50e+1}',
+            b'{"x":{"model": "in", "stream": true},"model":"b","f":1.50e+1,"stream":false}',
+        ),
+        # Servers differ in which one of two they take, so only one is left.
+        (b'{"model":"a","stream":true,"model":"c"}', b'{"model":"b","stream":false}'),
+        (b'{"\\u006dodel":"a"}', b'{"model":"b","stream":false}'),
+        (b' {\n"model"\t:\r"a"} ', b'{"model":"b","stream":false}'),
+        (
+            b'{"text":"\\"model\\":\\"a\\", \\u00e9"}',
+            b'{"text":"\\"model\\":\\"a\\", \\u00e9","model":"b","stream":false}',
+        ),
+        (b"{}", b'{"model":"b","stream":false}'),
+        (b'{"model ":"a"}', b'{"model ":"a","model":"b","stream":false}'),
+    ],
+)
+def test_fields_are_rewritten_in_the_json(raw: bytes, expected: bytes) -> None:
+    rewritten = Request(raw=raw, url="/x").with_fields(model="b", stream=False)
+    assert (rewritten.raw, rewritten.url) == (expected, "/x")
+
+
+@pytest.mark.parametrize("raw", [b"[1]", b'"model"', b"null", b"3"])
+def test_a_body_without_fields_is_left_as_it_is(raw: bytes) -> None:
+    request = Request(raw=raw)
+    assert request.with_fields(model="b") is request
+    value = Request(body=msgspec.json.decode(raw))
+    assert value.with_fields(model="b") is value
+
+
+@given(st.dictionaries(st.text(), VALUES, max_size=5), VALUES)
+def test_rewriting_json_is_rewriting_its_value(body: dict[str, Any], value: Any) -> None:
+    raw = Request(raw=msgspec.json.format(msgspec.json.encode(body), indent=2))
+    rewritten = raw.with_fields(model=value)
+    assert rewritten.raw is not None
+    assert rewritten == Request(body=body).with_fields(model=value)
+    assert rewritten.body == {**body, "model": value}
+    assert raw.body == body
+
+
+@pytest.mark.parametrize("name", ["n", "prompt", "input", "\\u006e"])
+def test_what_states_the_number_of_answers_is_read(name: str) -> None:
+    assert Request(raw=b'{"%s": 3}' % name.encode()).asked != {}
+    assert Request(raw=b'{"text": "\\"n\\": 3"}').asked == {}
+    assert Request(body={"text": 3}).asked == {"text": 3}
