@@ -75,3 +75,14 @@ class Silence:
 
 
 SILENCE = Silence()
+
+
+class Listeners:
+    """Passes each event on to several listeners, in their order."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self._listeners = listeners
+
+    def on_event(self, event: Event) -> None:
+        for listener in self._listeners:
+            listener.on_event(event)

@@ -23,6 +23,7 @@ from faults.script import LONGEST_REPLY_BYTES, Run, Script
 from faults.server import Server
 from faults.trace import Trace
 from redline.calls import Endpoint
+from redline.job import Parts as RunParts
 from redline.job import execute
 from redline.job.settings import Hooks, Job, Prompting
 from redline.journal import Output
@@ -192,9 +193,7 @@ class _Stage:
         ending.task = asyncio.create_task(
             execute(
                 self.job(run, loop.world.call),
-                display=ending,
-                on_start=ending.started,
-                on_result=ending.take,
+                RunParts(display=ending, on_start=ending.started, on_result=ending.take),
             )
         )
         await asyncio.wait([ending.task])

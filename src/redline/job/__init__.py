@@ -1,7 +1,8 @@
 """A job from its settings to its report: build, run, resume, verify."""
 
 from redline.job.api import arun, new_event_loop, run, run_job, stream
-from redline.job.execute import execute
+from redline.job.execution import execute
 from redline.job.forecast import Plan, plan
 from redline.job.interrupts import GivenUp, Interrupts
+from redline.job.parts import Parts
 from redline.job.show import Report

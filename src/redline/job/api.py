@@ -13,8 +13,9 @@ import msgspec
 
 from redline.calls import Outcome
 from redline.errors import ConfigError
-from redline.job.execute import execute
+from redline.job.execution import execute
 from redline.job.interrupts import GIVE_UP_S, Interrupts
+from redline.job.parts import Parts
 from redline.job.settings import Job, Keywords, lists_options, make_job
 from redline.job.show import Display, Report, TerminalProgress
 from redline.job.work import OnResult, Runner
@@ -131,7 +132,8 @@ async def _outcomes(job: Job, handover: _Handover) -> AsyncGenerator[Outcome, No
 
         async def work() -> Report:
             try:
-                return await _execute(job, on_start=handover.start, on_result=handover.put)
+                parts = Parts(on_start=handover.start, on_result=handover.put)
+                return await _execute(job, parts)
             finally:
                 ending = asyncio.create_task(handover.outcomes.put(None))
                 stack.callback(ending.cancel)
@@ -149,24 +151,17 @@ async def _outcomes(job: Job, handover: _Handover) -> AsyncGenerator[Outcome, No
 
 
 async def _execute(
-    job: Job,
-    *,
-    display: Display | None = None,
-    on_start: Callable[[Runner], None] | None = None,
-    on_result: OnResult | None,
-    on_upload: Callable[[Callable[[], None]], None] | None = None,
+    job: Job, parts: Parts, on_upload: Callable[[Callable[[], None]], None] | None = None
 ) -> Report:
     """The run, with what objects in a store ask for before and after it."""
     if url_of(job.rows) is not None:
         job = msgspec.structs.replace(job, rows=await asyncio.to_thread(opened, job.rows))
     if job.output is None or job.output.url is None:
-        return await execute(job, display=display, on_start=on_start, on_result=on_result)
+        return await execute(job, parts)
     # Imported here: a run on local files does not pay for what stores need.
     from redline.job.mirrored import execute_mirrored
 
-    return await execute_mirrored(
-        job, display=display, on_start=on_start, on_result=on_result, on_upload=on_upload
-    )
+    return await execute_mirrored(job, parts, on_upload)
 
 
 class _Handover:
@@ -253,13 +248,10 @@ async def _run_in_loop(
         on_result = keep
     async with AsyncExitStack() as stack:
         job = await embed(job, stack)
-        report = await _execute(
-            job,
-            display=display,
-            on_start=None if interrupts is None else interrupts.watch,
-            on_result=on_result,
-            on_upload=None if interrupts is None else interrupts.watch_upload,
-        )
+        on_start = None if interrupts is None else interrupts.watch
+        on_upload = None if interrupts is None else interrupts.watch_upload
+        parts = Parts(display=display, on_start=on_start, on_result=on_result)
+        report = await _execute(job, parts, on_upload)
     report.outcomes = sorted(outcomes, key=lambda outcome: outcome.row or 0)
     return report
 

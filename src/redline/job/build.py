@@ -25,19 +25,22 @@ from redline.calls.http import limiter_of
 from redline.calls.wire import do_nothing, proxy_of
 from redline.clock import SYSTEM
 from redline.errors import JournalError
+from redline.events import Listener, Listeners
+from redline.job.assembly import Kept, Run
 from redline.job.outputs import AccountFile, open_journal
-from redline.job.parts import Kept, Run
+from redline.job.parts import Parts
 from redline.job.settings import BATCHING, Job
 from redline.job.show import InputCounts, RowCount
 from redline.job.work import (
     Backpressure,
     Bill,
     Feed,
-    OnResult,
     Renderer,
     Results,
     Runner,
     Selection,
+    SuppliedBackend,
+    SuppliedResults,
     Tally,
     Wiring,
 )
@@ -59,7 +62,6 @@ from redline.journal import manifest as manifests
 from redline.limits import AnyLimiter
 from redline.process import raise_limit, telling
 from redline.sources import AsyncRows, Source, open_source, row_counts, sampled, stream_of
-from redline.waist import CacheUse
 
 if TYPE_CHECKING:
     from redline.calls.cache import AnswerStore
@@ -73,37 +75,40 @@ _LAST_COUNT_S = 0.5
 class _Input(msgspec.Struct, frozen=True):
     """What a run is given: what it reads, and what its settings make without writing anything.
 
-    stream: the source, if that is a stream. slots: how many calls at once at most. on_result: see
-    `built`.
+    parts: what its caller supplies. stream: the source, if that is a stream. limiter: None with a
+    supplied backend. slots: how many calls at once at most.
     """
 
+    parts: Parts
     source: Source | AsyncRows
     stream: StreamRows | None
     row_count: RowCount
     renderer: Renderer
-    limiter: AnyLimiter
+    limiter: AnyLimiter | None
     slots: int
-    on_result: OnResult | None
 
 
 class _Calls(msgspec.Struct, frozen=True):
-    """inner: makes the calls, below budget, retry and cache. answers: of the cache."""
+    """inner: makes the calls, below budget, retry and cache; None if the caller supplies it.
 
-    inner: HttpBackend | FunctionBackend
+    answers: of the cache.
+    """
+
+    inner: HttpBackend | FunctionBackend | None
     metered: Metered | None
     backend: Backend
     answers: AnswerStore | None
 
 
 @asynccontextmanager
-async def built(job: Job, on_result: OnResult | None = None) -> AsyncIterator[Run]:
+async def built(job: Job, parts: Parts) -> AsyncIterator[Run]:
     """A run that is ready to go; its input, output and connections are closed at the end.
 
-    on_result: notified of each row that has ended; where it is to be awaited, it slows the run down
-    to its own pace. Raises ConfigError or JournalError where the run cannot begin; JournalError at
-    the end as well, if its last results cannot be saved.
+    Raises ConfigError or JournalError if the run cannot begin; JournalError at the end as well, if
+    its last results cannot be saved.
     """
-    given = _open_input(job, on_result)
+    parts.check(job)
+    given = _open_input(job, parts)
     run: Run | None = None
     given.row_count.start()
     try:
@@ -111,8 +116,8 @@ async def built(job: Job, on_result: OnResult | None = None) -> AsyncIterator[Ru
             if job.output is not None:
                 await _take(job.output, given.stream, stack)
             try:
-                async with AsyncExitStack() as parts:
-                    run = await _assemble(job, given, parts)
+                async with AsyncExitStack() as objects:
+                    run = await _assemble(job, given, objects)
                     yield run
             finally:
                 if run is not None and run.kept is not None and job.output is not None:
@@ -124,26 +129,27 @@ async def built(job: Job, on_result: OnResult | None = None) -> AsyncIterator[Ru
         given.source.close()
 
 
-def _open_input(job: Job, on_result: OnResult | None) -> _Input:
+def _open_input(job: Job, parts: Parts) -> _Input:
     slots = job.call_limits.slots()
-    stream = _stream(job, slots)
-    opened = stream or open_source(job.rows, is_followed=job.follow)
+    is_supplied = parts.source is not None
+    stream = None if is_supplied else _stream(job, slots)
+    opened = stream or parts.source or open_source(job.rows, is_followed=job.follow)
     source = stream or sampled(opened, job.samples)
     row_count = RowCount(
         opened.total_rows,
-        None if job.follow else row_counts(job.rows),
+        None if job.follow or is_supplied else row_counts(job.rows),
         limit=job.limit,
         samples=job.samples,
     )
     try:
-        limiter = _limiter(job)
+        limiter = None if parts.backend is not None else _limiter(job)
         renderer = Renderer(job.prompting)
-        if job.call is None:
+        if job.endpoint is not None:
             raise_limit(slots)
     except BaseException:
         source.close()
         raise
-    return _Input(source, stream, row_count, renderer, limiter, slots, on_result)
+    return _Input(parts, source, stream, row_count, renderer, limiter, slots)
 
 
 def _limiter(job: Job) -> AnyLimiter:
@@ -185,14 +191,13 @@ async def _take(output: Output, stream: StreamRows | None, stack: AsyncExitStack
 
 
 async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
-    cache_use = None if job.cache is None or job.endpoint is None else CacheUse()
-    tally = Tally(cache_use)
+    tally = given.parts.tally or Tally()
     acknowledge = _acknowledging(tally, given.stream)
     kept = None
     if job.output is not None:
         kept = await _open_output(job, job.output, acknowledge, stack)
     journal = None if kept is None else kept.journal
-    calls = _calls(job, given.limiter, kept, tally)
+    calls = _calls(job, given, kept, tally)
     if calls.answers is not None:
         await asyncio.to_thread(calls.answers.open)
     stack.push_async_callback(calls.backend.aclose)
@@ -200,7 +205,8 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
     held = None if kept is None else kept.held
     feed, selection = _rows(job, given, journal, load, held)
     bill = Bill(job, None if calls.metered is None else calls.metered.spending)
-    runner = _runner(job, given, calls, feed, load, bill, journal or NotKept(acknowledge))
+    results = journal or _results(given.parts, acknowledge)
+    runner = _runner(job, given, calls, feed, load, bill, results)
     # Closed after the feed, for whose reading an aborted run does not wait for ever.
     stack.callback(runner.close)
     stack.push_async_callback(feed.aclose)
@@ -218,7 +224,8 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
     if kept is not None:
         kept.journal.start(None if kept.account is None else kept.account.sync)
     # Under the lock: the sends of another run's window are not this one's to write.
-    calls.inner.keep(_stores(job))
+    if calls.inner is not None:
+        calls.inner.keep(_stores(job))
     return Run(
         job=job,
         tally=tally,
@@ -255,9 +262,16 @@ def _runner(
         load=load,
         bill=bill if bill.reads_replies else None,
         permit=None if given.stream is None else given.stream.permit,
-        on_result=given.on_result,
+        on_result=given.parts.on_result,
     )
     return Runner(job, wiring)
+
+
+def _results(parts: Parts, acknowledge: Callable[[list[Result]], None]) -> Results:
+    """What takes the results of a run without an output."""
+    if parts.results is None:
+        return NotKept(acknowledge)
+    return SuppliedResults(parts.results, acknowledge)
 
 
 def _acknowledging(tally: Tally, stream: StreamRows | None) -> Callable[[list[Result]], None]:
@@ -314,31 +328,38 @@ def _done_before(job: Job, journal: Journal) -> InputCounts:
     return InputCounts(rows=done + failed, done=done, failed=0 if is_again else failed)
 
 
-def _calls(job: Job, limiter: AnyLimiter, kept: Kept | None, tally: Tally) -> _Calls:
+def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
     """The backend: calls within their limits, the job's budget, its retries, its cache."""
     # What was answered before a request goes out is written before it.
     before_write = do_nothing if kept is None else kept.journal.flush
-    inner: HttpBackend | FunctionBackend
-    if job.endpoint is not None:
-        inner = HttpBackend(
+    supplied, listeners = given.parts.backend, given.parts.listeners
+    listener: Listener = Listeners(tally, *listeners) if listeners else tally
+    inner: HttpBackend | FunctionBackend | None = None
+    calls: Backend
+    if supplied is not None:
+        calls = SuppliedBackend(
+            supplied, slots=given.slots, before_write=before_write, attempts=tally
+        )
+    elif job.endpoint is not None:
+        calls = inner = HttpBackend(
             job.endpoint,
-            limiter=limiter,
+            limiter=given.limiter,
             before_write=before_write,
             attempts=tally,
-            listener=tally,
+            listener=listener,
         )
     else:
         assert job.call is not None
-        inner = FunctionBackend(
+        calls = inner = FunctionBackend(
             job.call,
             limits=job.limits,
             timeout_s=job.timeout_s,
-            limiter=limiter,
+            limiter=given.limiter,
             before_write=before_write,
             attempts=tally,
         )
-    metered = _metered(job, inner, kept)
-    retry = Retry(inner if metered is None else metered, job.retry, listener=tally)
+    metered = _metered(job, calls, kept)
+    retry = Retry(calls if metered is None else metered, job.retry, listener=listener)
     backend, answers = _cached(job, retry, tally)
     return _Calls(inner, metered, backend, answers)
 

@@ -9,21 +9,16 @@ from functools import partial
 import msgspec
 
 from redline.errors import RedlineError
-from redline.job.execute import execute
+from redline.job.execution import execute
 from redline.job.outputs import Mirror
+from redline.job.parts import Parts
 from redline.job.settings import Job
-from redline.job.show import Display, Report
-from redline.job.work import OnResult, Runner
+from redline.job.show import Report
 from redline.journal import ResultsLost
 
 
 async def execute_mirrored(
-    job: Job,
-    *,
-    display: Display | None = None,
-    on_start: Callable[[Runner], None] | None = None,
-    on_result: OnResult | None = None,
-    on_upload: Callable[[Callable[[], None]], None] | None = None,
+    job: Job, parts: Parts, on_upload: Callable[[Callable[[], None]], None] | None = None
 ) -> Report:
     """As `execute`; what was not uploaded at the end stands in the report.
 
@@ -35,7 +30,7 @@ async def execute_mirrored(
     mirror = await asyncio.to_thread(Mirror, job.output)
     await _in_thread(mirror, partial(mirror.prepare, restart=job.restart, force=job.force))
     job = msgspec.structs.replace(job, output=mirror.output)
-    report = await execute(job, display=display, on_start=on_start, on_result=on_result)
+    report = await execute(job, parts)
     if isinstance(report.stopped, ResultsLost):
         # The files at these names are not what the run has written.
         report.not_uploaded = report.stopped

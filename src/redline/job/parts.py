@@ -1,144 +1,76 @@
-"""The parts of one run, each complete, and what the run comes to."""
+"""What a caller of `execute` brings along: a gateway its pool, a cluster worker its rows."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from redline.calls import FunctionBackend, HttpBackend
-from redline.clock import SYSTEM
+from redline.calls import Backend
 from redline.errors import ConfigError
-from redline.job.settings import Job
-from redline.job.show import InputCounts, Report, RowCount
-from redline.job.work import Bill, Feed, Runner, Selection, Tally
-from redline.journal import Journal, Manifest
-
-if TYPE_CHECKING:
-    from redline.calls.cache import AnswerStore
-    from redline.job.batch import BatchRunner, HeldRows, Ledger
-    from redline.job.outputs import AccountFile
+from redline.events import Listener
+from redline.job.settings import BATCHING, Job
+from redline.job.show import Display
+from redline.job.work import OnResult, Results, Runner, Tally
+from redline.limits import Limits
+from redline.sources import AsyncRows, Source
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """The open files of a run with an output.
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """Parts of a run that its caller supplies; None for those to build from the job's settings.
 
-    before: what earlier runs have done of its input, None if the output may hold rows of another
-    one. account: what was spent, None for a run without a budget. ledger: what is with the Batch
-    API, None for a run that has nothing to do with it; held: the rows there, None for a run that
-    does not go by batches.
+    The caller closes what it supplies, with one exception: the source.
+
+    backend: answers the calls of a job that has no endpoint and no function. The job's retries and
+    budget apply around it; of the job's limits, only the concurrency. Several jobs may share it: it
+    orders their calls by `Call.priority`, and calls `Call.on_write` before each write.
+    source: read instead of the job's rows. Closed at the end of the run, or when the run drains:
+    only that ends a read that blocks.
+    results: takes each outcome, for a job without an output. A row counts as done when `append`
+    returns.
+    tally: counts this run's rows and attempts, and is notified of events. Use it for one run only.
+    listeners: notified of the same events, after the tally.
+    display: shows the run. on_start: gets the runner, to drain or abort it. on_result: gets each
+    row that has ended; the run waits for what it returns.
     """
 
-    journal: Journal
-    manifest: Manifest
-    before: InputCounts | None
-    account: AccountFile | None
-    ledger: Ledger | None
-    held: HeldRows | None
+    backend: Backend | None = None
+    source: Source | AsyncRows | None = None
+    results: Results | None = None
+    tally: Tally | None = None
+    listeners: tuple[Listener, ...] = ()
+    display: Display | None = None
+    on_start: Callable[[Runner], None] | None = None
+    on_result: OnResult | None = None
+
+    def check(self, job: Job) -> None:
+        """Raises ConfigError if the job's settings ask for a part that is supplied, too."""
+        if self.results is not None and job.output is not None:
+            raise ConfigError(
+                "results go to the job's output or to the caller, and not to both",
+                hint="leave out the output, or watch its results with on_result",
+            )
+        if self.backend is None:
+            if not job.endpoints and job.call is None:
+                raise ConfigError(
+                    "a run needs an endpoint, a function to call, or a backend",
+                    hint="give one of them",
+                )
+            return
+        for what, setting in (
+            ("an endpoint", job.endpoints),
+            ("a function to call", job.call),
+            ("a cache of answers", job.cache),
+            ("batches", job.via in BATCHING),
+            ("limits besides a concurrency", job.limits != _concurrency(job.limits)),
+        ):
+            if setting:
+                raise ConfigError(
+                    f"a supplied backend and {what} exclude each other",
+                    hint="leave one of them out; the backend may have its own cache and limits",
+                )
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A View. inner: the backend that makes the calls, below retry and cache.
-
-    kept: None for a run without an output; batches: None for one that makes its calls itself.
-    answers: of its cache. check_source: looks whether the input is still what was read.
-    """
-
-    job: Job
-    tally: Tally
-    feed: Feed
-    selection: Selection
-    row_count: RowCount
-    source_name: str
-    check_source: Callable[[], None]
-    inner: HttpBackend | FunctionBackend
-    answers: AnswerStore | None
-    bill: Bill
-    kept: Kept | None
-    runner: Runner
-    batches: BatchRunner | None
-
-    async def go(self) -> None:
-        """Does the rows, live or in batches; then looks at the input again."""
-        if self.batches is None:
-            await self.runner.run()
-        else:
-            await self.batches.run()
-        if not self.runner.is_draining:
-            try:
-                await asyncio.to_thread(self.check_source)
-            except ConfigError as error:
-                self.runner.stop(error)
-
-    @property
-    def rows_skipped(self) -> int:
-        """Rows of those read that need not be done, and are not with a batch."""
-        return self.feed.rows_skipped - self.selection.with_batches
-
-    def counts(self) -> InputCounts:
-        """The whole input: what is done of it, and what is left."""
-        feed, tally, total, selection = self.feed, self.tally, self.row_count, self.selection
-        rows = feed.rows_read if feed.is_read else max(total.rows, feed.rows_read)
-        seen = InputCounts(
-            rows=rows,
-            done=tally.succeeded + selection.skipped - selection.failed_before,
-            failed=tally.failed + selection.failed_before,
-            is_exact=feed.is_read or total.is_exact,
-            untried=selection.untried,
-        )
-        before = None if self.kept is None else self.kept.before
-        if feed.is_read or before is None or not total.is_exact or before.rows > rows:
-            return seen
-        known = InputCounts(
-            rows=rows,
-            done=tally.succeeded + before.done,
-            failed=tally.failed + before.failed,
-            untried=rows - before.rows if self.job.retry_failed else 0,
-        )
-        # Otherwise rows of the output are no longer in the input.
-        is_possible = known.left >= feed.rows_read - self.rows_skipped - tally.saved
-        return known if is_possible else seen
-
-    def flawed(self) -> dict[str, int]:
-        """Successes by all runs of the output whose answer is cut, empty or refused."""
-        before = Counter[str]() if self.kept is None else self.kept.journal.answers.flaws
-        return dict((before + self.tally.flawed).most_common())
-
-    def report(self, elapsed_s: float) -> Report:
-        tally, runner, selection = self.tally, self.runner, self.selection
-        kinds = {kind: count for kind, count in tally.errors.most_common() if kind != "cancelled"}
-        before = 0 if self.kept is None else self.kept.journal.answers.total
-        return Report(
-            offered=runner.offered,
-            succeeded=tally.succeeded,
-            failed=tally.failed,
-            results=tally.succeeded + before,
-            flawed=self.flawed(),
-            skipped=selection.skipped,
-            failed_before=selection.failed_before,
-            untried=selection.untried,
-            retries=tally.retries,
-            repeated=tally.repeated,
-            rate_limited=tally.rate_limited,
-            attempts=tally.attempts,
-            most_in_flight=tally.most_in_flight,
-            input_tokens=tally.input_tokens,
-            output_tokens=tally.output_tokens,
-            elapsed_s=elapsed_s,
-            input=self.counts(),
-            is_input_done=self.feed.is_input_done,
-            interrupted=runner.is_draining and runner.stopped is None,
-            stopped=runner.stopped,
-            errors_by_kind=kinds,
-            spent=self.bill.read(),
-            found_limits=self.inner.found() if isinstance(self.inner, HttpBackend) else [],
-            outages=tally.outages(SYSTEM.now_s()),
-            cache=tally.cache,
-            batches=tally.batches,
-            cache_notes=self.answers.notes if self.answers is not None else [],
-            output=self.job.output,
-            abandoned=runner.abandoned,
-        )
+def _concurrency(limits: Limits) -> Limits:
+    """Of the limits, only the number of calls in flight."""
+    return Limits() if limits.is_adaptive else Limits(concurrency=limits.concurrency)

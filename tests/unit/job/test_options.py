@@ -109,7 +109,7 @@ def test_a_job_has_one_endpoint_for_now() -> None:
     assert made.call_limits == one.limits
     with pytest.raises(ConfigError, match="a job has one endpoint for now, not 2"):
         Job(rows=ROWS, endpoints=(one, Endpoint(base_url="http://b.example/v1")))
-    with pytest.raises(ConfigError, match="an endpoint or a function to call, and not both"):
+    with pytest.raises(ConfigError, match="an endpoint and a function to call exclude each other"):
         Job(rows=ROWS, endpoints=(one,), call=answer)
 
 

@@ -181,8 +181,8 @@ def shown(display: Any, seen: Any, for_s: float, drains_at_s: float | None = Non
 
 
 def test_what_the_cache_had_is_counted_and_shown() -> None:
-    seen, use = view(), CacheUse()
-    seen.tally = Tally(use)
+    seen = view()
+    use = seen.tally.cache_use
     assert seen.tally.cache is None
     for found in ("hit", "miss", "shared", "shared", "passed", "hit"):
         use.count(found)

@@ -88,6 +88,8 @@ class FunctionBackend:
 
     async def _granted(self, request: Request, call: Call, grant: AnyGrant) -> Outcome:
         self._before_write()
+        if call.on_write is not None:
+            call.on_write()
         sent_s = call.sent_s = self._clock.now_s()
         grant.sent(sent_s)
         is_retry = call.requests > 0

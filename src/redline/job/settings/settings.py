@@ -101,8 +101,9 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One run.
 
-    rows: whatever `open_source` takes. endpoints or call: who answers; at most one endpoint for
-    now; call is a coroutine function of one row. task: what becomes of each row beyond asking once.
+    rows: whatever `open_source` takes; unused if `execute` gets a source. endpoints or call: who
+    answers, at most one endpoint for now; call is a coroutine function of one row. Neither, if
+    `execute` gets a backend. task: what becomes of each row beyond asking once.
     memory: a file of the limits that rate "auto" has found. cache: where answers are kept, its
     folder named; None for nowhere. embedded: a server that is started for the run; its base URL
     replaces the endpoint's. limits: of a job without an endpoint.
@@ -116,7 +117,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     strict: the first bad row ends the run.
     """
 
-    rows: object
+    rows: object = ()
     endpoints: tuple[Endpoint, ...] = ()
     call: Callable[[Any], Awaitable[Any]] | None = None
     embedded: Embedded | None = None
@@ -146,10 +147,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool = False
 
     def __post_init__(self) -> None:
-        if bool(self.endpoints) == (self.call is not None):
+        if self.endpoints and self.call is not None:
             raise ConfigError(
-                "a run needs an endpoint or a function to call, and not both",
-                hint="give --base-url URL, --endpoint NAME, or call=my_async_function",
+                "an endpoint and a function to call exclude each other",
+                hint="leave one of them out",
             )
         if len(self.endpoints) > 1:
             raise ConfigError(

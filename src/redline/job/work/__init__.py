@@ -13,5 +13,6 @@ from redline.job.work.runner import (
     Wiring,
 )
 from redline.job.work.selection import Selection
+from redline.job.work.supplied import SuppliedBackend, SuppliedResults
 from redline.job.work.tally import BatchUse, Outages, Tally
 from redline.job.work.template import PARAMETERS, Renderer, parse_output_path

@@ -47,12 +47,9 @@ class Outages(msgspec.Struct, frozen=True):
 
 
 class Tally(Attempts):
-    """What progress and summary show; all counts are of this process's run. A Listener.
+    """What progress and summary show; all counts are of this process's run. A Listener."""
 
-    cache_use: of the run's cache, None where it has none.
-    """
-
-    def __init__(self, cache_use: CacheUse | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.retrying = 0
         self.repeated = 0
@@ -64,7 +61,7 @@ class Tally(Attempts):
         self._lost: EndpointLost | None = None
         self._lost_s = 0.0
         self._down_since_s: float | None = None
-        self.cache_use = cache_use
+        self.cache_use = CacheUse()
         self.batches: BatchUse | None = None  # of a run that has some
 
     @property
@@ -83,7 +80,7 @@ class Tally(Attempts):
     @property
     def cache(self) -> CacheUse | None:
         """None until the first row asks it."""
-        return self.cache_use if self.cache_use is not None and self.cache_use.asked else None
+        return self.cache_use if self.cache_use.asked else None
 
     def outages(self, now_s: float) -> Outages | None:
         """Those so far; None if there was none."""

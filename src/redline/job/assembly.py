@@ -1,0 +1,144 @@
+"""One run with all its objects, and its report."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from redline.calls import FunctionBackend, HttpBackend
+from redline.clock import SYSTEM
+from redline.errors import ConfigError
+from redline.job.settings import Job
+from redline.job.show import InputCounts, Report, RowCount
+from redline.job.work import Bill, Feed, Runner, Selection, Tally
+from redline.journal import Journal, Manifest
+
+if TYPE_CHECKING:
+    from redline.calls.cache import AnswerStore
+    from redline.job.batch import BatchRunner, HeldRows, Ledger
+    from redline.job.outputs import AccountFile
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """The open files of a run with an output.
+
+    before: what earlier runs have done of its input, None if the output may hold rows of another
+    one. account: what was spent, None for a run without a budget. ledger: what is with the Batch
+    API, None for a run that has nothing to do with it; held: the rows there, None for a run that
+    does not go by batches.
+    """
+
+    journal: Journal
+    manifest: Manifest
+    before: InputCounts | None
+    account: AccountFile | None
+    ledger: Ledger | None
+    held: HeldRows | None
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """A View. inner: the backend that redline built for the calls, None for a supplied one.
+
+    kept: None for a run without an output; batches: None for one that makes its calls itself.
+    answers: of its cache. check_source: looks whether the input is still what was read.
+    """
+
+    job: Job
+    tally: Tally
+    feed: Feed
+    selection: Selection
+    row_count: RowCount
+    source_name: str
+    check_source: Callable[[], None]
+    inner: HttpBackend | FunctionBackend | None
+    answers: AnswerStore | None
+    bill: Bill
+    kept: Kept | None
+    runner: Runner
+    batches: BatchRunner | None
+
+    async def go(self) -> None:
+        """Does the rows, live or in batches; then looks at the input again."""
+        if self.batches is None:
+            await self.runner.run()
+        else:
+            await self.batches.run()
+        if not self.runner.is_draining:
+            try:
+                await asyncio.to_thread(self.check_source)
+            except ConfigError as error:
+                self.runner.stop(error)
+
+    @property
+    def rows_skipped(self) -> int:
+        """Rows of those read that need not be done, and are not with a batch."""
+        return self.feed.rows_skipped - self.selection.with_batches
+
+    def counts(self) -> InputCounts:
+        """The whole input: what is done of it, and what is left."""
+        feed, tally, total, selection = self.feed, self.tally, self.row_count, self.selection
+        rows = feed.rows_read if feed.is_read else max(total.rows, feed.rows_read)
+        seen = InputCounts(
+            rows=rows,
+            done=tally.succeeded + selection.skipped - selection.failed_before,
+            failed=tally.failed + selection.failed_before,
+            is_exact=feed.is_read or total.is_exact,
+            untried=selection.untried,
+        )
+        before = None if self.kept is None else self.kept.before
+        if feed.is_read or before is None or not total.is_exact or before.rows > rows:
+            return seen
+        known = InputCounts(
+            rows=rows,
+            done=tally.succeeded + before.done,
+            failed=tally.failed + before.failed,
+            untried=rows - before.rows if self.job.retry_failed else 0,
+        )
+        # Otherwise rows of the output are no longer in the input.
+        is_possible = known.left >= feed.rows_read - self.rows_skipped - tally.saved
+        return known if is_possible else seen
+
+    def flawed(self) -> dict[str, int]:
+        """Successes by all runs of the output whose answer is cut, empty or refused."""
+        before = Counter[str]() if self.kept is None else self.kept.journal.answers.flaws
+        return dict((before + self.tally.flawed).most_common())
+
+    def report(self, elapsed_s: float) -> Report:
+        tally, runner, selection = self.tally, self.runner, self.selection
+        kinds = {kind: count for kind, count in tally.errors.most_common() if kind != "cancelled"}
+        before = 0 if self.kept is None else self.kept.journal.answers.total
+        return Report(
+            offered=runner.offered,
+            succeeded=tally.succeeded,
+            failed=tally.failed,
+            results=tally.succeeded + before,
+            flawed=self.flawed(),
+            skipped=selection.skipped,
+            failed_before=selection.failed_before,
+            untried=selection.untried,
+            retries=tally.retries,
+            repeated=tally.repeated,
+            rate_limited=tally.rate_limited,
+            attempts=tally.attempts,
+            most_in_flight=tally.most_in_flight,
+            input_tokens=tally.input_tokens,
+            output_tokens=tally.output_tokens,
+            elapsed_s=elapsed_s,
+            input=self.counts(),
+            is_input_done=self.feed.is_input_done,
+            interrupted=runner.is_draining and runner.stopped is None,
+            stopped=runner.stopped,
+            errors_by_kind=kinds,
+            spent=self.bill.read(),
+            found_limits=self.inner.found() if isinstance(self.inner, HttpBackend) else [],
+            outages=tally.outages(SYSTEM.now_s()),
+            cache=tally.cache,
+            batches=tally.batches,
+            cache_notes=self.answers.notes if self.answers is not None else [],
+            output=self.job.output,
+            abandoned=runner.abandoned,
+        )

@@ -1,0 +1,43 @@
+"""A job from its settings to its report."""
+
+from __future__ import annotations
+
+import asyncio
+
+from redline.clock import SYSTEM
+from redline.errors import JournalError
+from redline.job.assembly import Run
+from redline.job.build import built
+from redline.job.parts import Parts
+from redline.job.settings import Job
+from redline.job.show import Report
+
+_ALL_BUILT = Parts()
+
+
+async def execute(job: Job, parts: Parts = _ALL_BUILT) -> Report:
+    """The report of the job, run to its end.
+
+    parts: what the caller supplies; the rest is built from the job's settings.
+    Raises ConfigError or JournalError if the run cannot begin. What ends it later is in the
+    report's `stopped`.
+    """
+    begun_s = SYSTEM.now_s()
+    run: Run | None = None
+    try:
+        async with built(job, parts) as run:
+            if parts.on_start is not None:
+                parts.on_start(run.runner)
+            shown = asyncio.create_task(parts.display.show(run)) if parts.display else None
+            try:
+                await run.go()
+            finally:
+                if shown is not None:
+                    shown.cancel()
+                    await asyncio.wait([shown])
+    except JournalError as error:
+        # Raised while closing, by the last group: what was acknowledged before is on disk.
+        if run is None or run.runner.offered == 0:
+            raise
+        run.runner.stop(error)
+    return run.report(SYSTEM.now_s() - begun_s)

@@ -1,0 +1,106 @@
+"""A caller's backend and a caller's taker of results, as one job uses them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from redline.calls import Backend, Call, Cost, Outcome, Request, Sink, failed
+from redline.clock import SYSTEM, Clock
+from redline.errors import JournalError, TimedOut
+from redline.job.work.runner import Results
+from redline.journal import Result
+from redline.limits import Slots
+from redline.waist import Attempts
+
+
+class SuppliedBackend:
+    """A caller's backend, which several jobs may share.
+
+    slots: how many of this job's calls it gets at once. before_write: called before each write of
+    this job's requests. attempts: counts them.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        slots: int,
+        before_write: Callable[[], None],
+        attempts: Attempts,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._backend = backend
+        self._slots = Slots(slots)
+        self._before_write = before_write
+        self._attempts = attempts
+        self._clock = clock
+
+    def room(self, cost: Cost, now_s: float) -> float:
+        wait_s = self._backend.room(cost, now_s)
+        return wait_s if self._slots.is_free else max(wait_s, math.ulp(0.0))
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        if not self._slots.take_free():
+            try:
+                await call.in_time(self._slots.acquire(call.priority), self._clock)
+            except TimedOut as late:
+                return failed(late)
+        try:
+            return await self._counted(request, call, sink)
+        finally:
+            self._slots.release()
+
+    async def aclose(self) -> None:
+        """Nothing: the backend stays its owner's."""
+
+    async def _counted(self, request: Request, call: Call, sink: Sink | None) -> Outcome:
+        outer, sent_s = call.on_write, None
+        outcome: Outcome | None = None
+
+        def on_write() -> None:
+            nonlocal sent_s
+            if outer is not None:
+                outer()
+            self._before_write()
+            if sent_s is not None:
+                # The request is repeated: its first write has failed.
+                self._end(sent_s, None, "disconnected")
+            self._attempts.started(is_retry=call.attempts > 1 and sent_s is None)
+            sent_s = self._clock.now_s()
+
+        call.on_write = on_write
+        try:
+            outcome = await self._backend.send(request, call, sink)
+        finally:
+            call.on_write = outer
+            if sent_s is not None:
+                self._end(sent_s, outcome, "cancelled")
+        return outcome
+
+    def _end(self, sent_s: float, outcome: Outcome | None, kind: str) -> None:
+        """Counts the end of an attempt; `kind` of error if it has no outcome."""
+        now_s, input_tokens, output_tokens = self._clock.now_s(), 0, 0
+        error: str | None = kind
+        if outcome is not None:
+            error = None if outcome.error is None else outcome.error.kind
+            if (reply := outcome.reply) is not None:
+                input_tokens, output_tokens = reply.input_tokens or 0, reply.output_tokens or 0
+        self._attempts.ended(now_s, now_s - sent_s, error, input_tokens, output_tokens)
+
+
+class SuppliedResults:
+    """A caller's taker of results: each row is acknowledged once it is taken."""
+
+    def __init__(self, results: Results, acknowledge: Callable[[list[Result]], None]) -> None:
+        self.changes = results.changes
+        self._results = results
+        self._acknowledge = acknowledge
+
+    @property
+    def failure(self) -> JournalError | None:
+        return self._results.failure
+
+    def append(self, result: Result) -> None:
+        self._results.append(result)
+        self._acknowledge([result])
