@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from redline.calls import Cache, Endpoint, Outcome, Reply
+from redline.calls import (
+    Cache,
+    Call,
+    Endpoint,
+    FunctionBackend,
+    Outcome,
+    Reply,
+    Request,
+    Sink,
+)
 from redline.errors import ConfigError, JournalError, Rejected, ServerFailed
 from redline.events import Event, RetryScheduled, RetryStarted
 from redline.job import Parts, execute
@@ -266,3 +275,50 @@ def test_answers_are_in_the_file_before_the_next_request_goes_to_a_supplied_back
 
     asyncio.run(main())
     assert seen == [*range(10)]
+
+
+class Noting(ScriptedBackend):
+    """Notes in whose name each call came, and with which priority."""
+
+    def __init__(self) -> None:
+        super().__init__([Reply(output=1)])
+        self.calls: list[tuple[str, int]] = []
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        self.calls.append((call.tenant, call.priority))
+        return await super().send(request, call, sink)
+
+
+def test_each_call_carries_the_jobs_tenant_and_priority() -> None:
+    async def main() -> None:
+        backend = Noting()
+        named = {"tenant": "search-team", "priority": -3}
+        for settings in ({}, named):
+            await execute(job(rows=rows(2), **settings), Parts(backend=backend))
+        assert backend.calls == [("", 0), ("", 0), ("search-team", -3), ("search-team", -3)]
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 5), (5, 0)])
+def test_of_two_jobs_on_one_slot_the_lower_number_goes_first(first: int, second: int) -> None:
+    async def main() -> None:
+        order: list[int] = []
+
+        async def answer(body: Any) -> None:
+            order.append(int(body["messages"][0]["content"]))
+            await asyncio.sleep(1)
+
+        shared = FunctionBackend(answer, limits=ONE_BY_ONE)
+        jobs = [
+            job(rows=[{"n": priority}] * 20, priority=priority, limits=Limits(concurrency=8))
+            for priority in (first, second)
+        ]
+        parts = Parts(backend=shared)
+        reports = await asyncio.gather(*[execute(one, parts) for one in jobs])
+        await shared.aclose()
+        assert [report.succeeded for report in reports] == [20, 20]
+        # The first row of a job that goes later may start before the other has asked at all.
+        assert order[2:20] == [0] * 18
+
+    virtual_run(main())

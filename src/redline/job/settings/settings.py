@@ -114,7 +114,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     where no batches are left. allowance: what all runs of the output may spend. prices: by model,
     above those that redline knows. fail_on: finish reasons that make a result a failure.
     retry_failed: only the rows that failed before; retries_failures: these beside the new ones.
-    strict: the first bad row ends the run.
+    strict: the first bad row ends the run. priority: of its calls where jobs share a backend or
+    limits, lower goes first. tenant: in whose name it calls; empty for nobody's.
     """
 
     rows: object = ()
@@ -145,6 +146,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     restart: bool = False
     force: bool = False
     strict: bool = False
+    priority: int = 0
+    tenant: str = ""
 
     def __post_init__(self) -> None:
         if self.endpoints and self.call is not None:

@@ -347,13 +347,16 @@ class Runner:
         large_bytes = 0
         try:
             row_s, load, on_wait = self._job.row_deadline_s, self._load, self._row_waits
+            priority, tenant = self._job.priority, self._job.tenant
             while (picked := self._supply.next_now() or await self.next_row()) is not None:
                 self.offered += 1
                 if len(picked.row.content) >= LARGE_ROW_BYTES:
                     large_bytes = len(picked.row.content)
                     load.add(large_bytes)
                 due_s = math.inf if row_s is None else self._clock.now_s() + row_s
-                call = self._tasks[task] = Call(deadline_s=due_s, on_wait=on_wait)
+                call = self._tasks[task] = Call(
+                    deadline_s=due_s, priority=priority, tenant=tenant, on_wait=on_wait
+                )
                 outcome = await self._outcome(picked, call, task, self._backend)
                 if self._is_left:
                     # It was left behind, and its journal is closed.
