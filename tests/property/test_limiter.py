@@ -424,7 +424,7 @@ class LastFirst(Limiter):
 
     asked = 0
 
-    async def acquire(self, cost: Cost | int = 0, priority: int = 0) -> Grant[list[Booking]]:
+    async def acquire(self, cost: Cost | int = 0, priority: int = 0) -> Grant:
         self.asked += 1
         return await super().acquire(cost, -self.asked)
 
@@ -432,7 +432,7 @@ class LastFirst(Limiter):
 class SmallestFirst(Limiter):
     """Serves by amount."""
 
-    async def acquire(self, cost: Cost | int = 0, priority: int = 0) -> Grant[list[Booking]]:
+    async def acquire(self, cost: Cost | int = 0, priority: int = 0) -> Grant:
         tokens = cost.tokens if isinstance(cost, Cost) else cost
         return await super().acquire(cost, 1000 * priority + tokens)
 
@@ -440,7 +440,7 @@ class SmallestFirst(Limiter):
 class Passing(Limiter):
     """Lets a newcomer pass those who wait."""
 
-    def acquire_now(self, cost: Cost) -> Grant[list[Booking]] | None:
+    def acquire_now(self, cost: Cost) -> Grant | None:
         now_s = self.now_s()
         if self.room_s(cost, now_s) > 0:
             return None

@@ -59,7 +59,7 @@ from redline.journal import (
     set_aside,
 )
 from redline.journal import manifest as manifests
-from redline.limits import AnyLimiter
+from redline.limits import RateLimiter
 from redline.process import raise_limit, telling
 from redline.sources import AsyncRows, Source, open_source, row_counts, sampled, stream_of
 
@@ -84,7 +84,7 @@ class _Input(msgspec.Struct, frozen=True):
     stream: StreamRows | None
     row_count: RowCount
     renderer: Renderer
-    limiter: AnyLimiter | None
+    limiter: RateLimiter | None
     slots: int
 
 
@@ -152,7 +152,7 @@ def _open_input(job: Job, parts: Parts) -> _Input:
     return _Input(parts, source, stream, row_count, renderer, limiter, slots)
 
 
-def _limiter(job: Job) -> AnyLimiter:
+def _limiter(job: Job) -> RateLimiter:
     """The limiter of the job's calls. Raises ConfigError if they cannot be made as it says."""
     if job.endpoint is not None:
         proxy_of(job.endpoint)

@@ -1,6 +1,6 @@
 """Rate limits and concurrency: decided in plain functions, waited for at the edge."""
 
-from redline.limits.open import AnyGrant, AnyLimiter, open_limiter
+from redline.limits.open import open_limiter
 from redline.limits.rule import (
     PROFILES,
     Cost,
@@ -12,7 +12,7 @@ from redline.limits.rule import (
     parse_rate,
     rate_per,
 )
-from redline.limits.wait import Grant, Limiter, Slots, SyncLimiter
+from redline.limits.wait import Grant, Limiter, RateLimiter, Slots, SyncLimiter
 
 __all__ = [
     "PROFILES",
@@ -21,6 +21,7 @@ __all__ = [
     "Limiter",
     "Limits",
     "Rate",
+    "RateLimiter",
     "Slots",
     "Spread",
     "SyncLimiter",

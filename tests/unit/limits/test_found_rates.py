@@ -13,6 +13,7 @@ from redline.limits import Rate
 from redline.limits.discover import FoundRates
 
 URL = "https://api.example.com/v1"
+KEY = "5f2e"
 
 
 @pytest.fixture
@@ -21,38 +22,38 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_rate_is_recalled_by_endpoint_and_model(path: Path) -> None:
-    FoundRates(path).remember(URL, "small", Rate(20, 1.0))
+    FoundRates(path).remember(URL, KEY, "small", Rate(20, 1.0))
     memory = FoundRates(path)
-    memory.remember(URL, "large", Rate(600, 60.0))
-    assert memory.recall(URL, "small") == Rate(20, 1.0)
-    assert memory.recall(f"{URL}/", "large") == Rate(600, 60.0)
-    assert memory.recall(URL, "other") is None
-    assert memory.recall("http://api.example.com/v1", "small") is None
+    memory.remember(URL, KEY, "large", Rate(600, 60.0))
+    assert memory.recall(URL, KEY, "small") == Rate(20, 1.0)
+    assert memory.recall(f"{URL}/", KEY, "large") == Rate(600, 60.0)
+    assert memory.recall(URL, KEY, "other") is None
+    assert memory.recall("http://api.example.com/v1", KEY, "small") is None
 
 
 def test_the_newest_rate_counts(path: Path) -> None:
     memory = FoundRates(path)
     for count in (10, 30, 20):
-        memory.remember(URL, "m", Rate(count, 1.5))
-    assert memory.recall(URL, "m") == Rate(20, 1.5)
+        memory.remember(URL, KEY, "m", Rate(count, 1.5))
+    assert memory.recall(URL, KEY, "m") == Rate(20, 1.5)
     assert len(json.loads(path.read_text())["rates"]) == 1
 
 
 def test_the_oldest_entries_are_dropped(path: Path) -> None:
     memory = FoundRates(path)
-    memory.remember(URL, "first", Rate(1, 1.0))
+    memory.remember(URL, KEY, "first", Rate(1, 1.0))
     for number in range(256):
-        memory.remember(URL, f"model-{number}", Rate(number + 1, 1.0))
-    assert memory.recall(URL, "first") is None
-    assert memory.recall(URL, "model-0") == Rate(1, 1.0)
-    assert memory.recall(URL, "model-255") == Rate(256, 1.0)
+        memory.remember(URL, KEY, f"model-{number}", Rate(number + 1, 1.0))
+    assert memory.recall(URL, KEY, "first") is None
+    assert memory.recall(URL, KEY, "model-0") == Rate(1, 1.0)
+    assert memory.recall(URL, KEY, "model-255") == Rate(256, 1.0)
 
 
 def test_no_key_is_kept(path: Path) -> None:
     url = "https://user:sk-secret@api.example.com/v1?key=sk-secret#sk-secret"
     memory = FoundRates(path)
-    memory.remember(url, "m", Rate(2, 1.0))
-    assert memory.recall(url, "m") == memory.recall(URL, "m") == Rate(2, 1.0)
+    memory.remember(url, KEY, "m", Rate(2, 1.0))
+    assert memory.recall(url, KEY, "m") == memory.recall(URL, KEY, "m") == Rate(2, 1.0)
     assert "secret" not in path.read_text()
 
 
@@ -73,14 +74,14 @@ def test_no_key_is_kept(path: Path) -> None:
 def test_a_damaged_or_foreign_file_counts_as_empty(path: Path, data: bytes) -> None:
     memory = FoundRates(path)
     path.write_bytes(data)
-    assert memory.recall(URL, "m") is None
-    memory.remember(URL, "m", Rate(5, 10.0))
-    assert memory.recall(URL, "m") == Rate(5, 10.0)
+    assert memory.recall(URL, KEY, "m") is None
+    memory.remember(URL, KEY, "m", Rate(5, 10.0))
+    assert memory.recall(URL, KEY, "m") == Rate(5, 10.0)
 
 
 def test_nothing_is_left_beside_the_file(path: Path) -> None:
     memory = FoundRates(path)
-    memory.remember(URL, "m", Rate(5, 10.0))
+    memory.remember(URL, KEY, "m", Rate(5, 10.0))
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -93,17 +94,17 @@ def test_a_path_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
 
 def test_a_disk_that_fails_later_does_not_end_the_run(path: Path) -> None:
     memory = FoundRates(path)
-    memory.remember(URL, "m", Rate(5, 10.0))
+    memory.remember(URL, KEY, "m", Rate(5, 10.0))
     path.unlink()
     path.parent.rmdir()
-    memory.remember(URL, "m", Rate(6, 10.0))
-    assert memory.recall(URL, "m") is None
+    memory.remember(URL, KEY, "m", Rate(6, 10.0))
+    assert memory.recall(URL, KEY, "m") is None
 
 
 def _write_many(path: Path, name: str) -> None:
     memory = FoundRates(path)
     for count in range(1, 41):
-        memory.remember(URL, name, Rate(count, 1.0))
+        memory.remember(URL, KEY, name, Rate(count, 1.0))
 
 
 def test_the_file_is_whole_whoever_writes(path: Path) -> None:
@@ -121,4 +122,4 @@ def test_the_file_is_whole_whoever_writes(path: Path) -> None:
         for writer in writers:
             writer.join(60)
     assert [writer.exitcode for writer in writers] == [0, 0]
-    assert Rate(40, 1.0) in (FoundRates(path).recall(URL, name) for name in ("a", "b"))
+    assert Rate(40, 1.0) in (FoundRates(path).recall(URL, KEY, name) for name in ("a", "b"))

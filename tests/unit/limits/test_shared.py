@@ -146,11 +146,11 @@ async def check_a_pause_holds_for_all_within_a_lease(kind: Any) -> None:
 
 async def check_a_429_pauses_once_a_window(kind: Any) -> None:
     limiter = limiter_of(Memory(), kind, requests="20/10s")
-    limiter.limited(now_s())
+    limiter.answered(now_s(), is_limited=True)
     first_s = limiter.room_s(Cost(), now_s())
     assert 0 < first_s <= 1
     await asyncio.sleep(0.5)
-    limiter.limited(now_s())
+    limiter.answered(now_s(), is_limited=True)
     assert limiter.room_s(Cost(), now_s()) == pytest.approx(first_s - 0.5)
     await limiter.aclose()
 
@@ -225,7 +225,7 @@ class Unparked(SharedLimiter):
 
 
 class Nervous(SharedLimiter):
-    def limited(self, now_s: float) -> None:
+    def answered(self, now_s: float, *, is_limited: bool) -> None:
         self.park(now_s + 1.0)
 
 

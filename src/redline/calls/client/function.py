@@ -13,8 +13,8 @@ from redline.calls.http import Stores
 from redline.calls.wire import Deadlines, do_nothing
 from redline.clock import SYSTEM, Clock
 from redline.errors import CallError, ConfigError, Disconnected, NoEndpoint, Rejected, TimedOut
-from redline.limits import AnyGrant, AnyLimiter, Cost, Limiter, Limits, Slots, open_limiter
-from redline.limits.rule import AUTO, RecentSends
+from redline.limits import Cost, Grant, Limits, RateLimiter, Slots, open_limiter
+from redline.limits.rule import AUTO
 from redline.waist import Attempts, Call, Outcome, Reply, Request, Sink, failed
 
 
@@ -33,7 +33,7 @@ class FunctionBackend:
         *,
         limits: Limits | None = None,
         timeout_s: float = 600.0,
-        limiter: AnyLimiter | None = None,
+        limiter: RateLimiter | None = None,
         before_write: Callable[[], None] = do_nothing,
         attempts: Attempts | None = None,
         clock: Clock = SYSTEM,
@@ -44,7 +44,6 @@ class FunctionBackend:
         self.slots = Slots(limits.slots())
         self._function = function
         self._limiter = limiter or function_limiter(limits, self.label, clock)
-        self._recent: RecentSends | None = None
         self._timeout_s = timeout_s
         self._clock = clock
         self._deadlines = Deadlines(clock)
@@ -63,30 +62,26 @@ class FunctionBackend:
 
     def keep(self, stores: Stores) -> None:
         """Sends outlive this backend in `stores`, and count from there. Before the first call."""
-        if stores.recent is not None and isinstance(self._limiter, Limiter):
-            self._recent = RecentSends(stores.recent, self.label, self._clock)
-            self._limiter.rules.keep_in(self._recent)
+        if stores.recent is not None:
+            self._limiter.keep_sends(stores.recent, self.label)
 
     async def aclose(self) -> None:
-        """Closes the files; the function is the user's."""
+        """Closes the limiter; the function is the user's."""
         self._deadlines.close()
-        if self._recent is not None:
-            self._recent.close()
-        if not isinstance(self._limiter, Limiter):
-            await self._limiter.aclose()
+        await self._limiter.aclose()
 
     async def _in_slot(self, request: Request, call: Call) -> Outcome:
         if self._clock.now_s() >= call.deadline_s:
             raise TimedOut("row")
         await call.in_time(self.slots.acquire(call.priority), self._clock)
         try:
-            turn: Coroutine[Any, Any, AnyGrant] = self._limiter.acquire(priority=call.priority)
+            turn: Coroutine[Any, Any, Grant] = self._limiter.acquire(priority=call.priority)
             grant = await call.in_time(turn, self._clock)
             return await self._granted(request, call, grant)
         finally:
             self.slots.release()
 
-    async def _granted(self, request: Request, call: Call, grant: AnyGrant) -> Outcome:
+    async def _granted(self, request: Request, call: Call, grant: Grant) -> Outcome:
         self._before_write()
         if call.on_write is not None:
             call.on_write()
@@ -157,7 +152,7 @@ def check_timeout(timeout_s: float) -> None:
         raise ConfigError(f"timeout_s must be above 0 and at most 86,400 s, not {timeout_s:g}")
 
 
-def function_limiter(limits: Limits, label: str, clock: Clock) -> AnyLimiter:
+def function_limiter(limits: Limits, label: str, clock: Clock) -> RateLimiter:
     """The limiter of a function. Raises ConfigError for limits that it cannot have."""
     if limits.counts_tokens:
         raise ConfigError(

@@ -43,7 +43,7 @@ from redline.events import (
     Listener,
     RequestRepeated,
 )
-from redline.limits import AnyGrant, AnyLimiter, Cost
+from redline.limits import Cost, Grant, RateLimiter
 from redline.waist import Attempts, Call, Chunk, Outcome, Reply, Request, Sink, failed
 
 # Statuses whose Retry-After speaks for the whole endpoint and not for one row.
@@ -74,13 +74,13 @@ class _Attempt(Exchange):
     async def get_ready(self) -> None:
         await self._backend.go_ahead(self)
 
-    def acquire_now(self) -> AnyGrant | None:
+    def acquire_now(self) -> Grant | None:
         grant = self._backend.limiter.acquire_now(self.cost)
         if self.is_ahead and grant is not None:
             self._backend.leave_ahead(self)
         return grant
 
-    async def acquire(self) -> AnyGrant:
+    async def acquire(self) -> Grant:
         grant = await self._backend.limiter.acquire(self.cost, self.call.priority)
         if self.is_ahead:
             self._backend.leave_ahead(self)
@@ -101,7 +101,7 @@ class HttpBackend:
         self,
         endpoint: Endpoint,
         *,
-        limiter: AnyLimiter | None = None,
+        limiter: RateLimiter | None = None,
         before_write: Callable[[], None] = do_nothing,
         attempts: Attempts | None = None,
         clock: Clock = SYSTEM,

@@ -13,10 +13,10 @@ import msgspec
 from redline.calls.wire import Endpoint
 from redline.clock import Clock
 from redline.errors import ConfigError, RateLimited, TimedOut
-from redline.limits import AnyGrant, AnyLimiter, Cost, Limiter, Rate, Slots, open_limiter
+from redline.limits import Cost, Grant, RateLimiter, Slots, open_limiter
 from redline.limits.discover import AdaptiveConcurrency, FoundRates, RateSearch
-from redline.limits.rule import AUTO, RecentSends
-from redline.limits.server import Feedback, HeaderReader, processing_s, stated_in_body
+from redline.limits.rule import AUTO
+from redline.limits.server import HeaderReader, processing_s, stated_in_body
 from redline.waist import Outcome
 
 _OVERLOAD = frozenset({503, 529})
@@ -53,25 +53,24 @@ class Stores(msgspec.Struct, frozen=True, kw_only=True):
 class EndpointLimits:
     """Drives one endpoint's slots and limiter by what comes back from it.
 
-    search: what finds the limit; None where it is stated.
+    search: what finds the limit; None if it is stated.
 
-    Raises ConfigError where its limits cannot be shared as they ask for.
+    Raises ConfigError if its limits cannot be shared as they ask for.
     """
 
-    def __init__(self, endpoint: Endpoint, clock: Clock, limiter: AnyLimiter | None = None) -> None:
+    def __init__(
+        self, endpoint: Endpoint, clock: Clock, limiter: RateLimiter | None = None
+    ) -> None:
         limits = endpoint.limits
         self._clock = clock
         self._base_url = endpoint.base_url
+        self._key = _key_digest(endpoint)
         self._reader = HeaderReader()
-        self._recent: RecentSends | None = None
         # The provider takes prompt + max_tokens off its limits when a call comes, for good.
         self.charges_reserved = _charges_reserved(endpoint)
         self.slots = Slots(limits.slots())
         self.ahead = Slots(limits.ahead())
         self.limiter = limiter or limiter_of(endpoint, clock)
-        # What is shared is steered by all who share it, through their ledger.
-        self._own = self.limiter if isinstance(self.limiter, Limiter) else None
-        self._feedback = Feedback(self._own.rules) if self._own is not None else None
         self._is_auto = limits.rate == AUTO
         self.search = RateSearch() if limits.rate == AUTO else None
         self._adaptive: AdaptiveConcurrency | None = None
@@ -88,12 +87,12 @@ class EndpointLimits:
             try:
                 self._memory = FoundRates(stores.memory)
             except ConfigError:
-                # It only saves a search: a home that cannot be written stops nobody.
+                # It only saves a search: a run goes on without a home that can be written.
                 self._memory = None
-        if stores.recent is not None and self._own is not None:
-            name = hashlib.sha256(self._base_url.encode()).hexdigest()[:12]
-            self._recent = RecentSends(stores.recent, name, self._clock)
-            self._own.rules.keep_in(self._recent)
+        if stores.recent is not None:
+            name = _digest(_identity(self._base_url, self._key))
+            # Older versions did not tell keys apart.
+            self.limiter.keep_sends(stores.recent, name, old_name=_digest(self._base_url))
 
     def begin(self, body: object) -> None:
         """A call with this body is about to wait for its turn, while the limit is searched for.
@@ -105,15 +104,13 @@ class EndpointLimits:
         self._is_begun = True
         self._model = str(body.get("model", "")) if isinstance(body, dict) else ""
         if self._memory is not None:
-            self.search = RateSearch(self._memory.recall(self._base_url, self._model))
-        self._follow_search(self.search)
+            found = self._memory.recall(self._base_url, self._key, self._model)
+            self.search = RateSearch(found)
+        self.limiter.search(self.search.rates())
 
     def shook_hands(self, took_s: float) -> None:
         """A connection took `took_s`."""
-        if isinstance(self.limiter, Limiter):
-            self.limiter.rules.shook_hands(took_s)
-        else:
-            self.limiter.jitter.shook_hands(took_s)
+        self.limiter.shook_hands(took_s)
 
     def sent(self, now_s: float) -> None:
         """A call was written, while the limit is searched for."""
@@ -121,32 +118,24 @@ class EndpointLimits:
             self.search.sent(now_s)
 
     def heard(
-        self, headers: Mapping[str, str], grant: AnyGrant, took_s: float, refusal: bytes = b""
+        self, headers: Mapping[str, str], grant: Grant, took_s: float, refusal: bytes = b""
     ) -> None:
         """The head of an answer came `took_s` after the write of its call.
 
         refusal: the body of a 429, which may name the limit.
         """
-        grant.replied(max(0.0, took_s - (processing_s(headers) or 0.0)))
-        if self._feedback is None or self._own is None:
+        if self.limiter.is_unlimited:
             return
+        grant.replied(max(0.0, took_s - (processing_s(headers) or 0.0)))
         stated = self._reader.read(headers, self._clock.wall_s())
         if refusal:
             stated += stated_in_body(refusal)
-        if not stated:
-            return
-        if self.search is not None and any(
-            one.kind == "requests" and one.limit is not None for one in stated
-        ):
-            # The server tells its limit, so there is nothing to search for.
-            self.search = None
-            self._own.rules.end_search()
-            # Nobody is let go before what the server tells has taken this one's place.
-            self._own.rules.set_rates("requests", self._stated_rates(), self._clock.now_s())
-        if self._feedback.heard(stated, grant.taken, self._clock.now_s()):
-            self._own.refresh()
+        if stated:
+            self.limiter.heard(stated, grant)
+            if not self.limiter.is_searched:
+                self.search = None
 
-    def settle(self, grant: AnyGrant, used: Cost) -> None:
+    def settle(self, grant: Grant, used: Cost) -> None:
         """A call has used `used`, as its reply says."""
         if self.charges_reserved:
             # What was reserved is not given back; only what an estimate had missed is added.
@@ -163,25 +152,22 @@ class EndpointLimits:
         is_limited = isinstance(error, RateLimited)
         if self._adaptive is not None:
             self._adapt(self._adaptive, outcome, now_s - sent_s, in_flight, now_s)
-        if self._own is None or self._feedback is None:
-            if is_limited and not isinstance(self.limiter, Limiter):
-                self.limiter.limited(now_s)
-        elif self.search is not None:
-            retry_after_s = error.retry_after_s if isinstance(error, RateLimited) else None
-            if self.search.answered(now_s, sent_s, is_limited, retry_after_s):
-                self._follow_search(self.search)
-        elif self._feedback.answered(now_s, is_limited=is_limited):
-            self._own.refresh()
+        if self.search is None:
+            self.limiter.answered(now_s, is_limited=is_limited)
+            return
+        retry_after_s = error.retry_after_s if isinstance(error, RateLimited) else None
+        if self.search.answered(now_s, sent_s, is_limited, retry_after_s):
+            self.limiter.search(self.search.rates())
 
     def found(self) -> list[str]:
-        """The limits that were found, in words, where they were to be found."""
+        """The limits that were found, in words, if they were to be found."""
         words = []
-        if self._is_auto and self._own is not None:
+        if self._is_auto:
             is_searching = self.search is not None and not self.search.found
             words += [
-                f"{line.stated} {line.kind.replace('_', ' ')}"
-                for line in self._own.rules.lines
-                if line.user is None and not (is_searching and line.kind == "requests")
+                f"{rate} {kind.replace('_', ' ')}"
+                for kind, rate in self.limiter.found_rates()
+                if not (is_searching and kind == "requests")
             ]
         if self._adaptive is not None:
             words.append(f"{self._adaptive.limit} in flight")
@@ -191,11 +177,8 @@ class EndpointLimits:
         """Writes down the limit that was found; closes files and connections of the limits."""
         found = self.search.found if self.search is not None else None
         if self._memory is not None and found is not None:
-            self._memory.remember(self._base_url, self._model, found)
-        if self._recent is not None:
-            self._recent.close()
-        if not isinstance(self.limiter, Limiter):
-            await self.limiter.aclose()
+            self._memory.remember(self._base_url, self._key, self._model, found)
+        await self.limiter.aclose()
 
     def _adapt(
         self,
@@ -223,25 +206,28 @@ class EndpointLimits:
         if adaptive.limit != self.slots.count:
             self.slots.resize(adaptive.limit)
 
-    def _follow_search(self, search: RateSearch) -> None:
-        assert self._own is not None
-        self._own.set_rates("requests", [*self._stated_rates(), *search.rates()])
 
-    def _stated_rates(self) -> list[Rate]:
-        """The request limits that the user stated."""
-        assert self._own is not None
-        lines = self._own.rules.lines
-        return [line.user for line in lines if line.kind == "requests" and line.user is not None]
-
-
-def limiter_of(endpoint: Endpoint, clock: Clock) -> AnyLimiter:
-    """The endpoint's limiter; may block for some seconds where its limits are shared.
+def limiter_of(endpoint: Endpoint, clock: Clock) -> RateLimiter:
+    """The endpoint's limiter; may block for some seconds if its limits are shared.
 
     They are shared by those that use the endpoint under one key, of which only a digest shows.
-    Raises ConfigError where they cannot be shared as they ask for.
+    Raises ConfigError if they cannot be shared as they ask for.
     """
-    key = hashlib.sha256((endpoint.api_key or "").encode()).hexdigest()[:12]
-    return open_limiter(endpoint.limits, f"{endpoint.base_url} {key}", clock)
+    name = _identity(endpoint.base_url, _key_digest(endpoint))
+    return open_limiter(endpoint.limits, name, clock)
+
+
+def _identity(base_url: str, key: str) -> str:
+    """What the limits are of: an endpoint under one key. key: its digest."""
+    return f"{base_url} {key}"
+
+
+def _key_digest(endpoint: Endpoint) -> str:
+    return _digest(endpoint.api_key or "")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _charges_reserved(endpoint: Endpoint) -> bool:

@@ -19,7 +19,7 @@ import msgspec
 
 from redline.clock import Clock
 from redline.errors import BadRow, CallError, ConfigError, TimedOut
-from redline.limits import AnyGrant
+from redline.limits import Grant
 
 # The type of a stream of events; what an exchange is to be streamed for.
 EVENTS = "text/event-stream"
@@ -137,7 +137,7 @@ class Exchange(ABC):
     phase = "connect"
     _held_up_s = 0.0  # by redline itself, since the write
     _paused: tuple[str, float] | None = None  # in which phase, and since when
-    grant: AnyGrant | None = None
+    grant: Grant | None = None
     sent_s: float | None = None
     first_byte_s: float | None = None
     may_repeat = False
@@ -154,11 +154,11 @@ class Exchange(ABC):
         self._before_write = before_write
 
     @abstractmethod
-    def acquire_now(self) -> AnyGrant | None:
+    def acquire_now(self) -> Grant | None:
         """The grant, where nothing is to be waited for."""
 
     @abstractmethod
-    async def acquire(self) -> AnyGrant:
+    async def acquire(self) -> Grant:
         """The grant, once the limits give it."""
 
     @abstractmethod
@@ -219,7 +219,7 @@ class Exchange(ABC):
             raise StaleConnection
         self._stamp(grant)
 
-    def _stamp(self, grant: AnyGrant) -> None:
+    def _stamp(self, grant: Grant) -> None:
         # The time that it takes must not stand between the stamp and the wire.
         self._before_write()
         sent_s = self.sent_s = self._clock.now_s()

@@ -2,7 +2,7 @@
 
 A JSON file with the newest entries last. It is replaced as a whole, so a reader sees the old one
 or the new one; of two processes that write at once, one is heard. It holds no key: of an
-endpoint's URL only the scheme, the host, the port and the path.
+endpoint's URL only the scheme, the host, the port and the path, and of its API key a digest.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ _MOST_BYTES = 1 << 20
 
 
 class _Entry(msgspec.Struct):
-    """What was found. Plain numbers, because a foreign file may hold any."""
+    """What was found. Plain numbers, because a foreign file may hold any.
+
+    key: the digest of the API key; "" in what a version wrote that did not tell keys apart.
+    """
 
     endpoint: str
     model: str
     count: int
     window_s: float
+    key: str = ""
 
 
 class _File(msgspec.Struct):
@@ -60,19 +64,22 @@ class FoundRates:
                 hint="choose a file in a folder that can be written",
             ) from error
 
-    def recall(self, endpoint_url: str, model: str) -> Rate | None:
-        """The rate that was remembered last for this model there; None where there is none."""
-        endpoint = _without_secrets(endpoint_url)
-        for entry in reversed(self._entries()):
-            if (entry.endpoint, entry.model) == (endpoint, model):
-                return _rate(entry)
-        return None
+    def recall(self, endpoint_url: str, key: str, model: str) -> Rate | None:
+        """The rate that was remembered last for this model there; None if there is none.
 
-    def remember(self, endpoint_url: str, model: str, rate: Rate) -> None:
-        """Keeps `rate` in place of what was remembered before."""
-        entry = _Entry(_without_secrets(endpoint_url), model, rate.count, rate.window_s)
-        name = (entry.endpoint, entry.model)
-        entries = [old for old in self._entries() if (old.endpoint, old.model) != name]
+        key: a digest of the API key. What was remembered without one counts for every key that has
+        remembered nothing yet.
+        """
+        endpoint = _without_secrets(endpoint_url)
+        kept = {(entry.endpoint, entry.key, entry.model): entry for entry in self._entries()}
+        entry = kept.get((endpoint, key, model)) or kept.get((endpoint, "", model))
+        return None if entry is None else _rate(entry)
+
+    def remember(self, endpoint_url: str, key: str, model: str, rate: Rate) -> None:
+        """Keeps `rate` in place of what was remembered for this key before."""
+        entry = _Entry(_without_secrets(endpoint_url), model, rate.count, rate.window_s, key)
+        name = (entry.endpoint, key, model)
+        entries = [old for old in self._entries() if (old.endpoint, old.key, old.model) != name]
         entries = [*entries, entry][-_MOST_ENTRIES:]
         data = msgspec.json.format(msgspec.json.encode(_File(_VERSION, entries)), indent=1)
         try:

@@ -30,14 +30,16 @@ _SIZE = _HEADER.size + _SLOTS * _ENTRY.size
 class RecentSends:
     """The windows' files in one folder, for one endpoint.
 
-    folder: made where it is missing. name: of the endpoint, as a part of file names. A folder that
-    cannot be written is passed over: it matters only after a death, and the run's journal, which
-    stands beside it, tells the user.
+    folder: made if it is missing. name: of the endpoint, as a part of file names. old_name: what an
+    older version called it; read if `name` has no file for the kind of limit, and never written.
+    A folder that cannot be written is passed over: it matters only after a death, and the run's
+    journal, which is beside it, reports it to the user.
     """
 
-    def __init__(self, folder: Path, name: str, clock: Clock) -> None:
+    def __init__(self, folder: Path, name: str, clock: Clock, old_name: str = "") -> None:
         self._folder = folder
         self._name = name
+        self._old_name = old_name
         self._clock = clock
         self._rings: dict[Window, tuple[_Ring, Path]] = {}
 
@@ -48,7 +50,9 @@ class RecentSends:
         """
         path = self._path(kind, window.rate)
         try:
-            old = path if path.exists() else self._nearest(kind, window.rate)
+            old = path if path.exists() else self._nearest(self._name, kind, window.rate)
+            if old is None and self._old_name:
+                old = self._nearest(self._old_name, kind, window.rate)
             if old is not None:
                 _recall(old, window, self._clock)
         except OSError:
@@ -85,12 +89,12 @@ class RecentSends:
     def _path(self, kind: str, rate: Rate) -> Path:
         return self._folder / f"{self._name}-{kind}-{rate.window_s:.15g}s.sends"
 
-    def _nearest(self, kind: str, rate: Rate) -> Path | None:
-        """Where sends of this kind stand for another window: the next longer one, else the longest.
+    def _nearest(self, name: str, kind: str, rate: Rate) -> Path | None:
+        """The file of this kind with the shortest window not below the rate's, else the longest.
 
         The limits may have been stated otherwise last time.
         """
-        stem = f"{self._name}-{kind}-"
+        stem = f"{name}-{kind}-"
         found: list[tuple[bool, float, Path]] = []
         for path in self._folder.glob(f"{stem}*s.sends"):
             try:

@@ -11,10 +11,13 @@ import asyncio
 import math
 import random
 import secrets
+from collections.abc import Sequence
+from pathlib import Path
 
 from redline.clock import SYSTEM, Clock
 from redline.errors import NoEndpoint
 from redline.limits.rule import Cost, Doubt, Jitter, Kind, Limits, Rate, too_large
+from redline.limits.server import Stated
 from redline.limits.shared.ledger import Ledger
 from redline.limits.shared.schedule import (
     Change,
@@ -53,8 +56,12 @@ _NOTHING = Cost()
 class SharedLimiter(Alarmed):
     """The rate limits of `limits`, shared by all who use the ledger. For one event loop.
 
-    A guard that is not stated is measured, by each process for its own way to the server.
+    A guard that is not stated is measured, by each process for its own way to the server. Limits
+    are those that all processes stated: no header changes them, and none is searched for.
     """
+
+    is_unlimited = False
+    is_searched = False
 
     def __init__(self, limits: Limits, ledger: Ledger, clock: Clock = SYSTEM) -> None:
         self.jitter = Jitter()
@@ -135,20 +142,37 @@ class SharedLimiter(Alarmed):
         self._pump()
         return True
 
-    def limited(self, now_s: float) -> None:
-        """The server refused a call for its rate: a short pause for all, at most once a window."""
-        if now_s < self._pausable_s:
+    def shook_hands(self, took_s: float) -> None:
+        """A connection to the endpoint was made in `took_s`."""
+        self.jitter.shook_hands(took_s)
+
+    def heard(self, stated: Sequence[Stated], grant: Grant) -> None:
+        """Does nothing: the limits are those that all processes state alike."""
+
+    def answered(self, now_s: float, *, is_limited: bool) -> None:
+        """A 429 is a short pause for all processes, at most once a window."""
+        if not is_limited or now_s < self._pausable_s:
             return
         self._pausable_s = now_s + self._shortest_s
         if self._limits.guard_s is None:
             self.jitter.was_short()
         self.park(now_s + min(_MOST_PAUSE_S, self._shortest_s * _PAUSE_SHARE))
 
-    def acquire_now(self, cost: Cost) -> Grant[Slot] | None:
+    def search(self, rates: Sequence[Rate]) -> None:
+        """Does nothing: `Limits` refuses to share what is searched for."""
+
+    def found_rates(self) -> list[tuple[Kind, Rate]]:
+        """None: every limit was stated."""
+        return []
+
+    def keep_sends(self, folder: Path, name: str, old_name: str = "") -> None:
+        """Does nothing: the ledger remembers what was sent."""
+
+    def acquire_now(self, cost: Cost) -> Grant | None:
         """None: send times are given out in turn, by the ledger."""
         return None
 
-    async def acquire(self, cost: Cost | int = _NOTHING, priority: int = 0) -> Grant[Slot]:
+    async def acquire(self, cost: Cost | int = _NOTHING, priority: int = 0) -> Grant:
         """A grant for one request of `cost`; waits for it in turn.
 
         cost: a number stands for tokens, input and output together. priority: lower goes first.

@@ -40,7 +40,7 @@ class SyncLimiter:
     @contextmanager
     def __call__(
         self, tokens: int = 0, *, output_tokens: int = 0, priority: int = 0
-    ) -> Generator[Grant[list[Booking]]]:
+    ) -> Generator[Grant]:
         """A context that is entered when one call may be sent, which is then taken as sent.
 
         tokens: of the input, or of input and output where they are not told apart; 0 or more.
@@ -62,7 +62,7 @@ class SyncLimiter:
         """Threads in the queue."""
         return len(self._queue)
 
-    def acquire(self, cost: Cost | int = 0, priority: int = 0) -> Grant[list[Booking]]:
+    def acquire(self, cost: Cost | int = 0, priority: int = 0) -> Grant:
         """A grant for one request of `cost`; blocks until its turn.
 
         cost: a number stands for tokens, input and output together. priority: lower goes first.
@@ -72,7 +72,7 @@ class SyncLimiter:
         asked_s = self._clock.now_s()
         ticket = (priority, next(self._numbers), threading.Event())
         bookings: list[Booking] = []
-        grant: Grant[list[Booking]] | None = None
+        grant: Grant | None = None
         # A signal can come at any line: then neither a place nor an amount stays taken.
         try:
             with self._lock:

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 
 from redline.limits.rule import Cost
 
-Taken = TypeVar("Taken")
-_Taken = TypeVar("_Taken", contravariant=True)
+
+class Issuer(Protocol):
+    """What gives grants, and hears what became of each."""
+
+    def mark_sent(self, taken: Any, now_s: float) -> None: ...
+    def give_back(self, taken: Any) -> None: ...
+    def settle(self, taken: Any, used: Cost) -> None: ...
+    def replied(self, taken: Any, took_s: float, sent_s: float) -> None: ...
 
 
-class Issuer(Protocol[_Taken]):
-    """Who gives grants, and is told what became of each."""
-
-    def mark_sent(self, taken: _Taken, now_s: float) -> None: ...
-    def give_back(self, taken: _Taken) -> None: ...
-    def settle(self, taken: _Taken, used: Cost) -> None: ...
-    def replied(self, taken: _Taken, took_s: float, sent_s: float) -> None: ...
-
-
-class Grant(msgspec.Struct, Generic[Taken], eq=False, gc=False):
+class Grant(msgspec.Struct, eq=False, gc=False):
     """Leave to send one call now. Ends in exactly one of `sent` or `release`.
 
     taken: what it took from the limits. waited_s: how long it was waited for. sent_s: when the call
     was written, None before.
     """
 
-    _issuer: Issuer[Taken]
-    taken: Taken
+    _issuer: Issuer
+    taken: Any
     cost: Cost
     waited_s: float
     sent_s: float | None = None
@@ -69,3 +66,12 @@ class Grant(msgspec.Struct, Generic[Taken], eq=False, gc=False):
         """
         if self.sent_s is not None:
             self._issuer.replied(self.taken, took_s, self.sent_s)
+
+
+class FreeGrant(Grant):
+    """Leave to send any number of calls: it took nothing, so nothing becomes of it."""
+
+    def sent(self, now_s: float) -> None: ...
+    def release(self) -> None: ...
+    def settle(self, used: Cost | int) -> None: ...
+    def replied(self, took_s: float) -> None: ...

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from redline.clock import SYSTEM, Clock
 from redline.errors import OverLimit
-from redline.limits.rule import Booking, Cost, Kind, Limits, Rate, Rules
+from redline.limits.rule import AUTO, Booking, Cost, Kind, Limits, Rate, RecentSends, Rules
+from redline.limits.server import Feedback, Stated
 from redline.limits.wait.alarm import Alarmed
-from redline.limits.wait.grant import Grant
+from redline.limits.wait.grant import FreeGrant, Grant
 from redline.limits.wait.queue import WaitQueue
 
 _NOTHING = Cost()
@@ -35,7 +37,12 @@ class Limiter(Alarmed):
     def __init__(self, limits: Limits | Rate | str, clock: Clock = SYSTEM) -> None:
         limits = limits if isinstance(limits, Limits) else Limits(requests=limits)
         self.rules = Rules(limits)
+        self.is_unlimited = limits.rate != AUTO and not self.rules.lines
+        self._feedback = Feedback(self.rules)
+        self._recent: RecentSends | None = None
         self._clock = clock
+        # What every caller gets while nothing limits them; set when that is known to be so.
+        self._free: Grant | None = None
         self._queue: WaitQueue[Cost, list[Booking]] = WaitQueue()
         self._busy_from_s = 0.0  # since when somebody has been waiting
 
@@ -87,18 +94,24 @@ class Limiter(Alarmed):
         if until_s <= self._parked_until_s:
             return False
         self._parked_until_s = until_s
+        self._free = None
         return True
 
-    def acquire_now(self, cost: Cost) -> Grant[list[Booking]] | None:
-        """A grant where nobody waits and `cost` may be sent at once; it must have been checked."""
+    def acquire_now(self, cost: Cost) -> Grant | None:
+        """A grant if the queue is empty and `cost`, once checked, may be sent at once."""
+        if self._free is not None:
+            return self._free
         if self._queue.waiting:
             return None
         now_s = self._clock.now_s()
         if now_s < self._parked_until_s or self.rules.wait_s(cost, now_s) > 0:
             return None
+        if not self.rules.lines:
+            self._free = FreeGrant(self, [], _NOTHING, 0.0)
+            return self._free
         return Grant(self, self.rules.book(cost, now_s), cost, 0.0)
 
-    async def acquire(self, cost: Cost | int = _NOTHING, priority: int = 0) -> Grant[list[Booking]]:
+    async def acquire(self, cost: Cost | int = _NOTHING, priority: int = 0) -> Grant:
         """A grant for one request of `cost`; waits for it in turn.
 
         cost: a number stands for tokens, input and output together. priority: lower goes first.
@@ -130,15 +143,72 @@ class Limiter(Alarmed):
         return Grant(self, bookings, cost, self._clock.now_s() - asked_s)
 
     def set_rates(self, kind: Kind, rates: Sequence[Rate]) -> None:
-        """Other limits of one kind from now on; who waits goes on waiting in turn."""
+        """Other limits of one kind from now on; waiting callers keep their order."""
         self.rules.set_rates(kind, rates, self._clock.now_s())
         self.refresh()
 
-    def refresh(self) -> None:
-        """Looks again at who may go, after a change of the rules.
+    def shook_hands(self, took_s: float) -> None:
+        """A connection to the endpoint was made in `took_s`."""
+        self.rules.shook_hands(took_s)
 
-        Who could never go any more is refused with OverLimit.
+    def heard(self, stated: Sequence[Stated], grant: Grant) -> None:
+        """The answer to the grant's call states these limits.
+
+        A request limit among them ends the search for one.
         """
+        rules, now_s = self.rules, self._clock.now_s()
+        ends_search = rules.is_searched and any(
+            one.kind == "requests" and one.limit is not None for one in stated
+        )
+        if ends_search:
+            rules.end_search()
+            rules.set_rates("requests", self._user_rates(), now_s)
+        # The searched limit is replaced before waiters are woken.
+        if self._feedback.heard(stated, grant.taken, now_s) or ends_search:
+            self.refresh()
+
+    def answered(self, now_s: float, *, is_limited: bool) -> None:
+        """A call was answered; is_limited: by a 429."""
+        if self._feedback.answered(now_s, is_limited=is_limited):
+            self.refresh()
+
+    @property
+    def is_searched(self) -> bool:
+        """A request rate is searched for, until a header states one."""
+        return self.rules.is_searched
+
+    def search(self, rates: Sequence[Rate]) -> None:
+        """Keeps to these request rates, besides the user's own, while a search goes on."""
+        self.set_rates("requests", [*self._user_rates(), *rates])
+
+    def found_rates(self) -> list[tuple[Kind, Rate]]:
+        """The limits in force that the user did not state."""
+        return [(line.kind, line.stated) for line in self.rules.lines if line.user is None]
+
+    def keep_sends(self, folder: Path, name: str, old_name: str = "") -> None:
+        """Counts the sends that an earlier process kept in `folder`, and keeps its own there.
+
+        name: of the endpoint, as a part of file names. old_name: read if `name` has no files.
+        """
+        self._recent = RecentSends(folder, name, self._clock, old_name)
+        self.rules.keep_in(self._recent)
+
+    async def aclose(self) -> None:
+        """Closes the files of the sends. May be repeated."""
+        if self._recent is not None:
+            self._recent.close()
+
+    def _user_rates(self) -> list[Rate]:
+        lines = self.rules.lines
+        return [line.user for line in lines if line.kind == "requests" and line.user is not None]
+
+    def refresh(self) -> None:
+        """Decides again who may go, after a change of the rules.
+
+        Callers who could never go any more are refused with OverLimit.
+        """
+        if self.rules.lines:
+            self.is_unlimited, self._free = False, None
         for waiter in self._queue.waiters():
             try:
                 self.rules.check(waiter.want)
@@ -207,10 +277,10 @@ class _Entry:
         self._limiter = limiter
         self._cost = cost
         self._priority = priority
-        self._grant: Grant[list[Booking]] | None = None
+        self._grant: Grant | None = None
         self._sent_s = 0.0
 
-    async def __aenter__(self) -> Grant[list[Booking]]:
+    async def __aenter__(self) -> Grant:
         self._grant = await self._limiter.acquire(self._cost, self._priority)
         self._sent_s = self._limiter.now_s()
         self._grant.sent(self._sent_s)

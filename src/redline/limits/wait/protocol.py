@@ -1,0 +1,85 @@
+"""What the calls to an endpoint need of a limiter, and what they report to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from redline.limits.rule import Cost, Kind, Rate
+from redline.limits.server import Stated
+from redline.limits.wait.grant import Grant
+
+
+class RateLimiter(Protocol):
+    """The rate limits of one endpoint: when a call may go, and what the endpoint's answers change.
+
+    `Limiter` keeps the limits of this process: headers and 429s change them, and a search finds
+    them. `SharedLimiter` keeps those of several processes: only their ledger changes them, so it
+    ignores what headers state.
+    """
+
+    @property
+    def is_unlimited(self) -> bool:
+        """No limit is set, and no answer can set one: answers need not be reported."""
+
+    @property
+    def counts_tokens(self) -> bool:
+        """A token limit is set, so estimates matter."""
+
+    @property
+    def waiting(self) -> int:
+        """Callers in the queue."""
+
+    @property
+    def guard_s(self) -> float:
+        """Seconds added to each window now."""
+
+    def most(self, kind: Kind) -> float:
+        """The largest amount that one call could ever be granted; inf if nothing limits it."""
+
+    def check(self, cost: Cost) -> None:
+        """Raises OverLimit when `cost` could never be granted."""
+
+    def room_s(self, cost: Cost, now_s: float) -> float:
+        """Seconds until `cost` could be granted if the queue were empty; books nothing."""
+
+    def acquire_now(self, cost: Cost) -> Grant | None:
+        """A grant if `cost`, which must have been checked, may be sent without waiting."""
+
+    async def acquire(self, cost: Cost | int = ..., priority: int = 0) -> Grant:
+        """A grant for one request of `cost`; waits for its turn. priority: lower goes first.
+
+        Raises OverLimit at once when it could never be granted.
+        """
+
+    def park(self, until_s: float) -> bool:
+        """No grants before `until_s` (monotonic). True if that is later than before."""
+
+    def shook_hands(self, took_s: float) -> None:
+        """A connection to the endpoint was made in `took_s`."""
+
+    def heard(self, stated: Sequence[Stated], grant: Grant) -> None:
+        """The answer to the grant's call states these limits."""
+
+    def answered(self, now_s: float, *, is_limited: bool) -> None:
+        """A call was answered; is_limited: by a 429."""
+
+    @property
+    def is_searched(self) -> bool:
+        """A request rate is searched for, until a header states one."""
+
+    def search(self, rates: Sequence[Rate]) -> None:
+        """Keeps to these request rates, besides the user's own, while a search goes on."""
+
+    def found_rates(self) -> list[tuple[Kind, Rate]]:
+        """The limits in force that the user did not state."""
+
+    def keep_sends(self, folder: Path, name: str, old_name: str = "") -> None:
+        """Counts the sends that an earlier process kept in `folder`, and keeps its own there.
+
+        name: of the endpoint, as a part of file names. old_name: read if `name` has no files.
+        """
+
+    async def aclose(self) -> None:
+        """Closes files and connections. May be repeated."""
