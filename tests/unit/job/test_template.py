@@ -229,3 +229,17 @@ def test_output_paths() -> None:
 def test_settings_that_cannot_work(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         Prompting(**settings)
+
+
+def test_a_body_of_columns_is_json_before_it_is_sent() -> None:
+    made = request({"text": 'h"i', "n": 2}, prompt="{{ text }}{{ n }} %s", system="{{ text }}")
+    assert made.raw == (
+        b'{"messages":[{"role":"system","content":"h\\"i"},{"role":"user","content":"h\\"i2 %s"}]}'
+    )
+    assert request({"prompt": "hi"}, model="m").raw is not None
+    assert request({"text": "hi"}, prompt="{{ text | upper }}").raw is None
+
+
+def test_a_number_too_long_to_be_printed_fails_its_row() -> None:
+    with pytest.raises(Rejected, match="the prompt template fails on the row: Exceeds the limit"):
+        request({"n": 10**5000}, prompt="{{ n }}")

@@ -33,6 +33,8 @@ _ROW = "row"
 # Names that Jinja binds itself, to the template and to a loop, and columns of these names.
 _BOUND = {"self": "column_self", "loop": "column_loop"}
 _DATA = (str, int, float, dict, list, tuple, type(None))
+# Of these, `{{ }}` prints what `str` gives.
+PRINTED_AS_STR = frozenset({str, int, bool})
 _PRINTED = (str, int, list, dict, tuple, jinja2.Undefined)
 _BRACES = re.compile(r"(?<![{\w])\{\s*([^\W\d]\w*)\s*\}(?!\})")
 
@@ -111,12 +113,16 @@ class Template:
     """One template. Raises jinja2.TemplateError where it is none.
 
     columns: the names that it looks up, `row` included. braced: the first name in single braces,
-    as in `{text}`, which Jinja leaves as they are; None for none.
+    as in `{text}`, which Jinja leaves as they are; None for none. is_plain: it is text and columns,
+    `{{ text }}`, and nothing else.
     """
 
     def __init__(self, text: str) -> None:
         environment = _environment()
         tree = environment.parse(text)
+        parts = _plain_parts(tree)
+        self.is_plain = parts is not None
+        self._format, self._looked_up = ("", []) if parts is None else parts
         self._bound = _unbound(tree)
         names = {name.name for name in tree.find_all(jinja2.nodes.Name)}
         called = {
@@ -139,6 +145,10 @@ class Template:
 
     def render(self, row: Mapping[str, Any]) -> str:
         """Raises jinja2.TemplateError, or what an expression raises, where the row does not fit."""
+        if self.is_plain:
+            columns = list(map(row.get, self._looked_up))
+            if PRINTED_AS_STR.issuperset(map(type, columns)):
+                return self._format % tuple(columns)
         values = self._functions.copy()
         for name in self._names:
             if name in row:
@@ -151,6 +161,23 @@ class Template:
             values[_BOUND[name]] = found
         # As Template.render does, without merging in the globals: there are none.
         return "".join(self._parts(self._begin(values)))
+
+
+def _plain_parts(tree: jinja2.nodes.Template) -> tuple[str, list[str]] | None:
+    """A template of text and columns for `%`, and the columns in it; None for any other one."""
+    texts, names = [], []
+    for output in tree.body:
+        if not isinstance(output, jinja2.nodes.Output):
+            return None
+        for node in output.nodes:
+            if isinstance(node, jinja2.nodes.TemplateData):
+                texts.append(node.data.replace("%", "%%"))
+            elif isinstance(node, jinja2.nodes.Name) and node.name not in (_ROW, *_BOUND):
+                texts.append("%s")
+                names.append(node.name)
+            else:
+                return None
+    return "".join(texts), names
 
 
 def _unbound(tree: jinja2.nodes.Template) -> list[str]:

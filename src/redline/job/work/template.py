@@ -10,6 +10,7 @@ import msgspec
 from redline.calls import Request, refuse_partial
 from redline.errors import BadRow, BadTemplate, ConfigError
 from redline.job.settings import BODILESS, Prompting
+from redline.job.work.body import FixedBody
 
 if TYPE_CHECKING:
     from redline.job.work.jinja_template import Template
@@ -63,9 +64,15 @@ class Renderer:
         ]
         if not prompting.constant_prompt:
             self._check_columns()
+        self._fixed = self._fixed_body()
 
     def request(self, row: dict[str, Any]) -> Request:
         """The request of one row. Raises BadRow, and BadTemplate if a template fails on it."""
+        fixed = self._fixed
+        if fixed is not None and (raw := fixed.json(row)) is not None:
+            return Request(
+                method=self._method, url=self._fixed_url, raw=raw, output_path=self._output_path
+            )
         if not self._has_template and _is_batch_row(row):
             request = self._batch_request(row)
         else:
@@ -80,6 +87,34 @@ class Renderer:
         if not self._has_template and row.get("stream") is True:
             refuse_partial(msgspec.structs.replace(request, body={"stream": True}))
         return request
+
+    def _fixed_body(self) -> FixedBody | None:
+        """The body's JSON around the prompt of a row, if nothing else of it depends on the row."""
+        prompt, system = self._prompt, self._system
+        if self._url is not None or self._body is not None or self._is_bodiless:
+            return None
+        if any(made is not None and not made.is_plain for made in (prompt, system)):
+            return None
+        columns = {"prompt"} if prompt is None else set(prompt.columns)
+        if system is not None:
+            columns |= system.columns
+
+        def make(row: dict[str, Any]) -> Any:
+            body = self._make_body(row, self._fixed_url)
+            refuse_partial(Request(url=self._fixed_url, body=body))
+            return body
+
+        try:
+            if prompt is not None:
+                from redline.job.work.jinja_template import PRINTED_AS_STR
+
+                return FixedBody(make, columns, kinds=PRINTED_AS_STR, others=("body",))
+            if _api_of(self._fixed_url) is None:
+                return None
+            others = PARAMETERS.union(("body", "messages", "stream"))
+            return FixedBody(make, columns, kinds=(str,), others=others)
+        except ValueError:
+            return None
 
     def prompt(self, row: dict[str, Any]) -> str:
         """What the prompt template makes of a row. Raises BadTemplate if it fails."""
