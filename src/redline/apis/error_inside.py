@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from redline.apis.counts import number
-from redline.apis.status import judge
+from redline.apis.errors import judge
+from redline.apis.loose_json import number
 from redline.errors import BadReply, CallError, NoEndpoint, ServerFailed
 
 _LONGEST_QUOTE = 300
@@ -48,6 +48,13 @@ _ENVELOPE = {
     *("code", "detail", "error", "id", "message", "object", "param", "request_id", "status"),
     *("status_code", "type", "user_id"),
 }
+
+
+class ErrorInside(Exception):
+    """The JSON of an answer is an error; value: that JSON."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
 def is_error(value: Any, *, of_any_api: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""JSON as servers write it that do not keep to RFC 8259.
+"""JSON and numbers as lenient servers write them: JSON that does not follow RFC 8259.
 
   a byte order mark             is passed over
   NaN, Infinity, 1e999          are null
@@ -40,3 +40,18 @@ def clean(value: Any) -> Any:
 def paired(text: str) -> str:
     """The text with surrogate pairs joined and single halves replaced by U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def number(value: Any) -> int | None:
+    """`value` as a whole number, rounded up; None if it is not a number.
+
+    Many servers take "4" and 4.0 for 4, as pydantic does by default.
+    """
+    if type(value) is int:
+        return value
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    return math.ceil(value) if isinstance(value, float) and math.isfinite(value) else None

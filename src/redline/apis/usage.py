@@ -1,9 +1,63 @@
-"""The tokens that a reply says it used, by what each kind costs."""
+"""Token counts: `usage` as answers have it, written and read.
+
+API                       input          output             input details
+chat and completions      prompt_tokens  completion_tokens  prompt_tokens_details
+embeddings                prompt_tokens  -                  -
+responses and batches     input_tokens   output_tokens      input_tokens_details
+Anthropic's messages      input_tokens   output_tokens      cache_read_input_tokens,
+                                                            cache_creation_input_tokens
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+_Tokens = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """The counts in the usage of chat and completions."""
+
+    prompt_tokens: _Tokens
+    completion_tokens: _Tokens
+
+
+def completion_usage(input_tokens: int, output_tokens: int) -> dict[str, Any]:
+    """The usage of chat and completions; a prompt counts once, however many choices it has."""
+    return {
+        "prompt_tokens": input_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": input_tokens + output_tokens,
+    }
+
+
+def embedding_usage(input_tokens: int) -> dict[str, Any]:
+    """The usage of embeddings."""
+    return {"prompt_tokens": input_tokens, "total_tokens": input_tokens}
+
+
+def response_usage(input_tokens: int, output_tokens: int) -> dict[str, Any]:
+    """The usage of a response, and of a batch."""
+    return {
+        "input_tokens": input_tokens,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": input_tokens + output_tokens,
+    }
+
+
+def stated_tokens(usage: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Input and output tokens that a usage states, None for a count that it does not state."""
+    read = usage.get("prompt_tokens")
+    written = usage.get("completion_tokens")
+    return (
+        _count(usage.get("input_tokens") if read is None else read),
+        _count(usage.get("output_tokens") if written is None else written),
+    )
 
 
 class Usage(NamedTuple):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from redline.apis import replies as apis
 from redline.calls import Reply
-from redline.errors import BadReply
+from redline.errors import BadReply, CallError, NoEndpoint
 
 CHAT = "/v1/chat/completions"
 
@@ -288,6 +289,76 @@ def test_any_json_is_a_reply_or_a_bad_reply(value: object, url: str) -> None:
     except BadReply:
         return
     assert isinstance(reply, Reply)
+
+
+USUAL = {
+    "id": "c",
+    "model": "m",
+    "choices": [{"index": 0, "message": {"content": "hi"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 1, "completion_tokens": 2},
+}
+PLACES = [(), ("choices",), ("choices", 0), ("choices", 0, "message"), ("usage",)]
+
+
+def read_or_error(body: bytes, asked: Any) -> Any:
+    try:
+        return msgspec.structs.asdict(apis.read(CHAT, body, asked=asked))
+    except (CallError, NoEndpoint) as error:
+        return type(error), error.what, error.hint
+
+
+def assert_read_alike(body: bytes) -> None:
+    # Only for a plain dict, or for none, does redline try the quick reader.
+    careful = read_or_error(body, OrderedDict())
+    assert read_or_error(body, {}) == careful
+    if not isinstance(careful, tuple):
+        assert read_or_error(body, None) == careful
+
+
+CHANGES = st.lists(
+    st.tuples(st.sampled_from(PLACES), st.sampled_from(FIELDS), JSON | st.sampled_from(["", "a"])),
+    max_size=3,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(CHANGES)
+@example([(("choices", 0, "message"), "content", "")])
+@example([(("choices", 0, "message"), "refusal", "I cannot")])
+@example([(("choices", 0, "message"), "tool_calls", [])])
+@example([(("choices", 0, "message"), "tool_calls", [{"id": "t"}])])
+@example([(("choices", 0), "text", "a")])
+@example([(("choices", 0), "index", "")])
+@example([(("choices", 0), "index", 1)])
+@example([(("choices", 0), "finish_reason", "error")])
+@example([((), "error", {"message": "broke off"})])
+@example([(("choices", 0), "error", {"message": "broke off"})])
+@example([((), "usage", None)])
+@example([((), "id", 3)])
+@example([(("usage",), "prompt_tokens", None), (("usage",), "input_tokens", 4)])
+@example([(("usage",), "prompt_tokens", -1)])
+def test_the_quick_reader_gives_what_the_careful_one_does(
+    changes: list[tuple[tuple[str | int, ...], str, Any]],
+) -> None:
+    value: Any = copy.deepcopy(USUAL)
+    for place, field, new in changes:
+        inner = value
+        try:
+            for step in place:
+                inner = inner[step]
+            inner[field] = new
+        except (KeyError, IndexError, TypeError):
+            continue
+    assert_read_alike(msgspec.json.encode(value))
+
+
+@pytest.mark.parametrize("value", [b'"\xff"', b'"\\ud800"', b"1e999", b"NaN"])
+@pytest.mark.parametrize("name", [b"content", b"refusal", b"text", b"model", b"x"])
+def test_loose_json_is_read_alike(name: bytes, value: bytes) -> None:
+    loose = b'"' + name + b'":' + value
+    assert_read_alike(b'{"choices":[{"message":{"content":"a",' + loose + b"}}]}")
+    assert_read_alike(b'{"choices":[{"message":{"content":"a"},' + loose + b"}]}")
+    assert_read_alike(b'{"choices":[{"message":{"content":"a"}}],' + loose + b"}")
 
 
 @settings(deadline=None)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from redline.apis import judge_choice, judge_part, loose_json
+from redline.apis import judge_choice, judge_part, loose_json, text_of
 from redline.apis import replies as apis
 from redline.calls.http.masking import NO_SECRETS, Mask
 from redline.errors import BadReply, BadRow, CallError, Disconnected, NoEndpoint
@@ -124,7 +124,7 @@ class _Spoken:
         """The text that `choice` adds. Raises AttributeError or TypeError where misshapen."""
         delta = choice.get("delta") or {}
         content = choice.get("text") if delta.get("content") is None else delta["content"]
-        text = self._paired(_checked(apis.text_of(content)))
+        text = self._paired(_checked(text_of(content)))
         if text:
             self.texts.append(text)
         if refusal := _checked(delta.get("refusal")):

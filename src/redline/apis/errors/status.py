@@ -32,7 +32,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from redline.apis.provider_errors import WAIT, meaning_of, read_error
+from redline.apis.errors.error_object import read_error
+from redline.apis.errors.provider_errors import WAIT, meaning_of
 from redline.errors import CallError, NoEndpoint, RateLimited, Rejected, ServerFailed
 from redline.limits.server import retry_after_s
 

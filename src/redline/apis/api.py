@@ -1,0 +1,40 @@
+"""What redline has to know of an API to call it, and to read what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from redline.waist import Reply
+
+
+def no_usual(body: bytes, asked: Any) -> Reply | None:
+    """None: the API has no quick reader."""
+    return None
+
+
+class Api(msgspec.Struct, frozen=True, kw_only=True):
+    """One API of an endpoint.
+
+    path: of its requests; a url that ends like it, from the part after `/v1` on, is of this API.
+    prompt: the field of a request that holds the prompt. has_system: a request has a place for a
+    system message. has_output: its answers have tokens that are generated. is_streamed: its
+    answers may be streamed.
+    read: the reply that a body holds; asked: the request's body, by which answers are counted, None
+    if that is not known. Raises msgspec.DecodeError for another shape, and the error that the
+    body holds. read_usual: the same for an answer as nearly all are, quicker; None for any other.
+    """
+
+    path: str
+    prompt: str = "prompt"
+    has_system: bool = False
+    has_output: bool = True
+    is_streamed: bool = False
+    read: Callable[[bytes, dict[str, Any] | None], Reply]
+    read_usual: Callable[[bytes, Any], Reply | None] = no_usual
+
+    @property
+    def ending(self) -> str:
+        return self.path.removeprefix("/v1")

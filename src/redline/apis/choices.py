@@ -1,0 +1,229 @@
+"""What chat and completions have in common: answers with choices, read and written.
+
+A choice is `{"index", "message" or "text", "logprobs", "finish_reason"}`; in the events of a chat's
+stream, `delta` is what is new of its message. Servers mix the two APIs, so one reader takes both.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Protocol, TypeVar
+
+import msgspec
+
+from redline.apis.error_inside import judge_choice, judge_part
+from redline.apis.loose_json import number
+from redline.apis.usage import Counts
+from redline.errors import BadReply
+from redline.waist import Reply
+
+Object = dict[str, Any]
+
+# Above what any endpoint answers to one request: a larger number is a false one.
+_MOST_CHOICES = 100_000
+# Indices in a message.
+_MOST_NAMED = 5
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """Whether a stream ends with its usage."""
+
+    include_usage: bool | None = None
+
+
+class _Envelope(msgspec.Struct, kw_only=True):
+    """The fields around the choices."""
+
+    usage: Object | None = None
+    model: str | None = None
+
+
+class _Message(msgspec.Struct):
+    content: Any = None
+    refusal: Any = None
+    tool_calls: Any = None
+    function_call: Any = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message | None = None
+    text: Any = None
+    finish_reason: str | int | None = None
+    index: Any = None
+    error: Any = None
+
+
+class _Reply(_Envelope, kw_only=True):
+    choices: list[_Choice]
+    id: Any = None
+    error: Any = None
+
+
+# The same fields, as nearly every answer has them: one choice, with text and without an error.
+class _UsualMessage(msgspec.Struct):
+    content: Annotated[str, msgspec.Meta(min_length=1)]
+    refusal: Literal[""] | None = None
+    tool_calls: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
+    function_call: None = None
+
+
+class _UsualChoice(msgspec.Struct):
+    message: _UsualMessage
+    text: Any = None
+    finish_reason: Literal["stop", "length", "tool_calls", "content_filter"] | None = None
+    index: Literal[0] | None = None
+    error: None = None
+
+
+class _UsualReply(_Envelope, kw_only=True):
+    choices: tuple[_UsualChoice]
+    id: str | None = None
+    error: None = None
+
+
+_REPLY = msgspec.json.Decoder(_Reply)
+_decode_usual = msgspec.json.Decoder(_UsualReply).decode
+_convert = msgspec.convert
+
+
+def choices(body: Object) -> int:
+    """Answers to one request: `n` to each of its prompts; at most 100,000."""
+    return _copies(number(body.get("n")), body)
+
+
+def drafts(body: Object) -> int:
+    """Answers that are billed: `best_of` of them are written, whether they are sent or not."""
+    n, best_of = number(body.get("n")), number(body.get("best_of"))
+    return _copies(n if best_of is None else max(n or 1, best_of), body)
+
+
+def _copies(each: int | None, body: Object) -> int:
+    copies = each if each is not None and each > 0 else 1
+    prompts = body.get("prompt")
+    if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int | float):
+        copies *= len(prompts)
+    return min(copies, _MOST_CHOICES)
+
+
+def read_usual(body: bytes, asked: Any) -> Reply | None:
+    """See `Api.read_usual`: the reply of a chat to a request for one choice."""
+    if asked is not None and (type(asked) is not dict or "n" in asked or "prompt" in asked):
+        return None
+    input_tokens = output_tokens = None
+    try:
+        found = _decode_usual(body)
+        if found.usage is not None:
+            counts = _convert(found.usage, Counts)
+            input_tokens, output_tokens = counts.prompt_tokens, counts.completion_tokens
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    (choice,) = found.choices
+    return Reply(
+        output=choice.message.content,
+        finish_reason=choice.finish_reason,
+        usage=found.usage,
+        model=found.model,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        body=body,
+        request_id=found.id,
+    )
+
+
+def read(body: bytes, asked: Object | None) -> Reply:
+    """The reply of a body, see `Api.read`: a text, or a list of several."""
+    reply = _REPLY.decode(body)
+    found = reply.choices
+    if not found:
+        raise msgspec.ValidationError("`choices` is empty")
+    if reply.error:
+        raise judge_part("the answer broke off", reply.error)
+    for index, choice in enumerate(found):
+        if error := judge_choice(index, choice.error, choice.finish_reason):
+            raise error
+    found = in_order(found, None if asked is None else choices(asked), "choice")
+    texts = [_choice_text(choice) for choice in found]
+    reasons: list[str | None] = [
+        _finish(choice, text) for choice, text in zip(found, texts, strict=True)
+    ]
+    tools = [_tool_calls(choice) for choice in found]
+    is_one = len(found) == 1
+    return Reply(
+        output=texts[0] if is_one else texts,
+        tool_calls=tools[0] if is_one else tools if any(tools) else None,
+        finish_reason=reasons[0] if is_one else reasons,
+        usage=reply.usage,
+        model=reply.model,
+        request_id=reply.id if isinstance(reply.id, str) else None,
+    )
+
+
+class _Part(Protocol):
+    index: Any
+
+
+P = TypeVar("P", bound=_Part)
+
+
+def in_order(found: list[P], asked: int | None, name: str) -> list[P]:
+    """The parts of an answer by their index. Raises BadReply if they are not those asked for.
+
+    asked: their number; None if it is not known. name: of one part, for a message.
+    """
+    if asked == len(found) == 1 and not found[0].index:
+        return found
+    indices = [number(part.index) for part in found]
+    if all(part.index is None for part in found):
+        indices = list(range(len(found)))
+    if asked is None:
+        numbered = zip(indices, found, strict=True)
+        return [part for _, part in sorted(numbered, key=lambda each: each[0] or 0)]
+    by_index = dict(zip(indices, found, strict=True))
+    if len(found) == asked and by_index.keys() == set(range(asked)):
+        return [by_index[index] for index in range(asked)]
+    missing = [str(index) for index in range(asked) if index not in by_index]
+    named = ", ".join(missing[:_MOST_NAMED]) + (", ..." if len(missing) > _MOST_NAMED else "")
+    what = f"index {named} is missing" if len(missing) == 1 else f"indices {named} are missing"
+    if not missing:
+        what = "an index comes twice, or was not asked for"
+    raise BadReply(
+        f"asked for {asked} {name}{'' if asked == 1 else 's'}, got {len(found)}: {what}",
+        hint=f"ask for one {name} in each row if the endpoint gives no more",
+    )
+
+
+def _choice_text(choice: _Choice) -> Any:
+    if choice.message is None:
+        if choice.text is None:
+            raise msgspec.ValidationError("a choice has neither `message` nor `text`")
+        return choice.text
+    message = choice.message
+    content = message.content
+    if type(content) is str:
+        return content
+    content = text_of(content)
+    if content is None and message.refusal:
+        return message.refusal
+    return content
+
+
+def text_of(content: Any) -> Any:
+    """The content as it is, but the texts of a list of parts joined."""
+    if not isinstance(content, list):
+        return content
+    texts = (part.get("text") for part in content if isinstance(part, dict))
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _tool_calls(choice: _Choice) -> Any:
+    message = choice.message
+    return None if message is None else message.tool_calls or message.function_call
+
+
+def _finish(choice: _Choice, output: Any) -> str | None:
+    if choice.message is not None and choice.message.refusal:
+        return "refusal"
+    reason = choice.finish_reason
+    if output in (None, "") and not _tool_calls(choice) and reason in (None, "stop"):
+        return "empty"
+    # Some servers send the number that their own API gives the reason.
+    return str(reason) if isinstance(reason, int) else reason

@@ -1,0 +1,60 @@
+"""POST /v1/embeddings: a vector for each input.
+
+https://platform.openai.com/docs/api-reference/embeddings
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from redline.apis.api import Api
+from redline.apis.choices import in_order
+from redline.apis.error_inside import judge_part
+from redline.waist import Reply
+
+
+class _Vector(msgspec.Struct):
+    embedding: Any
+    index: Any = None
+
+
+class _Reply(msgspec.Struct):
+    data: list[_Vector]
+    usage: dict[str, Any] | None = None
+    model: str | None = None
+    error: Any = None
+
+
+_REPLY = msgspec.json.Decoder(_Reply)
+
+
+def inputs(body: dict[str, Any]) -> int | None:
+    """Vectors that a request asks for; None if the body does not say."""
+    value = body.get("input")
+    if isinstance(value, list):
+        # A list of numbers is one input, given as token ids.
+        return len(value) if value and not isinstance(value[0], int | float) else 1
+    return None if value is None else 1
+
+
+def read(body: bytes, asked: dict[str, Any] | None) -> Reply:
+    """The reply of a body, see `Api.read`: one vector, or a list of several."""
+    reply = _REPLY.decode(body)
+    if not reply.data:
+        raise msgspec.ValidationError("`data` is empty")
+    if reply.error:
+        raise judge_part("the answer broke off", reply.error)
+    found = in_order(reply.data, None if asked is None else inputs(asked), "embedding")
+    vectors = [item.embedding for item in found]
+    if not all(vectors):
+        raise msgspec.ValidationError(
+            f"the embedding of index {list(map(bool, vectors)).index(False)} is empty"
+        )
+    return Reply(
+        output=vectors[0] if len(vectors) == 1 else vectors, usage=reply.usage, model=reply.model
+    )
+
+
+EMBEDDINGS = Api(path="/v1/embeddings", prompt="input", has_output=False, read=read)

@@ -1,0 +1,65 @@
+"""The error object: `{"error": {"message", "type", "param", "code"}}`, written and read.
+
+https://developers.openai.com/api/docs/guides/error-codes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+
+def error_body(
+    message: str, kind: str, *, code: str | None = None, param: str | None = None
+) -> dict[str, Any]:
+    """The body of a failed request. kind: its `type`. param: the parameter that is wrong."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+class ErrorBody(NamedTuple):
+    """What an error body says: its message, and all that it names its error by, in lower case."""
+
+    message: str
+    codes: frozenset[str] = frozenset()
+
+
+class _Shape(msgspec.Struct):
+    error: Any = None
+    message: Any = None
+    detail: Any = None
+    code: Any = None
+    type: Any = None
+
+
+def read_error(body: bytes) -> ErrorBody:
+    """The message and codes of an error body in any of the usual shapes, as a list of one, too."""
+    try:
+        parsed = msgspec.json.decode(body, type=_Shape | list[_Shape])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ErrorBody(body.decode("utf-8", "replace"))
+    # Gemini's OpenAI-compatible endpoint sends a list of one error:
+    # https://github.com/n4ze3m/page-assist/issues/406
+    if isinstance(parsed, list):
+        parsed = parsed[0] if parsed else _Shape()
+    error = parsed.error if parsed.error is not None else parsed.message or parsed.detail
+    codes = frozenset(_codes({"code": parsed.code, "type": parsed.type}))
+    if isinstance(error, dict):
+        return ErrorBody(str(error.get("message", error)), codes.union(_codes(error)))
+    if not error and body.strip() not in (b"{}", b"[]"):
+        # None of the usual shapes: the reason may be under any name.
+        return ErrorBody(body.decode("utf-8", "replace"), codes)
+    return ErrorBody(str(error or ""), codes)
+
+
+def _codes(error: dict[Any, Any]) -> Iterator[str]:
+    """All that an error is named by: in itself, in its details and in its metadata."""
+    for name in ("code", "type", "status", "error_code", "reason", "limit_source"):
+        if isinstance(value := error.get(name), str):
+            yield value.lower()
+    for name in ("details", "metadata"):
+        inner = error.get(name)
+        for each in inner if isinstance(inner, list) else [inner]:
+            if isinstance(each, dict):
+                yield from _codes(each)

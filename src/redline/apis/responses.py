@@ -1,0 +1,90 @@
+"""POST /v1/responses: a list of items, such as messages and tool calls.
+
+https://platform.openai.com/docs/api-reference/responses
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from redline.apis.api import Api
+from redline.apis.error_inside import judge_part
+from redline.errors import BadReply
+from redline.waist import Reply
+
+# The calls that the caller must answer; the others, such as web_search_call, are done already.
+_CALLERS_TOOLS = frozenset({"function_call", "custom_tool_call"})
+# A response may also be `failed`, `queued`, `in_progress` or `cancelled`.
+_ENDED = frozenset({None, "completed", "incomplete"})
+_LAST_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+
+class _Part(msgspec.Struct):
+    type: str = ""
+    text: str | None = None
+    refusal: str | None = None
+
+
+class _Item(msgspec.Struct):
+    type: str = ""
+    content: list[_Part] | None = None
+
+
+class _Reply(msgspec.Struct):
+    output: list[msgspec.Raw]
+    status: str | None = None
+    incomplete_details: dict[str, Any] | None = None
+    error: Any = None
+    usage: dict[str, Any] | None = None
+    model: str | None = None
+    id: Any = None
+
+
+_REPLY = msgspec.json.Decoder(_Reply)
+_ITEM = msgspec.json.Decoder(_Item)
+
+
+def read(body: bytes, asked: dict[str, Any] | None) -> Reply:
+    """The reply of a body, see `Api.read`: its text, or its refusal."""
+    reply = _REPLY.decode(body)
+    if reply.error:
+        raise judge_part("the response failed", reply.error)
+    if reply.status == "failed":
+        raise BadReply("the response failed, and does not say why")
+    if reply.status not in _ENDED:
+        waits = reply.status in ("queued", "in_progress")
+        hint = "leave `background` out: redline does not wait for stored responses" if waits else ""
+        raise BadReply(f"the response is not whole: its status is `{reply.status}`", hint=hint)
+    texts, refusals, tool_calls = [], [], []
+    for raw in reply.output:
+        item = _ITEM.decode(raw)
+        if item.type == "message":
+            parts = item.content or []
+            texts += [part.text or "" for part in parts if part.type != "refusal"]
+            refusals += [part.refusal or "" for part in parts if part.type == "refusal"]
+        elif item.type.endswith("_call"):
+            tool_calls.append(msgspec.json.decode(raw))
+    text = "".join(texts) or "".join(refusals)
+    reason = "stop"
+    if reply.status == "incomplete":
+        cause = (reply.incomplete_details or {}).get("reason", "incomplete")
+        reason = "length" if cause == "max_output_tokens" else str(cause)
+    elif refusals:
+        reason = "refusal"
+    elif any(call["type"] in _CALLERS_TOOLS for call in tool_calls):
+        reason = "tool_calls"
+    elif not text:
+        reason = "empty"
+    return Reply(
+        output=text,
+        tool_calls=tool_calls or None,
+        finish_reason=reason,
+        usage=reply.usage,
+        model=reply.model,
+        request_id=reply.id if isinstance(reply.id, str) else None,
+    )
+
+
+RESPONSES = Api(path="/v1/responses", prompt="input", has_system=True, is_streamed=True, read=read)
