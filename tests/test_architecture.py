@@ -129,6 +129,11 @@ BAD: list[tuple[str, dict[str, str], str]] = [
         {"calls/a.py": "from redline.calls import b\n", "calls/__init__.py": ""},
         "calls/a.py:1",
     ),
+    (
+        "shadowed_modules",
+        {"job/__init__.py": "from redline.job.b import a\n", "job/a.py": "", "job/b.py": ""},
+        "job/__init__.py:1",
+    ),
     ("folder_sizes", {f"job/{name}.py": "" for name in "abcdefghijklmno"}, "job/__init__.py:1"),
     (
         "cycles",
@@ -217,6 +222,13 @@ GOOD: list[tuple[str, dict[str, str]]] = [
             "job/a.py": "from redline.calls import B, c\nfrom redline.calls.d import E\n",
             "cli/a.py": "import_module('redline.calls.b')\nfrom redline.errors import X\n",
             "errors.py": "",
+        },
+    ),
+    (
+        "shadowed_modules",
+        {
+            "job/__init__.py": "from redline.job import a\nfrom redline.job.a import f\n",
+            "job/a.py": "",
         },
     ),
     ("folder_sizes", {f"job/{name}.py": "" for name in [*"abcdefghijklmn", "__init__"]}),

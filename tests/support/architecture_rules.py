@@ -245,6 +245,20 @@ def doors(package: Package) -> Iterator[Finding]:
                 yield Finding(module.path, found.line, found.target, reason)
 
 
+def shadowed_modules(package: Package) -> Iterator[Finding]:
+    """A door offers no function or class by the name of a module of its folder, which it hides."""
+    for module in package.modules:
+        if not module.is_door:
+            continue
+        for node in module.tree.body:
+            if not isinstance(node, ast.ImportFrom) or node.module == module.name:
+                continue
+            for alias in node.names:
+                name = alias.asname or alias.name
+                if f"{module.name}.{name}" in package.names:
+                    yield module.found(node, name, f"{name} hides the module {module.name}.{name}")
+
+
 def folder_sizes(package: Package) -> Iterator[Finding]:
     counts = Counter(
         module.name.rpartition(".")[0] for module in package.modules if not module.is_door
@@ -423,7 +437,7 @@ def todos(package: Package) -> Iterator[Finding]:
 RULES: dict[str, Callable[[Package], Iterator[Finding]]] = {
     rule.__name__: rule
     for rule in (
-        known_parts, layers, doors, cycles, heavy_imports, folder_sizes, function_sizes, parameters,
+        known_parts, layers, doors, shadowed_modules, cycles, heavy_imports, folder_sizes, function_sizes, parameters,
         file_names, plain_doors, prints, broad_excepts, outside_assignments, todos,
     )
 }  # fmt: skip

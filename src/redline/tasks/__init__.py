@@ -1,10 +1,6 @@
 """Jobs with a purpose: evaluate, tag and synthesize; and answers found in replies."""
 
 from redline.tasks.answers import (
-    Form,
-    Found,
-    Kind,
-    Number,
     final_choice,
     final_number,
     find_json,
