@@ -127,7 +127,7 @@ def test_questions_are_paired_if_their_first_sample_failed(
     for pair in (("often.jsonl", "once.jsonl"), ("once.jsonl", "often.jsonl")):
         told = cli("eval", "compare", *pair)
         assert "mean of 3 questions, 8 answers" in told.out
-        assert "1 question is in once.jsonl alone, and is left out" in told.out
+        assert "1 question is in once.jsonl alone, and left out" in told.out
         assert "often.jsonl alone" not in told.out
 
 

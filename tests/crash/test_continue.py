@@ -273,10 +273,10 @@ def test_verify_names_what_is_missing_repeated_or_strange(bench: Bench) -> None:
     lines = data.splitlines(keepends=True)
     cases = [
         (data, named("a", "b", "c", "d"), "3 of 4; 1 missing, the first is row 4"),
-        (data + lines[0], named("a", "b", "c"), "3 of 3; 1 lines repeat a row"),
+        (data + lines[0], named("a", "b", "c"), "3 of 3; 1 line repeats a row"),
         (lines[0], named("a", "b", "c"), "2 of 3; 1 missing"),
-        (data[:-1], named("a", "b", "c"), "1 lines are damaged"),
-        (data, named("a", "b"), "2 of 2, each once; 1 lines belong to no row of the input"),
+        (data[:-1], named("a", "b", "c"), "1 line is damaged"),
+        (data, named("a", "b"), "2 of 2, each once; 1 line belongs to no row of the input"),
     ]
     for written, rows, said in cases:
         bench.output.write_bytes(written)

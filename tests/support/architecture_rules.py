@@ -437,7 +437,8 @@ def todos(package: Package) -> Iterator[Finding]:
 RULES: dict[str, Callable[[Package], Iterator[Finding]]] = {
     rule.__name__: rule
     for rule in (
-        known_parts, layers, doors, shadowed_modules, cycles, heavy_imports, folder_sizes, function_sizes, parameters,
-        file_names, plain_doors, prints, broad_excepts, outside_assignments, todos,
+        known_parts, layers, doors, shadowed_modules, cycles, heavy_imports, folder_sizes,
+        function_sizes, parameters, file_names, plain_doors, prints, broad_excepts,
+        outside_assignments, todos,
     )
 }  # fmt: skip

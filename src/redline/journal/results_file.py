@@ -17,6 +17,7 @@ from redline.process import (
     GONE,
     LockedFile,
     copy_mode,
+    counted,
     free_name,
     open_alone,
     replace_file,
@@ -339,7 +340,7 @@ def take_out(path: Path, fd: int, bounds: array[int], aside: Path | None = None)
 def _count_of(fd: int) -> str:
     """How many sound lines the file holds: `1 line`, `2,000 lines`."""
     lines = sum(len(found.keys) for found in read_stretches(fd))
-    return f"{lines:,} line{'' if lines == 1 else 's'}"
+    return counted(lines, "line")
 
 
 def _copier(fd: int, bounds: array[int]) -> Callable[[int], None]:

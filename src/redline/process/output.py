@@ -53,6 +53,11 @@ def lasting(stream: TextIO) -> TextIO:
     return stream if isinstance(stream, _Lasting) else cast("TextIO", _Lasting(stream))
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """`1 row`, `2,000 rows`; many: the plural if it is not `one` with an s."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
 def printable(text: str) -> str:
     """The text without control sequences, control characters and characters of direction."""
     if text.isascii() and text.isprintable():

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import msgspec
 
 from redline.errors import ConfigError
+from redline.process import counted
 from redline.sources.blocks import CorruptInput
 from redline.sources.jsonl import LongLine, split_lines
 from redline.sources.row import Row, RowBatch, digest, long_row, no_rows
@@ -141,7 +142,7 @@ class CsvRows(StreamRows):
         except CorruptInput as error:
             if batch.rows:
                 yield batch.take()
-            error.where = f"after {self._number} rows"
+            error.where = f"after {counted(self._number, 'row')}"
             raise
         if batch.rows:
             yield batch.take()
@@ -278,8 +279,7 @@ class CsvRows(StreamRows):
         elif not feed.is_utf8:
             problem = "not UTF-8"
         elif problem is None and len(fields) != len(header):
-            plural = "field" if len(fields) == 1 else "fields"
-            problem = f"{len(fields)} {plural} where the header names {len(header)}"
+            problem = f"{counted(len(fields), 'field')} where the header names {len(header)}"
         if problem is not None:
             return Row(self._number, line, None, feed.content.strip(), problem)
         data = dict(zip(header, fields, strict=True))

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from redline.errors import ConfigError
+from redline.process import counted
 from redline.sources.blocks import CorruptInput
 from redline.sources.row import BATCH_ROWS, Row, digest, long_row, no_rows, not_an_object
 from redline.sources.text import ByteStream, StreamRows
@@ -150,7 +151,7 @@ class LineRows(StreamRows):
                     if rows:
                         yield rows
         except CorruptInput as error:
-            error.where = f"after {self._number} rows"
+            error.where = f"after {counted(self._number, 'row')}"
             raise
 
     def _rows_of(self, lines: list[bytes | LongLine]) -> list[Row]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from redline.errors import ConfigError
+from redline.process import counted
 from redline.sources.blocks import CorruptInput
 from redline.sources.csv import check_names
 from redline.sources.row import BATCH_BYTES, BATCH_ROWS, Row, RowBatch, no_rows, row_of
@@ -74,11 +75,12 @@ class ArrowRows:
                 if batch.rows:
                     yield batch.take()
         except CorruptInput as error:
-            error.where = f"after {self._number} rows"
+            error.where = f"after {counted(self._number, 'row')}"
             raise
         except (OSError, ValueError, NotImplementedError) as error:
             raise CorruptInput(
-                f"cannot read on in {self.name}: {error}", where=f"after {self._number} rows"
+                f"cannot read on in {self.name}: {error}",
+                where=f"after {counted(self._number, 'row')}",
             ) from error
         if self._number == 0 and not self._is_closed:
             raise no_rows(self.name)

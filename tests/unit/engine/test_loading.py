@@ -114,7 +114,7 @@ def test_another_attention_is_refused(kind: str, models_folder: Path) -> None:
 def test_weights_that_are_not_there_are_counted(folder: Path) -> None:
     without_weights(folder)
     with pytest.raises(
-        ConfigError, match=r"lack model\.layers\.1\.mlp\.down_proj\S+, and 2 weights more"
+        ConfigError, match=r"lack model\.layers\.1\.mlp\.down_proj\S+ and 2 more weights"
     ):
         loaded(folder)
 

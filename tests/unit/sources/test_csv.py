@@ -212,7 +212,7 @@ class TestCsvHeader:
         with pytest.raises(CorruptInput) as caught:
             drain(path, rows)
         assert 1000 < len(rows) < 20_000
-        assert caught.value.where == f"after {len(rows)} rows"
+        assert caught.value.where == f"after {len(rows):,} rows"
 
 
 @pytest.fixture
@@ -307,7 +307,7 @@ class TestParquet:
         with pytest.raises(CorruptInput) as caught:
             drain(path, rows)
         assert 0 < len(rows) < 20_000
-        assert caught.value.where == f"after {len(rows)} rows"
+        assert caught.value.where == f"after {len(rows):,} rows"
 
     def test_closing_early_is_quiet(self, pa: Any, tmp_path: Path) -> None:
         source = open_source(parquet(pa, tmp_path / "in.parquet", {"a": list(range(1000))}))

@@ -274,7 +274,7 @@ class TestCompression:
             drain(path, rows)
         assert 1000 < len(rows) < 20_000
         assert all(row.problem is None for row in rows)
-        assert caught.value.where == f"after {len(rows)} rows"
+        assert caught.value.where == f"after {len(rows):,} rows"
         assert caught.value.what.startswith(f"{path} is cut short")
 
     @pytest.mark.parametrize("kind", ["gz", "zst"])

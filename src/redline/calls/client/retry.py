@@ -233,7 +233,7 @@ class Retry:
         late = TimedOut(
             "row",
             where=error.where,
-            hint=f"raise --row-deadline; the last of {call.attempts} attempts ended with: "
+            hint=f"raise --row-deadline; attempt {call.attempts}, the last, ended with: "
             f"{error.what}",
         )
         ended = failed(late, endpoint=outcome.endpoint, latency_s=outcome.latency_s)

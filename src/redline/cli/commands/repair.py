@@ -13,6 +13,7 @@ from redline.errors import ConfigError
 from redline.job.outputs import Repair
 from redline.job.outputs import repair as take_out
 from redline.journal import Output
+from redline.process import counted
 from redline.store import url_of
 
 PARAMS = (Word("results", "OUT", "The results file of a run."),)
@@ -59,4 +60,4 @@ def _told(done: Repair) -> str:
 
 
 def _lines(number: int, kind: str) -> str:
-    return f"{number:,} {kind} line{'' if number == 1 else 's'}"
+    return counted(number, f"{kind} line")

@@ -15,6 +15,7 @@ from redline.cli.session import Session, say
 from redline.errors import ConfigError
 from redline.job.settings import Job, Prompting, values
 from redline.journal import Output
+from redline.process import counted
 from redline.tasks.tag import (
     FORMATS,
     SUFFIXES,
@@ -189,7 +190,7 @@ def _tell(
     if table is not None:
         count = write_table(output.path, table) if output.path.exists() else 0
         left = f"; without the {found.failed:,} that failed" if found.failed else ""
-        notes.append(f"table: {table}, {count:,} rows{left}")
+        notes.append(f"table: {table}, {counted(count, 'row')}{left}")
     say(found.text(*notes))
 
 

@@ -15,6 +15,7 @@ from redline.job import Plan
 from redline.job.show import InputCounts, Report, duration
 from redline.job.show import notices as troubles
 from redline.journal import ResultsLost, error_fields, flaws_text
+from redline.process import counted
 from redline.store import url_of
 
 # Of a report, in the summary for programs, in this order.
@@ -51,17 +52,18 @@ def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
     if report.attempts:
         per_s = report.attempts / report.elapsed_s if report.elapsed_s > 0 else 0.0
         lines.append(
-            f"{duration(report.elapsed_s)}, {_count(report.attempts, 'request')} at {per_s:.1f}/s, "
-            f"{_count(report.retries, 'retry', 'retries')}, {report.rate_limited:,} x 429, "
+            f"{duration(report.elapsed_s)}, "
+            f"{counted(report.attempts, 'request')} at {per_s:.1f}/s, "
+            f"{counted(report.retries, 'retry', 'retries')}, {report.rate_limited:,} x 429, "
             f"at most {report.most_in_flight:,} in flight"
         )
     if report.repeated:
         lines.append(
-            f"{_count(report.repeated, 'request')} sent twice, because the answer on a kept "
+            f"{counted(report.repeated, 'request')} sent twice, because the answer on a kept "
             "connection was missing or in doubt; the server may have processed both"
         )
     if report.input_tokens or report.output_tokens:
-        lines.append(f"{_count(report.input_tokens, 'token')} in, {report.output_tokens:,} out")
+        lines.append(f"{counted(report.input_tokens, 'token')} in, {report.output_tokens:,} out")
     if report.spent.text:
         lines.append(_spent(report))
     lines += _cache_lines(report)
@@ -138,12 +140,12 @@ def _cache_lines(report: Report) -> list[str]:
     if use is not None and (use.spared or use.misses):
         share = f"{100 * use.share:.0f} % of rows without a request"
         lines.append(
-            f"cache: {_count(use.hits, 'hit')}, {use.shared:,} shared in flight, "
-            f"{_count(use.misses, 'miss', 'misses')}: {share}"
+            f"cache: {counted(use.hits, 'hit')}, {use.shared:,} shared in flight, "
+            f"{counted(use.misses, 'miss', 'misses')}: {share}"
         )
     if use is not None and use.passed:
         lines.append(
-            f"cache: {_count(use.passed, 'row is', 'rows are')} sampled, so not cached; see "
+            f"cache: {counted(use.passed, 'row is', 'rows are')} sampled, so not cached; see "
             "--temperature 0, --param seed=7, --cache-sampled"
         )
     return [*lines, *(f"cache: {note}" for note in report.cache_notes)]
@@ -154,12 +156,12 @@ def _batch_lines(report: Report) -> list[str]:
     use = report.batches
     if use is None:
         return []
-    again = f", {_count(use.again, 'row')} sent again" if use.again else ""
-    lines = [f"batches: {use.made:,} made, {_count(use.answered, 'row')} answered{again}"]
+    again = f", {counted(use.again, 'row')} sent again" if use.again else ""
+    lines = [f"batches: {use.made:,} made, {counted(use.answered, 'row')} answered{again}"]
     if use.running:
         lines.append(
-            f"{_count(use.running, 'batch', 'batches')} of {_count(use.rows, 'row')} run on at the "
-            "provider; the same command reads them, with --via live it cancels them"
+            f"{counted(use.running, 'batch', 'batches')} of {counted(use.rows, 'row')} run on at "
+            "the provider; the same command reads them, with --via live it cancels them"
         )
     return lines
 
@@ -171,14 +173,14 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
         parts.insert(0, f"{plan.done_rows:,} done already")
     if plan.untried_rows:
         parts.append(f"{plan.untried_rows:,} untried, which --retry-failed leaves out")
-    lines = [f"{_count(plan.rows, 'row')} = {' + '.join(parts)}"]
+    lines = [f"{counted(plan.rows, 'row')} = {' + '.join(parts)}"]
     if plan.first_problem:
         lines.append(f"the first that cannot be sent: {plan.first_problem}")
     if plan.sent_rows:
         tokens = plan.input_tokens + plan.output_tokens
         off = f" (±{plan.input_error:.0%})".replace("%", " %") if plan.input_error else ""
         lines.append(
-            f"about {_count(tokens, 'token')}: {plan.input_tokens:,} in{off}, "
+            f"about {counted(tokens, 'token')}: {plan.input_tokens:,} in{off}, "
             f"and up to {plan.output_tokens:,} out"
         )
         if plan.bound is None:
@@ -206,7 +208,7 @@ def _sum(report: Report) -> str:
         untried = f", {_untried(report)}" if report.untried else ""
         return f"Nothing to do: {counts.done:,} done{failed}{untried}"
     line = (
-        f"{_count(report.offered, 'row')} = {report.succeeded:,} succeeded + {report.failed:,} "
+        f"{counted(report.offered, 'row')} = {report.succeeded:,} succeeded + {report.failed:,} "
         f"failed + {report.unfinished:,} unfinished"
     )
     if done_before := report.skipped - report.failed_before:
@@ -277,15 +279,10 @@ def _saved(report: Report) -> str:
         )
     of = f" of {counts.rows:,}" if report.is_input_done else ""
     results = "result" if counts.done == 1 and not of else "results"
-    failures = f", {_count(counts.failed, 'failure')} beside it" if counts.failed else ""
+    failures = f", {counted(counts.failed, 'failure')} beside it" if counts.failed else ""
     is_here = report.output.url is None or report.not_uploaded is not None
     place = report.output.path if is_here else report.output.name
     return f"{counts.done:,}{of} {results} in {place}{failures}"
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    """`1 row`, `2 rows`."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def _command(report: Report, argv: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ from redline.engine.schedule import Bounds, Scheduler
 from redline.engine.settings import EngineSettings
 from redline.engine.step import Core, EngineThread, Metrics, Speculation, open_runner
 from redline.errors import ConfigError
+from redline.process import counted
 
 
 class Engine(NamedTuple):
@@ -65,7 +66,7 @@ def open_engine(settings: EngineSettings) -> Engine:
     where = "in this process" if len(by_rank) == 1 else "by rank"
     note = (
         f"{name}: {', '.join(f'{size / 1e6:,.1f}' for size in by_rank)} MB of weights {where} "
-        f"on {device}, up to {slots} sequences of {length:,} tokens at once"
+        f"on {device}, up to {counted(slots, 'sequence')} of {length:,} tokens at once"
     )
     return Engine(backend, thread, Metrics(core, name), name, [note])
 

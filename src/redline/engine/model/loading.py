@@ -14,6 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 from redline.engine.model.attention import NAME, attend
 from redline.engine.model.kv_cache import Shape, SlotCache
 from redline.errors import ConfigError
+from redline.process import counted
 
 # What a model may bring besides plain attention, and what to call it. It needs a cache of its own.
 _OTHER_ATTENTION = {
@@ -127,7 +128,8 @@ def load(name: str, config: Any, *, dtype: str, device: str) -> Loaded:
         )
         # transformers would go on with random numbers for them.
         if missing := sorted(told["missing_keys"]):
-            raise ValueError(f"its files lack {missing[0]}, and {len(missing) - 1:,} weights more")
+            more = f" and {counted(len(missing) - 1, 'more weight')}" if len(missing) > 1 else ""
+            raise ValueError(f"its files lack {missing[0]}{more}")
         model.to(device).eval().requires_grad_(requires_grad=False)
         return Loaded(model, config)
 

@@ -25,6 +25,7 @@ from transformers.utils.hub import cached_file
 
 from redline.engine.model import NAME, Loaded, reading
 from redline.errors import ConfigError
+from redline.process import counted
 
 _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
 # transformers' names for the split of a layer, ours for the vocabulary's, and the dimension of a
@@ -163,7 +164,9 @@ def _plan(
     """How each module is split, by its name with * for numbers. Raises ConfigError."""
     config = source.config
     if part.stages > layers:
-        raise ConfigError(f"{source.name} has {layers} layers, too few for {part.stages} stages")
+        raise ConfigError(
+            f"{source.name} has {counted(layers, 'layer')}, too few for {part.stages} stages"
+        )
     if part.shares == 1:
         return {}
     for field in ("num_attention_heads", "num_key_value_heads"):

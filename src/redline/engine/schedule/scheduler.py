@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from redline.engine.schedule.sequence import Sequence
 from redline.errors import RedlineError
+from redline.process import counted
 
 
 class Row(NamedTuple):
@@ -101,7 +102,8 @@ class Scheduler:
         # Who finds a free slot does not wait, or a burst would be refused by an idle engine.
         if len(self.waiting) >= self.bounds.waiting + len(self._free):
             raise QueueFull(
-                f"{self.bounds.waiting:,} requests wait already", hint="send fewer at once"
+                f"{counted(self.bounds.waiting, 'request waits', 'requests wait')} already",
+                hint="send fewer at once",
             )
         if self.is_idle:
             self._since_s = now_s

@@ -25,6 +25,7 @@ from redline.calls.client import Problem
 from redline.errors import BadReply, CallError, NoEndpoint, Rejected, Retryable, ServerFailed
 from redline.limits import Limits
 from redline.limits.rule import KINDS, last_send_s
+from redline.process import counted
 
 # OpenAI's own bounds are 50,000 requests and 200 MB. Servers of its form that were made earlier
 # take 100 MB, and a file is in memory while it is sent.
@@ -159,7 +160,7 @@ def without_line(status: str, unread: int) -> CallError:
     """
     why = "no line for the row"
     if unread:
-        why += f", and {unread} {'line names' if unread == 1 else 'lines name'} no row"
+        why += f", and {counted(unread, 'line names', 'lines name')} no row"
     if status != "completed":
         return unfinished(message=why)
     return BadReply(f"the batch was completed without an answer: {why}")

@@ -43,7 +43,7 @@ from redline.job.batch.world import World
 from redline.job.settings import BATCHING, Job
 from redline.journal import Output
 from redline.journal import manifest as manifests
-from redline.process import telling
+from redline.process import counted, telling
 
 _LONGEST_PAUSE_S = 1.0
 
@@ -374,7 +374,9 @@ def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
         if is_anew:
             ledger.forget()
         return ledger
-    what = f"batches of {output.path} are with the provider, {len(ledger.parts)} in all"
+    path = output.path
+    are = counted(len(ledger.parts), f"batch of {path} is", f"batches of {path} are")
+    what = f"{are} with the provider"
     if is_anew:
         raise ConfigError(
             f"{what}, and would be lost",

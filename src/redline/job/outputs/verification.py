@@ -18,6 +18,7 @@ from redline.journal import (
     read_stretches,
 )
 from redline.journal import manifest as manifests
+from redline.process import counted
 from redline.sources import AsyncRows, Source, open_source, sampled
 
 
@@ -56,14 +57,15 @@ class Verification(msgspec.Struct, kw_only=True):
             if self.missing:
                 parts.append(f"{self.missing:,} missing, the first is row {self.first_missing:,}")
             if self.repeated:
-                parts.append(f"{self.repeated:,} lines repeat a row")
+                parts.append(f"{counted(self.repeated, 'line repeats', 'lines repeat')} a row")
             if self.changed:
-                answer = "line answers" if self.changed == 1 else "lines answer"
-                parts.append(f"{self.changed:,} {answer} what a row held before it was changed")
+                answers = counted(self.changed, "line answers", "lines answer")
+                parts.append(f"{answers} what a row held before it was changed")
             if self.damaged:
-                parts.append(f"{self.damaged:,} lines are damaged")
+                parts.append(f"{counted(self.damaged, 'line is', 'lines are')} damaged")
         if self.strange:
-            parts.append(f"{self.strange:,} lines belong to no row of the input")
+            belong = counted(self.strange, "line belongs", "lines belong")
+            parts.append(f"{belong} to no row of the input")
         return "; ".join(parts)
 
 

@@ -8,6 +8,7 @@ import os
 from redline.job.show.view import View
 from redline.job.work import Outages
 from redline.journal import all_flawed
+from redline.process import counted
 
 # One connection that fails among many is no outage.
 _LEAST_OUTAGE_S = 1.0
@@ -98,8 +99,7 @@ def finishing(calls: int, most_s: float, *, is_interrupted: bool) -> str:
     if not calls:
         return f"{what}: saving what is done"
     again = "; Ctrl-C again gives them up" if is_interrupted else ""
-    number = "1 call" if calls == 1 else f"{calls:,} calls"
-    return f"{what}: finishing {number}, for at most {duration(most_s)}{again}"
+    return f"{what}: finishing {counted(calls, 'call')}, for at most {duration(most_s)}{again}"
 
 
 def _trouble(outages: Outages, refuses: str, is_: str) -> str:

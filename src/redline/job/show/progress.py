@@ -20,7 +20,7 @@ from redline.job.show.row_count import InputCounts
 from redline.job.show.view import View
 from redline.job.work import BatchUse
 from redline.journal import flaws_text
-from redline.process import lasting
+from redline.process import counted, lasting
 from redline.waist import CacheUse
 
 _REFRESH_S = 0.5
@@ -155,7 +155,7 @@ def line_of(snapshot: Snapshot) -> str:
         parts.append(f"{snapshot.cache.spared:,} cached ({100 * snapshot.cache.share:.0f} %)")
     if snapshot.batches is not None:
         use = snapshot.batches
-        parts.append(f"{use.rows:,} with {use.running:,} batch{'' if use.running == 1 else 'es'}")
+        parts.append(f"{use.rows:,} with {counted(use.running, 'batch', 'batches')}")
     if snapshot.parked_s > 0:
         parts.append(f"told to wait {duration(snapshot.parked_s)}")
     if snapshot.eta_s is not None:

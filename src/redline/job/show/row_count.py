@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from redline.errors import RedlineError
+from redline.process import counted
 
 # Between two stretches of about a millisecond, so that the event loop need not wait for its turn.
 _PAUSE_S = 0.001
@@ -39,7 +40,7 @@ class InputCounts(msgspec.Struct, frozen=True, kw_only=True):
         before = f" ({done_before:,} before)" if done_before > 0 else ""
         parts = [f"{self.done:,} done{before}", f"{self.failed:,} failed"]
         if self.is_exact or self.left:
-            parts[0] = f"{least}{self.rows:,} row{'' if self.rows == 1 else 's'}: {parts[0]}"
+            parts[0] = f"{least}{counted(self.rows, 'row')}: {parts[0]}"
             parts.append(f"{least}{self.left:,} left")
         if self.untried:
             parts.append(f"{self.untried:,} untried")

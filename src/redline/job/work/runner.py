@@ -45,7 +45,7 @@ from redline.job.work.bill import Bill
 from redline.job.work.feed import Picked, Supply
 from redline.job.work.template import Renderer
 from redline.journal import FAIL_ON, Result
-from redline.process import Changes, DaemonThreads
+from redline.process import Changes, DaemonThreads, counted
 from redline.sources import custom_id
 
 GRACE_S = 30.0
@@ -393,7 +393,7 @@ class Runner:
         except Exception as error:
             # The user's own iterable: what is in flight is still finished and saved.
             what = f"reading {self._source_name} raised {type(error).__name__}: {error}"
-            self.stop(ConfigError(what, where=f"after {self._supply.rows_read} rows"))
+            self.stop(ConfigError(what, where=f"after {counted(self._supply.rows_read, 'row')}"))
             return None
 
     def _is_cut_short(self, outcome: Outcome, due_s: float) -> bool:

@@ -21,6 +21,7 @@ from redline.calls import Backend, Call, Cost, Reply, Request, Sink
 from redline.clock import SYSTEM
 from redline.errors import nearest
 from redline.httpserver import HttpServer
+from redline.process import counted
 from redline.serve.http.event_stream import EventStream, cut_off
 from redline.serve.http.refusals import Refusal, busy, hinted, json_response, no_model, refusal_of
 from redline.serve.http.replies import body_of
@@ -136,7 +137,8 @@ class Front(HttpServer):
         if self._is_closing:
             raise _closing()
         if self.in_flight >= self._bounds.most_requests:
-            raise busy(f"{self.in_flight:,} requests are in flight already.", "overloaded")
+            in_flight = counted(self.in_flight, "request is", "requests are")
+            raise busy(f"{in_flight} in flight already.", "overloaded")
         self.in_flight += 1
         self._is_empty.clear()
         try:

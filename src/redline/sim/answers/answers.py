@@ -9,6 +9,7 @@ from math import sqrt
 
 import msgspec
 
+from redline.process import counted
 from redline.sim.answers.bodies import BadCall, ResponseFormat
 from redline.sim.answers.replay import Replay
 from redline.sim.answers.schema import example
@@ -69,8 +70,8 @@ class Answers:
             found = self._replay.answer(question)
             if found is None:
                 raise BadCall(
-                    "The last user message contains none of the "
-                    f"{len(self._replay)} questions of the replay file.",
+                    "The last user message contains no question of the replay file, which has "
+                    f"{counted(len(self._replay), 'question')}.",
                     code="no_such_question",
                 )
             return found

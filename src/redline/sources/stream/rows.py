@@ -25,6 +25,7 @@ import msgspec
 from redline.calls import Outcome
 from redline.clock import SYSTEM
 from redline.errors import ConfigError
+from redline.process import counted
 from redline.sources.iterable import AsyncRows
 from redline.sources.row import BATCH_ROWS, Row, custom_id, digest, long_row, not_an_object
 from redline.sources.stream.group import Away, Entry, Group, consumer_of
@@ -213,9 +214,10 @@ class StreamRows(AsyncRows):
         left = await self._group.left()
         if left.pending and left.pending == left.orphans:
             whose = left.whose.decode("utf-8", "replace")
+            name = self.name
+            are = counted(left.orphans, f"message of {name} is", f"messages of {name} are")
             raise ConfigError(
-                f"{left.orphans:,} messages of {self.name} are left to {whose}, which ended when "
-                "it had begun to write their outcomes",
+                f"{are} left to {whose}, which ended when it had begun to write their outcomes",
                 hint="start it again, with its own -o: it acknowledges what its file holds. If "
                 "that is lost, put orphans=claim into the URL, and they are asked again",
             )

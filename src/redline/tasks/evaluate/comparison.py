@@ -10,6 +10,7 @@ import msgspec
 
 from redline.errors import ConfigError
 from redline.journal import Output
+from redline.process import counted
 from redline.tasks.evaluate.scores import Graded, failed_lines, graded
 from redline.tasks.evaluate.statistics import Paired, paired
 
@@ -59,9 +60,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
                 lines.append(f"{words}, for instance: rows {', '.join(map(str, rows))}")
         for name, count in ((self.first, self.only_first), (self.second, self.only_second)):
             if count:
-                are = "question is" if count == 1 else "questions are"
-                left_out = "is" if count == 1 else "are"
-                lines.append(f"{count:,} {are} in {name} alone, and {left_out} left out")
+                are = counted(count, "question is", "questions are")
+                lines.append(f"{are} in {name} alone, and left out")
         lines += [
             "",
             f"only_first: {pairs.only_first}",
@@ -75,7 +75,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         questions = self.pairs.questions
         if answers == questions:
             return f"{round(share * questions):,} of {questions:,}"
-        return f"mean of {questions:,} questions, {answers:,} answers"
+        return f"mean of {counted(questions, 'question')}, {counted(answers, 'answer')}"
 
     def _counts(self) -> str:
         pairs = self.pairs

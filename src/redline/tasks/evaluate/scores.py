@@ -12,6 +12,7 @@ import msgspec
 from redline.errors import ConfigError
 from redline.journal import Output, read_results
 from redline.journal import manifest as manifests
+from redline.process import counted
 from redline.tasks.evaluate.evaluation import VERDICTS
 from redline.tasks.evaluate.statistics import majority, pass_at, share_interval
 
@@ -89,7 +90,7 @@ class Scores:
                 for row, group in self._questions.items()
             ]
         )
-        over = f" to {len(self._questions):,} questions" if self.samples > 1 else ""
+        over = f" to {counted(len(self._questions), 'question')}" if self.samples > 1 else ""
         return (
             f"{name:10} {count / self.total:6.1%}  {count:,} of {self.total:,}{over}"
             f"  (95 %: {100 * low:.1f} to {100 * high:.1f} %)"
@@ -104,7 +105,7 @@ class Scores:
         lines = []
         if len(whole) < len(self._questions):
             lines.append(
-                f"{'of those':10} {len(whole):,} questions whose samples are all answered:"
+                f"{'of those':10} {counted(len(whole), 'question')} whose samples are all answered:"
             )
         ks = sorted({1, self.samples, *(2**i for i in range(1, self.samples.bit_length()))})
         for k in ks:

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from redline.errors import ConfigError, nearest
+from redline.process import counted
 from redline.sources import first_rows
 from redline.tasks.evaluate.evaluation import BUILT_IN, Evaluation
 
@@ -72,7 +73,9 @@ def shots_of(
             raise ConfigError(f"a shot has no {evaluation.gold}", where=path)
         shots.append((prompt_of(row), str(row[evaluation.gold])))
     if len(shots) < evaluation.shots:
-        raise ConfigError(f"{path} has {len(shots)} rows for {evaluation.shots} shots")
+        raise ConfigError(
+            f"{path} has {counted(len(shots), 'row')} for {counted(evaluation.shots, 'shot')}"
+        )
     return shots
 
 

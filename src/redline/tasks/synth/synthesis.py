@@ -27,6 +27,7 @@ from redline.calls import Outcome, Reply, Request
 from redline.errors import Rejected
 from redline.job.settings import Ask
 from redline.journal import read_results
+from redline.process import counted
 from redline.tasks.answers import find_json
 from redline.tasks.synth.near_duplicates import NearDuplicates
 from redline.tasks.synth.variations import Variations
@@ -150,8 +151,9 @@ class Synthesis:
             if len(dropped) >= len(before) + self._tries:
                 break
         outcome.status = "rejected"
+        tries = counted(self._tries, "try", "tries")
         outcome.error = NotKept(
-            f"no text to keep in {self._tries} tries; the last: {judgement.reason}",
+            f"no text to keep in {tries}; the last: {judgement.reason}",
             hint=_HINTS.get(judgement.kind, "ask for it in the prompt, or raise --tries"),
         )
         return _with_fields(outcome, dropped)

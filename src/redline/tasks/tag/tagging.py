@@ -22,6 +22,7 @@ import msgspec
 from redline.calls import Outcome, Request
 from redline.errors import Rejected
 from redline.job.settings import Ask
+from redline.process import counted
 from redline.tasks.answers import find_json
 from redline.tasks.evaluate import UsageSum
 from redline.tasks.tag.schema import Schema
@@ -142,9 +143,8 @@ def _again(request: Request, answer: Any, problem: str) -> Request:
 def _no_answer(problem: str, tries: int, finish_reason: str | None) -> Rejected:
     if finish_reason in _ENDINGS:
         return Rejected(problem, hint="look at the row; the answer stands beside its failure")
-    plural = "try" if tries == 1 else "tries"
     return Rejected(
-        f"no valid answer in {tries} {plural}; the last: {problem}",
+        f"no valid answer in {counted(tries, 'try', 'tries')}; the last: {problem}",
         hint="raise --max-tokens"
         if finish_reason == "length"
         else "the last answer stands beside the failure; --retry-failed asks again",

@@ -15,6 +15,7 @@ import msgspec
 
 from redline.journal import Output, read_results
 from redline.journal import manifest as manifests
+from redline.process import counted
 from redline.tasks.evaluate import wilson
 from redline.tasks.tag.columns import Gold
 from redline.tasks.tag.gold import Agreement, agreement
@@ -73,14 +74,16 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
             lines += [
                 f"accuracy {found.correct / found.total:6.1%}  {found.correct:,} of "
                 f"{found.total:,}  (95 %: {low:.1f} to {high:.1f} %)",
-                f"macro F1 {found.macro_f1:6.3f}  over {len(found.labels):,} labels",
+                f"macro F1 {found.macro_f1:6.3f}  over {counted(len(found.labels), 'label')}",
             ]
         if self.failed or self.without_gold:
             lines.append(
                 f"not compared: {self.failed:,} failed, {self.without_gold:,} without gold"
             )
         if self.strays:
-            lines.append(f"gold labels that the schema does not have: {self.strays:,} rows")
+            lines.append(
+                f"gold labels that the schema does not have: {counted(self.strays, 'row')}"
+            )
         for one in found.confusions(_MOST_SHOWN):
             lines.append(f"{one.rows:>6,} x {one.gold} tagged as {one.said}")
         return lines
