@@ -64,7 +64,7 @@ _CLIENTS = {
 
 _TRANSPORTS = {
     "direct": "redline's own connections",
-    "aiohttp": "redline over aiohttp",
+    "aiohttp": "redline over aiohttp, removed since",
     "bare": "aiohttp as it comes",
     "pyreqwest": "pyreqwest",
 }

@@ -3,8 +3,8 @@
     python bench/transports.py [--rounds 5] [--calls 10000]
 
 The clients of bench/peers/transport_clients.py take turns against one `redline sim`, with bodies of
-1 KB, at the loads of bench/run.py. Redline's two set a deadline for each call and stamp its phases;
-the others do not.
+1 KB, at the loads of bench/run.py. Redline sets a deadline for each call and stamps its phases; the
+others do not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import record
 
-CLIENTS = ("direct", "aiohttp", "bare", "pyreqwest")
+CLIENTS = ("direct", "bare", "pyreqwest")
 SCRIPT = Path(__file__).resolve().parent / "peers" / "transport_clients.py"
 LOADS = {"64 in flight, 0 ms": (64, 0.0), "1,000 in flight, 200 ms": (1000, 0.2)}
 
@@ -74,9 +74,8 @@ def main() -> int:
     peer = record.peer_python("transports", "pyreqwest", "aiohttp", "uvloop")
     found = record.peer_versions(peer, "pyreqwest", "aiohttp", "uvloop")
     result.versions.update({f"peer {name}": version for name, version in found.items()})
-    result.versions.update(record.own_versions("httptools", "aiohttp", "uvloop"))
-    pythons = dict.fromkeys(("direct", "aiohttp"), sys.executable)
-    pythons |= dict.fromkeys(("bare", "pyreqwest"), str(peer))
+    result.versions.update(record.own_versions("httptools", "uvloop"))
+    pythons = {"direct": sys.executable, "bare": str(peer), "pyreqwest": str(peer)}
     runs: list[dict[str, Any]] = []
     for load, (in_flight, latency_s) in LOADS.items():
         with record.serving(record.sim("--latency", str(latency_s))) as server:

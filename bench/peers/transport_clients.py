@@ -1,13 +1,12 @@
 """The same calls over one HTTP client: `transport_clients.py KIND URL CALLS IN_FLIGHT`.
 
 direct     redline's own connections, through the exchange that a run uses, its deadlines set
-aiohttp    redline's exchange over aiohttp, which proxies take
 bare       aiohttp as it comes, one session, no timeouts
 pyreqwest  pyreqwest, one client, no timeouts
 
 As many workers as calls in flight make the calls in turn, on uvloop. Ends with a line of JSON: CPU
-and wall seconds of the calls alone, and the most memory. All but redline's two run in an
-environment of their own.
+and wall seconds of the calls alone, and the most memory. All but redline's run in an environment of
+their own.
 """
 
 from __future__ import annotations
@@ -30,10 +29,9 @@ Ask = Callable[[], Awaitable[bytes]]
 
 
 @asynccontextmanager
-async def through_redline(url: str, *, is_direct: bool) -> AsyncIterator[Ask]:
+async def through_redline(url: str) -> AsyncIterator[Ask]:
     from redline.calls import Endpoint
-    from redline.calls.wire import DirectTransport, Exchange, ReplyMemory, Wire
-    from redline.calls.wire.aiohttp_transport import AiohttpTransport
+    from redline.calls.wire import Exchange, Transport, Wire
     from redline.clock import SYSTEM
     from redline.limits import Cost, Limiter, Limits
 
@@ -55,12 +53,7 @@ async def through_redline(url: str, *, is_direct: bool) -> AsyncIterator[Ask]:
     endpoint = Endpoint(base_url=url, proxy="")
     headers = {"Content-Type": "application/json"}
     wire = Wire("POST", PATH, headers, BODY, float("inf"))
-    intake = ReplyMemory(endpoint.max_reply_bytes)
-    transport: DirectTransport | AiohttpTransport
-    if is_direct:
-        transport = DirectTransport(endpoint, SYSTEM, lambda took_s: None, intake)
-    else:
-        transport = AiohttpTransport(endpoint, SYSTEM, lambda took_s: None, intake, None)
+    transport = Transport(endpoint, SYSTEM, lambda took_s: None)
 
     async def ask() -> bytes:
         answer = await transport.exchange(wire, Free(endpoint.timeouts, SYSTEM))
@@ -110,9 +103,7 @@ async def through_pyreqwest(url: str) -> AsyncIterator[Ask]:
 def opened(kind: str, url: str) -> Any:
     if kind == "pyreqwest":
         return through_pyreqwest(url)
-    return (
-        through_aiohttp(url) if kind == "bare" else through_redline(url, is_direct=kind == "direct")
-    )
+    return through_aiohttp(url) if kind == "bare" else through_redline(url)
 
 
 async def drive(kind: str, url: str, calls: int, in_flight: int) -> dict[str, float]:

@@ -75,6 +75,8 @@ MISTAKES = [
     (["--param", "seed"], "--param is not NAME=VALUE: seed", "", "write it like seed=7"),
     (["--header", "X"], "--header is not NAME: VALUE", "",
      "write it like --header 'X-Team: search'"),
+    (["--header", "Transfer-Encoding: chunked"], "the header Transfer-Encoding cannot be set", "",
+     "redline frames requests itself: leave the header out"),
     (["--method", "GTE"], "unknown HTTP method: GTE", "", "did you mean GET?"),
     (["--url", "chat"], "not a path: chat", "",
      "the path begins with /, as in /v1/embeddings; the server is the base URL's part"),

@@ -11,26 +11,20 @@ from typing import Any
 import pytest
 import uvloop
 
-from redline.calls.wire import DirectTransport
-
-WAYS = ("direct-asyncio", "direct-uvloop", "aiohttp-uvloop")
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
-@pytest.fixture(params=WAYS)
-def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a coroutine over either transport and loop, and fails it after ten seconds."""
-    if request.param.startswith("aiohttp"):
-        monkeypatch.setattr(DirectTransport, "takes", lambda *_: False)
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Run:
+    """Runs a coroutine on either event loop, and fails it after ten seconds."""
 
     def run(main: Coroutine[Any, Any, None]) -> None:
         async def bounded() -> None:
             async with asyncio.timeout(10):
                 await main
 
-        is_uvloop = request.param.endswith("uvloop")
-        factory = uvloop.new_event_loop if is_uvloop else asyncio.new_event_loop
-        with asyncio.Runner(loop_factory=factory) as runner:
+        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
             runner.run(bounded())
 
     return run

@@ -20,8 +20,6 @@ pytestmark = [pytest.mark.real]
 REQUEST = Request(
     body={"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Say hello."}]}
 )
-# What makes a request travel over aiohttp.
-TRANSPORTS = {"direct": {}, "aiohttp": {"TE": "trailers"}}
 
 
 class Full:
@@ -37,11 +35,10 @@ class Full:
         self.kept.append(committed)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_full_disk_keeps_the_request_from_the_server(transport: str) -> None:
+async def test_a_full_disk_keeps_the_request_from_the_server() -> None:
     attempts, account = Attempts(), Full(room=2)
     with simulated() as sim:
-        endpoint = Endpoint(base_url=sim.base_url, headers=TRANSPORTS[transport])
+        endpoint = Endpoint(base_url=sim.base_url)
         backend = Metered(
             HttpBackend(endpoint, attempts=attempts),
             Spending(Allowance(tokens=10_000)),
@@ -65,9 +62,8 @@ async def test_a_full_disk_keeps_the_request_from_the_server(transport: str) -> 
     assert (attempts.attempts, attempts.in_flight) == (2, 0)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_server_that_is_not_there_costs_nothing(transport: str) -> None:
-    endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", headers=TRANSPORTS[transport])
+async def test_a_server_that_is_not_there_costs_nothing() -> None:
+    endpoint = Endpoint(base_url="http://127.0.0.1:9/v1")
     spending = Spending(Allowance(tokens=10_000))
     backend = Metered(HttpBackend(endpoint), spending, Prices())
     try:
@@ -79,12 +75,11 @@ async def test_a_server_that_is_not_there_costs_nothing(transport: str) -> None:
     assert spending.committed == NOTHING
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(("fault", "is_billed"), [("reset", True), ("half", True), ("503", False)])
-async def test_faults_after_the_write(transport: str, fault: str, is_billed: bool) -> None:
+async def test_faults_after_the_write(fault: str, is_billed: bool) -> None:
     spending = Spending(Allowance(tokens=10_000))
     with simulated("--faults", f"{fault}=1") as sim:
-        endpoint = Endpoint(base_url=sim.base_url, headers=TRANSPORTS[transport])
+        endpoint = Endpoint(base_url=sim.base_url)
         backend = Metered(HttpBackend(endpoint), spending, Prices())
         try:
             outcome = await backend.send(REQUEST, Call())

@@ -53,11 +53,7 @@ from support.fronting import (
 )
 from support.raw_server import RawServer, Seen, answer, chat
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.usefixtures("no_proxy"),
-    pytest.mark.parametrize("run", ["direct-asyncio", "direct-uvloop"], indirect=True),
-]
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 

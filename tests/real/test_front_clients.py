@@ -33,11 +33,7 @@ from support.raw_server import RawServer, Seen, answer, chat
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.usefixtures("no_proxy"),
-    pytest.mark.parametrize("run", ["direct-asyncio", "direct-uvloop"], indirect=True),
-]
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 BRIEF = Bounds(grace_s=0.05)
 CHUNK = "x" * 65_536
 

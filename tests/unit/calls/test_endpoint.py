@@ -73,6 +73,16 @@ def test_what_is_no_header_is_refused(name: str, value: str) -> None:
         Endpoint(base_url="https://h/v1", headers={name: value})
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["Connection", "content-length", "Expect", "TE", "Trailer", "Transfer-Encoding", "UPGRADE"],
+)
+def test_headers_that_frame_a_message_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"the header {name} cannot be set") as caught:
+        Endpoint(base_url="https://h/v1", headers={name: "5"})
+    assert caught.value.hint == "redline frames requests itself: leave the header out"
+
+
 @pytest.mark.parametrize("key", [f"{SECRET}\n", f"{SECRET}\r", f"“{SECRET}”", f"{SECRET}\x00"])
 def test_a_key_that_no_header_can_carry_is_refused_unseen(key: str) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -234,9 +234,8 @@ class HttpBackend:
             is_retry = False
             # The first write of a repeated request ends here, so that starts and ends match.
             lasted_s = sent_s - call.sent_s
-            # aiohttp repeats a GET by itself, and does not say so.
-            kind = "disconnected" if exchange.failed is None else exchange.failed.kind
-            self._attempts.ended(sent_s, lasted_s, kind)
+            assert exchange.failed is not None
+            self._attempts.ended(sent_s, lasted_s, exchange.failed.kind)
             self._listener.on_event(RequestRepeated(sent_s, self.label))
         elif exchange.cost is not _NOTHING:
             exchange.sending = self.estimator.begin(exchange.request)
@@ -334,6 +333,7 @@ class HttpBackend:
 
     def _read(self, request: Request, answer: Answer, reader: StreamReader | None) -> Reply:
         if not 200 <= answer.status < 300:
+            self._transport.check(answer)
             # Before a long message is cut, which could leave a part of a key in it.
             body = self._mask_of(request).body(answer.body)
             raise judge(answer.status, answer.headers, body, self.clock.wall_s())

@@ -8,6 +8,7 @@ from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from html.entities import html5
 from typing import TypeVar
+from urllib.parse import unquote, urlsplit
 
 from redline.calls.wire import Endpoint
 from redline.errors import CallError, NoEndpoint, RedlineError
@@ -114,8 +115,8 @@ def mask_of(
     secrets = [endpoint.api_key or ""]
     wholes = []
     if proxy is not None and "@" in proxy:
-        secrets.append(proxy.partition("://")[2].rpartition("@")[0])
-        secrets.append(secrets[-1].partition(":")[2])
+        user, _, password = urlsplit(proxy).netloc.rpartition("@")[0].partition(":")
+        secrets += [f"{unquote(user)}:{unquote(password)}", unquote(password)]
     for name, value in [*endpoint.headers.items(), *(headers or {}).items()]:
         if _SECRET_NAMES.search(name):
             secrets.append(value.rpartition(" ")[2])

@@ -64,6 +64,7 @@ class Connection(asyncio.Protocol):
         self._refusal: CallError | None = None  # what a callback of the parser raised
         self._unread: select.poll | None = None  # tells whether the socket has bytes for us
         self._is_reusable = True
+        self._is_bodyless = False
         self._is_lost = False
         self.is_used = False
         self.was_used = False
@@ -126,6 +127,11 @@ class Connection(asyncio.Protocol):
             self._transport.write(head + body)
         else:
             self._transport.writelines((head, body))
+
+    def expect_no_body(self) -> None:
+        """The request is a HEAD: its answer ends with its headers, and so does the connection."""
+        # llhttp cannot be told, and would take the next answer for the body.
+        self._is_bodyless = True
 
     async def whole(self) -> bytes:
         """The answer's body, once all of it is there. Raises CallError."""
@@ -349,7 +355,10 @@ class Connection(asyncio.Protocol):
             raise
         self.has_head = True
         self._bare_bytes = 0
-        if self._is_streamed:
+        if self._is_bodyless:
+            self._is_done, self._is_reusable = True, False
+            self._wake()
+        elif self._is_streamed:
             self._wake()
 
     def on_body(self, data: bytes) -> None:

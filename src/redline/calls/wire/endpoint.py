@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from redline.calls.wire.exchange import Timeouts
+from redline.calls.wire.exchange import FRAMING_HINT, Timeouts, is_framing
+from redline.calls.wire.proxy import ascii_name
 from redline.errors import ConfigError
 from redline.limits import Limits
 
@@ -42,6 +43,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         try:
             parts = urlsplit(self.base_url)
             is_url = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            ascii_name(parts.netloc)
         except ValueError:
             is_url = False
         if not is_url or not self.base_url.isprintable() or " " in self.base_url:
@@ -63,6 +65,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"names and values of headers are texts, not {kinds}")
             if not name or not (name + value).isprintable() or ":" in name:
                 raise ConfigError(f"not a header: {name!r}")
+            if is_framing(name):
+                raise ConfigError(f"the header {name} cannot be set", hint=FRAMING_HINT)
         if self.proxy and not is_proxy_url(self.proxy):
             raise ConfigError("the proxy is not an http:// URL", hint="http://host:port")
         if self.max_reply_bytes < 1:
@@ -107,6 +111,7 @@ def is_proxy_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        ascii_name(parts.hostname or "")
     except ValueError:
         return False
     return is_url and text.isprintable() and " " not in text and not parts.query
@@ -132,8 +137,15 @@ def proxy_of(endpoint: Endpoint) -> str | None:
             hint="write it like http://host:port, or unset it",
         )
     parts = urlsplit(endpoint.base_url)
+    is_plain = parts.scheme == "http"
+    if is_plain and "host" in map(str.lower, endpoint.headers):
+        raise ConfigError(
+            "a proxy takes the host from the URL, and not from the Host header",
+            where=origin or "--proxy",
+            hint="leave the header out, or use https",
+        )
     has_key = endpoint.api_key or any(map(_SECRET_HEADER.fullmatch, endpoint.headers))
-    if has_key and parts.scheme == "http":
+    if has_key and is_plain:
         raise ConfigError(
             f"the proxy would read the API key, because {endpoint.base_url} is not https",
             where=origin or "--proxy",

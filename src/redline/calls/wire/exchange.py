@@ -27,6 +27,11 @@ EVENTS = "text/event-stream"
 # a surrogate pair.
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _UNSENDABLE = re.compile("[\r\n\0\ud800-\udfff]")
+# Headers that say how a message is framed, which redline does itself.
+_FRAMING = frozenset(
+    ("connection", "content-length", "expect", "te", "trailer", "transfer-encoding", "upgrade")
+)
+FRAMING_HINT = "redline frames requests itself: leave the header out"
 # Servers have a few layouts each; one that makes up new names for every answer fills no memory.
 _MOST_LAYOUTS = 256
 # No header's value holds one: the parsers refuse it (RFC 9110, 5.5).
@@ -67,7 +72,7 @@ class Wire(msgspec.Struct, frozen=True):
 
     def check(self) -> None:
         """Raises BadRow for a method or header that no request can carry."""
-        if not self.method.isascii() or not self.method.isalpha():
+        if not self.method.isascii() or not self.method.isalpha() or self.method == "CONNECT":
             what = f"the request cannot be sent: not a method: {self.method}"
             raise BadRow(what, hint="GET or POST")
         for name, value in self.headers.items():
@@ -76,6 +81,8 @@ class Wire(msgspec.Struct, frozen=True):
                     f"the request cannot be sent: not a header: {name!r}",
                     hint="check its method and headers",
                 )
+            if is_framing(name):
+                raise BadRow(f"the request cannot be sent: header {name!r}", hint=FRAMING_HINT)
 
 
 class Answer(msgspec.Struct):
@@ -84,6 +91,11 @@ class Answer(msgspec.Struct):
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+
+def is_framing(name: str) -> bool:
+    """A header of this name says how the message is framed."""
+    return name.lower() in _FRAMING
 
 
 class Alarm(Protocol):

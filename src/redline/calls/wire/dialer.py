@@ -1,0 +1,210 @@
+"""New connections to an endpoint's host: its addresses, TLS, and the way through its proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from redline.calls.wire.connection import Connection
+from redline.calls.wire.deadlines import Deadlines
+from redline.calls.wire.endpoint import Endpoint
+from redline.calls.wire.proxy import SETTINGS, Connect, Proxy, Server, no_connection, server_of
+from redline.errors import Disconnected
+
+_RESOLVED_FOR_S = 60.0
+# An address that does not answer must leave time for the next one.
+_LEAST_CONNECT_S = 1.0
+
+_MANY_FILES = "too many open files: raise `ulimit -n` or lower --concurrency"
+
+_Address = tuple[socket.AddressFamily, str, int]
+_Make = Callable[[], Connection]
+
+
+class Dialer:
+    """Connects to one endpoint, through `proxy` if there is one.
+
+    deadlines: the clocks of connections in the making. on_handshake: see Handshakes.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        proxy: Proxy | None,
+        deadlines: Deadlines,
+        on_handshake: Callable[[float], None],
+    ) -> None:
+        self._target = server_of(endpoint.base_url)
+        self._proxy = proxy
+        # What is connected to first.
+        self._first = self._target if proxy is None else proxy.server
+        self._connect_s = endpoint.timeouts.connect_s
+        self._deadlines = deadlines
+        self._handshakes = Handshakes(on_handshake)
+        self._context: ssl.SSLContext | None = None
+        self._addresses: list[_Address] = []
+        self._resolved_s = -float("inf")
+
+    async def connect(self, make: _Make) -> Connection:
+        """A new connection, of those that `make` returns.
+
+        Raises Disconnected, Refused by a proxy that wants a password, and TimeoutError after
+        connect_s.
+        """
+        try:
+            with self._handshakes.timed():
+                async with self._deadlines.timeout(self._connect_s):
+                    return await self._first_that_answers(make)
+        except TimeoutError:
+            raise
+        except (OSError, ValueError) as error:
+            raise self._unconnected(self._first, error) from error
+
+    async def _first_that_answers(self, make: _Make) -> Connection:
+        """A connection to the first of the host's addresses that takes one."""
+        # A copy: another connection in the making may move an address meanwhile.
+        addresses = list(await self._resolve())
+        part_s = max(_LEAST_CONNECT_S, self._connect_s / len(addresses))
+        for number, address in enumerate(addresses):
+            is_last = number == len(addresses) - 1
+            try:
+                async with self._deadlines.timeout(math.inf if is_last else part_s):
+                    connection = await self._connect_to(address, make)
+            except (OSError, TimeoutError) as error:
+                if is_last or isinstance(error, ssl.SSLError):
+                    # Forgotten, for a name may stand for another host by now.
+                    self._resolved_s = -float("inf")
+                    raise
+            else:
+                if number and address in self._addresses:
+                    self._addresses.remove(address)
+                    self._addresses.insert(0, address)
+                return connection
+        raise AssertionError("a host has at least one address")
+
+    async def _connect_to(self, address: _Address, make: _Make) -> Connection:
+        loop = asyncio.get_running_loop()
+        family, host, port = address
+        first, proxy = self._first, self._proxy
+        context = self._tls() if first.is_tls else None
+        name = first.host if first.is_tls else None
+        if proxy is None or not self._target.is_tls:
+            _, connection = await loop.create_connection(
+                make, host, port, family=family, ssl=context, server_hostname=name
+            )
+            return connection
+        transport, connect = await loop.create_connection(
+            lambda: Connect(proxy, self._target),
+            host,
+            port,
+            family=family,
+            ssl=context,
+            server_hostname=name,
+        )
+        try:
+            await connect.open(transport)
+            return await self._secured(transport, make())
+        except BaseException:
+            transport.abort()
+            raise
+
+    async def _secured(self, tunnel: asyncio.Transport, connection: Connection) -> Connection:
+        """The connection, in TLS with the endpoint's host at the other end of the tunnel."""
+        loop = asyncio.get_running_loop()
+        host = self._target.host
+        try:
+            secure = await loop.start_tls(tunnel, connection, self._tls(), server_hostname=host)
+        except TimeoutError:
+            raise
+        except (OSError, ValueError) as error:
+            raise self._unconnected(self._target, error) from error
+        assert secure is not None
+        # start_tls leaves this to its caller.
+        connection.connection_made(secure)
+        return connection
+
+    async def _resolve(self) -> list[_Address]:
+        now_s = time.monotonic()
+        if now_s - self._resolved_s > _RESOLVED_FOR_S:
+            host, port = self._first.host, self._first.port
+            found = await asyncio.get_running_loop().getaddrinfo(
+                host, port, type=socket.SOCK_STREAM
+            )
+            if not found:
+                raise OSError("it has no address")
+            addresses = [(family, str(place[0]), port) for family, _, _, _, place in found]
+            self._addresses = list(dict.fromkeys(addresses))
+            self._resolved_s = now_s
+        return self._addresses
+
+    def _unconnected(self, server: Server, error: Exception) -> Disconnected:
+        """The error of a connection that `server` did not take, or whose TLS failed with it."""
+        is_proxy = server is not self._target
+        number = getattr(error, "errno", None) or 0
+        hint = f"check the proxy's address in {SETTINGS}" if is_proxy else ""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            whose, where = ("proxy", SETTINGS) if is_proxy else ("server", "--base-url")
+            hint = f"the {whose}'s certificate is not trusted: check {where}"
+        elif isinstance(error, ssl.SSLError) and is_proxy:
+            hint = "write its URL with http://, as most proxies need it, also for https endpoints"
+        elif number == errno.EMFILE:
+            hint = _MANY_FILES
+        elif number == errno.ECONNREFUSED:
+            where = SETTINGS if is_proxy else "--base-url, and that the server runs"
+            hint = f"nothing listens there: check {where}"
+        text = " ".join(_reason_of(error).split()) or type(error).__name__
+        return no_connection(f"{'the proxy ' if is_proxy else ''}{server}: {text}", hint)
+
+    def _tls(self) -> ssl.SSLContext:
+        """The system's trusted roots, or those that SSL_CERT_FILE names; names are checked.
+
+        HTTP/1.1 alone is offered.
+        """
+        if self._context is None:
+            self._context = ssl.create_default_context()
+            self._context.set_alpn_protocols(["http/1.1"])
+        return self._context
+
+
+class Handshakes:
+    """Tells how long a connection took that was the only one in the making.
+
+    Several at once wait for each other's turn on the event loop, which says nothing of the network.
+    """
+
+    def __init__(self, told: Callable[[float], None]) -> None:
+        self._told = told
+        self._making = 0
+        self._begun = 0
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """One connection is made meanwhile."""
+        self._begun += 1
+        number, others = self._begun, self._making
+        self._making += 1
+        begun_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._making -= 1
+        if others == 0 and self._begun == number:
+            self._told(time.monotonic() - begun_s)
+
+
+def _reason_of(error: Exception) -> str:
+    """Why a connection could not be made, in the system's words where there are some."""
+    number = getattr(error, "errno", None) or 0
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    if number > 0 and not isinstance(error, ssl.SSLError):
+        return os.strerror(number)
+    # A failed name look-up has a negative number and a text of its own.
+    return getattr(error, "strerror", None) or str(error)

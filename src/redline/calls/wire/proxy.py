@@ -1,0 +1,206 @@
+"""What lies between redline and an HTTP proxy: its address, CONNECT, and what its refusals mean.
+
+An https endpoint is reached by a tunnel, which the proxy opens when it is asked to CONNECT. For a
+plain http endpoint each request names its whole URL (RFC 9112, 3.2.2 and 3.2.3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import Mapping
+from urllib.parse import unquote_to_bytes, urlsplit
+
+import httptools
+import msgspec
+
+from redline._version import __version__
+from redline.errors import CallError, Disconnected, Refused
+
+# squid's own bound (reply_header_max_size).
+_MOST_HEAD_BYTES = 64 * 1024
+_MOST_REASON = 100
+# What names a proxy.
+SETTINGS = "--proxy, HTTP_PROXY or HTTPS_PROXY"
+
+
+class Server(msgspec.Struct, frozen=True):
+    """What a connection is made to: an endpoint's host, or its proxy."""
+
+    host: str
+    port: int
+    is_tls: bool
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Proxy(msgspec.Struct, frozen=True):
+    """An HTTP proxy. headers: those that are meant for it, its user and password among them."""
+
+    server: Server
+    headers: Mapping[str, str]
+
+    @property
+    def has_password(self) -> bool:
+        """It is sent a user and a password, or what else it asks for."""
+        return "proxy-authorization" in map(str.lower, self.headers)
+
+
+def server_of(url: str) -> Server:
+    """The server of an http:// or https:// URL. Raises UnicodeError for an impossible name."""
+    parts = urlsplit(url)
+    is_tls = parts.scheme == "https"
+    host = parts.hostname or ""
+    return Server(ascii_name(host), parts.port or (443 if is_tls else 80), is_tls)
+
+
+def ascii_name(host: str) -> str:
+    """The host's name, with or without a port, as DNS and HTTP have it: `xn--...`."""
+    return host if host.isascii() else host.encode("idna").decode()
+
+
+def is_for_proxy(name: str) -> bool:
+    """A header of this name is for the proxy, and not for the server behind it."""
+    return name.lower().startswith("proxy-")
+
+
+def proxy_at(url: str, headers: Mapping[str, str]) -> Proxy:
+    """The proxy at `url`. headers: the endpoint's, of which the proxy gets what is meant for it."""
+    own = {name: value for name, value in headers.items() if is_for_proxy(name)}
+    user, colon, password = urlsplit(url).netloc.rpartition("@")[0].partition(":")
+    if (user or colon) and "proxy-authorization" not in map(str.lower, own):
+        secret = b64encode(unquote_to_bytes(user) + b":" + unquote_to_bytes(password)).decode()
+        own["Proxy-Authorization"] = f"Basic {secret}"
+    return Proxy(server_of(url), own)
+
+
+class Connect(asyncio.Protocol):
+    """Asks a proxy for a tunnel to `target`.
+
+    The tunnel begins directly behind the head of the proxy's answer, and the client speaks first in
+    it. So bytes that follow the head are an error.
+    """
+
+    def __init__(self, proxy: Proxy, target: Server) -> None:
+        self._proxy = proxy
+        self._target = target
+        self._parser = httptools.HttpResponseParser(self)
+        self._answered: asyncio.Future[CallError | None]
+        self._answered = asyncio.get_running_loop().create_future()
+        self._size = 0
+        self._reason = b""
+        self._offers = ""  # how one may authenticate
+        self._status = 0
+        self._has_more = False
+
+    async def open(self, transport: asyncio.Transport) -> None:
+        """Returns when the tunnel is there. Raises Disconnected, and Refused for a password."""
+        lines = [f"CONNECT {self._target} HTTP/1.1", f"Host: {self._target}"]
+        headers = {"User-Agent": f"redline/{__version__}", **self._proxy.headers}
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        transport.write(("\r\n".join(lines) + "\r\n\r\n").encode())
+        error = await self._answered
+        if error is None and self._has_more:
+            error = self._unusable("it sends more than its answer to CONNECT")
+        if error is not None:
+            raise error
+
+    def _settle(self, error: CallError | None) -> None:
+        if not self._answered.done():
+            self._answered.set_result(error)
+
+    def _unusable(self, text: str) -> Disconnected:
+        hint = f"check that {SETTINGS} names an HTTP proxy"
+        return no_connection(f"the proxy {self._proxy.server}: {text}", hint)
+
+    # What the event loop calls.
+
+    def data_received(self, data: bytes) -> None:
+        if self._answered.done():
+            self._has_more = True
+            return
+        self._size += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self._status:
+                reason = " ".join(str(error).split())
+                self._settle(self._unusable(f"its answer is not HTTP: {reason}"))
+                return
+            self._has_more = True
+        if 200 <= self._status < 300:
+            self._settle(None)
+        elif self._status:
+            reason = self._reason.decode("latin-1")[:_MOST_REASON]
+            status = f"HTTP {self._status} {reason}".strip()
+            self._settle(refusal(self._status, status, self._offers, self._proxy, self._target))
+        elif self._size > _MOST_HEAD_BYTES:
+            what = f"the headers of its answer are longer than {_MOST_HEAD_BYTES:,} bytes"
+            self._settle(self._unusable(what))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        text = getattr(error, "strerror", None) or str(error or "it closed the connection")
+        self._settle(self._unusable(f"{text} without an answer to CONNECT"))
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        self._has_more = self._has_more or self._status > 0
+
+    def on_status(self, status: bytes) -> None:
+        if not self._status:
+            self._reason += status
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"proxy-authenticate":
+            self._offers += value.decode("latin-1") + ", "
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200 or status == 101:
+            self._status = self._status or status
+        else:
+            self._reason = b""
+
+    def on_body(self, data: bytes) -> None:
+        self._has_more = True
+
+
+def refusal(status: int, said: str, offers: str, proxy: Proxy, target: Server) -> CallError:
+    """The error of a proxy's answer to CONNECT other than 2xx. said: its status line.
+
+    offers: see `unauthorized`.
+    """
+    if status == 407:
+        return unauthorized(proxy, offers)
+    around = f"or reach the endpoint without a proxy: NO_PROXY={target.host}"
+    if status == 403:
+        what, hint = "does not allow", f"ask its operator to allow {target}, {around}"
+    elif status >= 500 and status not in (501, 505):
+        what, hint = "did not come through to", f"check --base-url, {around}"
+    else:
+        what, hint = "opens no tunnel to", f"check that {SETTINGS} names an HTTP proxy, {around}"
+    return no_connection(f"the proxy {proxy.server} {what} {target}: {said}", hint)
+
+
+def unauthorized(proxy: Proxy, offers: str) -> Refused:
+    """The error of a proxy's 407. offers: its Proxy-Authenticate, the schemes with parameters."""
+    if offers and "basic" not in offers.lower():
+        schemes = ", ".join(part.split()[0] for part in offers.split(",") if part.strip())
+        what = f"asks for {schemes[:_MOST_REASON]}"
+        hint = "redline can send it a user and a password (Basic) only"
+    elif proxy.has_password:
+        what = "refuses the user or the password"
+        hint = f"correct them in {SETTINGS}; write @ and : in them as %40 and %3A"
+    else:
+        what = "asks for a user and a password"
+        hint = f"write them into {SETTINGS}: http://USER:PASSWORD@HOST:PORT"
+    return Refused(f"the proxy {proxy.server} {what}: HTTP 407", hint=hint, status=407)
+
+
+def no_connection(text: str, hint: str) -> Disconnected:
+    """The error of a connection that did not come about: nothing was sent to the server."""
+    error = Disconnected(f"no connection: {text}", hint=hint)
+    error.was_sent = False
+    return error
