@@ -60,7 +60,7 @@ STEPS = (
     Step("redline.calls.cost.metered.Metered.send", "with --budget: reserves the worst case"),
     Step("redline.calls.http.backend.HttpBackend.send", "one attempt at one endpoint"),
     Step("redline.limits.wait.slots.Slots.take_free", "slot: a bound on calls in flight"),
-    Step("redline.calls.wire.transport.Transport.exchange", "HTTP/1.1, straight or through a proxy"),
+    Step("redline.calls.wire.transport.Transport.exchange", "HTTP/1.1, also through a proxy"),
     Step("redline.calls.wire.pool.Pool.take", "connection: the last one used, or a new one"),
     Step("redline.limits.wait.limiter.Limiter.acquire_now", "grant: requests and tokens together"),
     Step("redline.journal.journal.Journal.flush", "before_write: finished rows go to the file"),
