@@ -55,17 +55,16 @@ _LARGE_LINE_BYTES = 64 * 1024
 # A row with more than this is not kept until it is synced; of a smaller one, all that is kept takes
 # about as much.
 KEPT_ROW_BYTES = 4096
+# A success that has no JSON form, such as one of an object, is a failure.
+_UNWRITABLE = (TypeError, ValueError, ArithmeticError, RecursionError, MsgspecError)
 
 
 class _Group:
-    """Rows that are written together and synced together.
+    """Rows that are written together and synced together. begin_bytes: of the files before them."""
 
-    size_bytes: of their lines and what is kept.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, begin_bytes: int) -> None:
         self.results: list[Result] = []
-        self.size_bytes = 0
+        self.begin_bytes = begin_bytes
         self.is_acknowledged = False
 
 
@@ -88,7 +87,6 @@ class Journal:
         # Rows with a success of other content than they have now.
         self._outdated: set[int] = set()
         self._acknowledge = acknowledge
-        self._group = _Group()
         # Told when a group begins to be synced, when one is acknowledged, and of a failure.
         self.changes = Changes()
         self._syncing: _Group | None = None
@@ -101,6 +99,7 @@ class Journal:
         self._before_sync: Callable[[], None] | None = None
         self._is_flush_due = False  # in this turn of the loop
         self._has_lines = False  # to be flushed
+        self._has_woken = False  # the syncer, for the present group
         self._syncer: asyncio.Task[None] | None = None
         self._failures: ResultsFile | None = None
         self._mended = 0
@@ -119,6 +118,8 @@ class Journal:
             raise
         # Rows with a failure from an earlier run.
         self.failed_before = self.failed
+        self._has_earlier_lines = len(self.succeeded) + len(self.failed) > 0
+        self._group = _Group(self._written_bytes())
 
     def start(self, before_sync: Callable[[], None] | None = None) -> None:
         """Begins to sync; needs a running event loop.
@@ -131,7 +132,9 @@ class Journal:
     @property
     def is_behind(self) -> bool:
         """Too much is not durable yet: no more rows are to be begun. May be asked in any thread."""
-        return self._group.size_bytes >= MOST_UNSYNCED_BYTES
+        group = self._group
+        lines_bytes = self._written_bytes() - group.begin_bytes
+        return lines_bytes + len(group.results) * KEPT_ROW_BYTES >= MOST_UNSYNCED_BYTES
 
     def has_succeeded(self, key: int, mark: int = 0) -> bool:
         """The row of this key and content succeeded before this run, or has since it failed."""
@@ -157,12 +160,31 @@ class Journal:
         """
         if self._error is not None:
             raise self._error
-        try:
-            self._take(result)
-        except JournalError as error:
-            self._fail(error)
-            raise
+        outcome = result.outcome
+        line = b""
+        if outcome.status == "succeeded":
+            try:
+                line = result_line(result, self.output)
+            except _UNWRITABLE as error:
+                outcome.status, outcome.reply = "rejected", None
+                outcome.error = Rejected(f"the output cannot be written as JSON: {error}")
+        if line:
+            self._results.add(line)
+        else:
+            line = failure_line(result)
+            self._add_failure(line)
+        if self._has_earlier_lines:
+            self._note(result)
+        reply = outcome.reply
+        size_bytes = len(line) + len(result.row.content)
+        if reply is not None:
+            size_bytes += len(reply.body)
         self._has_lines = True
+        if size_bytes > KEPT_ROW_BYTES:
+            result = _named(result)
+            if len(line) >= _LARGE_LINE_BYTES:
+                self.flush()
+        self._group.results.append(result)
         if not self._is_flush_due:
             self._is_flush_due = True
             asyncio.get_running_loop().call_soon(self._flush_turn)
@@ -171,21 +193,21 @@ class Journal:
         """Writes what was taken. To be called before a request is sent; a failure shows later."""
         if self._has_lines:
             self._has_lines = False
-            self._write()
+            try:
+                self._results.flush()
+                if self._failures is not None:
+                    self._failures.flush()
+            except JournalError as error:
+                self._fail(error)
 
     def _flush_turn(self) -> None:
         """Ends a turn of the loop in which rows ended: what no send has flushed is written."""
         self._is_flush_due = False
-        self.flush()
-        self._wake.set()
-
-    def _write(self) -> None:
-        try:
-            self._results.flush()
-            if self._failures is not None:
-                self._failures.flush()
-        except JournalError as error:
-            self._fail(error)
+        if self._has_lines:
+            self.flush()
+        if not self._has_woken:
+            self._has_woken = True
+            self._wake.set()
 
     async def saved(self) -> None:
         """Returns once all rows that were taken are acknowledged. Raises JournalError."""
@@ -230,43 +252,24 @@ class Journal:
         self._wake.set()
         self.changes.notify()
 
-    def _take(self, result: Result) -> None:
-        line = self._line(result)
-        outcome, failures, key = result.outcome, self._failures, result.key
-        is_success = outcome.status == "succeeded"
-        has_failed = failures is not None and key in self.failed
+    def _note(self, result: Result) -> None:
+        """Keeps account of a row that may have a line of an earlier run."""
+        key = result.key
+        has_failed = key in self.failed
         if self.succeeded.has_marks and is_other(result.mark, self.succeeded.mark_of(key)):
             self._outdated.add(key)
         if has_failed:
             self._mended += 1
-        if is_success:
-            if has_failed or key in self._outdated:
-                # No other success need be remembered: its row is not read again by this run.
-                self._made_good.add(key)
-            self._results.add(line)
-        else:
-            (failures or self._open_failures()).add(line)
-        size_bytes = len(line)
-        group = self._group
-        group.size_bytes += size_bytes + KEPT_ROW_BYTES
-        reply = outcome.reply
-        answer_bytes = 0 if reply is None else len(reply.body)
-        if size_bytes + len(result.row.content) + answer_bytes > KEPT_ROW_BYTES:
-            result = _named(result)
-            if size_bytes >= _LARGE_LINE_BYTES:
-                self._write()
-        group.results.append(result)
+        if result.outcome.is_success and (has_failed or key in self._outdated):
+            # No other success need be remembered: its row is not read again by this run.
+            self._made_good.add(key)
 
-    def _line(self, result: Result) -> bytes:
-        """The row's line. A success that has no JSON form, such as an object, is a failure."""
-        outcome = result.outcome
-        if outcome.is_success:
-            try:
-                return result_line(result, self.output)
-            except (TypeError, ValueError, ArithmeticError, RecursionError, MsgspecError) as error:
-                outcome.status, outcome.reply = "rejected", None
-                outcome.error = Rejected(f"the output cannot be written as JSON: {error}")
-        return failure_line(result)
+    def _add_failure(self, line: bytes) -> None:
+        try:
+            (self._failures or self._open_failures()).add(line)
+        except JournalError as error:
+            self._fail(error)
+            raise
 
     async def _sync_groups(self) -> None:
         while True:
@@ -276,7 +279,8 @@ class Journal:
             self._wake.clear()
             self.flush()
             was_behind = self.is_behind
-            group, self._group = self._group, _Group()
+            self._has_woken = False
+            group, self._group = self._group, _Group(self._written_bytes())
             if group.results:
                 self._syncing = group
             if was_behind:
@@ -333,6 +337,11 @@ class Journal:
         if self._lost is not None:
             for file in lost or [self._results]:
                 file.rescue(self._lost)
+
+    def _written_bytes(self) -> int:
+        """Of all lines in the files."""
+        failures = self._failures
+        return self._results.size_bytes + (0 if failures is None else failures.size_bytes)
 
     def _files(self) -> list[ResultsFile]:
         return [self._results] if self._failures is None else [self._results, self._failures]

@@ -7,8 +7,8 @@ field before it is `row_hash`, the mark of a named row's content, see `identity`
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -20,6 +20,8 @@ from redline.process import printable
 from redline.sources import Row
 
 VERSION = 1
+# Fields that a success has only if they say something.
+_NOT_ALWAYS = ("cached", "batched", "input", "response")
 _NO_REPLY = Reply(output=None)
 _encode = msgspec.json.Encoder().encode
 
@@ -34,37 +36,69 @@ class Result(msgspec.Struct, kw_only=True):
     outcome: Outcome
 
 
+class _Line(msgspec.Struct):
+    """A success, field by field; UNSET is not written."""
+
+    v: int
+    hash: str
+    custom_id: str | None
+    row: int
+    output: Any
+    tool_calls: Any
+    finish_reason: str | list[str | None] | None
+    usage: dict[str, Any] | None
+    model: str | None
+    endpoint: str
+    attempts: int
+    latency_s: float
+    cached: bool | msgspec.UnsetType = msgspec.UNSET
+    batched: bool | msgspec.UnsetType = msgspec.UNSET
+    input: Any = msgspec.UNSET
+    response: Any = msgspec.UNSET
+
+
 def result_line(result: Result, output: Output) -> bytes:
     """The line of a success, newline included."""
     if output.format == "batch":
         return _sealed(_batch_fields(result, output), result.mark)
     outcome = result.outcome
     reply = outcome.reply or _NO_REPLY
-    fields: dict[str, Any] = {
-        "v": VERSION,
-        "hash": f"{result.key:016x}",
-        "custom_id": result.custom_id,
-        "row": result.row.number,
-        "output": reply.output,
-        "tool_calls": reply.tool_calls,
-        "finish_reason": reply.finish_reason,
-        "usage": reply.usage,
-        "model": reply.model,
-        "endpoint": outcome.endpoint,
-        "attempts": outcome.attempts,
-        "latency_s": round(outcome.latency_s, 4),
-    }
-    if outcome.fields:
-        fields |= outcome.fields
+    line = _Line(
+        VERSION,
+        f"{result.key:016x}",
+        result.custom_id,
+        result.row.number,
+        reply.output,
+        reply.tool_calls,
+        reply.finish_reason,
+        reply.usage,
+        reply.model,
+        outcome.endpoint,
+        outcome.attempts,
+        round(outcome.latency_s, 4),
+    )
     if outcome.is_cached:
-        fields["cached"] = True
+        line.cached = True
     if outcome.is_batched:
-        fields["batched"] = True
+        line.batched = True
     if output.keep_input:
-        fields["input"] = result.row.data
+        line.input = result.row.data
     if output.raw:
-        fields["response"] = _whole_reply(outcome)
-    return _sealed(fields, result.mark)
+        line.response = _whole_reply(outcome)
+    if outcome.fields:
+        return _sealed(_with_fields(line, outcome.fields), result.mark)
+    return _sealed(line, result.mark)
+
+
+def _with_fields(line: _Line, fields: dict[str, Any]) -> dict[str, Any]:
+    """The line's fields with those of a task before the ones that not every line has."""
+    written = {
+        name: value
+        for name, value in msgspec.structs.asdict(line).items()
+        if value is not msgspec.UNSET
+    }
+    last = {name: written.pop(name) for name in _NOT_ALWAYS if name in written}
+    return {**written, **fields, **last}
 
 
 def failure_line(result: Result) -> bytes:
@@ -154,15 +188,21 @@ def _beginning(content: bytes) -> str:
     return content[:1000].decode("utf-8", "replace")
 
 
-def _sealed(fields: dict[str, Any], mark: int) -> bytes:
-    body = _encode(fields)[:-1]
-    # A reply passed through untouched may hold line breaks between its JSON tokens.
+def _sealed(fields: _Line | dict[str, Any], mark: int) -> bytes:
+    """The fields as a line of JSON that ends with the mark, if there is one, and its checksum."""
+    body = _encode(fields)
     if b"\n" in body or b"\r" in body:
-        try:
-            body = _encode(msgspec.json.decode(body + b"}"))[:-1]
-        except msgspec.DecodeError:
-            # A number that is out of range where nobody has read it.
-            body = loose_json.mended(body + b"}")[:-1]
+        body = _on_one_line(body)
+    body = body[:-1]
     if mark:
-        body = b'%s,"row_hash":"%08x"' % (body, mark)
-    return b'%s,"crc":"%08x"}\n' % (body, zlib.crc32(body))
+        body = b'%b,"row_hash":"%08x"' % (body, mark)
+    return b'%b,"crc":"%08x"}\n' % (body, crc32(body))
+
+
+def _on_one_line(body: bytes) -> bytes:
+    """The same JSON: a reply passed through untouched may hold line breaks between its tokens."""
+    try:
+        return _encode(msgspec.json.decode(body))
+    except msgspec.DecodeError:
+        # A number that is out of range where nobody has read it.
+        return loose_json.mended(body)

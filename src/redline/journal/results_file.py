@@ -60,13 +60,15 @@ class ResultsFile:
     bytes a power loss has turned into zeros are moved to a file beside this one, such as
     labels.damaged-1.jsonl. Any other damaged line raises JournalError, because something else has
     written to the file; so does a file that another redline writes to.
+
+    size_bytes: of the lines in it.
     """
 
     def __init__(self, path: Path, on_found: Callable[[Stretch], None]) -> None:
         self.path = path
         self._pending: list[bytes] = []
-        self._is_synced = False
-        self._size = 0
+        self.size_bytes = 0
+        self._synced_bytes: int | None = None
         self._tail = b""
         self._group = _Group(0, 0, b"", b"")
         self._own(open_alone(path, os.O_RDWR | os.O_CREAT))
@@ -94,26 +96,25 @@ class ResultsFile:
         pending = self._pending
         if not pending:
             return
-        lines = pending[0] if len(pending) == 1 else b"".join(pending)
+        lines = b"".join(pending)
         pending.clear()
-        size_bytes, written = len(lines), 0
+        written = 0
         try:
-            while written < size_bytes:
-                written += os.write(self._fd, lines[written:] if written else lines)
+            written = os.write(self._fd, lines)
+            while written < len(lines):
+                written += os.write(self._fd, lines[written:])
         except OSError as error:
-            self._size += lines.rfind(b"\n", 0, written) + 1
+            self.size_bytes += lines.rfind(b"\n", 0, written) + 1
             self._cut_back()
             raise self._failed(error) from error
-        finally:
-            self._is_synced = False
-        self._size += size_bytes
+        self.size_bytes += written
         self._tail = lines[-_TAIL_BYTES:]
 
     def end_group(self) -> None:
         """Ends the group of lines that `check` reads back: all that is flushed belongs to it."""
         last = self._group
-        if self._size > last.end:
-            self._group = _Group(last.end, self._size, last.tail, self._tail)
+        if self.size_bytes > last.end:
+            self._group = _Group(last.end, self.size_bytes, last.tail, self._tail)
 
     def check(self) -> None:
         """Reads the last group back from the file that has the name. Any thread.
@@ -178,7 +179,7 @@ class ResultsFile:
         error.saved = f"{error.saved}; {count} in {where}" if error.saved else f"{count} in {where}"
 
     def _copy_to(self, path: Path) -> Path:
-        replace_file(path, _copier(self._fd, array("Q", [0, self._size])))
+        replace_file(path, _copier(self._fd, array("Q", [0, self.size_bytes])))
         return path
 
     def _is_in_place(self) -> bool:
@@ -205,14 +206,15 @@ class ResultsFile:
 
     def sync(self) -> None:
         """Makes all lines written so far durable. Blocks; may run beside `write`, in a thread."""
-        if self._is_synced:
-            return
         # Before the call: a line written meanwhile may or may not be covered by it.
-        self._is_synced = True
+        size_bytes = self.size_bytes
+        if size_bytes == self._synced_bytes:
+            return
         try:
             os.fsync(self._fd)
         except OSError as error:
             raise self._failed(error) from error
+        self._synced_bytes = size_bytes
 
     def drop(
         self, keys: Container[int], keeps_last: Callable[[int], bool], aside: Path
@@ -248,15 +250,15 @@ class ResultsFile:
         """Goes on with the file that has taken this one's place."""
         self._close()
         self._own(open_alone(self.path, os.O_RDWR))
-        self._size = os.fstat(self._fd).st_size
+        self.size_bytes = os.fstat(self._fd).st_size
 
     def _go_to_end(self) -> None:
         """Lines are written behind the last one, and the first group of them follows it."""
-        os.lseek(self._fd, self._size, os.SEEK_SET)
-        seam = os.pread(self._fd, _TAIL_BYTES, max(0, self._size - _TAIL_BYTES))
+        os.lseek(self._fd, self.size_bytes, os.SEEK_SET)
+        seam = os.pread(self._fd, _TAIL_BYTES, max(0, self.size_bytes - _TAIL_BYTES))
         # Of the group to be checked: where it begins and ends, the bytes that it follows, and its
         # own last ones.
-        self._group = _Group(self._size, self._size, seam, seam)
+        self._group = _Group(self.size_bytes, self.size_bytes, seam, seam)
 
     def _own(self, file: LockedFile) -> None:
         self._fd = file.fd
@@ -268,8 +270,8 @@ class ResultsFile:
 
     def _cut_back(self) -> None:
         try:
-            os.ftruncate(self._fd, self._size)
-            os.lseek(self._fd, self._size, os.SEEK_SET)
+            os.ftruncate(self._fd, self.size_bytes)
+            os.lseek(self._fd, self.size_bytes, os.SEEK_SET)
         except OSError:
             # The tail stays torn; the next run cuts it off.
             return
@@ -285,7 +287,7 @@ class ResultsFile:
             number += len(stretch.lines)
             if stretch.keys:
                 on_found(stretch)
-                self._size = stretch.end
+                self.size_bytes = stretch.end
                 continue
             line, begin = stretch.lines[0], stretch.begin
             if not line.endswith(b"\n") and is_torn(line):
@@ -306,12 +308,12 @@ class ResultsFile:
 
     def _mend(self, lost: array[int]) -> None:
         """Leaves whole lines only, all of them durable, at `_size` bytes."""
-        has_torn_tail = self._size < os.fstat(self._fd).st_size
+        has_torn_tail = self.size_bytes < os.fstat(self._fd).st_size
         if lost:
             take_out(self.path, self._fd, lost)
             self._reopen()
         elif has_torn_tail:
-            os.ftruncate(self._fd, self._size)
+            os.ftruncate(self._fd, self.size_bytes)
         # A process may have died when it had written lines, or made, renamed or removed files, and
         # that was not durable yet. Nor may the tail that was cut come back behind new lines.
         self.sync()
