@@ -1,10 +1,4 @@
-"""What batches have answered becomes results: each row once, whenever the process dies.
-
-A part ends in this order: rows that are sent again stand in a new part, lines of the others in the
-journal and synced, the ledger says that it is done, its own file is removed, the provider's are.
-After a death it is read again from the beginning: rows that have a line, or stand in a later part,
-are passed over.
-"""
+"""What batches have answered becomes results: each row once, whenever the process dies."""
 
 from __future__ import annotations
 
@@ -21,7 +15,7 @@ from redline.calls.client import Batch, BatchApi
 from redline.calls.cost import NOTHING, Amount
 from redline.clock import SYSTEM
 from redline.errors import BadReply, CallError, ConfigError, NoEndpoint, Rejected
-from redline.job.batch.ledger import Ledger, Note, Part
+from redline.job.batch.ledger import Ledger, Part
 from redline.job.batch.plan import (
     ResultLine,
     is_sent_again,
@@ -30,17 +24,9 @@ from redline.job.batch.plan import (
     unfinished,
     without_line,
 )
-from redline.job.batch.spool import (
-    Kept,
-    PartReader,
-    PartWriter,
-    chunks_of,
-    count_lines,
-    drop,
-    is_torn,
-)
+from redline.job.batch.spool import Kept, PartReader, chunks_of, count_lines, is_torn
 from redline.job.batch.world import World
-from redline.job.work import BatchUse, Picked, parse_output_path
+from redline.job.work import Picked, parse_output_path
 from redline.process import telling
 
 
@@ -68,17 +54,16 @@ class Rest:
 class Collector:
     """Turns the results of batches into lines of the journal.
 
-    moved: by part from an earlier run, the rows that a later part holds. use: counts. is_leaving:
-    rows without an outcome are not sent again.
+    moved: by part from an earlier run, the rows that a later part holds. is_leaving: rows without
+    an outcome are not sent again.
     """
 
-    def __init__(self, world: World, ledger: Ledger, api: BatchApi, use: BatchUse) -> None:
+    def __init__(self, world: World, ledger: Ledger, api: BatchApi) -> None:
         self.moved: dict[int, set[int]] = {}
         self.is_leaving = False
         self._world = world
         self._ledger = ledger
         self._api = api
-        self._use = use
         self._output_path = parse_output_path(world.job.prompting.output_path)
         endpoint = world.job.endpoint
         self._label = "" if endpoint is None else endpoint.label
@@ -86,16 +71,6 @@ class Collector:
     def leave_rest(self) -> None:
         """From now on, rows without an outcome are left."""
         self.is_leaving = True
-
-    async def note(self, note: Note) -> None:
-        """Returns once the note is durable."""
-        writing = asyncio.ensure_future(asyncio.to_thread(self._ledger.write, note))
-        try:
-            await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            # The ledger must not be closed under the thread.
-            await asyncio.wait([writing])
-            raise
 
     def has_line(self, key: int, mark: int) -> bool:
         """The row of this content has its result or failure in the journal from an earlier run."""
@@ -167,50 +142,6 @@ class Collector:
             if self._is_open(part, kept.picked):
                 rest.add(offset, kept)
         return rest
-
-    async def send_again(
-        self, reader: PartReader, part: Part, offsets: array[int], most_rows: int = 0
-    ) -> int:
-        """New parts of these rows, of at most so many each; 0 puts them into one.
-
-        Returns the last one's number. With most_rows, the batch that they were in does not count
-        against their retries.
-        """
-        size, number = most_rows or len(offsets), 0
-        for begin in range(0, len(offsets), max(1, size)):
-            number = self._ledger.next_number()
-            chosen = offsets[begin : begin + size]
-            more = 0 if most_rows else 1
-            path = self._ledger.part_path(number)
-            writer = await asyncio.to_thread(_copied, reader, chosen, path, more)
-            await self.announce(number, writer, part.url, part.model)
-        self._use.again += 0 if most_rows else len(offsets)
-        return number
-
-    async def announce(self, number: int, writer: PartWriter, url: str, model: str) -> None:
-        """The part is there: its rows are durable, and the ledger says so."""
-        await asyncio.to_thread(writer.finish)
-        part = Note(at="part", part=number, rows=writer.rows, url=url, model=model)
-        part.worst = writer.worst
-        await self.note(part)
-
-    async def finish(self, part: Part, spent: Amount, *, keeps_rows: bool = False) -> None:
-        """Every row of the part has its outcome in the journal, or is elsewhere."""
-        await self._world.journal.saved()
-        await self.note(Note(at="done", part=part.number, spent=spent))
-        paths = [self._ledger.results_path(part.number, kind) for kind in ("output", "errors")]
-        if not keeps_rows:
-            paths.append(self._ledger.part_path(part.number))
-        await asyncio.to_thread(drop, paths)
-
-    async def tidy(self, part: Part, batch: Batch | None) -> None:
-        """Deletes the provider's files. They cost nothing, and would go by themselves."""
-        files = [part.file, *(batch.files if batch is not None else ())]
-        for file_id in filter(None, files):
-            try:
-                await self._api.delete(file_id)
-            except (CallError, NoEndpoint):
-                return
 
     async def _read(self, part: Part, path: Path, reader: PartReader, rest: Rest) -> int:
         """Ends the rows that have lines in the file; how many of its lines name no row."""
@@ -288,13 +219,3 @@ class Collector:
             self._world.runner.offer(-1)
             return False
         return True
-
-
-def _copied(reader: PartReader, offsets: array[int], path: Path, more: int) -> PartWriter:
-    """A new file of these rows, each with so many attempts more. Blocks."""
-    writer = PartWriter(path)
-    for offset in offsets:
-        kept: Kept = reader.read(offset)
-        kept.attempts += more
-        writer.add(kept)
-    return writer

@@ -25,6 +25,7 @@ from redline.errors import ConfigError, NoEndpoint, RedlineError, Rejected, Retr
 from redline.job.batch.collect import Collector, Rest
 from redline.job.batch.ledger import Ledger, Note, Part
 from redline.job.batch.live import FirstRows, LeftRows
+from redline.job.batch.part_store import PartStore
 from redline.job.batch.plan import (
     MOST_RESULTS_S,
     MOST_SILENCE_S,
@@ -68,9 +69,10 @@ class BatchRunner:
         self._api = api
         self._via = world.job.via
         self._use = world.tally.begin_batches()
-        self._collector = Collector(world, ledger, api, self._use)
-        self._filler = Filler(world, ledger, self._collector)
-        self._sender = Sender(ledger, api, self._collector, world.job.retry.max_retries)
+        self._store = PartStore(ledger, world.journal, api, self._use)
+        self._collector = Collector(world, ledger, api)
+        self._filler = Filler(world, ledger, self._store)
+        self._sender = Sender(ledger, api, self._store, world.job.retry.max_retries)
         self._left = LeftRows(world.feed, world.runner)
         self._looks: dict[int, _Look] = {}
         # Parts whose batch the provider does not know any more.
@@ -126,7 +128,7 @@ class BatchRunner:
         waves = -(-first.handed // self._world.slots)
         row_s = (SYSTEM.now_s() - begun_s) / waves
         pace = Note(at="pace", row_s=row_s, row_tokens=tally.tokens / first.handed)
-        await self._collector.note(pace)
+        await self._store.note(pace)
 
     async def _by_batches(self) -> None:
         """Does the work of `_work`; what it raises ends the run, and so does its cancellation."""
@@ -250,14 +252,14 @@ class BatchRunner:
             elif is_leaving:
                 rest = await self._collector.leave(part, reader)
             else:
-                await self._collector.note(Note(at="refused", part=part.number))
+                await self._store.note(Note(at="refused", part=part.number))
                 raise ConfigError(
                     f"the provider refused the batch {batch.id}: {told(batch.problems)}",
                     hint="mend that, then run the same command again; --via live asks live",
                 )
             is_foreign = batch.status == "cancelled" and not is_leaving
             await self._pass_on(part, rest, reader, is_sent=not is_foreign)
-        await self._collector.tidy(part, batch)
+        await self._store.tidy(part, batch)
         if is_foreign and rest.offsets:
             raise ConfigError(
                 f"the batch {batch.id} was cancelled at the provider",
@@ -277,14 +279,14 @@ class BatchRunner:
         over: RedlineError | None = None
         if rest.offsets and is_sent and not is_leaving:
             if metered is None or metered.reserve(rest.worst):
-                number = await self._collector.send_again(reader, part, rest.offsets)
+                number = await self._store.send_again(reader, part, rest.offsets)
                 wait_s = self._world.job.retry.pause_s(rest.attempts - 1)
                 self._not_before_s[number] = SYSTEM.now_s() + wait_s
             else:
                 over = metered.spent(rest.worst)
         if is_leaving:
             self._left.add(self._ledger.part_path(part.number), rest.offsets)
-        await self._collector.finish(part, rest.spent, keeps_rows=is_leaving)
+        await self._store.finish(part, rest.spent, keeps_rows=is_leaving)
         self._count()
         if over := rest.stopped or over:
             raise over
@@ -293,14 +295,14 @@ class BatchRunner:
         """The provider holds too much already: the part waits for others, or goes in halves."""
         if len(self._running()) > 1:
             self._is_full = True
-            await self._collector.note(Note(at="refused", part=part.number))
+            await self._store.note(Note(at="refused", part=part.number))
             self._count()
             return
         self._is_full = False
         async with self._opened(part) as reader:
             rest = await self._collector.leave(part, reader)
             if len(rest.offsets) == 1:
-                await self._collector.note(Note(at="refused", part=part.number))
+                await self._store.note(Note(at="refused", part=part.number))
                 raise ConfigError(
                     f"the provider has no room for one row in a batch: {told(batch.problems)}",
                     hint="wait for other batches of the account; --via live asks live",
@@ -309,10 +311,10 @@ class BatchRunner:
                 if self._world.metered is not None:
                     self._world.metered.settle(part.worst.minus(rest.worst), NOTHING)
                 half = -(-len(rest.offsets) // 2)
-                await self._collector.send_again(reader, part, rest.offsets, most_rows=half)
-            await self._collector.finish(part, NOTHING)
+                await self._store.send_again(reader, part, rest.offsets, most_rows=half)
+            await self._store.finish(part, NOTHING)
         self._count()
-        await self._collector.tidy(part, None)
+        await self._store.tidy(part, None)
 
     @asynccontextmanager
     async def _opened(self, part: Part) -> AsyncIterator[PartReader]:
@@ -338,12 +340,12 @@ class BatchRunner:
         await self._filler.leave()
         for part in list(self._ledger.parts.values()):
             if part.state == "making" and (batch := await self._sender.find(part)) is not None:
-                await self._collector.note(Note(at="batch", part=part.number, batch=batch.id))
+                await self._store.note(Note(at="batch", part=part.number, batch=batch.id))
             if part.state != "running":
                 async with self._opened(part) as reader:
                     rest = await self._collector.leave(part, reader)
                     await self._pass_on(part, rest, reader)
-                await self._collector.tidy(part, None)
+                await self._store.tidy(part, None)
                 continue
             try:
                 await self._api.cancel(part.batches[-1])

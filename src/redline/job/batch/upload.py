@@ -13,8 +13,8 @@ from redline.calls.client import Batch, BatchApi
 from redline.calls.cost import NOTHING, Amount
 from redline.clock import SYSTEM
 from redline.errors import BadRow, CallError, Retryable
-from redline.job.batch.collect import Collector
 from redline.job.batch.ledger import Ledger, Note, Part
+from redline.job.batch.part_store import PartStore
 from redline.job.batch.plan import fits
 from redline.job.batch.spool import Kept, PartWriter, upload_of
 from redline.job.batch.world import World
@@ -32,11 +32,11 @@ Route = tuple[str, str]
 class Filler:
     """Fills parts. is_read: the input has no more rows."""
 
-    def __init__(self, world: World, ledger: Ledger, collector: Collector) -> None:
+    def __init__(self, world: World, ledger: Ledger, store: PartStore) -> None:
         self.is_read = False
         self._world = world
         self._ledger = ledger
-        self._collector = collector
+        self._store = store
         self._writers: dict[Route, tuple[int, PartWriter]] = {}
         # A row that the budget has no room for until others are settled.
         self._waiting: tuple[Kept, Route] | None = None
@@ -136,7 +136,7 @@ class Filler:
     async def _close(self, route: Route) -> None:
         # Taken out before: once it is noted, its file must not be dropped, whatever happens here.
         number, writer = self._writers.pop(route)
-        await self._collector.announce(number, writer, *route)
+        await self._store.announce(number, writer, *route)
 
 
 def _route(request: Request) -> Route:
@@ -150,12 +150,10 @@ def _route(request: Request) -> Route:
 class Sender:
     """Uploads parts and makes their batches. max_retries: for a batch that cannot be made."""
 
-    def __init__(
-        self, ledger: Ledger, api: BatchApi, collector: Collector, max_retries: int
-    ) -> None:
+    def __init__(self, ledger: Ledger, api: BatchApi, store: PartStore, max_retries: int) -> None:
         self._ledger = ledger
         self._api = api
-        self._collector = collector
+        self._store = store
         self._max_retries = max_retries
 
     async def submit(self, part: Part) -> None:
@@ -165,16 +163,16 @@ class Sender:
             data = await asyncio.to_thread(upload_of, self._ledger.part_path(number))
             file_id = await self._api.upload(f"redline-{self._ledger.run}-{number}.jsonl", data)
             del data
-            await self._collector.note(Note(at="file", part=number, file=file_id))
+            await self._store.note(Note(at="file", part=number, file=file_id))
         batch = None
         if part.state == "making":
             batch = await self.find(part)
         else:
             making = Note(at="making", part=number, wall_s=SYSTEM.wall_s())
-            await self._collector.note(making)
+            await self._store.note(making)
         if batch is None:
             batch = await self._make(part)
-        await self._collector.note(Note(at="batch", part=number, batch=batch.id))
+        await self._store.note(Note(at="batch", part=number, batch=batch.id))
 
     async def find(self, part: Part) -> Batch | None:
         """The batch that was made of the part and not noted; None for none."""
