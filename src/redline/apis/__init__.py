@@ -1,8 +1,22 @@
 """The shapes of the OpenAI APIs: requests, replies, stream events, usage and errors."""
 
-from redline.apis import loose_json, replies
-from redline.apis.choices import drafts, text_of
-from redline.apis.error_inside import judge_choice, judge_part
+from redline.apis import chat, event_stream, loose_json, replies, responses
+from redline.apis.api import Api
+from redline.apis.chat import CHAT, CHAT_FORM
+from redline.apis.choices import (
+    ChoicesWriter,
+    Form,
+    StreamOptions,
+    choice_object,
+    drafts,
+    is_usage_event,
+)
+from redline.apis.completions import COMPLETIONS, TEXT_FORM
+from redline.apis.embeddings import EMBEDDINGS, embeddings_object
+from redline.apis.error_inside import ErrorInside, judge_part
 from redline.apis.errors import error_body, judge
+from redline.apis.event_stream import DONE, DONE_EVENT, ErrorData, EventParser, event_bytes
 from redline.apis.loose_json import BOM, number
-from redline.apis.usage import Usage, read_usage
+from redline.apis.responses import RESPONSES, response_object
+from redline.apis.streams import StreamedAnswer
+from redline.apis.usage import Usage, completion_usage, read_usage, response_usage

@@ -5,8 +5,10 @@ https://platform.openai.com/docs/api-reference/chat
 
 from __future__ import annotations
 
+from typing import Any
+
 from redline.apis.api import Api
-from redline.apis.choices import read, read_usual
+from redline.apis.choices import Form, Object, read, read_usual
 
 CHAT = Api(
     path="/v1/chat/completions",
@@ -16,3 +18,34 @@ CHAT = Api(
     read=read,
     read_usual=read_usual,
 )
+
+
+def _message(content: str | None, tool_calls: Any = None) -> Object:
+    message = {"role": "assistant", "content": content, "refusal": None}
+    return {"message": {**message, "tool_calls": tool_calls} if tool_calls else message}
+
+
+def _delta(text: str) -> Object:
+    return {"delta": {"content": text} if text else {}}
+
+
+CHAT_FORM = Form(
+    id_prefix="chatcmpl",
+    whole="chat.completion",
+    event="chat.completion.chunk",
+    content=_message,
+    delta=_delta,
+    opening={"delta": _message("")["message"]},
+)
+
+
+def event_of(whole: Object) -> Object:
+    """The only event of a stream that has the whole answer in it."""
+    choices = []
+    for choice in whole.get("choices") or []:
+        rest = dict(choice)
+        delta = dict(rest.pop("message", None) or {})
+        if delta.get("tool_calls"):
+            delta["tool_calls"] = [{"index": i, **c} for i, c in enumerate(delta["tool_calls"])]
+        choices.append({**rest, "delta": delta})
+    return {**whole, "object": CHAT_FORM.event, "choices": choices}

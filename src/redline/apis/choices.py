@@ -6,7 +6,8 @@ stream, `delta` is what is new of its message. Servers mix the two APIs, so one 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -227,3 +228,67 @@ def _finish(choice: _Choice, output: Any) -> str | None:
         return "empty"
     # Some servers send the number that their own API gives the reason.
     return str(reason) if isinstance(reason, int) else reason
+
+
+class Form(NamedTuple):
+    """What one of the two APIs writes differently.
+
+    id_prefix: of an answer's id. whole, event: the `object` of an answer and of an event.
+    content: what a choice says: its text, and the tool calls of a chat. delta: what is new of its
+    text. opening: what the first event of a choice holds; None if that is text.
+    """
+
+    id_prefix: str
+    whole: str
+    event: str
+    content: Callable[[str | None, Any], Object]
+    delta: Callable[[str], Object]
+    opening: Object | None = None
+
+
+def choice_object(
+    index: int, content: Object, finish_reason: str | None = None, logprobs: Object | None = None
+) -> Object:
+    """A choice, or what is new of one. content: from `Form.content` or `Form.delta`."""
+    return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+class ChoicesWriter(NamedTuple):
+    """Writes one answer, whole or as the events of a stream.
+
+    name: its id after the prefix, unlike that of any other answer. created_s: wall time.
+    includes_usage: events have a `usage`, and the last one fills it.
+    """
+
+    form: Form
+    name: str
+    created_s: int
+    model: str
+    includes_usage: bool = False
+
+    def whole(self, made: list[Object], usage: Object | None) -> Object:
+        """The answer with these choices."""
+        return {**self._shell(self.form.whole, made), "usage": usage}
+
+    def event(self, *made: Object) -> Object:
+        """An event with what is new of these choices."""
+        shell = self._shell(self.form.event, list(made))
+        return {**shell, "usage": None} if self.includes_usage else shell
+
+    def last(self, usage: Object) -> list[Object]:
+        """The event after all choices, if the usage was asked for."""
+        return [{**self._shell(self.form.event, []), "usage": usage}] if self.includes_usage else []
+
+    def _shell(self, kind: str, made: list[Object]) -> Object:
+        return {
+            "id": f"{self.form.id_prefix}-{self.name}",
+            "object": kind,
+            "created": self.created_s,
+            "model": self.model,
+            "choices": made,
+        }
+
+
+def is_usage_event(event: Object) -> bool:
+    """The event is the one that `ChoicesWriter.last` writes."""
+    return event.get("choices") == [] and bool(event.get("usage"))

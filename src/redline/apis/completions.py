@@ -5,7 +5,18 @@ https://platform.openai.com/docs/api-reference/completions
 
 from __future__ import annotations
 
+from typing import Any
+
 from redline.apis.api import Api
-from redline.apis.choices import read, read_usual
+from redline.apis.choices import Form, Object, read, read_usual
 
 COMPLETIONS = Api(path="/v1/completions", is_streamed=True, read=read, read_usual=read_usual)
+
+
+def _text(content: str | None, tool_calls: Any = None) -> Object:
+    return {"text": content or ""}
+
+
+TEXT_FORM = Form(
+    id_prefix="cmpl", whole="text_completion", event="text_completion", content=_text, delta=_text
+)

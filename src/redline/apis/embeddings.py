@@ -12,6 +12,7 @@ import msgspec
 from redline.apis.api import Api
 from redline.apis.choices import in_order
 from redline.apis.error_inside import judge_part
+from redline.apis.usage import embedding_usage
 from redline.waist import Reply
 
 
@@ -58,3 +59,13 @@ def read(body: bytes, asked: dict[str, Any] | None) -> Reply:
 
 
 EMBEDDINGS = Api(path="/v1/embeddings", prompt="input", has_output=False, read=read)
+
+
+def embeddings_object(vectors: list[Any], model: str, input_tokens: int) -> dict[str, Any]:
+    """The answer with these vectors: lists of numbers, or base64 of 32-bit floats."""
+    data = [
+        {"object": "embedding", "index": index, "embedding": vector}
+        for index, vector in enumerate(vectors)
+    ]
+    usage = embedding_usage(input_tokens)
+    return {"object": "list", "data": data, "model": model, "usage": usage}

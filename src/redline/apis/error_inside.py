@@ -74,6 +74,12 @@ def is_error(value: Any, *, of_any_api: bool = False) -> bool:
     return bool(error) or (has_code and isinstance(value.get("message"), str))
 
 
+def is_error_event(event: dict[str, Any]) -> bool:
+    """The event of a stream is an error."""
+    is_named = event.get("type") == "error" or event.get("object") == "error"
+    return is_named or bool(event.get("error"))
+
+
 def judge_error(value: Any, headers: Mapping[str, str], wall_s: float) -> CallError | NoEndpoint:
     """The error of an answer that is one; value: its JSON, with the error in `error` or itself.
 

@@ -88,3 +88,50 @@ def read(body: bytes, asked: dict[str, Any] | None) -> Reply:
 
 
 RESPONSES = Api(path="/v1/responses", prompt="input", has_system=True, is_streamed=True, read=read)
+
+
+def response_object(
+    name: str, created_s: int, text: str, *, is_cut: bool, **fields: Any
+) -> dict[str, Any]:
+    """The answer with this text. is_cut: by the limit of its tokens.
+
+    name: part of its ids. created_s: wall time. fields: others, such as `model` and `usage`.
+    """
+    status = "incomplete" if is_cut else "completed"
+    part = {"type": "output_text", "text": text, "annotations": []}
+    message = {
+        "type": "message",
+        "id": f"msg-{name}",
+        "status": status,
+        "role": "assistant",
+        "content": [part],
+    }
+    return {
+        "id": f"resp-{name}",
+        "object": "response",
+        "created_at": created_s,
+        "status": status,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "output": [message],
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        **fields,
+    }
+
+
+def event_of(whole: dict[str, Any]) -> dict[str, Any]:
+    """The only event of a stream that has the whole response in it."""
+    return {"type": "response.completed", "sequence_number": 0, "response": whole}
+
+
+def text_of_event(event: dict[str, Any]) -> str:
+    """The text that an event adds."""
+    is_text = event.get("type") == "response.output_text.delta"
+    return str(event.get("delta", "")) if is_text else ""
+
+
+def is_last(event: dict[str, Any]) -> bool:
+    """The event holds the whole response."""
+    return event.get("type") in _LAST_EVENTS

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from redline.apis import EventParser, event_stream
 from redline.calls import Call, Chunk, Reply, Request
-from redline.calls.http import EventParser, StreamReader, streaming
-from redline.calls.http import events as stream_module
+from redline.calls.http import StreamReader, streaming
 from redline.errors import BadReply, Disconnected, NoEndpoint
 
 
@@ -100,7 +100,7 @@ def test_one_event_may_have_several_data_lines() -> None:
 
 
 def test_an_endless_event_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_module, "_LONGEST_EVENT_BYTES", 100)
+    monkeypatch.setattr(event_stream, "_LONGEST_EVENT_BYTES", 100)
     parser = EventParser()
     parser.feed(b"data: " + b"x" * 94)
     with pytest.raises(BadReply, match="longer than 100 bytes"):

@@ -1,0 +1,147 @@
+"""Events of a stream, put together to the answer that they would be if it came whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from redline.apis import loose_json, responses
+from redline.apis.chat import CHAT
+from redline.apis.choices import Object, text_of
+from redline.apis.error_inside import ErrorInside, is_error_event, judge_choice
+from redline.errors import Disconnected
+
+
+class StreamedAnswer:
+    """One answer, as far as it has come."""
+
+    def __init__(self) -> None:
+        self._choices: dict[int, _Choice] = {}
+        self._known: Object = {}  # id, model and usage, which any event may bring
+        self._response: bytes | None = None
+
+    def add(self, event: Object) -> str:
+        """The text that an event adds, of its first choice.
+
+        Raises ErrorInside for an event that is an error, the error of a choice that broke off, and
+        AttributeError or TypeError for a misshapen event.
+        """
+        if is_error_event(event):
+            raise ErrorInside(event)
+        kind = event.get("type")
+        if isinstance(kind, str) and kind.startswith("response."):
+            if responses.is_last(event):
+                self._response = msgspec.json.encode(event.get("response"))
+            return responses.text_of_event(event)
+        if isinstance(event.get("usage"), dict):
+            self._known["usage"] = event["usage"]
+        for name in ("id", "model"):
+            if isinstance(event.get(name), str):
+                self._known[name] = event[name]
+        first = ""
+        for choice in event.get("choices") or []:
+            index = _index(choice)
+            if error := judge_choice(index, choice.get("error"), choice.get("finish_reason")):
+                raise error
+            text = self._choices.setdefault(index, _Choice()).add(choice)
+            first = text if index == 0 else first
+        return first
+
+    def whole(self, *, is_done: bool) -> tuple[str, bytes]:
+        """The url and the body of the same answer unstreamed.
+
+        is_done: the stream has said that it is over. Raises Disconnected for half an answer.
+        """
+        if self._response is not None:
+            return responses.RESPONSES.path, self._response
+        choices = [self._choices[index] for index in sorted(self._choices)]
+        reasons = [choice.finish_reason is not None for choice in choices]
+        # Some servers give no reason at all; one that gives it gives it for each choice.
+        has_ended = bool(reasons) and all(reasons)
+        if not has_ended and (any(reasons) or not is_done):
+            raise Disconnected("the stream ended before its answer was whole")
+        parts = [choice.whole(index) for index, choice in sorted(self._choices.items())]
+        return CHAT.path, msgspec.json.encode({**self._known, "choices": parts})
+
+
+class _Choice:
+    """One choice of a streamed answer, as far as it has come."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.refusals: list[str] = []
+        self.tools: dict[int, Object] = {}
+        self.finish_reason: str | int | None = None
+        # The first half of a surrogate pair, whose other half may come with the next event.
+        self._half = ""
+
+    def add(self, choice: Object) -> str:
+        """The text that `choice` adds. Raises AttributeError or TypeError for a misshapen one."""
+        delta = choice.get("delta") or {}
+        content = choice.get("text") if delta.get("content") is None else delta["content"]
+        text = self._paired(_checked(text_of(content)))
+        if text:
+            self.texts.append(text)
+        if refusal := _checked(delta.get("refusal")):
+            self.refusals.append(refusal)
+        for call in delta.get("tool_calls") or []:
+            _merge(self.tools.setdefault(_index(call), {}), call)
+        reason = choice.get("finish_reason")
+        self.finish_reason = (
+            reason if type(reason) is int else _checked(reason) or self.finish_reason
+        )
+        return text
+
+    def _paired(self, text: str) -> str:
+        """The text without half a surrogate pair at its end, which is kept for the next one."""
+        if self._half:
+            text, self._half = self._half + text, ""
+        if text and "\ud800" <= text[-1] <= "\udbff":
+            text, self._half = text[:-1], text[-1]
+        return text if text.isascii() else loose_json.paired(text)
+
+    def whole(self, index: int) -> Object:
+        """The choice as an unstreamed answer holds it."""
+        if self._half:
+            self.texts.append("\ufffd")
+        message = {
+            "role": "assistant",
+            "content": "".join(self.texts) if self.texts or not self.is_other else None,
+            "refusal": "".join(self.refusals) or None,
+            "tool_calls": [_unnumbered(self.tools[index]) for index in sorted(self.tools)] or None,
+        }
+        return {"index": index, "message": message, "finish_reason": self.finish_reason}
+
+    @property
+    def is_other(self) -> bool:
+        """It says something that is not content."""
+        return bool(self.refusals or self.tools)
+
+
+def _index(part: Object) -> int:
+    index = part.get("index")
+    if index is not None and type(index) is not int:
+        raise TypeError
+    return index or 0
+
+
+def _checked(text: Any) -> str:
+    if text is not None and not isinstance(text, str):
+        raise TypeError
+    return text or ""
+
+
+def _merge(whole: Object, part: Object) -> None:
+    """Adds a tool call's next piece: names come once, `arguments` in pieces."""
+    for name, value in part.items():
+        if isinstance(value, dict):
+            _merge(whole.setdefault(name, {}), value)
+        elif name == "arguments" and isinstance(value, str):
+            whole[name] = whole.get(name, "") + value
+        elif value is not None:
+            whole[name] = value
+
+
+def _unnumbered(tool_call: Object) -> Object:
+    return {name: value for name, value in tool_call.items() if name != "index"}
