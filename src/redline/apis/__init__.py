@@ -17,6 +17,7 @@ from redline.apis.error_inside import ErrorInside, judge_part
 from redline.apis.errors import error_body, judge
 from redline.apis.event_stream import DONE, DONE_EVENT, ErrorData, EventParser, event_bytes
 from redline.apis.loose_json import BOM, number
+from redline.apis.replies import APIS, PLAIN, api_of
 from redline.apis.responses import RESPONSES, response_object
 from redline.apis.streams import StreamedAnswer
 from redline.apis.usage import Usage, completion_usage, read_usage, response_usage

@@ -19,12 +19,13 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from redline.apis import DONE_EVENT, error_body, event_bytes
+
 _HEADS = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
 }
 JSON = "application/json"
 HTML_PAGE = b"<!DOCTYPE html>\n<html><body><h1>Please try again later</h1></body></html>\n"
-DONE = b"data: [DONE]\n\n"
 # What is due at once goes out in one write, up to the size of a socket buffer.
 _WRITE_BYTES = 65536
 
@@ -89,13 +90,8 @@ def error_reply(
     code: str | None = None,
     headers: dict[str, str] | None = None,
 ) -> Reply:
-    """An error in OpenAI's shape; see `error_body`."""
-    return Reply(status, msgspec.json.encode(error_body(message, kind, code)), headers or {})
-
-
-def error_body(message: str, kind: str, code: str | None = None) -> dict[str, Any]:
-    """The JSON of an error. `kind` is its `type`."""
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    """An error as `error_body` writes it."""
+    return Reply(status, msgspec.json.encode(error_body(message, kind, code=code)), headers or {})
 
 
 def half(sent: bytes, body_size: int) -> bytes:
@@ -117,11 +113,6 @@ def reset(request: web.BaseRequest) -> None:
 def _date(wall_s: int) -> str:
     """The HTTP date, made once a second."""
     return formatdate(wall_s, usegmt=True)
-
-
-def event_bytes(event: dict[str, Any]) -> bytes:
-    """One server-sent event."""
-    return b"data: " + msgspec.json.encode(event) + b"\n\n"
 
 
 async def send_events(
@@ -147,7 +138,7 @@ async def send_events(
             await asyncio.sleep(wait_s)
         due += event_bytes(event)
     finish()
-    await response.write_eof(bytes(due) + DONE)
+    await response.write_eof(bytes(due) + DONE_EVENT)
 
 
 async def send_half(

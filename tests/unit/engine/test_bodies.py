@@ -10,21 +10,24 @@ import msgspec
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from redline.apis import CHAT_FORM, TEXT_FORM, ChoicesWriter, completion_usage
 from redline.apis import replies as apis
 from redline.calls import Call, Chunk, Reply
 from redline.calls.http import StreamReader
-from redline.engine.api import Answer, Drawn, Pieces, Said, TextStream, usage
+from redline.engine.api import Answer, Drawn, Pieces, Said, TextStream
 from support import vocabularies
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 TOKENIZER = vocabularies.byte_level()
 PIECES = Pieces(TOKENIZER)
 SPOKEN = "the fox 世 🚀"
-COUNTED = usage(7, 5)
+COUNTED = completion_usage(7, 5)
 
 
 def answer(url: str, *, includes_usage: bool = False) -> Answer:
-    return Answer("x1", 1_700_000_000, "tiny", url == CHAT, PIECES, includes_usage)
+    form = CHAT_FORM if url == CHAT else TEXT_FORM
+    writer = ChoicesWriter(form, "x1", 1_700_000_000, "tiny", includes_usage)
+    return Answer(writer, PIECES)
 
 
 def drawn(text: str) -> list[Drawn]:
@@ -95,7 +98,7 @@ def events_of(made: Answer, text: str, choices: int = 2) -> list[dict[str, Any]]
             events += made.next(Said(index, new, None, some))
     for index, stream in enumerate(streams):
         events += made.next(Said(index, stream.finish(), "length" if index else "stop"))
-    return events + made.last(COUNTED)
+    return events + made.writer.last(COUNTED)
 
 
 def test_a_stream_is_read_by_the_sdk_and_by_redline() -> None:

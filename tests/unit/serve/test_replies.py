@@ -65,7 +65,7 @@ def test_each_answer_has_an_id_of_its_own() -> None:
 )
 def test_what_is_no_text_becomes_json(output: Any, content: str | None) -> None:
     (choice,) = made(Reply(output=output))["choices"]
-    assert choice["message"] == {"role": "assistant", "content": content}
+    assert choice["message"] == {"role": "assistant", "content": content, "refusal": None}
     assert made(Reply(output=output), TEXT)["choices"][0]["text"] == (content or "")
 
 

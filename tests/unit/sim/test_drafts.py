@@ -79,7 +79,7 @@ def test_a_stream_says_the_same_as_the_whole(text: str, has_usage: bool) -> None
     for index, choice in enumerate(streamed.whole(1, 0)["choices"]):
         pieces = [e["choices"][0] for _, e in events if e["choices"]]
         mine = [piece for piece in pieces if piece["index"] == index]
-        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+        assert mine[0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
         said = "".join(piece["delta"].get("content", "") for piece in mine)
         assert said == choice["message"]["content"]
         assert [piece["finish_reason"] for piece in mine][-2:] == [None, "stop"]

@@ -9,10 +9,12 @@ import msgspec
 
 from redline.apis import (
     DONE,
+    PLAIN,
     ErrorData,
     ErrorInside,
     EventParser,
     StreamedAnswer,
+    api_of,
     judge_part,
     loose_json,
 )
@@ -57,7 +59,7 @@ def refuse_partial(request: Request) -> None:
 
 def _is_true(value: Any, url: str) -> bool:
     """A plain endpoint may have a field of the same name for something else."""
-    return value is True or (str(value).lower() in _TRUE and apis.api_of(url) is not apis.PLAIN)
+    return value is True or (str(value).lower() in _TRUE and api_of(url) is not PLAIN)
 
 
 class StreamReader:

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from redline.apis import CHAT_FORM, TEXT_FORM, ChoicesWriter, completion_usage
 from redline.calls import Call, Chunk, Outcome, Reply, Request, Sink
 from redline.clock import SYSTEM
-from redline.engine.api.bodies import Answer, Drawn, Said, usage
+from redline.engine.api.bodies import Answer, Drawn, Said
 from redline.engine.api.detokenize import Pieces, TextStream
 from redline.engine.api.prompting import Asked, read_request
 from redline.engine.draft import Chance
@@ -105,31 +106,33 @@ class EngineBackend:
             asks.append(Ask(prompt, params, most, choice, first, index % params.n, guide))
             choices.append(choice)
         self._thread.ask(asks)
-        answer = Answer(
-            name=uuid.uuid4().hex,
-            created_s=int(SYSTEM.wall_s()),
-            model=asked.form.model or self._name,
-            is_chat=asked.form.is_chat,
-            pieces=self._speaker.pieces,
-            includes_usage=bool(asked.form.stream_options.include_usage),
+        writer = ChoicesWriter(
+            CHAT_FORM if asked.form.is_chat else TEXT_FORM,
+            uuid.uuid4().hex,
+            int(SYSTEM.wall_s()),
+            asked.form.model or self._name,
+            bool(asked.form.stream_options.include_usage),
         )
+        answer = Answer(writer, self._speaker.pieces)
         try:
             said = await _heard(news, len(choices), answer, teller)
         finally:
             for choice in choices:
                 if not choice.is_over:
                     self._thread.cancel(choice)
-        counted = usage(sum(map(len, asked.prompts)), sum(choice.tokens for choice in choices))
+        read = sum(map(len, asked.prompts))
+        written = sum(choice.tokens for choice in choices)
+        counted = completion_usage(read, written)
         if teller is not None:
-            await teller.tell(answer.last(counted))
+            await teller.tell(writer.last(counted))
         texts = [one.text for one in said]
         return Reply(
             output=texts[0] if len(texts) == 1 else texts,
             finish_reason=said[0].finish_reason,
             usage=counted,
-            model=answer.model,
-            input_tokens=counted["prompt_tokens"],
-            output_tokens=counted["completion_tokens"],
+            model=writer.model,
+            input_tokens=read,
+            output_tokens=written,
             body=b"" if teller is not None else msgspec.json.encode(answer.whole(said, counted)),
         )
 

@@ -7,7 +7,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from redline.apis import CHAT_FORM, ChoicesWriter, choice_object
 from redline.engine.api.detokenize import Pieces
+
+Object = dict[str, Any]
 
 # JSON has no minus infinity; OpenAI writes this for a token that cannot come.
 _LEAST_LOGPROB = -9999.0
@@ -40,81 +43,43 @@ class Said(msgspec.Struct, frozen=True):
     drawn: Sequence[Drawn] | None = None
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Token counts; a prompt counts once however many choices it has."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
-
-
 class Answer(NamedTuple):
-    """Makes the bodies of one request's answer: `whole`, or the events of a stream.
+    """Makes the bodies of one request's answer: `whole`, or the events of a stream."""
 
-    name: unlike that of any other answer. created_s: wall time.
-    """
-
-    name: str
-    created_s: int
-    model: str
-    is_chat: bool
+    writer: ChoicesWriter
     pieces: Pieces
-    includes_usage: bool = False
 
-    def whole(self, choices: Sequence[Said], counted: dict[str, int]) -> dict[str, Any]:
-        """The body of an answer that is not streamed. counted: from `usage`."""
-        told = [
-            self._choice(said, {"message": _message(said.text)})
+    def whole(self, choices: Sequence[Said], counted: Object) -> Object:
+        """The body of an answer that is not streamed. counted: its usage."""
+        made = [
+            self._choice(said, self.writer.form.content(said.text, None))
             for said in sorted(choices, key=lambda said: said.index)
         ]
-        return {**self._body(told, ""), "usage": counted}
+        return self.writer.whole(made, counted)
 
-    def first(self, choices: int) -> list[dict[str, Any]]:
+    def first(self, choices: int) -> list[Object]:
         """The events before any text: in a chat, who speaks, for each choice."""
-        silent = [Said(index, "") for index in range(choices)] if self.is_chat else []
-        return [self._event(self._choice(said, {"delta": _message("")})) for said in silent]
+        opening = self.writer.form.opening
+        if opening is None:
+            return []
+        return [self.writer.event(choice_object(index, opening)) for index in range(choices)]
 
-    def next(self, said: Said) -> list[dict[str, Any]]:
-        """The event of what is new of a choice; none where nothing is."""
+    def next(self, said: Said) -> list[Object]:
+        """The event of what is new of a choice; none if nothing is."""
         if not (said.text or said.drawn or said.finish_reason):
             return []
-        delta = {"content": said.text} if said.text else {}
-        return [self._event(self._choice(said, {"delta": delta}))]
+        return [self.writer.event(self._choice(said, self.writer.form.delta(said.text)))]
 
-    def last(self, counted: dict[str, int]) -> list[dict[str, Any]]:
-        """The event after all choices: the usage, where it was asked for."""
-        return [{**self._event(), "usage": counted}] if self.includes_usage else []
-
-    def _event(self, *choices: dict[str, Any]) -> dict[str, Any]:
-        body = self._body(list(choices), ".chunk")
-        return {**body, "usage": None} if self.includes_usage else body
-
-    def _body(self, choices: list[dict[str, Any]], part: str) -> dict[str, Any]:
-        return {
-            "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.name}",
-            "object": f"chat.completion{part}" if self.is_chat else "text_completion",
-            "created": self.created_s,
-            "model": self.model,
-            "choices": choices,
-        }
-
-    def _choice(self, said: Said, in_chat: dict[str, Any]) -> dict[str, Any]:
-        form = _chat_logprobs if self.is_chat else _text_logprobs
-        return {
-            "index": said.index,
-            **(in_chat if self.is_chat else {"text": said.text}),
-            "logprobs": None if said.drawn is None else form(said.drawn, self.pieces),
-            "finish_reason": said.finish_reason,
-        }
+    def _choice(self, said: Said, content: Object) -> Object:
+        logprobs = None
+        if said.drawn is not None:
+            shown = _chat_logprobs if self.writer.form is CHAT_FORM else _text_logprobs
+            logprobs = shown(said.drawn, self.pieces)
+        return choice_object(said.index, content, said.finish_reason, logprobs)
 
 
-def _message(text: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": text, "refusal": None}
-
-
-def _chat_logprobs(drawn: Sequence[Drawn], pieces: Pieces) -> dict[str, Any]:
-    def told(token: int, logprob: float) -> dict[str, Any]:
+def _chat_logprobs(drawn: Sequence[Drawn], pieces: Pieces) -> Object:
+    def told(token: int, logprob: float) -> Object:
         data = pieces.of(token).data
         logprob = max(logprob, _LEAST_LOGPROB)
         return {"token": _shown(data, ""), "logprob": logprob, "bytes": list(data)}
@@ -126,7 +91,7 @@ def _chat_logprobs(drawn: Sequence[Drawn], pieces: Pieces) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def _text_logprobs(drawn: Sequence[Drawn], pieces: Pieces) -> dict[str, Any]:
+def _text_logprobs(drawn: Sequence[Drawn], pieces: Pieces) -> Object:
     """Four lists of one length; the token drawn is always among the top ones."""
 
     def told(token: int, logprob: float) -> tuple[str, float]:

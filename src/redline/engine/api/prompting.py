@@ -13,6 +13,7 @@ import jinja2
 import msgspec
 from msgspec import Meta, Struct
 
+from redline.apis import CHAT, COMPLETIONS, StreamOptions, api_of
 from redline.engine.sample import SamplingParams
 from redline.errors import Rejected, nearest
 
@@ -48,10 +49,6 @@ class _Message(Struct, omit_defaults=True, forbid_unknown_fields=True):
     name: str | None = None
 
 
-class _StreamOptions(Struct, frozen=True):
-    include_usage: bool | None = None
-
-
 class _JsonSchema(Struct, frozen=True):
     schema: dict[str, Any]
 
@@ -64,7 +61,7 @@ class _ResponseFormat(Struct, frozen=True):
 class _Shared(Struct, kw_only=True):
     model: str = ""
     stream: bool = False
-    stream_options: _StreamOptions = _StreamOptions()
+    stream_options: StreamOptions = StreamOptions()
     response_format: _ResponseFormat = _ResponseFormat()
     priority: int = 0  # lower goes first
 
@@ -114,14 +111,14 @@ def read_request(
     a prompt and its answer, at most. token_bytes: no token stands for more; a text with more than
     that for each token is refused unread. Raises Rejected, which names the parameter.
     """
-    path = url.partition("?")[0].rstrip("/")
-    is_chat = path.endswith("/chat/completions")
-    if not is_chat and not path.endswith("/completions"):
-        hint = "it has /v1/chat/completions and /v1/completions"
+    api = api_of(url)
+    if api not in (CHAT, COMPLETIONS):
+        path = url.partition("?")[0].rstrip("/")
+        hint = f"it has {CHAT.path} and {COMPLETIONS.path}"
         raise Rejected(f"the engine has no {path or '/'}", hint=hint, status=404)
     if not isinstance(body, Mapping):
         raise Rejected("the body is not a JSON object")
-    kind: type[_Chat | _Completion] = _Chat if is_chat else _Completion
+    kind: type[_Chat | _Completion] = _Chat if api is CHAT else _Completion
     fields = _fields(body, {*kind.__struct_fields__, *_SAMPLING})
     form = _typed(fields, kind)
     params = _params(fields, form)

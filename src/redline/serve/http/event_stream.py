@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from redline.apis import DONE_EVENT, RESPONSES, event_bytes
 from redline.calls import Chunk, Reply
 from redline.serve.http.refusals import Refusal
 from redline.serve.http.replies import body_of, events_of
 from redline.serve.http.requests import Asked
 
-_DONE = b"data: [DONE]\n\n"
 _HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -38,7 +38,7 @@ class EventStream:
         self._task = asyncio.current_task()
         self._response = web.StreamResponse(headers=_HEADERS)
         # /v1/responses names its events, and the last one says itself that it is the last.
-        self._is_named = asked.request.url == "/v1/responses"
+        self._is_named = asked.request.url == RESPONSES.path
         self.has_begun = False
 
     async def put(self, chunk: Chunk) -> None:
@@ -49,7 +49,7 @@ class EventStream:
         """Ends the stream. A backend that gave no chunk has its whole answer sent as one."""
         if not self.has_begun:
             await self.put(Chunk("", msgspec.json.decode(body_of(self._asked, reply))))
-        await self._write(b"" if self._is_named else _DONE, is_last=True)
+        await self._write(b"" if self._is_named else DONE_EVENT, is_last=True)
         return self._response
 
     async def fail(self, refusal: Refusal) -> web.StreamResponse:
@@ -61,8 +61,7 @@ class EventStream:
 
     def _encoded(self, event: Any) -> bytes:
         name = event.get("type") if self._is_named and isinstance(event, dict) else None
-        line = f"event: {name}\n" if isinstance(name, str) and name.isprintable() else ""
-        return line.encode() + b"data: " + msgspec.json.encode(event) + b"\n\n"
+        return event_bytes(event, name if isinstance(name, str) and name.isprintable() else "")
 
     async def _write(self, data: bytes, *, is_last: bool = False) -> None:
         """Returns once the client has room for more. Cancels the call of one that is gone."""

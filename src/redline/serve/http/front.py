@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
+from redline.apis import APIS
 from redline.calls import Backend, Call, Cost, Reply, Request, Sink
 from redline.clock import SYSTEM
 from redline.errors import nearest
@@ -29,7 +30,7 @@ from redline.serve.http.requests import Bounds, read_body, read_call
 
 T = TypeVar("T")
 
-CALLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+CALLS = tuple(api.path for api in APIS)
 _ONE_MODEL = "/v1/models/"
 # On top of unread_s for a long answer.
 _SLOWEST_BYTES_PER_S = 64 * 1024

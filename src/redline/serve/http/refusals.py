@@ -18,11 +18,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from redline.apis import error_body
 from redline.errors import (
     CallError,
     Final,
@@ -60,8 +60,7 @@ class Refusal(Exception):
         self.headers = headers
         kind = "server_error" if status >= 500 else "invalid_request_error"
         kind = "rate_limit_error" if status == 429 else kind
-        error = {"message": message, "type": kind, "param": param, "code": code}
-        self.body: dict[str, Any] = {"error": error}
+        self.body = error_body(message, kind, code=code, param=param)
 
     def response(self) -> web.Response:
         response = json_response(self.body, self.status, self.headers)

@@ -11,10 +11,9 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
+from redline.apis import StreamOptions, api_of
 from redline.calls import Request
 from redline.serve.http.refusals import Refusal, no_model
-
-_STREAMING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,17 +41,13 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     wants_usage: bool
 
 
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-
-
 class _Known(msgspec.Struct):
     """What of a body is read here; the rest is the backend's."""
 
     model: str | None = None
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: StreamOptions | None = None
 
 
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
@@ -104,6 +99,6 @@ def read_call(path: str, raw: bytes, models: Collection[str]) -> Asked:
         request=Request(body=body, url=path),
         model=model,
         priority=known.priority or 0,
-        is_stream=bool(known.stream) and path in _STREAMING,
+        is_stream=bool(known.stream) and api_of(path).is_streamed,
         wants_usage=options is not None and bool(options.include_usage),
     )

@@ -2,7 +2,7 @@
 
 from redline.sim.answers.answers import Answers, count_tokens, cut, embedding, packed
 from redline.sim.answers.bodies import BadCall, JsonSchema, ResponseFormat, decode
-from redline.sim.answers.drafts import ENDPOINTS, Draft, Object, tokens_used
+from redline.sim.answers.drafts import ENDPOINTS, Draft, Object
 from redline.sim.answers.replay import Replay, load_replay
 from redline.sim.answers.schema import example
 from redline.sim.answers.stories import Stories

@@ -11,6 +11,21 @@ from typing import Any, Protocol
 
 import msgspec
 
+from redline.apis import (
+    CHAT,
+    CHAT_FORM,
+    COMPLETIONS,
+    EMBEDDINGS,
+    RESPONSES,
+    TEXT_FORM,
+    ChoicesWriter,
+    Form,
+    choice_object,
+    completion_usage,
+    embeddings_object,
+    response_object,
+    response_usage,
+)
 from redline.sim.answers.answers import Answers, Said, count_tokens, cut, embedding, packed
 from redline.sim.answers.bodies import (
     BadCall,
@@ -46,93 +61,47 @@ class Draft(Protocol):
 
 
 class _Generated:
-    """What chat and plain completions have in common."""
-
-    id_prefix: str
-    object_name: str
-    chunk_name: str
+    """A reply with choices, of a chat or of plain completions."""
 
     def __init__(
-        self, body: ChatBody | CompletionBody, prompt_tokens: int, said: list[Said]
+        self, form: Form, body: ChatBody | CompletionBody, prompt_tokens: int, said: list[Said]
     ) -> None:
+        self._form = form
         self._model = body.model
         self._said = said
         self.prompt_tokens = prompt_tokens
         self.completion_tokens = sum(one.tokens for one in said)
         self.is_stream = bool(body.stream)
         options = body.stream_options
-        self._includes_usage = options is not None and options.include_usage
-
-    def _usage(self) -> Object:
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-        }
-
-    def _shell(self, name: str, number: int, created_s: int, choices: list[Object]) -> Object:
-        return {
-            "id": f"{self.id_prefix}-sim{number}",
-            "object": name,
-            "created": created_s,
-            "model": self._model,
-            "choices": choices,
-        }
+        self._includes_usage = options is not None and bool(options.include_usage)
 
     def whole(self, number: int, created_s: int) -> Object:
-        choices = [self._choice(index, said) for index, said in enumerate(self._said)]
-        shell = self._shell(self.object_name, number, created_s, choices)
-        shell["usage"] = self._usage()
-        return shell
+        choices = [
+            choice_object(index, self._form.content(said.text, None), _finish(said))
+            for index, said in enumerate(self._said)
+        ]
+        return self._writer(number, created_s).whole(choices, self._usage())
 
     def events(self, number: int, created_s: int) -> Iterator[tuple[int, Object]]:
-        told = 0
+        writer, form = self._writer(number, created_s), self._form
+        before = 0
         for index, said in enumerate(self._said):
-            for tokens, choice in self._pieces(index, said):
-                event = self._shell(self.chunk_name, number, created_s, [choice])
-                if self._includes_usage:
-                    event["usage"] = None
-                yield told + tokens, event
-            told += said.tokens
-        if self._includes_usage:
-            event = self._shell(self.chunk_name, number, created_s, [])
-            event["usage"] = self._usage()
-            yield told, event
+            if form.opening is not None:
+                yield before, writer.event(choice_object(index, form.opening))
+            for tokens, text in _words(said.text):
+                yield before + tokens, writer.event(choice_object(index, form.delta(text)))
+            before += said.tokens
+            yield before, writer.event(choice_object(index, form.delta(""), _finish(said)))
+        for event in writer.last(self._usage()):
+            yield before, event
 
-    def _choice(self, index: int, said: Said) -> Object:
-        raise NotImplementedError
+    def _writer(self, number: int, created_s: int) -> ChoicesWriter:
+        return ChoicesWriter(
+            self._form, f"sim{number}", created_s, self._model, self._includes_usage
+        )
 
-    def _pieces(self, index: int, said: Said) -> Iterator[tuple[int, Object]]:
-        raise NotImplementedError
-
-
-class _Chat(_Generated):
-    id_prefix = "chatcmpl"
-    object_name = "chat.completion"
-    chunk_name = "chat.completion.chunk"
-
-    def _choice(self, index: int, said: Said) -> Object:
-        message = {"role": "assistant", "content": said.text, "refusal": None}
-        return _part(index, {"message": message}, _finish(said))
-
-    def _pieces(self, index: int, said: Said) -> Iterator[tuple[int, Object]]:
-        yield 0, _part(index, {"delta": {"role": "assistant", "content": ""}})
-        for tokens, text in _words(said.text):
-            yield tokens, _part(index, {"delta": {"content": text}})
-        yield said.tokens, _part(index, {"delta": {}}, _finish(said))
-
-
-class _Completion(_Generated):
-    id_prefix = "cmpl"
-    object_name = chunk_name = "text_completion"
-
-    def _choice(self, index: int, said: Said) -> Object:
-        return _part(index, {"text": said.text}, _finish(said))
-
-    def _pieces(self, index: int, said: Said) -> Iterator[tuple[int, Object]]:
-        for tokens, text in _words(said.text):
-            yield tokens, _part(index, {"text": text})
-        yield said.tokens, _part(index, {"text": ""}, _finish(said))
+    def _usage(self) -> Object:
+        return completion_usage(self.prompt_tokens, self.completion_tokens)
 
 
 class _Whole:
@@ -164,13 +133,9 @@ class _Embeddings(_Whole):
     def whole(self, number: int, created_s: int) -> Object:
         dimensions = self._body.dimensions or DEFAULT_DIMENSIONS
         is_packed = self._body.encoding_format == "base64"
-        data: list[Object] = []
-        for index, text in enumerate(self._inputs):
-            vector = embedding(text, dimensions)
-            shown = packed(vector) if is_packed else vector
-            data.append({"object": "embedding", "index": index, "embedding": shown})
-        usage = {"prompt_tokens": self.prompt_tokens, "total_tokens": self.prompt_tokens}
-        return {"object": "list", "data": data, "model": self._body.model, "usage": usage}
+        vectors = [embedding(text, dimensions) for text in self._inputs]
+        shown = [packed(vector) for vector in vectors] if is_packed else vectors
+        return embeddings_object(shown, self._body.model, self.prompt_tokens)
 
 
 class _Response(_Whole):
@@ -181,43 +146,16 @@ class _Response(_Whole):
         self.completion_tokens = said.tokens
 
     def whole(self, number: int, created_s: int) -> Object:
-        said = self._said
-        status = "incomplete" if said.is_cut else "completed"
-        part = {"type": "output_text", "text": said.text, "annotations": []}
-        message = {
-            "type": "message",
-            "id": f"msg-sim{number}",
-            "status": status,
-            "role": "assistant",
-            "content": [part],
-        }
-        return {
-            "id": f"resp-sim{number}",
-            "object": "response",
-            "created_at": created_s,
-            "status": status,
-            "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if said.is_cut else None,
-            "instructions": self._body.instructions,
-            "max_output_tokens": self._body.max_output_tokens,
-            "model": self._body.model,
-            "output": [message],
-            "parallel_tool_calls": True,
-            "tool_choice": "auto",
-            "tools": [],
-            "usage": tokens_used(self.prompt_tokens, self.completion_tokens),
-        }
-
-
-def tokens_used(read: int, said: int) -> Object:
-    """The usage of a response, and of a batch."""
-    return {
-        "input_tokens": read,
-        "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens": said,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": read + said,
-    }
+        return response_object(
+            f"sim{number}",
+            created_s,
+            self._said.text,
+            is_cut=self._said.is_cut,
+            instructions=self._body.instructions,
+            max_output_tokens=self._body.max_output_tokens,
+            model=self._body.model,
+            usage=response_usage(self.prompt_tokens, self.completion_tokens),
+        )
 
 
 def _chat(raw: bytes, answers: Answers) -> Draft:
@@ -228,7 +166,7 @@ def _chat(raw: bytes, answers: Answers) -> Draft:
         answers.answer(last.text, body.response_format, body.seed),
         body.max_completion_tokens or body.max_tokens,
     )
-    return _Chat(body, prompt_tokens, [said] * (body.n or 1))
+    return _Generated(CHAT_FORM, body, prompt_tokens, [said] * (body.n or 1))
 
 
 def _completion(raw: bytes, answers: Answers) -> Draft:
@@ -238,7 +176,7 @@ def _completion(raw: bytes, answers: Answers) -> Draft:
     for text, tokens in texts(body.prompt, "prompt"):
         prompt_tokens += count_tokens(text) if tokens is None else tokens
         said += [cut(answers.answer(text, seed=body.seed), body.max_tokens)] * (body.n or 1)
-    return _Completion(body, prompt_tokens, said)
+    return _Generated(TEXT_FORM, body, prompt_tokens, said)
 
 
 def _response(raw: bytes, answers: Answers) -> Draft:
@@ -260,16 +198,11 @@ def _response(raw: bytes, answers: Answers) -> Draft:
 
 # Drafts the reply to a body. Raises BadCall.
 ENDPOINTS: dict[str, Callable[[bytes, Answers], Draft]] = {
-    "/v1/chat/completions": _chat,
-    "/v1/completions": _completion,
-    "/v1/embeddings": lambda raw, _: _Embeddings(decode(_EMBEDDING, raw)),
-    "/v1/responses": _response,
+    CHAT.path: _chat,
+    COMPLETIONS.path: _completion,
+    EMBEDDINGS.path: lambda raw, _: _Embeddings(decode(_EMBEDDING, raw)),
+    RESPONSES.path: _response,
 }
-
-
-def _part(index: int, content: Object, finish: str | None = None) -> Object:
-    """A choice with this content, or a piece of it."""
-    return {"index": index, **content, "logprobs": None, "finish_reason": finish}
 
 
 def _finish(said: Said) -> str:

@@ -21,7 +21,8 @@ from random import Random
 
 import msgspec
 
-from redline.sim.answers import ENDPOINTS, Answers, BadCall, Object, decode, tokens_used
+from redline.apis import response_usage
+from redline.sim.answers import ENDPOINTS, Answers, BadCall, Object, decode
 from redline.sim.batches.lines import BatchLine, LineReader, answered, refused, unanswered
 from redline.sim.settings import SimSettings
 
@@ -121,7 +122,7 @@ class _Batch(msgspec.Struct):
             **{f"{name}_at": self.times.get(f"{name}_at") for name in _TIMES},
             "request_counts": self.counts or {"total": total, "completed": 0, "failed": 0},
             "metadata": asked.metadata,
-            "usage": tokens_used(*self.usage),
+            "usage": response_usage(*self.usage),
         }
 
 

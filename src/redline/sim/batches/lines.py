@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from redline.apis import error_body
 from redline.sim.answers import ENDPOINTS, Answers, BadCall, Object
 from redline.sim.settings import SimSettings
-from redline.sim.wire import error_body
 
 MOST_LINES = 50_000
 _MOST_ERRORS = 20
@@ -110,7 +110,7 @@ def answered(
             tokens = (draft.prompt_tokens, draft.completion_tokens)
         except BadCall as error:
             status = error.status
-            body = error_body(error.message, "invalid_request_error", error.code)
+            body = error_body(error.message, "invalid_request_error", code=error.code)
     response = {"status_code": status, "request_id": f"req-sim-b{number}", "body": body}
     return status, _result(line, number, response, None), tokens
 
