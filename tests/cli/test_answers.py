@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from cli.conftest import Cli, Told
-from support.scripted_server import Script, Scripted, chat, said, scripted
-from support.scripted_server import Told as Answer
+from support.scripted import Answer, Asked, Script, Scripted, chat, said, scripted
 
 Rows = Callable[..., str]
 CUT_OFF = [
@@ -38,7 +37,7 @@ def failures(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_each_choice_has_its_finish_reason_and_its_place(cli: Cli, rows: Rows) -> None:
-    def script(path: str, body: Any) -> Any:
+    def script(request: Asked) -> Any:
         tools = [{"id": "t", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
         third = said("", "tool_calls", index=2)
         third["message"]["tool_calls"] = tools
@@ -58,7 +57,7 @@ def test_one_unwanted_choice_of_two_fails_its_row(
 ) -> None:
     bad = said("", "stop") if reason == "empty" else said("cu", reason)
 
-    def script(path: str, body: Any) -> Any:
+    def script(request: Asked) -> Any:
         both = {0: said("whole", index=0), 1: {**bad, "index": 1}}
         return chat(*(both[index] for index in order))
 
@@ -110,7 +109,7 @@ def test_an_answer_has_as_many_parts_as_were_asked_for(
     answers = iter([answer for _, answer, _ in cases])
     given = rows(*(row for row, _, _ in cases))
     flags = ("--url", url, "-c", "1", "-o", "o.jsonl")
-    told, _ = asked(cli, lambda path, body: next(answers), given, *flags)
+    told, _ = asked(cli, lambda _: next(answers), given, *flags)
     assert told.status == 1
     found = failures(tmp_path)
     assert len(found) == len(cases)
@@ -119,7 +118,8 @@ def test_an_answer_has_as_many_parts_as_were_asked_for(
 
 
 def test_parts_come_back_in_the_order_they_were_asked_for(cli: Cli, rows: Rows) -> None:
-    def script(path: str, body: Any) -> Any:
+    def script(request: Asked) -> Any:
+        body = request.body
         if "input" in body:
             return {"data": [*reversed(numbered(0, 1, 2))]}
         texts = [f"{prompt}{copy}" for prompt in body["prompt"] for copy in "xy"]
@@ -134,7 +134,7 @@ def test_parts_come_back_in_the_order_they_were_asked_for(cli: Cli, rows: Rows) 
 
 @pytest.mark.parametrize("reason", CUT_OFF)
 def test_a_choice_that_the_server_broke_off_is_a_failure(cli: Cli, rows: Rows, reason: str) -> None:
-    def script(path: str, body: Any) -> Any:
+    def script(request: Asked) -> Any:
         return chat(said("whole"), said("half an ans", reason))
 
     told, _ = asked(cli, script, rows({"prompt": "a", "n": 2}))
@@ -149,9 +149,9 @@ def test_a_choice_that_the_server_broke_off_is_a_failure(cli: Cli, rows: Rows, r
 
 
 def test_an_error_in_a_choice_or_beside_the_choices_is_a_failure(cli: Cli, rows: Rows) -> None:
-    def script(path: str, body: Any) -> Any:
+    def script(request: Asked) -> Any:
         error = {"code": 502, "message": "upstream died"}
-        if "beside" in str(body):
+        if "beside" in str(request.body):
             return chat(said("half an ans"), error=error)
         return chat(said("half an ans", error=error))
 
@@ -190,7 +190,7 @@ def test_an_error_with_http_200_is_judged_by_the_status_inside(
     answers = iter([answer for answer, _, _ in cases])
     given = rows(*({"input": f"{index}"} for index in range(len(cases))))
     flags = ("--url", url, "-c", "1", "-o", "o.jsonl")
-    told, _ = asked(cli, lambda path, body: next(answers), given, *flags)
+    told, _ = asked(cli, lambda _: next(answers), given, *flags)
     assert told.status == 1
     errors = [line["error"] for line in failures(tmp_path)]
     assert [(error["kind"], error["status"]) for error in errors] == [case[1:] for case in cases]
@@ -198,7 +198,7 @@ def test_an_error_with_http_200_is_judged_by_the_status_inside(
 
 def test_an_unpaid_account_told_with_http_200_ends_the_run(cli: Cli, rows: Rows) -> None:
     answer = {"error": {"message": "add credits", "code": 402}}
-    told, server = asked(cli, lambda path, body: answer, rows(*[{"prompt": "a"}] * 5), "-c", "1")
+    told, server = asked(cli, lambda _: answer, rows(*[{"prompt": "a"}] * 5), "-c", "1")
     assert told.status == 2
     assert "the account has no credit left" in told.err
     assert len(server.asked) == 1
@@ -206,13 +206,13 @@ def test_an_unpaid_account_told_with_http_200_ends_the_run(cli: Cli, rows: Rows)
 
 def test_an_overloaded_upstream_told_with_http_200_is_tried_again(cli: Cli, rows: Rows) -> None:
     answers: list[Any] = [
-        Answer({"error": {"message": "in use", "code": 402}}, headers={"Retry-After": "0.01"}),
-        Answer({"error": {"message": "busy", "code": 429}}, headers={"Retry-After": "0.01"}),
+        Answer(200, {"error": {"message": "in use", "code": 402}}, {"Retry-After": "0.01"}),
+        Answer(200, {"error": {"message": "busy", "code": 429}}, {"Retry-After": "0.01"}),
         {"error": {"message": "overloaded", "code": 503}},
         chat(said("half", "error")),
         chat(said("whole")),
     ]
-    with scripted(lambda path, body: answers.pop(0)) as server:
+    with scripted(lambda _: answers.pop(0)) as server:
         told = cli("run", rows({"prompt": "a"}), "--model", "m", "--base-url", server.base_url)
     assert told.outputs == ["whole"]
     assert "2 rate_limited" in told.err
@@ -224,7 +224,7 @@ def test_a_response_that_is_not_whole_is_a_failure(cli: Cli, rows: Rows, status:
     text = {"type": "output_text", "text": "half"}
     output = [{"type": "message", "content": [text]}]
     answer = {"id": "r", "status": status, "error": None, "output": output}
-    told, _ = asked(cli, lambda path, body: answer, rows({"input": "a"}), "--url", "/v1/responses")
+    told, _ = asked(cli, lambda _: answer, rows({"input": "a"}), "--url", "/v1/responses")
     assert told.status == 1
     assert not told.results
     assert (status if status != "failed" else "the response failed") in told.err
@@ -247,7 +247,7 @@ def test_answers_that_are_loosely_written_are_read(
 ) -> None:
     body = json.dumps(chat(said("yes")), indent=1).encode().replace(find, replacement, 1)
     path = rows({"prompt": "a"})
-    told, _ = asked(cli, lambda path, _: body, path, "-o", "o.jsonl", "--raw")
+    told, _ = asked(cli, lambda _: body, path, "-o", "o.jsonl", "--raw")
     assert told.status == 0, told.err
     (line,) = map(json.loads, (tmp_path / "o.jsonl").read_text().splitlines())
     assert (line["output"], line["finish_reason"]) == (output, reason)
@@ -272,11 +272,11 @@ def test_a_row_whose_answer_would_not_come_whole_is_refused_at_once(
     cli: Cli, rows: Rows, row: dict[str, Any], flags: tuple[str, ...]
 ) -> None:
     for via in ((), ("--via", "batch", "-o", "o.jsonl")):
-        told, server = asked(cli, lambda path, body: chat(said()), rows(row), *flags, *via)
+        told, server = asked(cli, lambda _: chat(said()), rows(row), *flags, *via)
         assert told.status == 1
         assert "the row asks for a" in told.err
         assert "leave `" in told.err
-        assert not [path for path, _ in server.asked if "batches" not in path]
+        assert not [request for request in server.asked if "batches" not in request.path]
 
 
 def test_columns_of_these_names_are_the_users_own(cli: Cli, rows: Rows) -> None:
@@ -284,7 +284,7 @@ def test_columns_of_these_names_are_the_users_own(cli: Cli, rows: Rows) -> None:
         {"prompt": "a", "stream": False},
         {"prompt": "a", "stream": "river", "background": "a farm"},
     )
-    told, _ = asked(cli, lambda path, body: chat(said()), given)
+    told, _ = asked(cli, lambda _: chat(said()), given)
     assert told.outputs == ["yes", "yes"]
 
 
@@ -293,17 +293,15 @@ def test_columns_of_these_names_are_the_users_own(cli: Cli, rows: Rows) -> None:
 def test_a_budget_counts_copies_as_lenient_servers_do(
     cli: Cli, rows: Rows, field: str, four: Any
 ) -> None:
-    billed = 0
+    tokens = 405
 
-    def script(path: str, body: Any) -> Any:
-        nonlocal billed
+    def script(request: Asked) -> Any:
         copies = 4 if field == "n" else 1
-        usage = {"prompt_tokens": 5, "completion_tokens": 400, "total_tokens": 405}
-        billed += 405
+        usage = {"prompt_tokens": 5, "completion_tokens": tokens - 5, "total_tokens": tokens}
         return chat(*[said("x", "length")] * copies, usage=usage)
 
     given = rows(*[{"prompt": f"row {n}", field: four} for n in range(20)])
     flags = ("--max-tokens", "100", "--budget-tokens", "3000", "-c", "8", "-o", "o.jsonl")
-    told, _ = asked(cli, script, given, *flags)
+    told, server = asked(cli, script, given, *flags)
     assert "the budget is spent" in told.err
-    assert 0 < billed <= 3000
+    assert 0 < tokens * len(server.asked) <= 3000

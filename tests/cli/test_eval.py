@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cli.conftest import Cli, Told
-from support.model_server import USAGE, Said, model_server
+from support.scripted import USAGE, Text, model, scripted
 
 Rows = Callable[..., str]
 # The simulated model repeats its prompt, so a task is right where its column holds the gold answer.
@@ -107,7 +107,7 @@ def test_questions_are_paired_if_their_first_sample_failed(
     data = rows(*({"q": at, "gold": "a"} for at in range(4)))
     seen: list[str] = []
 
-    def say(body: dict[str, Any]) -> Said:
+    def say(body: dict[str, Any]) -> Text:
         text = body["messages"][-1]["content"]
         seen.append(text)
         fails = text == "Say 0" or (text == "Say 1" and seen.count(text) == 1)
@@ -115,8 +115,9 @@ def test_questions_are_paired_if_their_first_sample_failed(
             return 400, {"error": {"message": f"no, request {len(seen)}"}}
         return "a"
 
-    with model_server(say) as server:
-        given = ("--task", "task.toml", "--data", data, "--base-url", server.url, "--model", "m")
+    with scripted(model(say)) as server:
+        to = ("--base-url", server.base_url, "--model", "m")
+        given = ("--task", "task.toml", "--data", data, *to)
         is_failing = True
         often = ("--samples", "3", "--temperature", "1", "-c", "1", "-o", "often.jsonl")
         told = cli("eval", *given, *often)
@@ -160,9 +161,9 @@ def test_a_judges_words_and_tokens_are_in_the_line(cli: Cli, rows: Rows, tmp_pat
     def say(body: dict[str, Any]) -> str:
         return "Fine.\nVERDICT: CORRECT" if body["model"] == "large" else "a"
 
-    with model_server(say) as server:
+    with scripted(model(say)) as server:
         given = ("--task", "task.toml", "--data", rows({"q": "a", "gold": "a"}))
-        told = cli("eval", *given, "--base-url", server.url, "--model", "m", "-o", "out.jsonl")
+        told = cli("eval", *given, "--base-url", server.base_url, "--model", "m", "-o", "out.jsonl")
     assert told.out.splitlines()[-1] == "accuracy: 1/1", told.err
     (line,) = lines("out.jsonl")
     assert line["judgement"] == "Fine.\nVERDICT: CORRECT"
@@ -191,8 +192,8 @@ def test_gold_may_be_a_list_or_a_letters_place(
     }[settings["metric"]]
     task(tmp_path, gold="gold", **settings)
     data = rows(*({"q": at, "gold": gold} for at in range(3)))
-    with model_server(lambda body: answers[int(body["messages"][-1]["content"][-1])]) as server:
-        given = ("--task", "task.toml", "--data", data, "--base-url", server.url)
+    with scripted(model(lambda body: answers[int(body["messages"][-1]["content"][-1])])) as server:
+        given = ("--task", "task.toml", "--data", data, "--base-url", server.base_url)
         told = cli("eval", *given, "--model", "m", "-o", "out.jsonl")
     assert told.status == 0, told.err
     assert [line["correct"] for line in lines("out.jsonl")] == correct
@@ -217,8 +218,8 @@ def test_a_list_in_a_csv_file_holds_several_right_answers(
     task(tmp_path, gold="gold", metric=metric)
     with (tmp_path / "data.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["q", "gold"], *([at, gold] for at in range(len(said)))])
-    with model_server(lambda body: said[int(body["messages"][-1]["content"][-1])]) as server:
-        given = ("--task", "task.toml", "--data", "data.csv", "--base-url", server.url)
+    with scripted(model(lambda body: said[int(body["messages"][-1]["content"][-1])])) as server:
+        given = ("--task", "task.toml", "--data", "data.csv", "--base-url", server.base_url)
         told = cli("eval", *given, "--model", "m", "-o", "out.jsonl")
     assert told.status == 0, told.err
     assert [line["correct"] for line in lines("out.jsonl")] == list(answers.values())
@@ -278,8 +279,10 @@ ANSWERS = {
 def test_refusals_corrections_and_none_are_read_as_they_are_meant(cli: Cli, rows: Rows) -> None:
     said = list(ANSWERS)
     data = rows(*({"question": str(at), "answer": "22"} for at in range(len(said))))
-    with model_server(lambda body: said[int(body["messages"][-1]["content"].split()[0])]) as server:
-        given = ("--data", data, "--base-url", server.url, "--model", "m", "-o", "out.jsonl")
+    with scripted(
+        model(lambda body: said[int(body["messages"][-1]["content"].split()[0])])
+    ) as server:
+        given = ("--data", data, "--base-url", server.base_url, "--model", "m", "-o", "out.jsonl")
         told = cli("eval", "gsm8k", *given)
     assert told.out.splitlines()[-1] == "accuracy: 2/9", told.err
     assert [line["extracted"] for line in lines("out.jsonl")] == list(ANSWERS.values())

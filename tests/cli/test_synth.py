@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.model_server import Said, model_server
+from support.scripted import Text, model, scripted
 
 Cli = Callable[..., Any]
 Rows = Callable[..., str]
@@ -219,23 +219,23 @@ def test_a_schema_is_in_the_prompt_and_in_the_best_format_that_is_taken(
 ) -> None:
     Path("schema.json").write_text(json.dumps(SCHEMA))
 
-    def say(body: dict[str, Any]) -> Said:
+    def say(body: dict[str, Any]) -> Text:
         form = body.get("response_format", {}).get("json_schema")
         is_taken = {"strict": True, "plain": not (form or {}).get("strict"), "none": form is None}
         if not is_taken[taken]:
             return 400, {"error": {"message": "response_format is not supported in this form"}}
         return json.dumps({"name": f"Ada {body['seed']}"})
 
-    with model_server(say) as server:
+    with scripted(model(say)) as server:
         flags = ("--schema", "schema.json", "--count", "4", "--similarity", "off", "-c", "1")
-        asked = ("--prompt", "A person.", "--base-url", server.url, "--model", "m")
+        asked = ("--prompt", "A person.", "--base-url", server.base_url, "--model", "m")
         told = cli("synth", *asked, *flags, *OUT)
     assert told.out.splitlines()[-1] == "delivered: 4/4", told.err
     assert all(
         json.dumps(SCHEMA, separators=(",", ":")) in body["messages"][0]["content"]
-        for body in server.asked
+        for body in server.bodies
     )
-    forms = [body.get("response_format", {}).get("json_schema") for body in server.asked]
+    forms = [body.get("response_format", {}).get("json_schema") for body in server.bodies]
     strict = {"name": "tag", "strict": True, "schema": {**SCHEMA, "additionalProperties": False}}
     plain = {"name": "tag", "schema": SCHEMA}
     tried: list[Any] = [strict, plain, None][: ["strict", "plain", "none"].index(taken) + 1]
@@ -254,23 +254,27 @@ def test_a_schema_is_in_the_prompt_and_in_the_best_format_that_is_taken(
     ids=["500", "501", "405", "200"],
 )
 def test_a_format_that_is_refused_by_name_is_left_out_whatever_the_status(
-    cli: Cli, rows: Rows, said: Said, command: str
+    cli: Cli, rows: Rows, said: Text, command: str
 ) -> None:
     Path("schema.json").write_text(json.dumps(SCHEMA))
 
-    def say(body: dict[str, Any]) -> Said:
+    def say(body: dict[str, Any]) -> Text:
         return said if "response_format" in body else json.dumps({"name": "Ada"})
 
     of = {
         "synth": ("--prompt", "A person.", "--count", "3", "--similarity", "off"),
         "tag": (rows({"text": "a"}, {"text": "b"}, {"text": "c"}),),
     }[command]
-    with model_server(say) as server:
-        given = ("--base-url", server.url, "--model", "m", "--schema", "schema.json", "-c", "1")
-        told = cli(command, *of, *given, "--max-retries", "0", *OUT)
+    with scripted(model(say)) as server:
+        given = ("--base-url", server.base_url, "--model", "m", "--schema", "schema.json")
+        told = cli(command, *of, *given, "-c", "1", "--max-retries", "0", *OUT)
     assert told.status == 0, told.err
     assert [line["output"] for line in lines()] == [{"name": "Ada"}] * 3
-    assert ["response_format" in body for body in server.asked] == [True, True, *[False] * 3]
+    assert ["response_format" in body for body in server.bodies] == [
+        True,
+        True,
+        *[False] * 3,
+    ]
 
 
 def test_texts_too_short_to_be_told_apart_are_warned_of(cli: Cli) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from support.scripted_server import chat, said, scripted
+from support.scripted import Asked, chat, said, scripted
 
 ROWS = 60
 CUT_AT = (15, 30, 45)
@@ -31,15 +31,12 @@ def run(folder: Path, base_url: str) -> subprocess.CompletedProcess[str]:
 def test_files_that_are_cut_while_they_are_in_use_end_nothing(tmp_path: Path, share: int) -> None:
     rows = [{"custom_id": f"r{n}", "prompt": f"say {n}"} for n in range(ROWS)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked = 0
 
-    def script(path: str, body: Any) -> Any:
-        nonlocal asked
-        asked += 1
-        if asked in CUT_AT:
+    def script(request: Asked) -> Any:
+        if request.number in CUT_AT:
             for file in (tmp_path / "kept").iterdir():
                 os.truncate(file, file.stat().st_size // share if share else 0)
-        return chat(said(f"echo {body['messages'][-1]['content']}"))
+        return chat(said(f"echo {request.body['messages'][-1]['content']}"))
 
     with scripted(script) as server:
         ran = run(tmp_path, server.base_url)
@@ -55,7 +52,7 @@ def test_files_that_are_cut_while_they_are_in_use_end_nothing(tmp_path: Path, sh
 
 def test_a_file_with_a_write_ahead_log_is_taken_over_without_it(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
-    with scripted(lambda path, body: chat(said())) as server:
+    with scripted(lambda _: chat(said())) as server:
         assert run(tmp_path, server.base_url).returncode == 0
         file = tmp_path / "kept" / "answers-v1.1.sqlite3"
         with closing(sqlite3.connect(file)) as database:

@@ -15,7 +15,7 @@ from redline.calls import RetryPolicy
 from redline.cli import main
 from redline.job.batch import plan as batch_plan
 from redline.job.batch import runner as batch_module
-from support.scripted_server import Scripted, Told, chat, said, scripted
+from support.scripted import Answer, Asked, Scripted, chat, said, scripted
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
@@ -65,7 +65,8 @@ class Provider:
         self.billed = 0
         self.hidden_downloads = 0
 
-    def __call__(self, path: str, body: Any) -> Any:
+    def __call__(self, request: Asked) -> Any:
+        path, body = request.path, request.body
         parts = path.partition("?")[0].strip("/").split("/")[1:]
         if parts == ["files"]:
             name = f"file-{len(self.files)}"
@@ -75,8 +76,8 @@ class Provider:
         if parts[0] == "files" and parts[-1] == "content":
             if self.hidden_downloads:
                 self.hidden_downloads -= 1
-                return Told({"error": {"message": "no such file"}}, status=404)
-            return Told(self.files[parts[1]])
+                return Answer(404, {"error": {"message": "no such file"}})
+            return self.files[parts[1]]
         if parts == ["batches"] and isinstance(body, dict):
             return self._made(body)
         if parts[0] == "batches":

@@ -1,4 +1,4 @@
-"""A server on loopback that answers as a function says."""
+"""A real server on loopback, in a thread, whose answers a function of the test makes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from typing import Any, NamedTuple
 
 
 class Asked(NamedTuple):
-    """One request. number: from 1. headers: by lower-case name. body: the JSON, None for none."""
+    """One request.
+
+    number: from 1. headers: by lower-case name. body: the JSON, bytes if it is none, None if empty.
+    """
 
     number: int
     method: str
@@ -28,29 +32,70 @@ class Answer(NamedTuple):
     headers: dict[str, str] = {}  # noqa: RUF012 - never changed
 
 
+# What answers a request; anything but an Answer is the JSON or the bytes of one with status 200.
+Script = Callable[[Asked], Any]
+# The text of a model's answer, or a status and the JSON of an error.
+Text = str | tuple[int, dict[str, Any]]
+USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+_IDS = count()
+
+
+def said(text: Any = "yes", finish_reason: Any = "stop", **fields: Any) -> dict[str, Any]:
+    """One choice of a chat completion."""
+    message = {"role": "assistant", "content": text}
+    return {"message": message, "finish_reason": finish_reason, **fields}
+
+
+def chat(*choices: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A chat completion of these choices, which are numbered unless they are already."""
+    numbered = [{"index": index, **choice} for index, choice in enumerate(choices)]
+    # No two answers are equal, as a server's are not: equal ones are taken for copies.
+    return {"id": f"c-{next(_IDS)}", "model": "m", "choices": numbered, **fields}
+
+
 def completion(text: str = "yes", **fields: Any) -> dict[str, Any]:
-    """A chat completion that says `text`."""
-    choice = {"index": 0, "message": {"role": "assistant", "content": text}}
+    """A chat completion that says `text`; equal to all others that do."""
     usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
-    return {"choices": [{**choice, "finish_reason": "stop"}], "usage": usage, **fields}
+    return {"choices": [{"index": 0, **said(text)}], "usage": usage, **fields}
+
+
+def model(say: Callable[[Any], Text]) -> Script:
+    """The script of a chat model that is a function of the request's body."""
+
+    def answer(request: Asked) -> Answer:
+        text = say(request.body)
+        if isinstance(text, tuple):
+            return Answer(*text)
+        return Answer(200, chat(said(text), usage=USAGE))
+
+    return answer
 
 
 class Scripted(ThreadingHTTPServer):
-    """Keeps what it was asked in `asked`. `url` is its address without a path."""
+    """asked: each request, in the order in which they came. url: without a path."""
 
     daemon_threads = True
     # A full queue drops connections, which come again after a second.
     request_queue_size = 128
 
-    def __init__(self, answer: Callable[[Asked], Answer]) -> None:
+    def __init__(self, script: Script) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.answer = answer
+        self.script = script
         self.asked: list[Asked] = []
         self.turn = threading.Lock()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.url}/v1"
+
+    @property
+    def bodies(self) -> list[Any]:
+        """That of each request."""
+        return [asked.body for asked in self.asked]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -68,6 +113,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._answer()
 
+    def do_DELETE(self) -> None:
+        self._answer()
+
     def _answer(self) -> None:
         raw = self.rfile.read(int(self.headers.get("Content-Length", "0")))
         headers = {name.lower(): text for name, text in self.headers.items()}
@@ -79,7 +127,9 @@ class _Handler(BaseHTTPRequestHandler):
             number = len(self.server.asked) + 1
             asked = Asked(number, self.command, self.path, headers, body)
             self.server.asked.append(asked)
-        answer = self.server.answer(asked)
+        answer = self.server.script(asked)
+        if not isinstance(answer, Answer):
+            answer = Answer(200, answer)
         sent = answer.body if isinstance(answer.body, bytes) else json.dumps(answer.body).encode()
         self.send_response(answer.status)
         for name, text in {"Content-Type": "application/json", **answer.headers}.items():
@@ -90,9 +140,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def scripted(answer: Callable[[Asked], Answer]) -> Iterator[Scripted]:
-    """The server while it runs."""
-    with Scripted(answer) as server:
+def scripted(script: Script) -> Iterator[Scripted]:
+    """The server while it runs. script: called in a thread for each connection."""
+    with Scripted(script) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
