@@ -58,7 +58,7 @@ _RUN = (
     "examples/tiny-model",
     "pyproject.toml",
 )
-_PACKAGES = ("redline", "aiohttp", "httptools", "msgspec", "uvloop")
+_PACKAGES = ("redline", "httptools", "msgspec", "uvloop")
 
 
 @dataclass(frozen=True)

@@ -158,9 +158,7 @@ def test_a_stream_that_is_not_read_is_cut_off(run: Run) -> None:
     run(main())
 
 
-def test_an_answer_that_is_not_read_is_cut_off(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "_SLOWEST_BYTES_PER_S", 2**40)
-
+def test_an_answer_that_is_not_read_is_cut_off(run: Run) -> None:
     async def main() -> None:
         reply = Reply(body=b"x" * 32_000_000)
         backend = ScriptedBackend([reply])
@@ -365,7 +363,8 @@ def test_a_timeout_of_the_backends_own_is_not_taken_for_the_end(run: Run) -> Non
             serving(Broken()) as (served, session),
             session.post(f"{served.base_url}/chat/completions", json=BODY) as reply,
         ):
-            assert reply.status == 504
+            # A backend raises nothing, so this one is broken.
+            assert reply.status == 500
 
     run(main())
 

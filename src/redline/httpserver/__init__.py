@@ -1,3 +1,7 @@
-"""The socket of an HTTP server, shared by `sim` and `serve`."""
+"""The HTTP/1.1 server under `sim` and `serve`: one handler, bounds on everything, no framework."""
 
-from redline.httpserver.listening import HttpServer
+from redline.httpserver.bounds import HttpBounds
+from redline.httpserver.exchange import BodyError, ClientGoneError, Exchange, State
+from redline.httpserver.forms import FormPart, read_form
+from redline.httpserver.heads import JSON, TEXT, header_lines
+from redline.httpserver.server import HttpServer

@@ -15,16 +15,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from aiohttp import web
+import msgspec
 
 from redline.apis import APIS
 from redline.calls import Backend, Call, Cost, Reply, Request, Sink
 from redline.clock import SYSTEM
 from redline.errors import nearest
-from redline.httpserver import HttpServer
+from redline.httpserver import JSON, Exchange, HttpBounds, HttpServer, header_lines
 from redline.process import counted
-from redline.serve.http.event_stream import EventStream, cut_off
-from redline.serve.http.refusals import Refusal, busy, hinted, json_response, no_model, refusal_of
+from redline.serve.http.event_stream import EventStream
+from redline.serve.http.refusals import Refusal, busy, hinted, no_model, refusal_of
 from redline.serve.http.replies import body_of
 from redline.serve.http.requests import Bounds, read_body, read_call
 
@@ -32,10 +32,10 @@ T = TypeVar("T")
 
 CALLS = tuple(api.path for api in APIS)
 _ONE_MODEL = "/v1/models/"
-# On top of unread_s for a long answer.
-_SLOWEST_BYTES_PER_S = 64 * 1024
-# For what is cut off to say so, and for what was written to go out.
+# For what is cut off to say so.
 _LAST_WORDS_S = 1.0
+# Prometheus' text format.
+_METRICS_FIELDS = header_lines({"content-type": "text/plain; version=0.0.4; charset=utf-8"})
 
 
 class Front(HttpServer):
@@ -59,43 +59,27 @@ class Front(HttpServer):
         self._backend = backend
         self._models = tuple(models)
         self._bounds = bounds if bounds is not None else Bounds()
-        super().__init__("the server", (host, port), most_body_bytes=self._bounds.most_body_bytes)
+        http_bounds = HttpBounds(
+            most_body_bytes=self._bounds.most_body_bytes,
+            body_s=self._bounds.body_s,
+            unread_s=self._bounds.unread_s,
+        )
+        super().__init__("the server", (host, port), bounds=http_bounds)
         self._pages = {"/v1/models": self._list_models, "/health": self._health}
         if metrics is not None:
-            self._pages["/metrics"] = partial(_for_prometheus, metrics)
+            self._pages["/metrics"] = lambda: metrics().encode()
         self._since = int(SYSTEM.wall_s())
         self._waits: set[asyncio.Timeout] = set()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
-        self._is_closing = False
         self.in_flight = 0
 
-    async def aclose(self) -> None:
-        """Stops listening, and ends what is in flight within grace_s and a few seconds.
-
-        A second call does nothing.
-        """
-        listener, self._listener = self._listener, None
-        if listener is None or self._web is None:
-            return
-        listener.close()
-        self._is_closing = True
+    async def _drain(self) -> None:
+        """Lets what is in flight end within grace_s; then it is answered with 503."""
         await self._emptied(self._bounds.grace_s)
         for wait in self._waits:
             wait.reschedule(0.0)
         await self._emptied(_LAST_WORDS_S)
-        found = [connection.transport for connection in self._web.connections]
-        transports = [transport for transport in found if transport is not None]
-        # Idle connections end here; shutdown would wait for each of them.
-        self._web.pre_shutdown()
-        await self._web.shutdown(0.1)
-        until_s = SYSTEM.now_s() + _LAST_WORDS_S
-        # No transport tells anybody that its buffer has become empty.
-        while any(t.get_write_buffer_size() for t in transports) and SYSTEM.now_s() < until_s:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        for transport in transports:
-            transport.abort()
-        await listener.wait_closed()
 
     async def _emptied(self, within_s: float) -> None:
         """Returns once nothing is in flight, or the time is up."""
@@ -105,37 +89,35 @@ class Front(HttpServer):
         except TimeoutError:
             pass
 
-    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _handle(self, exchange: Exchange) -> None:
         try:
-            if http.path in CALLS:
-                return await self._take(http)
-            response = self._page(http)
+            if exchange.path in CALLS:
+                await self._take(exchange)
+            else:
+                page = self._page(exchange)
+                fields = _METRICS_FIELDS if exchange.path == "/metrics" else JSON
+                exchange.respond(200, page, fields)
         except Refusal as refusal:
-            response = refusal.response()
-        except ConnectionError:
-            # The client left while its answer was being written.
-            return web.Response()
-        if self._is_closing:
-            response.force_close()
-        return response
+            refusal.send(exchange)
 
-    def _page(self, http: web.BaseRequest) -> web.Response:
-        page = self._pages.get(http.path)
-        if page is None and (name := http.path.removeprefix(_ONE_MODEL)) != http.path:
+    def _page(self, exchange: Exchange) -> bytes:
+        path = exchange.path
+        page = self._pages.get(path)
+        if page is None and (name := path.removeprefix(_ONE_MODEL)) != path:
             page = partial(self._show_model, name)
         if page is None:
-            near = nearest(http.path, [*CALLS, *self._pages])
-            message = hinted(f"Unknown URL: {http.method} {http.path}", near)
+            near = nearest(path, [*CALLS, *self._pages])
+            message = hinted(f"Unknown URL: {exchange.method} {path}", near)
             raise Refusal(message, status=404, code="unknown_url")
-        if http.method not in ("GET", "HEAD"):
-            raise _wrong_method(http, "GET, HEAD")
+        if exchange.method not in ("GET", "HEAD"):
+            raise _wrong_method(exchange, "GET, HEAD")
         return page()
 
-    async def _take(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _take(self, exchange: Exchange) -> None:
         """Answers one call, where there is room for it."""
-        if http.method != "POST":
-            raise _wrong_method(http, "POST")
-        if self._is_closing:
+        if exchange.method != "POST":
+            raise _wrong_method(exchange, "POST")
+        if self.is_draining:
             raise _closing()
         if self.in_flight >= self._bounds.most_requests:
             in_flight = counted(self.in_flight, "request is", "requests are")
@@ -143,29 +125,33 @@ class Front(HttpServer):
         self.in_flight += 1
         self._is_empty.clear()
         try:
-            return await self._answer(http)
+            await self._answer(exchange)
         finally:
             self.in_flight -= 1
             if not self.in_flight:
                 self._is_empty.set()
 
-    async def _answer(self, http: web.BaseRequest) -> web.StreamResponse:
-        raw = await self._until_closed(read_body(http, self._bounds))
-        asked = read_call(http.path, raw, self._models)
+    async def _answer(self, exchange: Exchange) -> None:
+        raw = await self._until_closed(read_body(exchange))
+        asked = read_call(exchange.path, raw, self._models)
         del raw
         call = Call(priority=asked.priority)
         try:
             if not asked.is_stream:
                 reply = await self._send(asked.request, call)
-                return await self._write(http, json_response(body_of(asked, reply), reply.status))
-            stream = EventStream(http, asked, self._bounds.unread_s)
+                exchange.respond(reply.status, body_of(asked, reply))
+                # In flight until its client has taken it.
+                await exchange.drained()
+                return
+            stream = EventStream(exchange, asked)
             try:
                 reply = await self._send(asked.request, call, stream)
             except Refusal as refusal:
                 if not stream.has_begun:
                     raise
-                return await stream.fail(refusal)
-            return await stream.finish(reply)
+                await stream.fail(refusal)
+                return
+            await stream.finish(reply)
         finally:
             call.let_go()
 
@@ -191,49 +177,30 @@ class Front(HttpServer):
         finally:
             self._waits.discard(wait)
 
-    async def _write(self, http: web.BaseRequest, response: web.Response) -> web.StreamResponse:
-        """Writes a whole answer, which is in flight until its client has taken it."""
-        if self._is_closing:
-            response.force_close()
-        size = response.content_length or 0
-        try:
-            async with asyncio.timeout(self._bounds.unread_s + size / _SLOWEST_BYTES_PER_S):
-                await response.prepare(http)
-                await response.write_eof()
-        except TimeoutError:
-            cut_off(http)
-        return response
-
-    def _list_models(self) -> web.Response:
+    def _list_models(self) -> bytes:
         models = [self._about(name) for name in self._models]
-        return json_response({"object": "list", "data": models})
+        return msgspec.json.encode({"object": "list", "data": models})
 
-    def _show_model(self, name: str) -> web.Response:
+    def _show_model(self, name: str) -> bytes:
         if name not in self._models:
             raise no_model(name, self._models)
-        return json_response(self._about(name))
+        return msgspec.json.encode(self._about(name))
 
     def _about(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._since, "owned_by": "redline"}
 
-    def _health(self) -> web.Response:
-        if self._is_closing:
+    def _health(self) -> bytes:
+        if self.is_draining:
             raise _closing()
         if self._backend.room(Cost(), SYSTEM.now_s()) == math.inf:
             raise busy("The backend is down.", "backend_down")
-        return json_response({"status": "ok"})
+        return msgspec.json.encode({"status": "ok"})
 
 
 def _closing() -> Refusal:
     return busy("The server is shutting down.", "shutting_down")
 
 
-def _wrong_method(http: web.BaseRequest, right: str) -> Refusal:
-    message = f"{http.path} takes {right}, not {http.method}."
+def _wrong_method(exchange: Exchange, right: str) -> Refusal:
+    message = f"{exchange.path} takes {right}, not {exchange.method}."
     return Refusal(message, status=405, code="method_not_allowed", headers={"allow": right})
-
-
-def _for_prometheus(metrics: Callable[[], str]) -> web.Response:
-    """Prometheus' text format, version 0.0.4."""
-    headers = {"content-type": "text/plain; version=0.0.4; charset=utf-8"}
-    return web.Response(body=metrics().encode(), headers=headers)

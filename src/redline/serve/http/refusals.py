@@ -20,7 +20,6 @@ import re
 from collections.abc import Collection, Mapping
 
 import msgspec
-from aiohttp import web
 
 from redline.apis import error_body
 from redline.errors import (
@@ -34,6 +33,7 @@ from redline.errors import (
     TimedOut,
     nearest,
 )
+from redline.httpserver import JSON, Exchange, header_lines
 
 # Our own refusals write the name of a parameter like `this` or `this[0].that`; of values by keys of
 # the user's, like `this[...]`.
@@ -62,19 +62,11 @@ class Refusal(Exception):
         kind = "rate_limit_error" if status == 429 else kind
         self.body = error_body(message, kind, code=code, param=param)
 
-    def response(self) -> web.Response:
-        response = json_response(self.body, self.status, self.headers)
-        if self.status in _CLOSING:
-            response.force_close()
-        return response
-
-
-def json_response(
-    body: object, status: int = 200, headers: Mapping[str, str] | None = None
-) -> web.Response:
-    """An answer in JSON. body: bytes as they are."""
-    raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
-    return web.Response(body=raw, status=status, headers=headers, content_type="application/json")
+    def send(self, exchange: Exchange) -> None:
+        """Answers with it."""
+        fields = JSON + header_lines(self.headers) if self.headers else JSON
+        body = msgspec.json.encode(self.body)
+        exchange.respond(self.status, body, fields, is_last=self.status in _CLOSING)
 
 
 def hinted(what: str, hint: str) -> str:

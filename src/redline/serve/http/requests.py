@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Collection
 from typing import Annotated, Any
 
 import msgspec
-from aiohttp import web
 from msgspec import Meta
 
 from redline.apis import StreamOptions, api_of
 from redline.calls import Request
+from redline.httpserver import BodyError, Exchange
 from redline.serve.http.refusals import Refusal, no_model
 
 
@@ -20,8 +19,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """What a front takes at most, and how long it waits for its clients. All above 0.
 
     most_requests: answered at once; more get 503. most_body_bytes: of one request.
-    body_s: until a body has come. unread_s: a client that takes nothing of its answer for so long
-    is cut off. grace_s: for what is in flight when the front closes.
+    body_s: until a body has come. unread_s: a client that takes less than 64 KiB of its answer
+    within it is cut off. grace_s: for what is in flight when the front closes.
     """
 
     most_requests: int = 1024
@@ -51,29 +50,17 @@ class _Known(msgspec.Struct):
 
 
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
+_BODY_CODES = {408: "timed_out", 413: "too_large"}
 
 
-async def read_body(http: web.BaseRequest, bounds: Bounds) -> bytes:
+async def read_body(exchange: Exchange) -> bytes:
     """The whole body. Raises Refusal for one that is too large, broken or late."""
-    most, body_s = bounds.most_body_bytes, bounds.body_s
-    too_large = Refusal(
-        f"The body of the request is longer than {most:,} bytes.", status=413, code="too_large"
-    )
-    if (http.content_length or 0) > most:
-        raise too_large
-    if "expect" in http.headers and http.transport is not None:
-        # The client waits for this word before it sends a large body.
-        http.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     try:
-        async with asyncio.timeout(body_s):
-            return await http.read()
-    except TimeoutError:
-        late = f"The body of the request did not come within {body_s:g} s."
-        raise Refusal(late, status=408, code="timed_out") from None
-    except web.HTTPRequestEntityTooLarge:
-        raise too_large from None
-    except web.RequestPayloadError as error:
-        raise Refusal(f"The body of the request could not be read: {error}") from None
+        return await exchange.body()
+    except BodyError as error:
+        message = f"{error.reason[:1].upper()}{error.reason[1:]}."
+        code = _BODY_CODES.get(error.status)
+        raise Refusal(message, status=error.status, code=code) from None
 
 
 def read_call(path: str, raw: bytes, models: Collection[str]) -> Asked:

@@ -11,35 +11,30 @@ import asyncio
 from collections.abc import Callable
 from random import Random
 
-from aiohttp import BodyPartReader, web
-
 from redline.clock import Clock
+from redline.httpserver import BodyError, Exchange, read_form
 from redline.sim.answers import Answers, BadCall, Object
 from redline.sim.batches.batches import Batches
 from redline.sim.settings import SimSettings
 from redline.sim.wire import (
-    CLOSED,
     HTML_PAGE,
     MAX_STALL_S,
     Reply,
-    encode,
     error_reply,
-    half,
     json_reply,
-    reset,
+    send,
+    send_first_half,
 )
 
 _FILES, _BATCHES = "/v1/files", "/v1/batches"
 _BEFORE = {"429": 429, "500": 500, "503": 503}
 _BINARY = "application/octet-stream"
 
-Write = Callable[[web.BaseRequest, Reply], web.StreamResponse]
-
 
 class BatchDoor:
     """Answers requests for files and batches.
 
-    refuse_key: raises BadCall where the key is wrong. write: sends a reply.
+    refuse_key: raises BadCall if the key is wrong.
     """
 
     def __init__(
@@ -47,15 +42,13 @@ class BatchDoor:
         settings: SimSettings,
         answers: Answers,
         clock: Clock,
-        refuse_key: Callable[[web.BaseRequest], None],
-        write: Write,
+        refuse_key: Callable[[Exchange], None],
     ) -> None:
         self._batches = Batches(settings, answers)
         self._faults = settings.faults
         self._fault_rng = Random(f"{settings.seed} batch door")
         self._clock = clock
         self._refuse_key = refuse_key
-        self._write = write
 
     @staticmethod
     def takes(path: str) -> bool:
@@ -66,54 +59,50 @@ class BatchDoor:
         """What stands under `batches` in GET /sim/stats."""
         return self._batches.as_dict(self._clock.now_s(), self._clock.wall_s())
 
-    async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def serve(self, exchange: Exchange) -> None:
         """Answers one request."""
         try:
-            self._refuse_key(request)
+            self._refuse_key(exchange)
             fault = self._faults.draw(self._fault_rng)
             if fault == "stall":
                 await asyncio.sleep(MAX_STALL_S)
-                return CLOSED
+                exchange.close()
+                return
             if fault in _BEFORE:
                 text = "The request failed (injected fault)."
-                return self._write(request, error_reply(_BEFORE[fault], text, "server_error"))
-            reply = await self._reply(request)
+                send(exchange, error_reply(_BEFORE[fault], text, "server_error"))
+                return
+            reply = await self._reply(exchange)
             if fault is not None:
-                return self._lose(request, reply, fault)
-            return self._write(request, reply)
+                self._lose(exchange, reply, fault)
+            else:
+                send(exchange, reply)
         except BadCall as error:
-            return self._write(request, refusal(error))
-        except ConnectionError:
-            # The client left while its reply was being written.
-            return CLOSED
+            send(exchange, refusal(error))
 
-    def _lose(self, request: web.BaseRequest, reply: Reply, fault: str) -> web.StreamResponse:
-        """What was asked for is done; the client does not hear so."""
+    def _lose(self, exchange: Exchange, reply: Reply, fault: str) -> None:
+        """What was asked for is done; the client does not learn of it."""
         if fault == "notjson":
-            return self._write(request, Reply(200, HTML_PAGE, content_type="text/html"))
-        transport = request.transport
-        if fault == "half" and transport is not None:
-            raw = encode(reply, self._clock.wall_s(), is_kept_alive=True)
-            transport.write(half(raw, len(reply.body)))
-            transport.close()
+            send(exchange, Reply(200, HTML_PAGE, content_type="text/html"))
+        elif fault == "half":
+            send_first_half(exchange, reply)
         else:
-            reset(request)
-        return CLOSED
+            exchange.reset()
 
-    async def _reply(self, request: web.BaseRequest) -> Reply:
+    async def _reply(self, exchange: Exchange) -> Reply:
         """Raises BadCall."""
-        method, path = request.method, request.path.rstrip("/")
+        method, path = exchange.method, exchange.path.rstrip("/")
         if method == "POST" and path == _FILES:
-            return json_reply(await self._upload(request))
+            return json_reply(await self._upload(exchange))
         if path.startswith(_FILES):
             return self._file(method, path.removeprefix(_FILES).strip("/"))
         times = (self._clock.now_s(), self._clock.wall_s())
         batches = self._batches
         if path == _BATCHES:
             if method == "POST":
-                return json_reply(batches.create(await request.read(), *times))
+                return json_reply(batches.create(await read_body(exchange), *times))
             if method == "GET":
-                return json_reply(batches.listed(request.query, *times))
+                return json_reply(batches.listed(exchange.query, *times))
         batch_id, _, verb = path.removeprefix(_BATCHES).strip("/").partition("/")
         if method == "POST" and verb == "cancel":
             return json_reply(batches.cancel(batch_id, *times))
@@ -135,21 +124,30 @@ class BatchDoor:
             return json_reply(batches.delete(file_id))
         raise _unknown(method, f"{_FILES}/{rest}")
 
-    async def _upload(self, request: web.BaseRequest) -> Object:
-        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-            raise BadCall("A file is uploaded as multipart/form-data.")
-        name, data, purpose = "", b"", ""
+    async def _upload(self, exchange: Exchange) -> Object:
         try:
-            async for part in await request.multipart():
-                if isinstance(part, BodyPartReader) and part.name == "file":
-                    name, data = part.filename or "", bytes(await part.read())
-                elif isinstance(part, BodyPartReader) and part.name == "purpose":
-                    purpose = (await part.read()).decode("utf-8", "replace")
-        except web.HTTPRequestEntityTooLarge as error:
-            raise BadCall(f"The file is too large: {error.text}", status=413) from None
-        except (ValueError, web.RequestPayloadError) as error:
-            raise BadCall(f"The form could not be read: {error}") from None
+            parts = await read_form(exchange)
+        except BodyError as error:
+            raise _bad_body(error) from None
+        name, data, purpose = "", b"", ""
+        if "file" in parts:
+            name, data = parts["file"].filename, bytes(parts["file"].data)
+        if "purpose" in parts:
+            purpose = parts["purpose"].data.decode("utf-8", "replace")
         return self._batches.upload(name, purpose, data, self._clock.wall_s())
+
+
+async def read_body(exchange: Exchange) -> bytes:
+    """The whole body. Raises BadCall for one that is too large, broken or late."""
+    try:
+        return await exchange.body()
+    except BodyError as error:
+        raise _bad_body(error) from None
+
+
+def _bad_body(error: BodyError) -> BadCall:
+    status = 400 if error.status == 415 else error.status
+    return BadCall(f"The request could not be read: {error.reason}.", status=status)
 
 
 def refusal(error: BadCall) -> Reply:

@@ -15,10 +15,10 @@ from random import Random
 from typing import Any
 
 import msgspec
-from aiohttp import HttpVersion11, web
 
 from redline.clock import Clock
 from redline.errors import ConfigError
+from redline.httpserver import Exchange, header_lines
 from redline.limits.rule import Rate, parse_rate
 from redline.sim.admission import Admission, Charge, Rejection
 from redline.sim.answers import (
@@ -31,24 +31,21 @@ from redline.sim.answers import (
     decode,
     load_replay,
 )
-from redline.sim.batches import BatchDoor, refusal
+from redline.sim.batches import BatchDoor, read_body, refusal
 from redline.sim.headers import limit_headers, retry_details, retry_headers
 from redline.sim.settings import SimSettings
 from redline.sim.slots import Slots
 from redline.sim.stats import Stats, Ticket
 from redline.sim.wire import (
-    CLOSED,
     HTML_PAGE,
-    KEPT,
     MAX_STALL_S,
     Reply,
-    encode,
     error_reply,
-    half,
     json_reply,
-    reset,
+    send,
     send_events,
-    send_half,
+    send_first_half,
+    send_half_events,
 )
 
 # These faults need no model: a provider's front door answers them at once.
@@ -64,6 +61,9 @@ _AFTER = {
     "500": error_reply(500, "The server had an error (injected fault).", "server_error"),
     "notjson": Reply(200, HTML_PAGE, content_type="text/html; charset=utf-8"),
 }
+_STREAM_FIELDS = header_lines(
+    {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+)
 # Headers of these styles have names for input and output apart; the others know `tokens` only.
 _SPLIT_STYLES = frozenset({"anthropic"})
 
@@ -116,114 +116,99 @@ class Provider:
         self._fault_rng = Random(f"{settings.seed} fault")
         self._slots = Slots(settings.concurrency)
         self.stats = Stats()
-        self.batches = BatchDoor(settings, self._answers, clock, self.refuse_key, self.write)
+        self.batches = BatchDoor(settings, self._answers, clock, self.refuse_key)
 
     @property
     def waiting(self) -> int:
         """How many requests wait for a slot."""
         return self._slots.waiting
 
-    async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def serve(self, exchange: Exchange) -> None:
         """Answers one request, which ends in exactly one class of the statistics.
 
         Cancelled when the client leaves. What changes the limits is no such request.
         """
-        if request.path == "/sim/limits":
-            return self.write(request, await self._change(request))
+        if exchange.path == "/sim/limits":
+            send(exchange, await self._change(exchange))
+            return
         ticket = self.stats.receive(self._clock.now_s())
         try:
-            return await self._serve(request, ticket)
-        except ConnectionError:
-            # The client left while its reply was being written.
-            return CLOSED
+            await self._serve(exchange, ticket)
         finally:
             self.stats.settle(ticket, "abandoned", None, self._clock.now_s())
 
-    def refuse_key(self, request: web.BaseRequest) -> None:
+    def refuse_key(self, exchange: Exchange) -> None:
         """Raises BadCall, with status 401, where a key is asked for and not given."""
         key = self._settings.api_key
-        if key is not None and request.headers.get("authorization") != f"Bearer {key}":
+        if key is not None and exchange.headers.get("authorization") != f"Bearer {key}":
             raise BadCall("Incorrect API key provided.", status=401, code="invalid_api_key")
 
-    def write(
-        self, request: web.BaseRequest, reply: Reply, request_id: str = ""
-    ) -> web.StreamResponse:
-        """Writes the reply to the connection, all at once."""
-        transport = request.transport
-        if transport is None:
-            return CLOSED
-        # After 413 the rest of the body may still be on its way.
-        is_kept_alive = (
-            request.keep_alive and request.version >= HttpVersion11 and reply.status != 413
-        )
-        raw = encode(
-            reply, self._clock.wall_s(), is_kept_alive=is_kept_alive, request_id=request_id
-        )
-        if request.method == "HEAD":
-            raw = raw[: len(raw) - len(reply.body)]
-        transport.write(raw)
-        return KEPT if is_kept_alive else CLOSED
-
-    async def _serve(self, request: web.BaseRequest, ticket: Ticket) -> web.StreamResponse:
+    async def _serve(self, exchange: Exchange, ticket: Ticket) -> None:
         try:
-            raw = await _read(request)
+            raw = await read_body(exchange)
             if self._settings.jitter_s:
                 await asyncio.sleep(self._jitter_rng.uniform(0, self._settings.jitter_s))
             ticket.arrival_s = self._clock.now_s()
-            draft = self._draft(request, raw)
+            draft = self._draft(exchange, raw)
         except BadCall as error:
-            return self._reply(request, ticket, refusal(error), "refused")
+            self._reply(exchange, ticket, refusal(error), "refused")
+            return
         if self._slots.is_full:
-            return self._reply(request, ticket, _FULL, "overloaded")
+            self._reply(exchange, ticket, _FULL, "overloaded")
+            return
         rejection = self._admission.ask(self._charge(raw, draft), ticket.arrival_s)
         if rejection is not None:
             over = self._rejected(rejection, ticket.arrival_s)
-            return self._reply(request, ticket, over, "rejected", rejection.limit)
+            self._reply(exchange, ticket, over, "rejected", rejection.limit)
+            return
         fault = self._settings.faults.draw(self._fault_rng)
         first_s = self._settings.latency.draw_s(self._latency_rng)
         if fault in _AT_THE_DOOR:
-            return self._reply(request, ticket, _AT_THE_DOOR[fault], "faults", fault)
+            self._reply(exchange, ticket, _AT_THE_DOOR[fault], "faults", fault)
+            return
         ticket.latency_s = first_s + self._settings.per_token_s * draft.completion_tokens
         await self._slots.acquire()
         self.stats.begin_serving()
         try:
-            return await self._perform(request, ticket, draft, first_s, fault)
+            await self._perform(exchange, ticket, draft, first_s, fault)
         finally:
             self.stats.end_serving()
             self._slots.release()
 
     async def _perform(
         self,
-        request: web.BaseRequest,
+        exchange: Exchange,
         ticket: Ticket,
         draft: Draft,
         first_s: float,
         fault: str | None,
-    ) -> web.StreamResponse:
+    ) -> None:
         if fault == "stall":
-            return await self._stall(ticket)
+            await self._stall(exchange, ticket)
+            return
         wait_s = first_s if draft.is_stream else ticket.latency_s
         if wait_s > 0:
             await asyncio.sleep(wait_s)
         if fault is not None or not draft.is_stream:
             self._charge_answer(draft)
         if fault == "half":
-            return await self._half(request, ticket, draft)
-        if fault is not None:
-            return self._break(request, ticket, fault)
-        if draft.is_stream:
-            return await self._stream(request, ticket, draft)
-        return self._answer(request, ticket, draft)
+            await self._half(exchange, ticket, draft)
+        elif fault is not None:
+            self._break(exchange, ticket, fault)
+        elif draft.is_stream:
+            await self._stream(exchange, ticket, draft)
+        else:
+            self._answer(exchange, ticket, draft)
 
-    def _draft(self, request: web.BaseRequest, raw: bytes) -> Draft:
-        self.refuse_key(request)
-        endpoint = ENDPOINTS.get(request.path)
+    def _draft(self, exchange: Exchange, raw: bytes) -> Draft:
+        self.refuse_key(exchange)
+        endpoint = ENDPOINTS.get(exchange.path)
         if endpoint is None:
             raise BadCall(
-                f"Unknown URL: {request.method} {request.path}", status=404, code="unknown_url"
+                f"Unknown URL: {exchange.method} {exchange.path}", status=404, code="unknown_url"
             )
-        if request.method != "POST":
-            raise BadCall(f"{request.path} takes POST, not {request.method}.", status=405)
+        if exchange.method != "POST":
+            raise BadCall(f"{exchange.path} takes POST, not {exchange.method}.", status=405)
         return endpoint(raw, self._answers)
 
     def _charge(self, raw: bytes, draft: Draft) -> Charge:
@@ -240,15 +225,15 @@ class Provider:
             answer = Charge(output_tokens=draft.completion_tokens, requests=0)
             self._admission.count(answer, self._clock.now_s())
 
-    async def _change(self, request: web.BaseRequest) -> Reply:
+    async def _change(self, exchange: Exchange) -> Reply:
         """Shows the limits, and before that changes them where the request is a POST."""
         try:
-            self.refuse_key(request)
-            if request.method == "POST":
-                body = decode(_NEW_LIMITS, await _read(request))
+            self.refuse_key(exchange)
+            if exchange.method == "POST":
+                body = decode(_NEW_LIMITS, await read_body(exchange))
                 self._admission.change(_rates(body), self._clock.now_s())
-            elif request.method not in ("GET", "HEAD"):
-                raise BadCall(f"/sim/limits takes GET and POST, not {request.method}.", status=405)
+            elif exchange.method not in ("GET", "HEAD"):
+                raise BadCall(f"/sim/limits takes GET and POST, not {exchange.method}.", status=405)
         except BadCall as error:
             return refusal(error)
         limits = self._admission.rates.items()
@@ -286,90 +271,72 @@ class Provider:
 
     def _reply(
         self,
-        request: web.BaseRequest,
+        exchange: Exchange,
         ticket: Ticket,
         reply: Reply,
         outcome: str,
         detail: str = "",
-    ) -> web.StreamResponse:
-        if _has_left(request):
-            return CLOSED
+    ) -> None:
+        if exchange.is_gone:
+            return
         # Settled just before it is written: once a client has its reply, it is not in flight.
         self.stats.settle(ticket, outcome, reply.status, self._clock.now_s(), detail)
-        return self.write(request, reply, f"req-sim{ticket.number}")
+        send(exchange, reply, f"req-sim{ticket.number}")
 
     def _whole(self, ticket: Ticket, draft: Draft) -> Reply:
         shown = draft.whole(ticket.number, int(self._clock.wall_s()))
         headers = self._limit_headers(self._clock.now_s())
         return Reply(200, msgspec.json.encode(shown), headers)
 
-    def _answer(self, request: web.BaseRequest, ticket: Ticket, draft: Draft) -> web.StreamResponse:
-        if not _has_left(request):
+    def _answer(self, exchange: Exchange, ticket: Ticket, draft: Draft) -> None:
+        if not exchange.is_gone:
             self.stats.spend(draft.prompt_tokens, draft.completion_tokens)
-        return self._reply(request, ticket, self._whole(ticket, draft), "answered")
+        self._reply(exchange, ticket, self._whole(ticket, draft), "answered")
 
-    def _break(self, request: web.BaseRequest, ticket: Ticket, fault: str) -> web.StreamResponse:
+    def _break(self, exchange: Exchange, ticket: Ticket, fault: str) -> None:
         if fault in _AFTER:
-            return self._reply(request, ticket, _AFTER[fault], "faults", fault)
+            self._reply(exchange, ticket, _AFTER[fault], "faults", fault)
+            return
         self._settle_fault(ticket, fault, None)
-        reset(request)
-        return CLOSED
+        exchange.reset()
 
     def _settle_fault(self, ticket: Ticket, fault: str, status: int | None) -> None:
         self.stats.settle(ticket, "faults", status, self._clock.now_s(), fault)
 
-    async def _stall(self, ticket: Ticket) -> web.StreamResponse:
+    async def _stall(self, exchange: Exchange, ticket: Ticket) -> None:
         try:
             await asyncio.sleep(MAX_STALL_S)
         finally:
             self._settle_fault(ticket, "stall", None)
-        return CLOSED
+        exchange.close()
 
-    async def _half(
-        self, request: web.BaseRequest, ticket: Ticket, draft: Draft
-    ) -> web.StreamResponse:
-        transport = request.transport
-        if transport is None or transport.is_closing():
-            return CLOSED
+    async def _half(self, exchange: Exchange, ticket: Ticket, draft: Draft) -> None:
+        if exchange.is_gone:
+            return
         self._settle_fault(ticket, "half", 200)
         if draft.is_stream:
-            response = await self._begin_stream(request, ticket)
-            await send_half(response, self._events(ticket, draft))
+            await self._begin_stream(exchange, ticket)
+            await send_half_events(exchange, self._events(ticket, draft))
         else:
-            reply = self._whole(ticket, draft)
-            raw = encode(reply, self._clock.wall_s(), is_kept_alive=True)
-            transport.write(half(raw, len(reply.body)))
-        transport.close()
-        return CLOSED
+            send_first_half(exchange, self._whole(ticket, draft))
 
-    async def _stream(
-        self, request: web.BaseRequest, ticket: Ticket, draft: Draft
-    ) -> web.StreamResponse:
+    async def _stream(self, exchange: Exchange, ticket: Ticket, draft: Draft) -> None:
         def finish() -> None:
             self._charge_answer(draft)
-            if not _has_left(request):
+            if not exchange.is_gone:
                 self.stats.spend(draft.prompt_tokens, draft.completion_tokens)
                 self.stats.settle(ticket, "answered", 200, self._clock.now_s())
 
-        response = await self._begin_stream(request, ticket)
+        await self._begin_stream(exchange, ticket)
         events = self._events(ticket, draft)
-        await send_events(response, events, self._settings.per_token_s, finish)
-        return response
+        await send_events(exchange, events, self._settings.per_token_s, finish)
 
     def _events(self, ticket: Ticket, draft: Draft) -> Iterator[tuple[int, Object]]:
         return draft.events(ticket.number, int(self._clock.wall_s()))
 
-    async def _begin_stream(self, request: web.BaseRequest, ticket: Ticket) -> web.StreamResponse:
-        response = web.StreamResponse(
-            headers={
-                "content-type": "text/event-stream; charset=utf-8",
-                "cache-control": "no-cache",
-                "x-request-id": f"req-sim{ticket.number}",
-                **self._limit_headers(self._clock.now_s()),
-            }
-        )
-        await response.prepare(request)
-        return response
+    async def _begin_stream(self, exchange: Exchange, ticket: Ticket) -> None:
+        fields = _STREAM_FIELDS + b"x-request-id: req-sim%d\r\n" % ticket.number
+        await exchange.begin(200, fields + header_lines(self._limit_headers(self._clock.now_s())))
 
 
 def _rates(body: _NewLimits) -> dict[str, list[Rate]]:
@@ -382,21 +349,3 @@ def _rates(body: _NewLimits) -> dict[str, list[Rate]]:
         }
     except ConfigError as error:
         raise BadCall(f"{error.what}: {error.hint}" if error.hint else error.what) from None
-
-
-def _has_left(request: web.BaseRequest) -> bool:
-    transport = request.transport
-    return transport is None or transport.is_closing()
-
-
-async def _read(request: web.BaseRequest) -> bytes:
-    """The whole body. Raises BadCall for one that is too large or broken."""
-    if "expect" in request.headers and request.transport is not None:
-        # The client waits for this word before it sends a large body.
-        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    try:
-        return await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise BadCall(f"The body is too large: {error.text}", status=413) from None
-    except web.RequestPayloadError as error:
-        raise BadCall(f"The body could not be read: {error}") from None

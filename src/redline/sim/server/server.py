@@ -7,17 +7,15 @@ import resource
 from collections.abc import Callable
 from typing import Any
 
-from aiohttp import web
-
 from redline.clock import SYSTEM, Clock
-from redline.httpserver import HttpServer
+from redline.httpserver import Exchange, HttpBounds, HttpServer
 from redline.process import run_until_told
 from redline.sim.answers import BadCall
 from redline.sim.batches import BatchDoor, refusal
 from redline.sim.server.provider import Provider
 from redline.sim.settings import SimSettings
 from redline.sim.stats import KEPT_REQUESTS
-from redline.sim.wire import Reply, error_reply, json_reply
+from redline.sim.wire import Reply, error_reply, json_reply, send
 
 MAX_BODY_BYTES = 256 * 2**20
 _MODELS = {
@@ -36,9 +34,9 @@ class Sim(HttpServer):
     def __init__(self, settings: SimSettings | None = None, clock: Clock = SYSTEM) -> None:
         self._settings = settings or SimSettings()
         self._provider = Provider(self._settings, clock)
-        self._running: set[asyncio.Task[Any]] = set()
         address = (self._settings.host, self._settings.port)
-        super().__init__("the simulated provider", address, most_body_bytes=MAX_BODY_BYTES)
+        bounds = HttpBounds(most_body_bytes=MAX_BODY_BYTES)
+        super().__init__("the simulated provider", address, bounds=bounds)
 
     def stats(self) -> dict[str, Any]:
         """The counters of `GET /sim/stats`; redline.sim.stats says what each one means."""
@@ -50,50 +48,34 @@ class Sim(HttpServer):
         """The counters and their sum, in one line."""
         return str(self._provider.stats)
 
-    async def aclose(self) -> None:
-        """Stops listening and cuts off every request in flight. A second call does nothing."""
-        listener, self._listener = self._listener, None
-        if listener is None or self._web is None:
-            return
-        listener.close()
-        # Idle connections end here; shutdown would wait for each of them.
-        self._web.pre_shutdown()
-        for task in self._running:
-            task.cancel()
-        if self._running:
-            await asyncio.wait(self._running)
-        await self._web.shutdown(0.1)
-        await listener.wait_closed()
-
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.method in ("GET", "HEAD"):
-            shown = self._show(request)
+    async def _handle(self, exchange: Exchange) -> None:
+        if exchange.method in ("GET", "HEAD"):
+            shown = self._show(exchange)
             if shown is not None:
-                return self._provider.write(request, shown)
-        task = asyncio.current_task()
-        assert task is not None
-        self._running.add(task)
-        try:
-            if BatchDoor.takes(request.path):
-                return await self._provider.batches.serve(request)
-            return await self._provider.serve(request)
-        finally:
-            self._running.discard(task)
+                send(exchange, shown)
+                return
+        if BatchDoor.takes(exchange.path):
+            await self._provider.batches.serve(exchange)
+        else:
+            await self._provider.serve(exchange)
 
-    def _show(self, request: web.BaseRequest) -> Reply | None:
+    async def _drain(self) -> None:
+        """Requests in flight are cut off, as those of a provider that goes down."""
+
+    def _show(self, exchange: Exchange) -> Reply | None:
         """What can be looked at without being counted, or None."""
-        if request.path == "/healthz":
+        if exchange.path == "/healthz":
             return json_reply({"status": "ok"})
-        if request.path == "/sim/stats":
+        if exchange.path == "/sim/stats":
             return json_reply(self.stats())
-        if request.path == "/sim/requests":
-            text = request.query.get("limit", str(KEPT_REQUESTS))
+        if exchange.path == "/sim/requests":
+            text = exchange.query.get("limit", str(KEPT_REQUESTS))
             if not (text.isascii() and text.isdigit() and len(text) < 10):
                 return error_reply(400, f"limit is not a number: {text}", "invalid_request_error")
             return json_reply({"requests": self._provider.stats.last(int(text))})
-        if request.path == "/v1/models":
+        if exchange.path == "/v1/models":
             try:
-                self._provider.refuse_key(request)
+                self._provider.refuse_key(exchange)
             except BadCall as error:
                 return refusal(error)
             return json_reply(_MODELS)

@@ -1,0 +1,24 @@
+"""What a server takes at most, and how long it waits for its clients."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class HttpBounds(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of one server. All above 0.
+
+    most_connections: open at once; more are answered with 503 and closed. most_head_bytes: of a
+    request line and its headers, of the trailers, or of what surrounds one chunk; 32 KiB more may
+    pass. most_body_bytes: of one request, decompressed. head_s: from the first byte of a head to
+    its end. body_s: from the first wait for a body to its end. idle_s: before a request. unread_s:
+    within it a client takes at least 64 KiB of what waits for it.
+    """
+
+    most_connections: int = 32_768
+    most_head_bytes: int = 64 * 1024
+    most_body_bytes: int = 32 * 2**20
+    head_s: float = 30.0
+    body_s: float = 120.0
+    idle_s: float = 300.0
+    unread_s: float = 120.0

@@ -1,0 +1,498 @@
+"""One connection: llhttp reads requests, one task answers them in their order.
+
+state      from                        ends with
+idle       the connection, a response  the first bytes of a head; idle_s, then it closes
+head       those bytes                 the end of the head; head_s, then 408
+answering  the end of the head         the end of the response; then idle, head or answering
+lingering  a response before the end   the client's close, or 2 s; what comes is dropped, for
+           of its request              unread bytes would turn the close into a reset
+lost       the client's close, a
+           reset, or our own close
+
+A connection is read while it answers: a client that leaves cancels its handler. Requests that come
+meanwhile wait in order; reading pauses when there are 16, or when 64 KiB of a body wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from math import inf
+from typing import cast
+
+import httptools
+
+from redline.httpserver.bounds import HttpBounds
+from redline.httpserver.exchange import BodyError, ClientGoneError, Exchange, State
+from redline.httpserver.framing import Fault, coding_of, fault_of, framing_of
+from redline.httpserver.heads import TEXT, date_line, shown, status_line
+
+# The parser gets at most so much at once, so that few requests can follow the 16th.
+_PIECE_BYTES = 16 * 1024
+_MOST_WAITING = 16
+_LINGER_S = 2.0
+# Less progress than that in unread_s is none.
+_LEAST_TAKEN_BYTES = 64 * 1024
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+class _StopError(Exception):
+    """Raised to llhttp, so that it reads no further."""
+
+
+class Service:
+    """What the connections of a server share. date: the header line, renewed every second."""
+
+    def __init__(self, handle: Handler, bounds: HttpBounds) -> None:
+        self.handle = handle
+        self.bounds = bounds
+        self.connections: set[Connection] = set()
+        self.date = date_line()
+        self.is_draining = False
+        self._emptied: asyncio.Future[None] | None = None
+
+    def begin_draining(self) -> None:
+        """From now on every response is the last one of its connection."""
+        self.is_draining = True
+
+    def sweep(self, now_s: float) -> None:
+        """Ends what is overdue."""
+        self.date = date_line()
+        late = [c for c in self.connections if c.read_by_s <= now_s or c.write_by_s <= now_s]
+        for connection in late:
+            connection.check(now_s)
+
+    def leave(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        if not self.connections and self._emptied is not None and not self._emptied.done():
+            self._emptied.set_result(None)
+
+    async def end(self, within_s: float) -> None:
+        """Cancels every handler and closes every connection; what is left is cut off.
+
+        within_s: for the handlers, and again for what was written to be sent.
+        """
+        self.is_draining = True
+        tasks = [c.task for c in self.connections if c.task is not None]
+        for connection in [*self.connections]:
+            connection.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=within_s)
+        if self.connections:
+            self._emptied = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._emptied], timeout=within_s)
+        for connection in [*self.connections]:
+            connection.transport.abort()
+
+
+class Connection(asyncio.Protocol):
+    """read_by_s, write_by_s: when `check` is due, on the loop's clock."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._queue: deque[tuple[Exchange, Fault | None]] = deque()
+        self._incoming: Exchange | None = None  # its body is not whole
+        self._current: Exchange | None = None  # its handler runs
+        self._task: asyncio.Task[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None  # the task waits for a request
+        self._drain: asyncio.Future[None] | None = None
+        self._target = b""
+        self._fields: dict[bytes, bytes] = {}
+        self._bare_bytes = 0  # received since the last byte of a body, or since a request's end
+        self._framing = b""  # of a request that offers an upgrade: its length or its coding
+        self._unparsed = memoryview(b"")
+        self._is_read_paused = False
+        self._is_in_head = False
+        self._is_ending = False  # no further request is read
+        self._is_lingering = False
+        self._unwritten = 0
+        self.is_lost = False
+        self.is_write_paused = False
+        self.most_body_bytes = service.bounds.most_body_bytes
+        # Clients may connect long before they ask.
+        self.read_by_s = self._loop.time() + service.bounds.idle_s
+        self.write_by_s = inf
+
+    @property
+    def date(self) -> bytes:
+        return self._service.date
+
+    @property
+    def is_draining(self) -> bool:
+        return self._service.is_draining
+
+    @property
+    def is_busy(self) -> bool:
+        """A request is being answered, or waits for it."""
+        return self._current is not None or bool(self._queue)
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        return self._task
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are none of asyncio's, though they do the same.
+        self.transport = cast(asyncio.Transport, transport)
+        service = self._service
+        service.connections.add(self)
+        if len(service.connections) > service.bounds.most_connections:
+            fault = Fault(503, "too many connections")
+            body = shown(*fault)
+            head = (status_line(fault.status), TEXT, b"content-length: %d\r\n" % len(body))
+            self.transport.write(b"".join((*head, b"connection: close\r\n\r\n", body)))
+            self._linger()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_ending:
+            return
+        if len(data) > _PIECE_BYTES or self._unparsed:
+            self._unparsed = memoryview(bytes(self._unparsed) + data)
+            self._parse_on()
+        else:
+            self._parse(data)
+
+    def eof_received(self) -> None:
+        # A client that stops sending has left. The loop closes the transport; what was written is
+        # sent before that.
+        self._lose()
+        self._bound_writing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lose()
+        self._service.leave(self)
+        # It refers to this connection.
+        del self._parser
+
+    def pause_writing(self) -> None:
+        self.is_write_paused = True
+        self._bound_writing()
+
+    def resume_writing(self) -> None:
+        self.is_write_paused = False
+        self.write_by_s = inf
+        if self._drain is not None and not self._drain.done():
+            self._drain.set_result(None)
+
+    # What exchanges call.
+
+    async def drained(self) -> None:
+        """Returns once the client has taken most of what was written."""
+        while self.is_write_paused:
+            self._drain = self._loop.create_future()
+            try:
+                await self._drain
+            finally:
+                self._drain = None
+
+    def read_body(self) -> None:
+        """The handler waits for the body."""
+        if self.read_by_s == inf:
+            self.read_by_s = self._loop.time() + self._service.bounds.body_s
+        self._read_on()
+
+    def close(self) -> None:
+        """Closes once what was written has been sent."""
+        if not self.is_lost and not self.transport.is_closing():
+            self._is_ending = True
+            self._bound_writing()
+            self.transport.close()
+
+    def _bound_writing(self) -> None:
+        """From now on the client must take what was written."""
+        self._unwritten = self.transport.get_write_buffer_size()
+        self.write_by_s = self._loop.time() + self._service.bounds.unread_s
+
+    # What the service calls.
+
+    def check(self, now_s: float) -> None:
+        """Ends what is overdue."""
+        if now_s >= self.write_by_s:
+            left = self.transport.get_write_buffer_size()
+            if left + _LEAST_TAKEN_BYTES <= self._unwritten:
+                self._unwritten = left
+                self.write_by_s = now_s + self._service.bounds.unread_s
+            else:
+                self.transport.abort()
+                return
+        if now_s < self.read_by_s:
+            return
+        self.read_by_s = inf
+        if self._is_lingering:
+            self.transport.abort()
+        elif self._current is not None:
+            self._is_ending = True
+            self._current.fail(
+                BodyError(408, f"the body did not come within {self._service.bounds.body_s:g} s")
+            )
+        elif self._is_in_head:
+            self._refuse(Fault(408, "the head of the request did not come in time"))
+        else:
+            self.close()
+
+    def cancel(self) -> None:
+        """Ends the connection and its handler."""
+        if self.is_busy and self._task is not None:
+            self._task.cancel()
+        else:
+            self.close()
+
+    # Reading.
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        self._bare_bytes += len(data)
+        while True:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                # The client offers another protocol; the connection goes on with HTTP/1.1.
+                if self._framing:
+                    self._parse_body()
+                data = memoryview(data)[upgrade.args[0] :]
+                if data and not self._is_ending:
+                    continue
+            except httptools.HttpParserError as error:
+                if not self._is_ending:
+                    reason = " ".join(str(error).split())
+                    self._refuse(Fault(400, f"the request is not HTTP: {reason}"))
+            break
+        if self._bare_bytes > self._service.bounds.most_head_bytes and not self._is_ending:
+            self._refuse(_too_long_head(self._service.bounds))
+        elif self._bare_bytes and not self._is_in_head and self._incoming is None:
+            self._begin_head()
+
+    def _parse_body(self) -> None:
+        """Reads the body of a request that offers an upgrade, which httptools leaves out.
+
+        The next request would begin in the body otherwise.
+        """
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.feed_data(b"POST / HTTP/1.1\r\n" + self._framing + b"\r\n\r\n")
+
+    def _begin_head(self) -> None:
+        """Some of a head has come."""
+        self._is_in_head = True
+        if self._current is None:
+            by_s = self._loop.time() + self._service.bounds.head_s
+            self.read_by_s = min(self.read_by_s, by_s)
+
+    def _parse_on(self) -> None:
+        """Parses what has come in pieces, until too much waits for handlers."""
+        while self._unparsed and not self._is_ending and not self._is_full():
+            piece = self._unparsed[:_PIECE_BYTES]
+            self._unparsed = self._unparsed[_PIECE_BYTES:]
+            self._parse(piece)
+        if self._is_ending:
+            self._unparsed = memoryview(b"")
+        elif self._unparsed:
+            self._pause_reading()
+
+    def _is_full(self) -> bool:
+        return len(self._queue) >= _MOST_WAITING or (
+            self._incoming is not None and self._incoming.is_full
+        )
+
+    def _pause_reading(self) -> None:
+        if not self._is_read_paused and not self.transport.is_closing():
+            self._is_read_paused = True
+            self.transport.pause_reading()
+
+    def _read_on(self) -> None:
+        """Reads and parses what had to wait."""
+        if self._unparsed:
+            self._parse_on()
+        if self._is_read_paused and not self._unparsed and not self._is_full():
+            self._is_read_paused = False
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    def _refuse(self, fault: Fault) -> None:
+        """Reads no further. A body that is being received fails; else `fault` is answered."""
+        self._is_ending = True
+        if self._incoming is not None:
+            self._incoming.fail(BodyError(*fault))
+            return
+        exchange = Exchange(self, "", b"/", {}, is_http_1_1=True, is_kept=False)
+        self._enqueue(exchange, fault)
+
+    # What the parser calls. It goes on with what follows a request, so each checks for the end.
+
+    def on_url(self, target: bytes) -> None:
+        self._target += target
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        value = value.strip(b" \t")
+        fields = self._fields
+        fields[name] = fields[name] + b", " + value if name in fields else value
+
+    def on_headers_complete(self) -> None:
+        parser = self._parser
+        target, self._target = self._target, b""
+        fields, self._fields = self._fields, {}
+        if self._framing:
+            self._framing = b""
+            return
+        self._is_in_head = False
+        method = parser.get_method().decode("ascii")
+        version = parser.get_http_version()
+        bounds = self._service.bounds
+        fault = fault_of(method, target, version, fields)
+        if self._bare_bytes > bounds.most_head_bytes:
+            # Some of the bytes may be those of a body or of other requests.
+            size = len(target) + sum(len(name) + len(fields[name]) + 4 for name in fields)
+            fault = _too_long_head(bounds) if size > bounds.most_head_bytes else fault
+        if fault is not None:
+            self._refuse(fault)
+            raise _StopError
+        is_kept = parser.should_keep_alive()
+        exchange = Exchange(
+            self, method, target, fields, is_http_1_1=version == "1.1", is_kept=is_kept
+        )
+        self._bare_bytes = 0
+        self._incoming = exchange
+        if b"content-encoding" in fields:
+            coding = coding_of(fields)
+            if isinstance(coding, Fault):
+                exchange.fail(BodyError(*coding))
+            elif coding is not None:
+                exchange.inflate(may_be_raw=coding)
+        if b"content-length" in fields and int(fields[b"content-length"]) > bounds.most_body_bytes:
+            most = f"the body is longer than {bounds.most_body_bytes:,} bytes"
+            exchange.fail(BodyError(413, most))
+        if parser.should_upgrade():
+            self._framing = framing_of(fields)
+        self._enqueue(exchange, None)
+        if exchange.has_failed:
+            self._is_ending = True
+            raise _StopError
+
+    def on_body(self, data: bytes) -> None:
+        self._bare_bytes = 0
+        incoming = self._incoming
+        if incoming is None:
+            return
+        if incoming.receive(data):
+            self._pause_reading()
+        elif incoming.has_failed:
+            self._is_ending = True
+            raise _StopError
+
+    def on_message_complete(self) -> None:
+        if self._framing:
+            return
+        incoming, self._incoming = self._incoming, None
+        self._bare_bytes = 0
+        # Trailers are dropped: they must not pass for headers (RFC 9110, 6.5.1).
+        self._fields = {}
+        if incoming is None:
+            return
+        incoming.receive_end()
+        if incoming is self._current:
+            self.read_by_s = inf
+        if not incoming.is_kept or incoming.has_failed:
+            self._is_ending = True
+
+    # Answering.
+
+    def _enqueue(self, exchange: Exchange, fault: Fault | None) -> None:
+        self._queue.append((exchange, fault))
+        if len(self._queue) >= _MOST_WAITING:
+            self._pause_reading()
+        if self._task is None:
+            self._task = self._loop.create_task(self._answer_all())
+        elif self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _answer_all(self) -> None:
+        """Answers each request in turn, until the connection ends."""
+        queue = self._queue
+        try:
+            while True:
+                while not queue:
+                    await self._next()
+                exchange, fault = queue.popleft()
+                self._current = exchange
+                self.read_by_s = inf
+                if self._is_read_paused:
+                    self._read_on()
+                if fault is None:
+                    await self._answer(exchange)
+                else:
+                    exchange.refuse(fault)
+                if self.is_write_paused:
+                    await self.drained()
+                if not exchange.is_kept or self.is_lost:
+                    break
+                self._current = None
+            self._finish(exchange)
+        except asyncio.CancelledError:
+            self.transport.abort()
+            raise
+        finally:
+            self._task = None
+            self._current = None
+
+    async def _next(self) -> None:
+        """Waits for a request."""
+        bounds = self._service.bounds
+        wait_s = bounds.head_s if self._is_in_head else bounds.idle_s
+        self.read_by_s = self._loop.time() + wait_s
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    async def _answer(self, exchange: Exchange) -> None:
+        try:
+            await self._service.handle(exchange)
+        except BodyError as error:
+            exchange.refuse(Fault(error.status, error.reason))
+        except ClientGoneError:
+            exchange.break_off()
+        except Exception as error:
+            self._loop.call_exception_handler(
+                {"message": "a handler of the HTTP server failed", "exception": error}
+            )
+            exchange.refuse(Fault(500, "the request could not be answered"))
+        if exchange.state is not State.OVER:
+            exchange.refuse(Fault(500, "the request was not answered"))
+
+    def _finish(self, exchange: Exchange) -> None:
+        """The last response has been written."""
+        if self.is_lost or self.transport.is_closing():
+            return
+        if exchange.is_complete:
+            self.close()
+        else:
+            self._linger()
+
+    def _linger(self) -> None:
+        """Drops what the client still sends, until it has read its response and leaves."""
+        self._is_ending = self._is_lingering = True
+        self.read_by_s = self._loop.time() + _LINGER_S
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        if self._is_read_paused:
+            self._is_read_paused = False
+            self.transport.resume_reading()
+
+    def _lose(self) -> None:
+        if not self.is_lost:
+            self.is_lost = self._is_ending = True
+            self.read_by_s = self.write_by_s = inf
+            self.resume_writing()
+            if self._task is not None:
+                self._task.cancel()
+
+
+def _too_long_head(bounds: HttpBounds) -> Fault:
+    return Fault(431, f"the head of the request is longer than {bounds.most_head_bytes:,} bytes")

@@ -1,0 +1,368 @@
+"""One request and its response, as a handler sees them.
+
+state      from              the handler may
+WAITING    the request       `respond`, or `begin` a stream
+STREAMING  `begin`           `write`, then `end` it
+OVER       the response      do nothing more on this connection
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Mapping
+from enum import Enum
+from functools import cached_property
+from socket import SO_LINGER, SOL_SOCKET
+from typing import Protocol
+from urllib.parse import parse_qsl
+
+from redline.httpserver.framing import Fault, split_target
+from redline.httpserver.heads import BODILESS, CONTINUE, JSON, TEXT, shown, status_line
+from redline.httpserver.inflate import BadCompressionError, Inflate
+
+# From here on a body is written on its own and not copied behind its head.
+_LARGE_BYTES = 64 * 1024
+# More of a body is not read before the handler takes it.
+_WAITING_BYTES = 64 * 1024
+_MOST_QUERY_FIELDS = 1000
+
+
+class State(Enum):
+    """How far the response has come."""
+
+    WAITING = 1
+    STREAMING = 2
+    OVER = 3
+
+
+class BodyError(Exception):
+    """The body of a request cannot be read. status: the HTTP status that says so."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+class ClientGoneError(ConnectionError):
+    """The client left before its response was written."""
+
+
+class Channel(Protocol):
+    """The connection of an exchange."""
+
+    @property
+    def transport(self) -> asyncio.Transport: ...
+    @property
+    def date(self) -> bytes: ...
+    @property
+    def is_draining(self) -> bool: ...
+    @property
+    def is_lost(self) -> bool: ...
+    @property
+    def is_write_paused(self) -> bool: ...
+    @property
+    def most_body_bytes(self) -> int: ...
+
+    async def drained(self) -> None: ...
+    def read_body(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Exchange:
+    """method: upper-case. path: decoded. Made by the connection, for one handler.
+
+    is_kept: the connection serves another request after this one.
+    """
+
+    _body: bytes | bytearray = b""
+    _received = 0
+    _error: BodyError | None = None
+    _waiter: asyncio.Future[None] | None = None
+    _inflate: Inflate | None = None
+    _is_whole_wanted = False
+    _is_chunked = True
+    # The body of the request has been received to its end.
+    is_complete = False
+
+    def __init__(
+        self,
+        channel: Channel,
+        method: str,
+        target: bytes,
+        fields: dict[bytes, bytes],
+        *,
+        is_http_1_1: bool,
+        is_kept: bool,
+    ) -> None:
+        self._channel = channel
+        self._fields = fields
+        self._is_http_1_1 = is_http_1_1
+        self.method = method
+        self.path, self._query = split_target(target)
+        self.state = State.WAITING
+        self.is_kept = is_kept
+
+    # The request.
+
+    @cached_property
+    def headers(self) -> Mapping[str, str]:
+        """Values by lower-case name; those of a repeated header are joined by commas."""
+        fields = self._fields
+        return {name.decode("latin-1"): fields[name].decode("latin-1") for name in fields}
+
+    @cached_property
+    def query(self) -> Mapping[str, str]:
+        """The fields of the query; the first one of each name. Raises BodyError for too many."""
+        try:
+            pairs = parse_qsl(
+                self._query.decode("ascii"),
+                keep_blank_values=True,
+                max_num_fields=_MOST_QUERY_FIELDS,
+            )
+        except ValueError:
+            raise BodyError(400, "the query has too many fields") from None
+        return dict(reversed(pairs))
+
+    async def body(self) -> bytes:
+        """The rest of the body, decompressed. It can be read once. Raises BodyError."""
+        if not self.is_complete or self._error is not None:
+            self._is_whole_wanted = True
+            while not self.is_complete or self._error is not None:
+                await self._change()
+        body, self._body = self._body, b""
+        return body if isinstance(body, bytes) else bytes(body)
+
+    async def part(self) -> bytes:
+        """The next part of the body, decompressed; empty at its end. Raises BodyError."""
+        while self._error is not None or not (self._body or self.is_complete):
+            await self._change()
+        body, self._body = self._body, b""
+        return bytes(body)
+
+    async def _change(self) -> None:
+        """Waits for more of the body."""
+        if self._error is not None:
+            raise self._error
+        if not self._received and self._is_http_1_1 and not self._channel.is_lost:
+            expect = self._fields.get(b"expect")
+            if expect is not None and expect.lower() == b"100-continue":
+                self._channel.transport.write(CONTINUE)
+                del self._fields[b"expect"]
+        self._waiter = asyncio.get_running_loop().create_future()
+        self._channel.read_body()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    # The response.
+
+    @property
+    def is_gone(self) -> bool:
+        """The client has left; what is written does not reach it."""
+        return self._channel.is_lost
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        """The transport of the connection, for responses that `respond` would not send."""
+        return self._channel.transport
+
+    def respond(
+        self, status: int, body: bytes = b"", fields: bytes = JSON, *, is_last: bool = False
+    ) -> None:
+        """Sends the whole response in one write. Never waits; see `drained`.
+
+        fields: header lines, such as `header_lines` makes, without a length and a date. is_last:
+        the connection closes after it. Sends nothing to a client that is gone.
+        """
+        if self.state is not State.WAITING:
+            raise RuntimeError("the response has already begun")
+        self.state = State.OVER
+        channel = self._channel
+        if channel.is_lost:
+            self.is_kept = False
+            return
+        head = self.head(status, len(body), fields, is_last=is_last)
+        if self.method == "HEAD" or status in BODILESS:
+            channel.transport.write(head)
+        elif len(body) < _LARGE_BYTES:
+            channel.transport.write(head + body)
+        else:
+            channel.transport.writelines((head, body))
+
+    def head(
+        self, status: int, size_bytes: int, fields: bytes = JSON, *, is_last: bool = False
+    ) -> bytes:
+        """The head that `respond` sends before a body of this size."""
+        # The rest of a body that was not read may still be on its way.
+        if is_last or not self.is_complete or self._channel.is_draining:
+            self.is_kept = False
+        return b"".join(
+            (
+                status_line(status),
+                fields,
+                b"" if status in BODILESS else b"content-length: %d\r\n" % size_bytes,
+                self._channel.date,
+                self._head_end(),
+            )
+        )
+
+    async def begin(self, status: int, fields: bytes = JSON, data: bytes = b"") -> None:
+        """Begins a response of any length with its head and `data`, in one write.
+
+        fields: as for `respond`. Raises ClientGoneError; cancelled when the client leaves.
+        """
+        if self.state is not State.WAITING:
+            raise RuntimeError("the response has already begun")
+        self.state = State.STREAMING
+        channel = self._channel
+        if channel.is_lost:
+            raise ClientGoneError
+        self._is_chunked = self._is_http_1_1
+        framing = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
+        # Without chunks, the end of the connection is the end of the body.
+        if not self._is_chunked or not self.is_complete or channel.is_draining:
+            self.is_kept = False
+        head = (status_line(status), fields, framing, channel.date, self._head_end())
+        channel.transport.write(b"".join((*head, self._framed(data))))
+        if channel.is_write_paused:
+            await channel.drained()
+
+    async def write(self, data: bytes) -> None:
+        """Sends the next part of the body. Returns once the client has room for more.
+
+        Raises ClientGoneError; cancelled when the client leaves.
+        """
+        channel = self._channel
+        if self.state is not State.STREAMING:
+            raise RuntimeError("the response has not begun, or is over")
+        if channel.is_lost:
+            raise ClientGoneError
+        if framed := self._framed(data):
+            channel.transport.write(framed)
+        if channel.is_write_paused:
+            await channel.drained()
+
+    async def end(self, data: bytes = b"") -> None:
+        """Sends the last part of the body, and its end. Raises ClientGoneError."""
+        channel = self._channel
+        if self.state is not State.STREAMING:
+            raise RuntimeError("the response has not begun, or is over")
+        if channel.is_lost:
+            raise ClientGoneError
+        self.state = State.OVER
+        last = b"0\r\n\r\n" if self._is_chunked and self.method != "HEAD" else b""
+        if framed := self._framed(data) + last:
+            channel.transport.write(framed)
+        if channel.is_write_paused:
+            await channel.drained()
+
+    async def drained(self) -> None:
+        """Returns once the client has taken what was written, but for 64 KiB at most."""
+        if self._channel.is_write_paused:
+            await self._channel.drained()
+
+    def break_off(self) -> None:
+        """Ends the connection so that what was written never passes for a whole response."""
+        self.state = State.OVER
+        self.is_kept = False
+        if self._is_chunked:
+            self._channel.close()
+        else:
+            self.reset()
+
+    def close(self) -> None:
+        """Ends the connection in order, once what was written has been sent."""
+        self.state = State.OVER
+        self.is_kept = False
+        self._channel.close()
+
+    def reset(self) -> None:
+        """Resets the connection: the client sees RST, and not an orderly end."""
+        self.state = State.OVER
+        self.is_kept = False
+        transport = self._channel.transport
+        if self._channel.is_lost or transport.is_closing():
+            return
+        # Lingering for zero seconds makes the kernel send RST.
+        lingering = struct.pack("ii", 1, 0)
+        transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, lingering)
+        transport.abort()
+
+    def refuse(self, fault: Fault) -> None:
+        """Answers with an error in plain text, and ends the connection."""
+        if self.state is State.WAITING:
+            self.respond(fault.status, shown(*fault), TEXT, is_last=True)
+        else:
+            self.break_off()
+
+    def _head_end(self) -> bytes:
+        """What becomes of the connection, and the empty line."""
+        if not self.is_kept:
+            return b"connection: close\r\n\r\n"
+        return b"\r\n" if self._is_http_1_1 else b"connection: keep-alive\r\n\r\n"
+
+    def _framed(self, data: bytes) -> bytes:
+        if not data or self.method == "HEAD":
+            return b""
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
+
+    # What the connection calls.
+
+    def inflate(self, *, may_be_raw: bool) -> None:
+        """The body is compressed."""
+        self._inflate = Inflate(may_be_raw=may_be_raw)
+
+    def receive(self, data: bytes) -> bool:
+        """Takes a part of the body. True if no more should be read for now."""
+        most_bytes = self._channel.most_body_bytes
+        if self._inflate is not None:
+            try:
+                data = self._inflate.take(data, most_bytes - self._received + 1)
+            except BadCompressionError as error:
+                self.fail(BodyError(400, str(error)))
+                return False
+        self._received += len(data)
+        if self._received > most_bytes:
+            self.fail(BodyError(413, f"the body is longer than {most_bytes:,} bytes"))
+            return False
+        if not self._body:
+            self._body = data
+        else:
+            # Not a list of parts: a chunk of one byte would take 40.
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += data
+        if not self._is_whole_wanted:
+            self._wake()
+        return self.is_full
+
+    def receive_end(self) -> None:
+        """The body is whole."""
+        if self._inflate is not None and not self._inflate.is_whole:
+            self.fail(BodyError(400, "the compressed body is cut short"))
+            return
+        self.is_complete = True
+        self._wake()
+
+    def fail(self, error: BodyError) -> None:
+        """The body cannot be read to its end."""
+        if self._error is None and not self.is_complete:
+            self._error = error
+            self._body = b""
+            self._wake()
+
+    @property
+    def has_failed(self) -> bool:
+        return self._error is not None
+
+    @property
+    def is_full(self) -> bool:
+        """No more of the body should be read before the handler takes some."""
+        return not self._is_whole_wanted and len(self._body) > _WAITING_BYTES
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

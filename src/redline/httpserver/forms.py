@@ -1,0 +1,101 @@
+"""Uploads: the parts of a multipart/form-data body (RFC 7578)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from redline.httpserver.exchange import BodyError, Exchange
+
+_MOST_PARTS = 100
+
+
+class FormPart(msgspec.Struct):
+    """One field or file of a form. filename: empty for a field."""
+
+    name: str
+    filename: str
+    data: bytearray
+
+
+async def read_form(exchange: Exchange) -> dict[str, FormPart]:
+    """The parts by name, the last one of each. Raises BodyError.
+
+    The bound of the exchange's body is the bound of all parts together.
+    """
+    # Imports tempfile, and few requests upload anything.
+    from python_multipart import MultipartParser
+    from python_multipart.exceptions import FormParserError
+    from python_multipart.multipart import parse_options_header
+
+    kind, options = parse_options_header(exchange.headers.get("content-type"))
+    boundary = options.get(b"boundary")
+    if kind != b"multipart/form-data" or not boundary:
+        raise BodyError(415, "a file is uploaded as multipart/form-data with a boundary")
+    form = _Form()
+    try:
+        parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": form.begin,
+                "on_header_field": form.add_to_name,
+                "on_header_value": form.add_to_value,
+                "on_header_end": form.end_header,
+                "on_headers_finished": form.end_headers,
+                "on_part_data": form.add_data,
+                "on_end": form.end,
+            },
+        )
+        while data := await exchange.part():
+            parser.write(data)
+    except FormParserError as error:
+        raise BodyError(400, f"the form could not be read: {error}") from None
+    if not form.is_whole:
+        raise BodyError(400, "the form is cut short")
+    return form.parts
+
+
+class _Form:
+    """Collects what the parser finds. The parser bounds the headers of each part."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, FormPart] = {}
+        self.is_whole = False
+        self._count = 0
+        self._name = self._value = b""
+        self._disposition = b""
+        self._data = bytearray()
+
+    def begin(self) -> None:
+        self._count += 1
+        if self._count > _MOST_PARTS:
+            raise BodyError(413, f"the form has more than {_MOST_PARTS} parts")
+        self._disposition = b""
+
+    def add_to_name(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def add_to_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def end_header(self) -> None:
+        if self._name.lower() == b"content-disposition":
+            self._disposition = self._value
+        self._name = self._value = b""
+
+    def end_headers(self) -> None:
+        from python_multipart.multipart import parse_options_header
+
+        _, options = parse_options_header(self._disposition)
+        name = options.get(b"name")
+        if name is None:
+            raise BodyError(400, "a part of the form has no name")
+        filename = options.get(b"filename", b"")
+        self._data = bytearray()
+        text = name.decode("utf-8", "replace")
+        self.parts[text] = FormPart(text, filename.decode("utf-8", "replace"), self._data)
+
+    def add_data(self, data: bytes, start: int, end: int) -> None:
+        self._data += data[start:end]
+
+    def end(self) -> None:
+        self.is_whole = True

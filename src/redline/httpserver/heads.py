@@ -1,0 +1,52 @@
+"""Heads of responses, from parts that are encoded once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from email.utils import formatdate
+from http import HTTPStatus
+
+_STATUS_LINES = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
+}
+JSON = b"content-type: application/json\r\n"
+TEXT = b"content-type: text/plain; charset=utf-8\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+# Responses with these statuses have no body and no length (RFC 9110, 8.6).
+BODILESS = frozenset({204, 304})
+
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+
+
+def status_line(status: int) -> bytes:
+    """The first line of a response."""
+    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+
+
+def header_lines(headers: Mapping[str, str]) -> bytes:
+    """The headers as they go over the wire.
+
+    Raises ValueError for a name or a value that HTTP does not allow, such as one with a line break.
+    """
+    lines = []
+    for name, value in headers.items():
+        if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+            raise ValueError(f"not a header: {name!r}: {value!r}")
+        lines.append(f"{name}: {value}\r\n")
+    return "".join(lines).encode("latin-1")
+
+
+def date_line() -> bytes:
+    """The Date header of this second."""
+    return f"date: {formatdate(usegmt=True)}\r\n".encode()
+
+
+def shown(status: int, reason: str) -> bytes:
+    """The body of an error that the server itself answers with."""
+    try:
+        phrase = HTTPStatus(status).phrase
+    except ValueError:
+        phrase = ""
+    return f"{status} {phrase}: {reason}\n".encode("utf-8", "replace")

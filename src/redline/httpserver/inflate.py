@@ -1,0 +1,70 @@
+"""Decompression of a request's body (RFC 9110, 8.4.1), piece by piece and bounded."""
+
+from __future__ import annotations
+
+import zlib
+
+# zlib's window sizes: 16 + the largest window is gzip, a negative one is deflate without a header.
+_GZIP, _ZLIB, _RAW = 31, 15, -15
+# Gzip members may follow one another; a legitimate body has few.
+_MOST_MEMBERS = 1024
+
+
+class BadCompressionError(ValueError):
+    """The compressed data is damaged, cut short, or followed by something else."""
+
+
+class Inflate:
+    """The decompression of one body.
+
+    may_be_raw: some clients send deflate without the zlib header (RFC 9110, 8.4.1.2).
+    """
+
+    def __init__(self, *, may_be_raw: bool) -> None:
+        self._may_be_raw = may_be_raw
+        self._decoder: zlib._Decompress | None = None
+        self._is_gzip = False
+        self._first = b""  # until the two bytes that tell the format have arrived
+        self._members = 1
+
+    @property
+    def is_whole(self) -> bool:
+        """The compressed data has ended, or there was none."""
+        return self._decoder.eof if self._decoder is not None else not self._first
+
+    def take(self, data: bytes, most_bytes: int) -> bytes:
+        """The next decompressed bytes, at most `most_bytes` (from 1). Raises BadCompressionError.
+
+        What exceeds `most_bytes` is dropped: the caller refuses such a body.
+        """
+        if self._decoder is None:
+            data = self._first + data
+            if len(data) < 2:
+                self._first = data
+                return b""
+            window = self._window_of(data)
+            self._is_gzip = window == _GZIP
+            self._decoder = zlib.decompressobj(window)
+        try:
+            clear = self._decoder.decompress(data, most_bytes)
+            while self._decoder.eof and self._decoder.unused_data and len(clear) < most_bytes:
+                rest = self._decoder.unused_data
+                self._decoder = self._next_member()
+                clear += self._decoder.decompress(rest, most_bytes - len(clear))
+        except zlib.error as error:
+            raise BadCompressionError(f"the compressed body is damaged: {error}") from None
+        return clear
+
+    def _window_of(self, data: bytes) -> int:
+        """The window size by the first two bytes (RFC 1952, 2.3, and RFC 1950, 2.2)."""
+        if data[:2] == b"\x1f\x8b":
+            return _GZIP
+        if data[0] & 15 == 8 and (data[0] * 256 + data[1]) % 31 == 0:
+            return _ZLIB
+        return _RAW if self._may_be_raw else _GZIP
+
+    def _next_member(self) -> zlib._Decompress:
+        self._members += 1
+        if not self._is_gzip or self._members > _MOST_MEMBERS:
+            raise BadCompressionError("bytes follow the end of the compressed body")
+        return zlib.decompressobj(_GZIP)

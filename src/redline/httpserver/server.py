@@ -1,0 +1,144 @@
+"""An HTTP server on an address of its own.
+
+state     from    a new request                   one being answered
+open      start   is answered                     goes on until its client leaves
+draining  aclose  on an open connection, is       may end within what `_drain` allows, and is the
+                  answered; others are refused    last one of its connection
+closed    the end no connection                   is cancelled
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+from redline.errors import ConfigError, RedlineError
+from redline.httpserver.bounds import HttpBounds
+from redline.httpserver.connection import Connection, Service
+from redline.httpserver.exchange import Exchange
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+# Thousands of connections may be opened at once; the kernel lowers this to its own bound.
+_BACKLOG = 4096
+# For what was written to go out, and for handlers that are cancelled.
+_LAST_WORDS_S = 1.0
+
+
+class HttpServer(ABC):
+    """Serves while it is entered, or from `start` to `aclose`; starts once.
+
+    Runs inside the loop that starts it. name: in messages. address: host and port, 0 for a free
+    one. ssl: makes it an HTTPS server.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: tuple[str, int],
+        *,
+        bounds: HttpBounds | None = None,
+        ssl: SSLContext | None = None,
+    ) -> None:
+        self._name = name
+        self._address = address
+        self._http_bounds = bounds if bounds is not None else HttpBounds()
+        self._ssl = ssl
+        self._service: Service | None = None
+        self._listener: asyncio.Server | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+        self._base_url = ""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    @property
+    def base_url(self) -> str:
+        """`http://HOST:PORT/v1`. Raises RedlineError before `start`."""
+        if not self._base_url:
+            raise RedlineError(f"{self._name} has not been started")
+        return self._base_url
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._service.connections) if self._service is not None else 0
+
+    @property
+    def is_draining(self) -> bool:
+        """`aclose` has begun."""
+        return self._service is not None and self._service.is_draining
+
+    async def start(self) -> None:
+        """Listens. Returns once connections are accepted. Raises ConfigError for the address."""
+        if self._service is not None:
+            raise RedlineError(f"{self._name} has already been started")
+        loop = asyncio.get_running_loop()
+        host, port = self._address
+        service = Service(self._handle, self._http_bounds)
+        # None, not a number, where there is no TLS: asyncio refuses that.
+        handshake_s = self._http_bounds.head_s if self._ssl is not None else None
+        try:
+            self._listener = await loop.create_server(
+                partial(Connection, service),
+                host,
+                port,
+                backlog=_BACKLOG,
+                ssl=self._ssl,
+                ssl_handshake_timeout=handshake_s,
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"{self._name} cannot listen: {error.strerror or error}",
+                where=f"{host}:{port}",
+                hint="port 0 picks a free one",
+            ) from error
+        self._service = service
+        self._sweep_on(loop)
+        scheme = "http" if self._ssl is None else "https"
+        shown = f"[{host}]" if ":" in host else host
+        port = self._listener.sockets[0].getsockname()[1]
+        self._base_url = f"{scheme}://{shown}:{port}/v1"
+
+    async def aclose(self) -> None:
+        """Stops listening and ends every connection. A second call does nothing."""
+        listener, self._listener = self._listener, None
+        service = self._service
+        if listener is None or service is None:
+            return
+        listener.close()
+        service.begin_draining()
+        try:
+            await self._drain()
+        finally:
+            await service.end(_LAST_WORDS_S)
+            if self._sweep is not None:
+                self._sweep.cancel()
+        await listener.wait_closed()
+
+    @abstractmethod
+    async def _handle(self, exchange: Exchange) -> None:
+        """Answers one request."""
+
+    @abstractmethod
+    async def _drain(self) -> None:
+        """Waits for requests in flight, as long as they may take when the server closes."""
+
+    def _sweep_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Looks for overdue connections four times in the shortest bound, at least once a second.
+
+        One timer for all connections: one of its own would cost each request more than this.
+        """
+        assert self._service is not None
+        self._service.sweep(loop.time())
+        bounds = self._http_bounds
+        shortest_s = min(bounds.head_s, bounds.body_s, bounds.idle_s, bounds.unread_s)
+        wait_s = min(1.0, max(0.005, shortest_s / 4))
+        self._sweep = loop.call_later(wait_s, self._sweep_on, loop)
