@@ -77,6 +77,8 @@ class EndpointLimits:
         if limits.is_adaptive:
             self._adaptive = AdaptiveConcurrency(most=limits.slots())
             self.slots.resize(self._adaptive.limit)
+        # Neither rates nor the number of calls in flight are to be found.
+        self._is_stated = limits.rate != AUTO and not limits.is_adaptive
         self._is_begun = False
         self._memory: FoundRates | None = None
         self._model = ""
@@ -126,6 +128,9 @@ class EndpointLimits:
         """
         if self.limiter.is_unlimited:
             return
+        if not refusal and tuple(headers) in self._reader.silent:
+            grant.replied(took_s)
+            return
         grant.replied(max(0.0, took_s - (processing_s(headers) or 0.0)))
         stated = self._reader.read(headers, self._clock.wall_s())
         if refusal:
@@ -148,16 +153,20 @@ class EndpointLimits:
 
     def ended(self, outcome: Outcome, sent_s: float, in_flight: int, now_s: float) -> None:
         """A call that was written at `sent_s` has its outcome; in_flight: at that time, with it."""
-        error = outcome.error
+        limiter, error = self.limiter, outcome.error
+        if error is None and self._is_stated:
+            if not limiter.is_unlimited:
+                limiter.answered(now_s, is_limited=False)
+            return
         is_limited = isinstance(error, RateLimited)
         if self._adaptive is not None:
             self._adapt(self._adaptive, outcome, now_s - sent_s, in_flight, now_s)
         if self.search is None:
-            self.limiter.answered(now_s, is_limited=is_limited)
+            limiter.answered(now_s, is_limited=is_limited)
             return
         retry_after_s = error.retry_after_s if isinstance(error, RateLimited) else None
         if self.search.answered(now_s, sent_s, is_limited, retry_after_s):
-            self.limiter.search(self.search.rates())
+            limiter.search(self.search.rates())
 
     def found(self) -> list[str]:
         """The limits that were found, in words, if they were to be found."""

@@ -50,7 +50,7 @@ class Jitter:
         self._fastest_s = math.inf
         self._replies = 0
         self._late_s: deque[float] = deque(maxlen=_REPLIES)
-        self._moment_s = -math.inf  # of the writes that are one moment
+        self._moment_until_s = -math.inf  # writes until then are of one moment
         self._moments = 0
         self._trusts_replies = True
         self._handshakes_s: deque[float] = deque(maxlen=_HANDSHAKES)
@@ -63,12 +63,9 @@ class Jitter:
         self._unsure_s = 0.0  # by how much the fastest reply may not be the fastest possible
         # Replies prove more than nothing by now.
         self.is_telling = False
+        # How late a request may be of which nothing is known.
+        self.unproven_s = FIRST_GUARD_S
         self.guard_s = FIRST_GUARD_S
-
-    @property
-    def unproven_s(self) -> float:
-        """How late a request may be of which nothing is known, in seconds."""
-        return max(self._prior_s, self._network_s) + MARGIN_S
 
     def rang(self, late_s: float) -> bool:
         """A timer rang late_s after its time. True where the guard has changed by that."""
@@ -85,32 +82,38 @@ class Jitter:
         return True
 
     def replied(self, took_s: float, sent_s: float) -> float:
-        """How late this request can have been at most, in seconds.
+        """How late this request can have been at most, in seconds; for `note` and `proved_s`."""
+        self.note(took_s, sent_s)
+        return self.proved_s(took_s)
+
+    def note(self, took_s: float, sent_s: float) -> bool:
+        """Remembers a reply; True if it was time to learn from what is remembered.
 
         took_s: from the write, at sent_s, to the first byte of the answer, less the server's own
-        time on it where it states that.
+        time on it if it states that.
         """
-        if sent_s > self._moment_s + self._prior_s:
-            self._moment_s = sent_s
+        if sent_s > self._moment_until_s:
+            self._moment_until_s = sent_s + self._prior_s
             self._moments += 1
         if took_s < self._fastest_s:
             self._fastest_s = took_s
         self._late_s.append(took_s - self._fastest_s)
         self._replies += 1
-        if self._replies >= self._learn_at:
-            self._learn_at = self._replies + max(_LEARN_EVERY, len(self._late_s) // _NEW_SHARE)
-            self._learn()
-        return self.proved_s(took_s)
+        if self._replies < self._learn_at:
+            return False
+        self._learn_at = self._replies + max(_LEARN_EVERY, len(self._late_s) // _NEW_SHARE)
+        self._learn()
+        return True
 
     def proved_s(self, took_s: float) -> float:
         """How late a request can have been at most whose reply took so long, by what is known now.
 
-        took_s: of a reply that `replied` has been told of.
+        took_s: of a reply that `note` remembers.
         """
         if not self.is_telling:
             return self.unproven_s
-        late_s = took_s - self._fastest_s
-        return min(late_s + self._unsure_s + MARGIN_S, self.unproven_s)
+        late_s = took_s - self._fastest_s + self._unsure_s + MARGIN_S
+        return late_s if late_s < self.unproven_s else self.unproven_s
 
     def shook_hands(self, took_s: float) -> None:
         """A connection was made in `took_s`, while no other was in the making."""
@@ -140,6 +143,7 @@ class Jitter:
         self._conclude()
 
     def _conclude(self) -> None:
+        self.unproven_s = max(self._prior_s, self._network_s) + MARGIN_S
         jitter_s = self._prior_s
         if self.is_telling:
             # 5 % more: a twentieth of the replies took longer than the quantile.

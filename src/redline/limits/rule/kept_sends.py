@@ -22,7 +22,9 @@ from redline.limits.rule.window import GRAIN, Record, Window
 _MAGIC = b"redline1"
 _HEADER = struct.Struct("<8sd")
 _ENTRY = struct.Struct("<dd")
-# A window holds at most 4,097 records (limits/rule/window.py); a larger ring loses none of them.
+_PACK_ENTRY, _ENTRY_BYTES, _FIRST_OFFSET = _ENTRY.pack, _ENTRY.size, _HEADER.size
+# A window holds at most 4,097 records and those that are not swept out yet (limits/rule/window.py);
+# a larger ring loses none of them.
 _SLOTS = 4200
 _SIZE = _HEADER.size + _SLOTS * _ENTRY.size
 
@@ -132,19 +134,25 @@ class _Ring:
             path.unlink(missing_ok=True)
             raise
 
-    def keep(self, record: Record) -> None:
+    def begin(self, record: Record) -> None:
         last = self._last
-        if record is last and record.amount > self._amount:
-            self._amount = record.amount
-            if record.amount > self._told:
-                self._told = 2 * record.amount
-                self._tell(record, self._told, record.first_s + self._grain_s)
-            return
-        if last is None or record.number >= last.number:
-            if last is not None and record is not last and self._told != last.amount:
-                self._tell(last, last.amount, last.sent_s)
-            self._last, self._told, self._amount = record, record.amount, record.amount
+        if last is not None and self._told != last.amount:
+            self._tell(last, last.amount, last.sent_s)
+        self._last = record
+        self._told = self._amount = record.amount
         self._tell(record, record.amount, record.sent_s)
+
+    def keep(self, record: Record) -> None:
+        amount = record.amount
+        if record is self._last:
+            if amount > self._amount:
+                self._amount = amount
+                if amount > self._told:
+                    self._told = 2 * amount
+                    self._tell(record, self._told, record.first_s + self._grain_s)
+                return
+            self._told = self._amount = amount
+        self._tell(record, amount, record.sent_s)
 
     def keep_pace(self, full_at_s: float) -> None:
         self._write(_HEADER.pack(_MAGIC, full_at_s + self._to_wall_s), 0)
@@ -159,8 +167,8 @@ class _Ring:
             self._fd = None
 
     def _tell(self, record: Record, amount: int, sent_s: float) -> None:
-        offset = _HEADER.size + record.number % _SLOTS * _ENTRY.size
-        self._write(_ENTRY.pack(sent_s + self._to_wall_s, amount), offset)
+        offset = _FIRST_OFFSET + record.number % _SLOTS * _ENTRY_BYTES
+        self._write(_PACK_ENTRY(sent_s + self._to_wall_s, amount), offset)
 
     def _write(self, data: bytes, offset: int) -> None:
         if self._fd is None:

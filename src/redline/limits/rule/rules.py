@@ -93,10 +93,14 @@ class Rules:
         self._recent: RecentSends | None = None
         # Seconds added to each window now.
         self.guard_s = self._guard_now_s()
+        self._is_measured = False  # replies prove how late the sends were
+        # The only window, if it counts requests and nothing is remembered of each booking.
+        self._only: Window | None = None
         self.lines: list[LimitLine] = []
         for kind in KINDS:
             for rate in as_rates(getattr(limits, kind), kind):
                 self._add(kind, rate, rate)
+        self._follow_lines()
 
     def watch(self, now_s: float) -> None:
         """The server tells what is left: from now on each booking remembers what should be."""
@@ -104,6 +108,7 @@ class Rules:
             self.is_watched = True
             for line in self.lines:
                 line.watch(now_s)
+            self._follow_lines()
 
     def most(self, kind: Kind) -> float:
         """The largest amount that one call could ever be granted; inf where nothing limits it."""
@@ -117,6 +122,13 @@ class Rules:
             amount = 0 if line.kind == "requests" else cost.amount(line.kind)
             if amount and amount > self._most(line):
                 raise too_large(line.kind, amount, usable(line.stated, self.limits.headroom))
+
+    def take_now(self, cost: Cost, now_s: float) -> list[Booking] | None:
+        """What `cost` takes from every window, if it may be sent now; None if it must wait."""
+        only = self._only
+        if only is not None:
+            return None if only.wait_s(1, now_s) > 0 else [only.book(1, now_s)]
+        return None if self.wait_s(cost, now_s) > 0 else self.book(cost, now_s)
 
     def wait_s(self, cost: Cost, now_s: float) -> float:
         """Seconds until `cost` may be sent; 0 now, inf until what is booked is sent or released."""
@@ -163,22 +175,22 @@ class Rules:
 
     def replied(self, bookings: Iterable[Booking], took_s: float, sent_s: float) -> None:
         """A call's first byte came `took_s` after its write, the server's own time taken off."""
-        if not self.lines or self.limits.guard_s is not None:
+        if not self._is_measured:
             return
         jitter = self.jitter
-        guard_s = jitter.guard_s
-        late_s = jitter.replied(took_s, sent_s)
+        has_learned = jitter.note(took_s, sent_s)
         if not jitter.is_telling:
             # The first replies prove something only once there are enough of them.
             self._untold.append((bookings, took_s))
         else:
+            late_s = jitter.proved_s(took_s)
             for booking in bookings:
                 booking.window.prove(booking, late_s)
             while self._untold:
                 told, its_s = self._untold.popleft()
                 for booking in told:
                     booking.window.prove(booking, jitter.proved_s(its_s))
-        if jitter.guard_s != guard_s:
+        if has_learned:
             self.follow_guard()
 
     def rang(self, late_s: float) -> None:
@@ -261,15 +273,21 @@ class Rules:
         )
         line = LimitLine(rate, user, window)
         self.lines.append(line)
-        self.counts_tokens = self.counts_tokens or kind != "requests"
         return line
+
+    def _follow_lines(self) -> None:
+        lines = self.lines
+        self._is_measured = self.limits.guard_s is None and bool(lines)
+        self.counts_tokens = any(line.kind != "requests" for line in lines)
+        is_alone = len(lines) == 1 and not self.counts_tokens and not self.is_watched
+        self._only = lines[0].window if is_alone else None
 
     def _most(self, line: LimitLine) -> int:
         # By what is stated: a share that is lowered for a while refuses nobody for good.
         return usable(line.stated, self.limits.headroom).count
 
     def _reshape(self) -> None:
-        self.counts_tokens = any(line.kind != "requests" for line in self.lines)
+        self._follow_lines()
         share = self._used_share()
         for line in self.lines:
             rate = usable(line.stated, share)

@@ -50,6 +50,9 @@ GRAIN = 1 / 4096
 # A burst of requests is spread over this share of a window, and that much of a token limit may be
 # caught up where another limit has held it back.
 BURST_SHARE = 1 / 20
+# Records of requests that have left the window are dropped once in this many new ones. The ring of
+# kept_sends.py has room for as many more.
+SWEEP_EVERY = 64
 # Calls of a burst are not further apart than this.
 _BURST_MOST_S = 0.005
 # Margins are this many standard deviations: about one in 30,000 for a sum of many.
@@ -94,26 +97,22 @@ class Doubt:
         return max(0.0, min(margin, self.most + spread.most))
 
 
-class Record:
+class Record(msgspec.Struct, eq=False, gc=False):
     """What was sent from `first_s` to `sent_s`.
 
     It leaves the hard rule's window `late_s` after the window's end.
 
     unproven: how many of its sends have no reply yet; they count as late as any may be. doubt:
-    about the amounts of those whose usage is not known yet, None where all are certain.
+    about the amounts of those whose usage is not known yet, None if all are certain.
     """
 
-    # Written to at each send: the fields of a msgspec.Struct take four times as long to set.
-    __slots__ = ("amount", "doubt", "first_s", "late_s", "number", "sent_s", "unproven")
-
-    def __init__(self, number: int, now_s: float) -> None:
-        self.number = number
-        self.first_s = now_s
-        self.sent_s = now_s
-        self.amount = 0
-        self.unproven = 0
-        self.late_s = 0.0
-        self.doubt: Doubt | None = None
+    number: int
+    first_s: float
+    sent_s: float
+    amount: int
+    unproven: int = 1
+    late_s: float = 0.0
+    doubt: Doubt | None = None
 
 
 class Alone(NamedTuple):
@@ -147,7 +146,8 @@ class Booking(msgspec.Struct, eq=False, gc=False):
 class Keeper(Protocol):
     """Where a window's sends outlive the process."""
 
-    def keep(self, record: Record) -> None: ...
+    def begin(self, record: Record) -> None: ...  # later than those before it
+    def keep(self, record: Record) -> None: ...  # after a change of one that was begun
     def keep_pace(self, full_at_s: float) -> None: ...
 
 
@@ -172,9 +172,9 @@ class Window:
         self._next_s = -math.inf  # of the next request in a burst
         self._level = BucketLevel()
         self._records: deque[Record] = deque()
-        self._number = 0
-        self._sent_amount = 0
-        self._booked_amount = 0
+        self._number = self._sweep_at = 0
+        self._open_until_s = -math.inf  # the last record takes what is sent until then
+        self._held = 0  # booked, or in a record
         self._doubt = Doubt()
         self._phases: Phases | None = None  # of amounts that are sent evenly
         self._keeper: Keeper | None = None
@@ -210,6 +210,8 @@ class Window:
         self._burst = _burst(rate, profile, guard_s)
         self._is_even = self._is_hard and self._burst == 1
         self._is_plain = self.kind == "requests"
+        # One request is one, and a record of it is never doubted.
+        self._is_simple = self._is_plain and self._is_hard
         self._reshape_phases()
         # With a burst of 1 the lateness of a timer would be lost at every send. Timers count in
         # milliseconds, so even without a guard some of it is made up for.
@@ -231,11 +233,18 @@ class Window:
 
         amount: 1 or more; what is above the limit as it is stated must be refused before.
         """
+        if (
+            self._is_simple
+            and self._held + amount <= self.rate.count
+            and self._full_at_s - now_s <= _EPSILON_S
+            and self._next_s - now_s <= _EPSILON_S
+        ):
+            return 0.0
         margin = 0.0
         if spread is not CERTAIN or self._doubt.variance:
             margin = self._doubt.margin(spread)
         due_s = self._next_s
-        # Where a burst is the whole limit, the hard rule alone says as much as both.
+        # If a burst is the whole limit, the hard rule alone says as much as both.
         if self._is_even:
             if self._full_at_s > due_s:
                 due_s = self._full_at_s
@@ -252,12 +261,11 @@ class Window:
             if phase_s > wait_s and phase_s > _EPSILON_S:
                 wait_s = phase_s
         free = self.rate.count - amount - math.ceil(margin)
-        if self._sent_amount + self._booked_amount <= free:
+        if self._held <= free:
             return wait_s
         self._expire(now_s)
-        held = self._sent_amount + self._booked_amount
-        excess = held - free
-        if excess <= 0 or held == 0:
+        excess = self._held - free
+        if excess <= 0 or self._held == 0:
             # Alone in its window, an amount needs no margin: waiting longer would not help.
             return wait_s
         return max(wait_s, self._freed_s(excess) - now_s)
@@ -277,21 +285,22 @@ class Window:
         up: the next two sends would follow too closely.
         """
         booking = Booking(self, amount, now_s, spread)
-        if self._apart_s:
-            self._next_s = max(self._next_s, now_s - min(late_s, _BURST_MOST_S)) + self._apart_s
+        self._held += amount
         if self._is_even:
-            if self._phases is None:
-                full_at_s = now_s - min(late_s, self._catch_up_s)
-            else:
-                full_at_s = now_s - min(busy_s, self._catch_up_s)
+            behind_s = late_s
+            if self._phases is not None:
+                behind_s = busy_s
                 booking.step = self._phases.add(amount, now_s)
+            full_at_s = now_s - min(behind_s, self._catch_up_s) if behind_s else now_s
             if self._full_at_s > full_at_s:
                 full_at_s = self._full_at_s
             booking.paced_s = paced_s = amount * self._unit_s
             self._full_at_s = full_at_s + paced_s
-        elif not self._is_hard:
-            booking.entry = self._level.take(now_s, amount)
-        self._booked_amount += amount
+        else:
+            if self._apart_s:
+                self._next_s = max(self._next_s, now_s - min(late_s, _BURST_MOST_S)) + self._apart_s
+            if not self._is_hard:
+                booking.entry = self._level.take(now_s, amount)
         if spread is not CERTAIN:
             self._doubt.add(spread)
         return booking
@@ -301,21 +310,25 @@ class Window:
         if booking.is_sent is not None:
             return
         booking.is_sent = True
-        self._booked_amount -= booking.amount
-        if now_s - booking.booked_s > LATE_S:
-            self._amend_phases(booking, -booking.amount, 0)
-            if booking.step is not None and self._phases is not None:
-                booking.step = self._phases.add(booking.amount, now_s)
+        amount = booking.amount
+        if self._is_simple:
+            booking.record = self._count(amount, now_s)
+            return
+        if booking.step is not None and now_s - booking.booked_s > LATE_S:
+            self._amend_phases(booking, -amount, 0)
+            if self._phases is not None:
+                booking.step = self._phases.add(amount, now_s)
         if self._is_hard:
-            record = booking.record = self._count(booking.amount, now_s)
+            record = booking.record = self._count(amount, now_s)
             if booking.spread is not CERTAIN:
                 record.doubt = record.doubt or Doubt()
                 record.doubt.add(booking.spread)
             return
+        self._held -= amount
         if booking.entry is not None:
             self._level.left(booking.entry, now_s)
             if self._is_plain:
-                self._level.amend(booking.entry, booking.amount)
+                self._level.amend(booking.entry, amount)
         self._keep_pace()
 
     def release(self, booking: Booking, now_s: float) -> None:
@@ -326,7 +339,7 @@ class Window:
         if booking.is_sent is not None:
             return
         booking.is_sent = False
-        self._booked_amount -= booking.amount
+        self._held -= booking.amount
         self._doubt.add(booking.spread, -1)
         if booking.entry is not None:
             self._level.amend(booking.entry, 0)
@@ -371,7 +384,7 @@ class Window:
             if record.doubt is not None:
                 record.doubt.add(spread, -1)
                 self._doubt.add(spread, -1)
-            self._sent_amount += difference
+            self._held += difference
             if self._keeper is not None:
                 self._keeper.keep(record)
 
@@ -390,6 +403,7 @@ class Window:
                 # The limit may have been larger: after a window all of it is over in any case.
                 self._level.cap(sent_s + self._span_s, self._unit_s)
                 continue
+            self._held += amount
             self._count(amount, sent_s)
             if self._phases is not None:
                 self._phases.add(amount, sent_s)
@@ -410,13 +424,13 @@ class Window:
         """`keeper` gets what is counted now, and every send from now on."""
         self._keeper = keeper
         for record in self._records:
-            keeper.keep(record)
+            keeper.begin(record)
         self._keep_pace()
 
     def used(self, now_s: float) -> int:
         """What has been taken and counts still, booked or sent."""
         self._expire(now_s)
-        return self._sent_amount + self._booked_amount
+        return self._held
 
     def sends(self, now_s: float) -> list[tuple[float, int]]:
         """(stamp, amount) of what the window still counts, oldest first; for `recall`.
@@ -425,7 +439,8 @@ class Window:
         """
         self._expire(now_s)
         found = [(record.sent_s, record.amount) for record in self._records]
-        return [*found, (now_s, self._booked_amount)] if self._booked_amount else found
+        booked = self._booked()
+        return [*found, (now_s, booked)] if booked else found
 
     def _change_books(self, rate: Rate) -> None:
         """What was counted by the hard rule counts in the bucket from now on, or the other way."""
@@ -440,8 +455,8 @@ class Window:
         for record in self._records:
             entry = self._level.take(record.sent_s, record.amount)
             self._level.amend(entry, record.amount)
+        self._held = self._booked()
         self._records.clear()
-        self._sent_amount = 0
         self._doubt = Doubt()
 
     def _refilled_s(self, needed: float) -> float:
@@ -469,17 +484,26 @@ class Window:
             self._phases.amend(booking.step, by, amount)
 
     def _count(self, amount: int, now_s: float) -> Record:
-        record = self._records[-1] if self._records else None
-        if record is None or now_s - record.first_s > self._grain_s:
-            self._expire(now_s)
-            record = Record(self._number, now_s)
-            self._number += 1
+        """The record that `amount`, which is held already, is sent in."""
+        if now_s <= self._open_until_s and self._records:
+            record = self._records[-1]
+            record.amount += amount
+            record.unproven += 1
+            if now_s > record.sent_s:
+                record.sent_s = now_s
+        else:
+            number = self._number
+            if number >= self._sweep_at:
+                self._expire(now_s)
+                # Of tokens at once, so that no doubt about what is over keeps some of them free.
+                self._sweep_at = number + (SWEEP_EVERY if self._is_plain else 1)
+            record = Record(number, now_s, now_s, amount)
+            self._number = number + 1
+            self._open_until_s = now_s + self._grain_s
             self._records.append(record)
-        elif now_s > record.sent_s:
-            record.sent_s = now_s
-        record.amount += amount
-        record.unproven += 1
-        self._sent_amount += amount
+            if self._keeper is not None:
+                self._keeper.begin(record)
+            return record
         if self._keeper is not None:
             self._keeper.keep(record)
         return record
@@ -491,6 +515,10 @@ class Window:
             if full_at_s is not None:
                 self._keeper.keep_pace(full_at_s)
 
+    def _booked(self) -> int:
+        """What is taken and not sent yet."""
+        return self._held - sum(record.amount for record in self._records)
+
     def _shift(self, by_s: float) -> None:
         self._full_at_s += by_s
 
@@ -498,24 +526,27 @@ class Window:
         """When `excess` of what is counted will have left the window; inf if never by itself."""
         window_s, at_s = self.rate.window_s, -math.inf
         for record in self._records:
-            at_s = max(at_s, record.sent_s + window_s + self._late_s(record))
+            late_s = self.unproven_s if record.unproven else record.late_s
+            at_s = max(at_s, record.sent_s + window_s + late_s)
             excess -= record.amount
             if excess <= 0:
                 return at_s
         # All that is counted leaves the window, though not all of the margin can come free.
-        return math.inf if self._booked_amount else at_s
-
-    def _late_s(self, record: Record) -> float:
-        return self.unproven_s if record.unproven else record.late_s
+        return math.inf if self._booked() else at_s
 
     def _expire(self, now_s: float) -> None:
         horizon_s = now_s - self.rate.window_s + _EPSILON_S
-        records = self._records
-        while records and records[0].sent_s + self._late_s(records[0]) <= horizon_s:
-            record = records.popleft()
-            self._sent_amount -= record.amount
+        records, unproven_s = self._records, self.unproven_s
+        gone = 0
+        while records:
+            record = records[0]
+            if record.sent_s + (unproven_s if record.unproven else record.late_s) > horizon_s:
+                break
+            gone += record.amount
             if record.doubt is not None:
                 self._doubt.subtract(record.doubt)
+            records.popleft()
+        self._held -= gone
 
 
 def _burst(rate: Rate, profile: str, guard_s: float) -> int:

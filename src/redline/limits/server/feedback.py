@@ -48,6 +48,8 @@ class Feedback:
         if rules.limits.profile == "bucket":
             # Its window does not count, so what is sent before the first headers is noted, too.
             rules.watch(-math.inf)
+        # Counts an answer that is no 429, and does no more; False if `answered` must be called.
+        self.accepted = self._pressure.accepted
 
     def heard(self, stated: Sequence[Stated], bookings: Sequence[Booking], now_s: float) -> bool:
         """Headers told `stated` in answer to the call of `bookings`."""
@@ -57,12 +59,11 @@ class Feedback:
 
     def answered(self, now_s: float, *, is_limited: bool) -> bool:
         """A call was answered, by a 429 or not."""
+        if not is_limited and self.accepted(now_s):
+            return False
         if not self._rules.lines:
             return False
         pressure = self._pressure
-        if not is_limited and now_s < pressure.due_s:
-            pressure.accepted(now_s)
-            return False
         guard_s = self._rules.guard_s
         is_alone = self._crowd.share == 1
         pressure.answered(now_s, is_limited=is_limited, is_alone=is_alone)
@@ -292,8 +293,8 @@ class _Pressure:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._since_s: float | None = None
-        self.due_s = -math.inf  # until then no answer but a 429 is looked at
+        self._since_s = math.inf  # what came before it does not count; inf before the first answer
+        self._due_s = -math.inf  # until then no answer but a 429 is looked at
         self._answered = 0
         self._limited = 0
         self._clear = self._MEMORY  # windows since the last that was clearly above 1 %
@@ -302,16 +303,19 @@ class _Pressure:
         self._is_guard_doubled = False
         self.share = 1.0
 
-    def accepted(self, now_s: float) -> None:
-        """A call was answered, by no 429, before `due_s`."""
-        if self._since_s is not None and now_s >= self._since_s:
+    def accepted(self, now_s: float) -> bool:
+        """Counts an answer that is no 429; False if it is for `answered`, which then counts it."""
+        if now_s >= self._due_s:
+            return False
+        if now_s >= self._since_s:
             self._answered += 1
+        return True
 
     def answered(self, now_s: float, *, is_limited: bool, is_alone: bool) -> None:
-        """A call was answered, by a 429 or after `due_s`. is_alone: nobody else is seen there."""
-        if self._since_s is None:
+        """Judges what was counted. is_alone: no other user of the limits is seen."""
+        if self._since_s == math.inf:
             self._since_s = now_s
-            self.due_s = now_s + _SHORTEST_LOOK_S
+            self._due_s = now_s + _SHORTEST_LOOK_S
         if now_s < self._since_s:
             return
         self._answered += 1
@@ -322,17 +326,20 @@ class _Pressure:
         window_s = max(_SHORTEST_LOOK_S, min(60.0, longest_s))
         is_over = now_s >= self._since_s + window_s
         # Limits may change meanwhile, so it looks again at least each second.
-        self.due_s = min(self._since_s + window_s, now_s + _SHORTEST_LOOK_S)
+        self._due_s = min(self._since_s + window_s, now_s + _SHORTEST_LOOK_S)
         # Counting what was sent takes time: it is done for every eighth 429.
         is_due = is_limited and self._limited % 8 == 0 and self.share == 1
         if not is_over and not (is_due and self._is_flood(self._answered)):
             return
-        answered = max(self._answered, self._sent(self._since_s, now_s))
+        answered = self._answered
+        if self._limited:
+            # A 429 comes before the answers to calls that were sent with it.
+            answered = max(answered, self._sent(self._since_s, now_s))
         if is_over or self._is_flood(answered):
             is_changed = self._conclude(self._limited, answered, is_alone=is_alone)
             # The server goes on counting what was sent before a cut.
             self._since_s = now_s + (window_s / 2 if is_changed else 0.0)
-            self.due_s = self._since_s + _SHORTEST_LOOK_S
+            self._due_s = self._since_s + _SHORTEST_LOOK_S
             self._answered = self._limited = 0
 
     def _is_flood(self, answered: int) -> bool:
@@ -363,7 +370,7 @@ class _Pressure:
         return True
 
     def _sent(self, since_s: float, now_s: float) -> int:
-        """Calls since then, where a limit on requests counts them: a 429 comes before an answer."""
+        """Calls since then, if a limit on requests counts them."""
         counts = (
             sum(amount for sent_s, amount in line.window.sends(now_s) if sent_s >= since_s)
             for line in self._rules.lines

@@ -29,13 +29,14 @@ from redline.limits.server.stated_limit import (
 
 __all__ = ["HeaderReader", "Kind", "Stated", "processing_s", "retry_after_s", "stated_in_body"]
 
-# Names are looked through on the first replies, where a reply has a number of headers that none
-# had before, and on every 64th, so that what appears later is found and hardly costs anything.
-_FIRST_REPLIES = 8
-_SCAN_EVERY = 64
-_MOST_SIZES = 32
+# The names of a reply's headers are looked through if no reply had the same ones in the same order.
+# A server has a few such layouts; after this many they are forgotten and learned again. One of more
+# names is not remembered.
+_MOST_LAYOUTS, _MOST_NAMES = 64, 64
 
 _LONGEST_PROCESSING_S = 86_400.0
+# The second one only Envoy's own users see.
+_PROCESSING = ("openai-processing-ms", "x-envoy-upstream-service-time")
 
 _PASSED_ON = "llm_provider-"
 _KINDS: dict[str, Kind] = {
@@ -126,11 +127,12 @@ class HeaderReader:
     What was found once is looked up in every later reply.
     """
 
-    __slots__ = ("_forms", "_found", "_lanes", "_names", "_replies", "_sizes")
+    __slots__ = ("_forms", "_found", "_lanes", "_layouts", "_names", "silent")
 
     def __init__(self) -> None:
-        self._replies = 0
-        self._sizes: set[int] = set()
+        self._layouts: set[tuple[str, ...]] = set()
+        # The names in replies that state neither limits nor the time that the call took.
+        self.silent: set[tuple[str, ...]] = set()
         # By whether a proxy passes it on, and by the subject that the names share.
         self._found: dict[tuple[bool, str], _Found] = {}
         self._lanes: tuple[_Lane, ...] = ()
@@ -145,14 +147,9 @@ class HeaderReader:
         headers: looked up in the case in which the server first sent them. wall_s: the time now,
         for resets given as a moment. Never raises, whatever the server sends.
         """
-        self._replies += 1
-        size = len(headers)
-        if (
-            size not in self._sizes
-            or self._replies <= _FIRST_REPLIES
-            or self._replies % _SCAN_EVERY == 0
-        ):
-            self._scan(headers, size)
+        layout = tuple(headers)
+        if layout not in self._layouts:
+            self._scan(layout)
         if not self._lanes and not self._forms:
             return ()
         get = headers.get
@@ -171,15 +168,26 @@ class HeaderReader:
                 break
         return tuple(found)
 
-    def _scan(self, headers: Mapping[str, str], size: int) -> None:
-        """Learns the names of the limit headers in this reply, and keeps those known before."""
-        if len(self._sizes) >= _MOST_SIZES:
-            self._sizes.clear()
-        self._sizes.add(size)
-        for name in headers:
+    def _scan(self, layout: tuple[str, ...]) -> None:
+        """Learns the names of the limit headers in a reply, and keeps those known before."""
+        if len(self._layouts) >= _MOST_LAYOUTS:
+            self._layouts.clear()
+            self.silent.clear()
+        is_short = len(layout) <= _MOST_NAMES
+        if is_short:
+            self._layouts.add(layout)
+        is_silent = True
+        for name in layout:
             plain = name.lower()
             if "limit" in plain:
                 self._learn(name, plain.removeprefix(_PASSED_ON))
+                is_silent = False
+            elif plain in _PROCESSING:
+                is_silent = False
+        if is_silent:
+            if is_short:
+                self.silent.add(layout)
+            return
         # What a proxy states itself goes before what it passes on of the same kind.
         own = {found.kind for (is_passed_on, _), found in self._found.items() if not is_passed_on}
         self._lanes = tuple(
@@ -236,11 +244,9 @@ class HeaderReader:
 
 
 def processing_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds the server itself spent on the call; None where it does not tell.
-
-    By `openai-processing-ms`, or `x-envoy-upstream-service-time`, which Envoy's own users see.
-    """
-    text = headers.get("openai-processing-ms") or headers.get("x-envoy-upstream-service-time")
+    """Seconds the server itself spent on the call; None if it does not state them."""
+    first, second = _PROCESSING
+    text = headers.get(first) or headers.get(second)
     if text is None:
         return None
     try:

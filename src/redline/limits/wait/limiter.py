@@ -104,12 +104,15 @@ class Limiter(Alarmed):
         if self._queue.waiting:
             return None
         now_s = self._clock.now_s()
-        if now_s < self._parked_until_s or self.rules.wait_s(cost, now_s) > 0:
+        if now_s < self._parked_until_s:
             return None
-        if not self.rules.lines:
-            self._free = FreeGrant(self, [], _NOTHING, 0.0)
+        taken = self.rules.take_now(cost, now_s)
+        if taken is None:
+            return None
+        if not taken:
+            self._free = FreeGrant(self, taken, _NOTHING, 0.0)
             return self._free
-        return Grant(self, self.rules.book(cost, now_s), cost, 0.0)
+        return Grant(self, taken, cost, 0.0)
 
     async def acquire(self, cost: Cost | int = _NOTHING, priority: int = 0) -> Grant:
         """A grant for one request of `cost`; waits for it in turn.
@@ -169,7 +172,9 @@ class Limiter(Alarmed):
 
     def answered(self, now_s: float, *, is_limited: bool) -> None:
         """A call was answered; is_limited: by a 429."""
-        if self._feedback.answered(now_s, is_limited=is_limited):
+        if (is_limited or not self._feedback.accepted(now_s)) and self._feedback.answered(
+            now_s, is_limited=is_limited
+        ):
             self.refresh()
 
     @property
@@ -223,7 +228,7 @@ class Limiter(Alarmed):
         for booking in taken:
             booking.window.sent(booking, now_s)
         # A head that waited for this stamp had no timer.
-        if self._timer is None and self._queue:
+        if self._queue.waiting and self._timer is None:
             self._pump()
 
     def give_back(self, taken: list[Booking]) -> None:
