@@ -73,6 +73,18 @@ def test_it_survives_any_number_of_deaths(tmp_path: Path) -> None:
     assert Process(tmp_path, 1010.0).wait_s() == pytest.approx(50.05)
 
 
+def test_a_full_window_of_records_is_kept_whole(tmp_path: Path) -> None:
+    """As many as a window holds, for two windows: old ones are overwritten, and no others."""
+    first = Process(tmp_path, 1000.0, rate=Rate(100_000, 1.0))
+    for _ in range(8200):
+        first.send()
+        first.clock.advance(0.00026)
+    counted = first.window.used(first.clock.now_s())
+    assert 3900 < counted < 4100
+    second = Process(tmp_path, first.clock.wall_s(), rate=Rate(100_000, 1.0))
+    assert second.window.used(second.clock.now_s()) == pytest.approx(counted, abs=1)
+
+
 def test_a_settlement_is_kept_too(tmp_path: Path) -> None:
     first = Process(tmp_path, 1000.0)
     first.window.settle(first.send(8), 2)

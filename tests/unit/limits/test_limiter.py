@@ -141,6 +141,36 @@ async def test_parking_holds_everybody_until_the_latest_wish() -> None:
 
 
 @in_virtual_time
+async def test_without_limits_all_go_at_once_and_parking_still_holds_them_in_order() -> None:
+    limiter = limiter_of()
+    assert limiter.is_unlimited
+    for _ in range(3):
+        grant = limiter.acquire_now(Cost(900))
+        grant.sent(now_s())
+        grant.settle(20)
+        grant.release()
+    assert limiter.park(5.0)
+    assert limiter.acquire_now(Cost()) is None
+    granted: Granted = []
+    async with asyncio.TaskGroup() as group:
+        for name in "abc":
+            group.create_task(take(limiter, name, granted))
+    assert granted == [("a", 5), ("b", 5), ("c", 5)]
+    assert limiter.acquire_now(Cost()) is not None
+
+
+@in_virtual_time
+async def test_a_limit_that_is_set_later_holds_from_then_on() -> None:
+    limiter = limiter_of()
+    assert limiter.acquire_now(Cost()) is not None
+    limiter.set_rates("requests", [Rate(1, 60.0)])
+    assert not limiter.is_unlimited
+    limiter.acquire_now(Cost()).sent(now_s())
+    assert limiter.acquire_now(Cost()) is None
+    assert limiter.room_s(Cost(), now_s()) == pytest.approx(60.0)
+
+
+@in_virtual_time
 async def test_a_grant_tells_how_long_it_was_waited_for() -> None:
     limiter = limiter_of(requests="1/10s")
     first = await limiter.acquire()
