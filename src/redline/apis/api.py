@@ -19,9 +19,10 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
     """One API of an endpoint.
 
     path: of its requests; a url that ends like it, from the part after `/v1` on, is of this API.
-    prompt: the field of a request that holds the prompt. has_system: a request has a place for a
-    system message. has_output: its answers have tokens that are generated. is_streamed: its
-    answers may be streamed.
+    prompt: the field of a request that holds the prompt. texts: all fields whose strings the model
+    reads. as_json: fields that become a part of the prompt as JSON, names and all. output_limits:
+    fields that bound the tokens of one answer. has_system: a request has a place for a system
+    message. has_output: answers have tokens that are generated. is_streamed: they may be streamed.
     read: the reply that a body holds; asked: the request's body, by which answers are counted, None
     if that is not known. Raises msgspec.DecodeError for another shape, and the error that the
     body holds. read_usual: the same for an answer as nearly all are, quicker; None for any other.
@@ -29,6 +30,9 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     prompt: str = "prompt"
+    texts: tuple[str, ...] = ()
+    as_json: tuple[str, ...] = ()
+    output_limits: tuple[str, ...] = ()
     has_system: bool = False
     has_output: bool = True
     is_streamed: bool = False

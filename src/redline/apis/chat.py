@@ -13,6 +13,9 @@ from redline.apis.choices import Form, Object, read, read_usual
 CHAT = Api(
     path="/v1/chat/completions",
     prompt="messages",
+    texts=("messages",),
+    as_json=("tools", "functions", "response_format"),
+    output_limits=("max_tokens", "max_completion_tokens"),
     has_system=True,
     is_streamed=True,
     read=read,

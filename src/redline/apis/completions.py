@@ -10,7 +10,15 @@ from typing import Any
 from redline.apis.api import Api
 from redline.apis.choices import Form, Object, read, read_usual
 
-COMPLETIONS = Api(path="/v1/completions", is_streamed=True, read=read, read_usual=read_usual)
+COMPLETIONS = Api(
+    path="/v1/completions",
+    texts=("prompt", "suffix"),
+    as_json=("response_format",),
+    output_limits=("max_tokens",),
+    is_streamed=True,
+    read=read,
+    read_usual=read_usual,
+)
 
 
 def _text(content: str | None, tool_calls: Any = None) -> Object:

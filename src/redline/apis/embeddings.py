@@ -58,7 +58,9 @@ def read(body: bytes, asked: dict[str, Any] | None) -> Reply:
     )
 
 
-EMBEDDINGS = Api(path="/v1/embeddings", prompt="input", has_output=False, read=read)
+EMBEDDINGS = Api(
+    path="/v1/embeddings", prompt="input", texts=("input",), has_output=False, read=read
+)
 
 
 def embeddings_object(vectors: list[Any], model: str, input_tokens: int) -> dict[str, Any]:

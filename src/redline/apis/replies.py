@@ -68,8 +68,9 @@ def _check_plain(whole: Any) -> None:
                 raise error
 
 
-# Any path that no API has: JSON in, JSON out.
-PLAIN = Api(path="", read=_read_plain)
+# Any path that no API has: JSON in, JSON out. Anthropic's messages have their `system` apart:
+# https://platform.claude.com/docs/en/api/messages
+PLAIN = Api(path="", texts=("system",), read=_read_plain)
 # The longer ending first.
 APIS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
 

@@ -87,7 +87,16 @@ def read(body: bytes, asked: dict[str, Any] | None) -> Reply:
     )
 
 
-RESPONSES = Api(path="/v1/responses", prompt="input", has_system=True, is_streamed=True, read=read)
+RESPONSES = Api(
+    path="/v1/responses",
+    prompt="input",
+    texts=("input", "instructions"),
+    as_json=("tools", "text"),
+    output_limits=("max_output_tokens",),
+    has_system=True,
+    is_streamed=True,
+    read=read,
+)
 
 
 def response_object(

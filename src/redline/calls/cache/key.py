@@ -9,13 +9,13 @@ same under the next one. Whoever asks one address in two accounts that differ ta
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
+from redline.apis import EMBEDDINGS, api_of
 from redline.calls.wire import Endpoint
 from redline.waist import Call, Request
 
@@ -78,7 +78,7 @@ def is_determined(request: Request) -> bool:
     body = request.body
     if request.method != "POST" or not isinstance(body, dict):
         return False
-    if is_embedding(request.url):
+    if api_of(request.url) is EMBEDDINGS:
         return True
     if any(body.get(name) for name in _OUTWARD) or _has_servers_tools(body.get("tools")):
         return False
@@ -86,12 +86,6 @@ def is_determined(request: Request) -> bool:
     return type(body.get("seed")) is int or (
         type(body.get("temperature")) in (int, float) and body["temperature"] == 0
     )
-
-
-@lru_cache(maxsize=1024)
-def is_embedding(url: str) -> bool:
-    """The path asks for vectors."""
-    return url.partition("?")[0].rstrip("/").endswith("/embeddings")
 
 
 def _has_servers_tools(tools: Any) -> bool:

@@ -21,10 +21,10 @@ from typing import Protocol
 
 import msgspec
 
-from redline.apis import read_usage
+from redline.apis import api_of, read_usage
 from redline.calls.cost.prices import Price, Prices, how_to_price, unpriced
 from redline.calls.cost.spending import NOTHING, Amount, Spending, dollars_text
-from redline.calls.tokens import TokenEstimator, Worst, has_no_output, worst_of
+from redline.calls.tokens import TokenEstimator, Worst, worst_of
 from redline.clock import SYSTEM, Clock
 from redline.errors import BadRow, BudgetSpent, CallError, TimedOut, Unpriced
 from redline.limits import Cost
@@ -273,7 +273,7 @@ class Metered:
             return NOTHING if is_refusal else attempt.worst
         usage = None
         if outcome.reply is not None:
-            has_output = not has_no_output(request.url)
+            has_output = api_of(request.url).has_output
             usage = read_usage(outcome.reply.usage, has_output=has_output)
         if usage is None:
             return attempt.worst

@@ -5,7 +5,6 @@ from redline.calls.tokens.estimate import (
     Comparison,
     Sending,
     TokenEstimator,
-    has_no_output,
 )
 from redline.calls.tokens.kalman import Prior, Weights
 from redline.calls.tokens.pending_outputs import PendingOutputs

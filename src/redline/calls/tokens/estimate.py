@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from redline.apis import drafts, number
+from redline.apis import APIS, api_of, drafts, number
 from redline.calls.tokens.kalman import Prior, Weights
 from redline.calls.tokens.pending_outputs import PendingOutputs
 from redline.calls.tokens.prompt import Prompt
@@ -59,7 +59,7 @@ _LEAST_LETTER, _LEAST_DIGIT, _LEAST_ACCENTED, _LEAST_WIDE = 0.12, 0.25, 0.1, 0.3
 _FIRST_OUTPUT_TOKENS = 256
 # Above what any model answers at once: a usage or a wish beyond it is a false one.
 _MOST_OUTPUT_TOKENS = 1_000_000
-OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+OUTPUT_LIMITS = tuple(dict.fromkeys(name for api in APIS for name in api.output_limits))
 
 _MODELS_KEPT = 32
 _LONGEST_NAME = 256
@@ -167,7 +167,7 @@ class TokenEstimator:
         tokenizer = self._tokenizer(name)
         amounts = _amounts(prompt, tokenizer)
         input_tokens = _input_tokens(model.weights(tokenizer), amounts, prompt)
-        if has_no_output(request.url):
+        if not api_of(request.url).has_output:
             return Cost(input_tokens, 0)
         return Cost(input_tokens, *_output(model, body))
 
@@ -215,7 +215,7 @@ class TokenEstimator:
         each: int | None = None
         if reply is not None:
             teaches = self._learn_input(model, body, reply)
-            if not has_no_output(request.url):
+            if api_of(request.url).has_output:
                 each = self._learn_output(model, body, reply, is_compared=teaches)
         model.outputs.end(sending.number, each, took_s)
 
@@ -312,10 +312,6 @@ def _most_output(body: dict[str, Any]) -> int | None:
         if stated is not None and (most := number(stated)) is not None and most >= 0:
             return max(1, min(most, _MOST_OUTPUT_TOKENS))
     return None
-
-
-def has_no_output(url: str) -> bool:
-    return "embeddings" in url and url.partition("?")[0].rstrip("/").endswith("/embeddings")
 
 
 def _name(body: dict[str, Any]) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-# Fields whose strings are read by the model.
-_TEXT_FIELDS = frozenset({"messages", "prompt", "input", "instructions", "system", "suffix"})
-# Fields that are put into the prompt as JSON, names and all.
-_JSON_FIELDS = frozenset({"tools", "functions", "response_format", "text"})
+from redline.apis import APIS, PLAIN
+
+_TEXT_FIELDS = frozenset(name for api in (*APIS, PLAIN) for name in api.texts)
+_JSON_FIELDS = frozenset(name for api in (*APIS, PLAIN) for name in api.as_json)
 # Names whose strings say what a part is, and are no part of the text.
 _LABELS = frozenset({"role", "type"})
 MEDIA_TYPES = frozenset(

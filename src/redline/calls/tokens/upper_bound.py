@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from redline.apis import drafts, number
-from redline.calls.tokens.estimate import OUTPUT_LIMITS, has_no_output
+from redline.apis import api_of, drafts, number
+from redline.calls.tokens.estimate import OUTPUT_LIMITS
 from redline.calls.tokens.prompt import MEDIA_TYPES
 from redline.waist import Request
 
@@ -57,7 +57,7 @@ def worst_of(request: Request) -> Worst:
 
 
 def _most_output(url: str, body: dict[str, Any]) -> int | None:
-    if has_no_output(url):
+    if not api_of(url).has_output:
         return 0
     limits = [number(body[name]) for name in OUTPUT_LIMITS if body.get(name) is not None]
     stated = [most for most in limits if most is not None and most >= 0]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from redline.apis import CHAT, PLAIN, api_of
 from redline.calls import Request, refuse_partial
 from redline.errors import BadRow, BadTemplate, ConfigError
 from redline.job.settings import BODILESS, Prompting
@@ -15,11 +15,6 @@ from redline.job.work.body import FixedBody
 if TYPE_CHECKING:
     from redline.job.work.jinja_template import Template
 
-CHAT = "/v1/chat/completions"
-# Endings of a path, the longer one first; any other path is plain JSON.
-_CHAT, _COMPLETIONS = "/chat/completions", "/completions"
-_EMBEDDINGS, _RESPONSES = "/embeddings", "/responses"
-_APIS = (_CHAT, _COMPLETIONS, _EMBEDDINGS, _RESPONSES)
 _SYSTEM_ROLES = ("system", "developer")
 
 # Columns of a `messages`, `prompt` or `input` row that belong into its body. Any other column is
@@ -46,10 +41,14 @@ class Renderer:
         self._has_template = self._prompt is not None or self._body is not None
         url = prompting.url
         self._url = self._compile(url, "url") if url is not None and is_template(url) else None
-        self._fixed_url = url or CHAT
+        self._fixed_url = url or CHAT.path
         self._method = prompting.method.upper()
         self._is_bodiless = self._method in BODILESS
-        if self._system is not None and self._url is None and not _takes_system(url or CHAT):
+        if (
+            self._system is not None
+            and self._url is None
+            and not api_of(self._fixed_url).has_system
+        ):
             raise ConfigError(
                 f"a request to {url} has no place for a system message",
                 hint="put its text into --prompt, or write the whole body with --body",
@@ -109,7 +108,7 @@ class Renderer:
                 from redline.job.work.jinja_template import PRINTED_AS_STR
 
                 return FixedBody(make, columns, kinds=PRINTED_AS_STR, others=("body",))
-            if _api_of(self._fixed_url) is None:
+            if api_of(self._fixed_url) is PLAIN:
                 return None
             others = PARAMETERS.union(("body", "messages", "stream"))
             return FixedBody(make, columns, kinds=(str,), others=others)
@@ -130,38 +129,37 @@ class Renderer:
         if not isinstance(body, dict):
             raise BadRow("`body` must be an object")
         body = {**self._defaults, **body}
-        if _api_of(url) == _CHAT and isinstance(body.get("messages"), list):
+        if api_of(url) is CHAT and isinstance(body.get("messages"), list):
             body["messages"] = self._with_system(body["messages"], row)
         return Request(method=method.upper(), url=url, body=body, output_path=self._output_path)
 
     def _make_body(self, row: dict[str, Any], url: str) -> Any:
         if self._body is not None:
             return self._body_from_template(row)
-        api = _api_of(url)
         if self._prompt is not None:
-            content = self._shape(self._render(self._prompt, row, "prompt"), row, url, api)
+            content = self._shape(self._render(self._prompt, row, "prompt"), row, url)
             return {**self._defaults, **content, **_own_body(row)}
-        if api is None:
+        if api_of(url) is PLAIN:
             # A plain endpoint without a template: the row itself is the body.
             own = {name: value for name, value in row.items() if name != "custom_id"}
             return {**self._defaults, **own}
-        content = self._own_content(row, url, api)
+        content = self._own_content(row, url)
         if PARAMETERS.isdisjoint(row) and "body" not in row:
             return {**self._defaults, **content}
         parameters = {name: row[name] for name in row if name in PARAMETERS}
         return {**self._defaults, **parameters, **content, **_own_body(row)}
 
-    def _own_content(self, row: dict[str, Any], url: str, api: str) -> dict[str, Any]:
+    def _own_content(self, row: dict[str, Any], url: str) -> dict[str, Any]:
         """The body fields of a row that brings `messages`, `prompt` or `input`."""
-        if row.get("messages") is not None and api in (_CHAT, _RESPONSES):
+        api = api_of(url)
+        if row.get("messages") is not None and api.has_system:
             messages = row["messages"]
             if not isinstance(messages, list) or not messages:
                 raise BadRow("`messages` must be a list of at least one message")
-            name = "messages" if api == _CHAT else "input"
-            return {name: self._with_system(messages, row)}
+            return {api.prompt: self._with_system(messages, row)}
         for name in ("prompt", "input"):
             if row.get(name) is not None:
-                return self._shape(row[name], row, url, api)
+                return self._shape(row[name], row, url)
         if row.get("messages") is not None:
             raise BadRow(
                 f"the row has `messages`, which {url} does not take",
@@ -173,18 +171,17 @@ class Renderer:
             hint="say how to make a prompt of a row, for instance --prompt 'Classify: {{ text }}'",
         )
 
-    def _shape(
-        self, content: Any, row: dict[str, Any], url: str, api: str | None
-    ) -> dict[str, Any]:
+    def _shape(self, content: Any, row: dict[str, Any], url: str) -> dict[str, Any]:
         """The prompt in the field that the API of `url` takes it from."""
-        if api == _CHAT:
+        api = api_of(url)
+        if api is CHAT:
             messages = [*self._shots, {"role": "user", "content": content}]
-            return {"messages": self._with_system(messages, row)}
+            return {api.prompt: self._with_system(messages, row)}
         if self._system is not None:
-            if not _takes_system(url):
+            if not api.has_system:
                 raise BadRow(f"a request to {url} has no place for a system message")
-            return {"input": content, "instructions": self._render(self._system, row, "system")}
-        return {"input" if api in (_EMBEDDINGS, _RESPONSES) else "prompt": content}
+            return {api.prompt: content, "instructions": self._render(self._system, row, "system")}
+        return {api.prompt: content}
 
     def _with_system(self, messages: list[Any], row: dict[str, Any]) -> list[Any]:
         """The messages under the system message, unless they bring their own."""
@@ -283,14 +280,3 @@ def _own_body(row: dict[str, Any]) -> dict[str, Any]:
 def is_template(url: str) -> bool:
     """It holds a Jinja expression or statement."""
     return "{{" in url or "{%" in url
-
-
-@lru_cache(maxsize=1024)
-def _api_of(url: str) -> str | None:
-    """The known API that a path ends in, its query aside; None for plain JSON."""
-    path = url.partition("?")[0].rstrip("/")
-    return next((api for api in _APIS if path.endswith(api)), None)
-
-
-def _takes_system(url: str) -> bool:
-    return _api_of(url) in (_CHAT, _RESPONSES)
