@@ -20,7 +20,7 @@ VENV := .venv/.stamp-venv
 CORE := .venv/.stamp-core
 ENGINE := .venv/.stamp-engine
 TESTS := .venv/.stamp-test
-REDIS := .venv/.stamp-redis
+SERVERS := .venv/.stamp-servers
 SOURCES := $(wildcard src tests bench examples)
 FAST := $(wildcard tests/unit tests/property tests/test_architecture.py)
 
@@ -107,16 +107,18 @@ $(ENGINE): pyproject.toml $(CORE)
 	@$(PIP) install --editable '.[engine]'
 	@touch $@
 
-$(TESTS): pyproject.toml $(CORE) $(ENGINE) | $(REDIS)
+$(TESTS): pyproject.toml $(CORE) $(ENGINE) | $(SERVERS)
 	@echo "installing the extras and tools the tests need"
 	@$(PIP) install --editable '.[parquet,zst,hf,redis,s3,schema,synth,tokens]' --group dev
 	@touch $@
 
-# A real server for the tests of shared limits. Where it cannot be installed they are skipped.
-$(REDIS): | $(VENV)
-	@command -v redis-server >/dev/null || { \
-		echo "installing redis-server for the tests"; \
+# Real servers for the tests: of shared limits, of proxies. Without them those tests are skipped.
+$(SERVERS): | $(VENV)
+	@missing=; for program in redis-server squid tinyproxy; do \
+		PATH="$$PATH:/usr/sbin" command -v $$program >/dev/null || missing="$$missing $$program"; done; \
+	test -z "$$missing" || { \
+		echo "installing$$missing for the tests"; \
 		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
-			apt-get install -y -qq --no-install-recommends redis-server; } >/dev/null 2>&1 || \
-		echo "note: redis-server cannot be installed here; the tests that need it are skipped"; }
+			apt-get install -y -qq --no-install-recommends $$missing; } >/dev/null 2>&1 || \
+		echo "note:$$missing cannot be installed here; the tests that need one are skipped"; }
 	@touch $@

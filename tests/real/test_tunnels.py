@@ -358,12 +358,12 @@ CHALLENGES = {
 }
 
 
-@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize(("scheme", "code"), [("http", 407), ("https", 407), ("https", 401)])
 @pytest.mark.parametrize("name", CHALLENGES)
-def test_407_says_what_the_proxy_wants(run: Run, scheme: str, name: str) -> None:
+def test_407_says_what_the_proxy_wants(run: Run, scheme: str, code: int, name: str) -> None:
     user, offer, what, hint = CHALLENGES[name]
     secret = b64encode(user[:-1].encode()).decode()
-    reply = status(f"407 {user}{secret}", f"Proxy-Authenticate: {offer}", "Connection: close")
+    reply = status(f"{code} {user}{secret}", f"Proxy-Authenticate: {offer}", "Connection: close")
 
     async def main() -> None:
         async with answering(reply) as proxy:
@@ -371,7 +371,7 @@ def test_407_says_what_the_proxy_wants(run: Run, scheme: str, name: str) -> None
             outcome = await sent(f"{scheme}://llm.invalid/v1", url)
             error = outcome.error
             assert isinstance(error, Refused)
-            assert (error.status, error.stops_run) == (407, True)
+            assert (error.status, error.stops_run) == (code, True)
             assert what in error.what
             assert hint in error.hint
             assert "secret-4711" not in str(error)

@@ -172,8 +172,9 @@ def refusal(status: int, said: str, offers: str, proxy: Proxy, target: Server) -
 
     offers: see `unauthorized`.
     """
-    if status == 407:
-        return unauthorized(proxy, offers)
+    if status in (401, 407):
+        # 401 is tinyproxy's for a wrong password.
+        return unauthorized(status, offers, proxy)
     around = f"or reach the endpoint without a proxy: NO_PROXY={target.host}"
     if status == 403:
         what, hint = "does not allow", f"ask its operator to allow {target}, {around}"
@@ -184,7 +185,7 @@ def refusal(status: int, said: str, offers: str, proxy: Proxy, target: Server) -
     return no_connection(f"the proxy {proxy.server} {what} {target}: {said}", hint)
 
 
-def unauthorized(proxy: Proxy, offers: str) -> Refused:
+def unauthorized(status: int, offers: str, proxy: Proxy) -> Refused:
     """The error of a proxy's 407. offers: its Proxy-Authenticate, the schemes with parameters."""
     if offers and "basic" not in offers.lower():
         schemes = ", ".join(part.split()[0] for part in offers.split(",") if part.strip())
@@ -196,7 +197,7 @@ def unauthorized(proxy: Proxy, offers: str) -> Refused:
     else:
         what = "asks for a user and a password"
         hint = f"write them into {SETTINGS}: http://USER:PASSWORD@HOST:PORT"
-    return Refused(f"the proxy {proxy.server} {what}: HTTP 407", hint=hint, status=407)
+    return Refused(f"the proxy {proxy.server} {what}: HTTP {status}", hint=hint, status=status)
 
 
 def no_connection(text: str, hint: str) -> Disconnected:

@@ -98,7 +98,7 @@ class Transport:
     def check(self, answer: Answer) -> None:
         """Raises Refused if the answer is the proxy's, which wants a user and a password."""
         if answer.status == 407 and self._forwarder is not None:
-            raise unauthorized(self._forwarder, answer.headers.get("proxy-authenticate", ""))
+            raise unauthorized(407, answer.headers.get("proxy-authenticate", ""), self._forwarder)
 
     async def aclose(self) -> None:
         """Closes every connection."""
