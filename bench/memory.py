@@ -143,7 +143,7 @@ def main() -> int:
         "server": "redline sim",
     }
     result = record.Record("memory", settings, {"sim": 0})
-    result.versions.update(record.own_versions("aiohttp", "uvloop", "msgspec"))
+    result.versions.update(record.own_versions("httptools", "uvloop", "msgspec"))
     with record.scratch() as folder, record.serving(record.sim()) as server:
         record.write_rows(folder / "rows.jsonl", args.rows)
         flags = f"--model sim --base-url {server.url} -c {args.concurrency} -o out.jsonl".split()
