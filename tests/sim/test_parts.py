@@ -20,7 +20,8 @@ from redline.calls import (
     Request,
     Sink,
 )
-from redline.errors import ConfigError, JournalError, Rejected, ServerFailed
+from redline.calls.cost import Allowance
+from redline.errors import BudgetSpent, ConfigError, JournalError, Rejected, ServerFailed
 from redline.events import Event, RetryScheduled, RetryStarted
 from redline.job import Parts, execute
 from redline.job.settings import Job, Prompting
@@ -263,18 +264,50 @@ def test_answers_are_in_the_file_before_the_next_request_goes_to_a_supplied_back
     output = Output.at(tmp_path / "out.jsonl")
     seen: list[int] = []
 
-    def step(send: Send) -> Step:
+    async def answer(body: Any) -> str:
         text = output.path.read_text() if output.path.exists() else ""
         seen.append(len([line for line in text.splitlines() if json.loads(line)]))
-        return Reply(output="yes")
+        await asyncio.sleep(0.001)
+        return "yes"
 
     async def main() -> None:
         settings = job(rows=rows(10), limits=ONE_BY_ONE, output=output)
-        report = await execute(settings, Parts(backend=ScriptedBackend(step)))
+        backend = FunctionBackend(answer)
+        report = await execute(settings, Parts(backend=backend))
+        await backend.aclose()
         assert report.is_complete
 
     asyncio.run(main())
     assert seen == [*range(10)]
+
+
+def test_a_jobs_budget_holds_around_a_supplied_backend(tmp_path: Path) -> None:
+    output = Output.at(tmp_path / "out.jsonl")
+    reserved: list[int] = []
+
+    def step(send: Send) -> Step:
+        line, _ = (output.state_path / "spent").read_text().rstrip().rsplit(" ", 1)
+        reserved.append(json.loads(line)["tokens"])
+        usage = {"prompt_tokens": 10, "completion_tokens": 40, "total_tokens": 50}
+        return Reply(output="yes", usage=usage, input_tokens=10, output_tokens=40)
+
+    async def main() -> None:
+        prompting = Prompting(model="m", prompt="{{ n }}", params={"max_tokens": 40})
+        settings = job(
+            rows=rows(20),
+            prompting=prompting,
+            limits=ONE_BY_ONE,
+            output=output,
+            allowance=Allowance(tokens=400),
+        )
+        report = await execute(settings, Parts(backend=ScriptedBackend(step)))
+        assert isinstance(report.stopped, BudgetSpent)
+        assert 0 < report.succeeded < 8
+        assert report.spent_tokens == 50 * report.succeeded
+
+    asyncio.run(main())
+    # What is spent, with the worst case of the call that is on its way.
+    assert all(tokens >= 50 * (sends + 1) for sends, tokens in enumerate(reserved))
 
 
 class Noting(ScriptedBackend):

@@ -43,7 +43,7 @@ class SuppliedBackend:
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         if not self._slots.take_free():
             try:
-                await call.in_time(self._slots.acquire(call.priority), self._clock)
+                await call.in_time(self._slots.acquire(), self._clock)
             except TimedOut as late:
                 return failed(late)
         try:
