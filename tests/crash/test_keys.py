@@ -20,7 +20,7 @@ def keys(rows: list[dict[str, Any]]) -> list[tuple[int, bool]]:
     source = open_source(rows)
     found: list[tuple[int, bool]] = []
     for batch in source.batches():
-        keys, duplicates, _ = identifier.keys(batch)
+        keys, duplicates, *_ = identifier.keys(batch)
         found += [(key, place in duplicates) for place, key in enumerate(keys)]
     return found
 

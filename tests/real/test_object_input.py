@@ -67,7 +67,7 @@ def read(rows: object) -> list[tuple[int, int, Any]]:
     source = source_of(rows)
     found = [row for batch in source.batches() for row in batch]
     source.close()
-    keys, _, _ = identifier.keys(found)
+    keys, *_ = identifier.keys(found)
     return [(key, row.number, row.data) for key, row in zip(keys, found, strict=True)]
 
 

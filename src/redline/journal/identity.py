@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
-from itertools import islice
-from typing import NamedTuple
+from itertools import islice, repeat
+from operator import attrgetter
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import msgspec
@@ -29,6 +31,11 @@ _NAMED = blake2b(b"custom_id:", digest_size=_KEY_BYTES)
 _UNNAMED = blake2b(b"content:", digest_size=_KEY_BYTES)
 # Neither spaces nor the order of columns change what a row holds.
 _CANONICAL = msgspec.json.Encoder(order="sorted")
+# For `map`, which takes no step of Python for a row.
+_data_of = attrgetter("data")
+_content_of = attrgetter("content")
+_encoded: Callable[[Any, str, str], bytes] = str.encode
+_copied, _updated, _digest_of = blake2b.copy, blake2b.update, blake2b.digest
 
 
 class KeySet:
@@ -195,6 +202,21 @@ def is_other(mark: int, than: int) -> bool:
     return bool(mark and than) and mark != than
 
 
+def marks_of(rows: Iterable[Row]) -> list[int]:
+    """The mark of each row, see `mark_of`."""
+    rows = list(rows)
+    names = _names_of(rows)
+    if not any(names):
+        return [0] * len(rows)
+    try:
+        marks = list(map(crc32, map(_CANONICAL.encode, map(_data_of, rows))))
+    except (TypeError, ValueError, RecursionError):
+        return list(map(mark_of, rows))
+    if all(names) and all(marks):
+        return marks
+    return [(mark or 1) if name else 0 for name, mark in zip(names, marks, strict=True)]
+
+
 def mark_of(row: Row) -> int:
     """32 bits of a named row's content, never 0; 0 for a row without a name, known by its content.
 
@@ -209,6 +231,19 @@ def mark_of(row: Row) -> int:
     except (TypeError, ValueError, RecursionError):
         # Nested deeper than this thread's stack allows: its content is not compared.
         return 0
+
+
+def _names_of(rows: Sequence[Row]) -> Sequence[str | None]:
+    """The `custom_id` of each row."""
+    try:
+        names = list(map(dict.get, map(_data_of, rows), repeat("custom_id")))
+    except TypeError:
+        # Some row cannot be read.
+        return list(map(custom_id, rows))
+    kinds = set(map(type, names))
+    if kinds == {type(None)} or (kinds == {str} and "" not in names):
+        return names
+    return list(map(custom_id, rows))
 
 
 def _slots_for(count: int, least: int) -> int:
@@ -265,11 +300,13 @@ class Identified(NamedTuple):
     """Some rows' keys, and the places of some of these rows.
 
     duplicates: they have the custom_id of an earlier row. undone: those that are not done yet.
+    names: the custom_id of each row.
     """
 
     keys: array[int]
     duplicates: list[int]
     undone: Sequence[int]
+    names: Sequence[str | None]
 
 
 class Identifier:
@@ -289,20 +326,9 @@ class Identifier:
 
     def keys(self, rows: Sequence[Row]) -> Identified:
         """The rows' keys, and which of the rows are duplicates, and undone."""
-        digests = []
-        for row in rows:
-            # Most rows' name is a text, which is looked up here and without a call.
-            name = None if row.data is None else row.data.get("custom_id")
-            if type(name) is not str or not name:
-                name = custom_id(row)
-            if name is None:
-                digest = _UNNAMED.copy()
-                digest.update(row.content)
-            else:
-                digest = _NAMED.copy()
-                digest.update(name.encode("utf-8", "surrogatepass"))
-            digests.append(digest.digest())
-        keys = array("Q", b"".join(digests))
+        names = _names_of(rows)
+        digests = _digests(rows, names)
+        keys = array("Q", digests)
         if sys.byteorder == "little":
             keys.byteswap()
         duplicates: list[int] = []
@@ -310,11 +336,11 @@ class Identifier:
         place = 0
         while (place := self._taken.take(keys, place, undone)) < len(keys):
             keys[place] = self._key_of_copy(rows[place], place, undone)
-            if custom_id(rows[place]) is not None:
+            if names[place] is not None:
                 duplicates.append(place)
             place += 1
         self._undo_changed(rows, undone)
-        return Identified(keys, duplicates, undone)
+        return Identified(keys, duplicates, undone, names)
 
     def _undo_changed(self, rows: Sequence[Row], undone: list[int]) -> None:
         """Adds the rows to `undone` whose lines are of another content than they have now."""
@@ -345,7 +371,7 @@ def keyed_rows(source: Source, limit: int | None = None) -> Iterator[tuple[Row, 
     identifier = Identifier()
     for batch in source.batches():
         rows = [row for row in batch if limit is None or row.number <= limit]
-        keys, duplicates, _ = identifier.keys(rows)
+        keys, duplicates, _, _ = identifier.keys(rows)
         for place, key in enumerate(keys):
             yield rows[place], key, place in duplicates
         if len(rows) < len(batch):
@@ -369,9 +395,27 @@ class MessageKeys:
     def keys(self, rows: Sequence[Row]) -> Identified:
         """The rows' keys, and which of the rows are undone; none of them repeats."""
         keys = array("Q", [message_key(self._stream, row.content) for row in rows])
-        return Identified(
-            keys, [], [place for place, key in enumerate(keys) if key not in self._done]
-        )
+        undone = [place for place, key in enumerate(keys) if key not in self._done]
+        return Identified(keys, [], undone, _names_of(rows))
+
+
+def _digests(rows: Sequence[Row], names: Sequence[str | None]) -> bytes:
+    """What the rows' keys are made of, first to last: names, and contents of those without one."""
+    if None not in names:
+        begun: Iterable[blake2b] = repeat(_NAMED, len(rows))
+        hashed: Iterable[bytes] = map(_encoded, names, repeat("utf-8"), repeat("surrogatepass"))
+    elif not any(names):
+        begun = repeat(_UNNAMED, len(rows))
+        hashed = map(_content_of, rows)
+    else:
+        begun = [_UNNAMED if name is None else _NAMED for name in names]
+        hashed = [
+            row.content if name is None else name.encode("utf-8", "surrogatepass")
+            for row, name in zip(rows, names, strict=True)
+        ]
+    hashes = list(map(_copied, begun))
+    deque(map(_updated, hashes, hashed), maxlen=0)
+    return b"".join(map(_digest_of, hashes))
 
 
 def _hash(data: bytes) -> int:

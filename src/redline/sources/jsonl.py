@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from io import BytesIO
 from itertools import count
+from operator import itemgetter
 from typing import NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ from redline.sources.text import ByteStream, StreamRows
 
 _POSITION = re.compile(r" \(byte (\d+)\)$")
 _decode = msgspec.json.Decoder().decode
+_without_newline = itemgetter(slice(None, -1))
 
 
 class LongLine(NamedTuple):
@@ -71,7 +73,7 @@ def split_lines(stream: ByteStream, max_line_bytes: int) -> Iterator[list[bytes 
         ended = list(BytesIO(chunk))
         last = b"" if chunk.endswith(b"\n") else ended.pop()
         if ended:
-            lines: list[bytes | LongLine] = [line[:-1] for line in ended]
+            lines: list[bytes | LongLine] = list(map(_without_newline, ended))
             partial.add(ended[0][:-1])
             if max(map(len, ended)) > max_line_bytes:
                 lines = [_bounded(line[:-1], max_line_bytes) for line in ended]
@@ -161,11 +163,12 @@ class LineRows(StreamRows):
     def _plain_rows_of(self, lines: list[bytes | LongLine]) -> list[Row] | None:
         """The rows of lines that are one good row each; None, with nothing done, of others."""
         try:
-            texts = [line.strip() for line in lines if type(line) is bytes]
+            # A LongLine is no bytes: a TypeError.
+            texts = list(map(bytes.strip, lines))  # type: ignore[arg-type]
             values = list(map(_decode, texts))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (TypeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
-        if len(texts) < len(lines) or set(map(type, values)) != {dict}:
+        if set(map(type, values)) != {dict}:
             return None
         numbers, places = count(self._number + 1), count(self._line + 1)
         self._number += len(lines)

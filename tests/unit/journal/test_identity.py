@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redline.journal import Identifier, KeySet
-from redline.sources import Row
+from redline.journal import Identifier, KeySet, mark_of, marks_of
+from redline.sources import Row, custom_id
 
 
 def row(number: int, content: bytes, custom_id: object = None) -> Row:
@@ -22,7 +22,7 @@ def row(number: int, content: bytes, custom_id: object = None) -> Row:
 
 def key(identifier: Identifier, one: Row) -> tuple[int, bool]:
     """Of a row that comes by itself."""
-    keys, duplicates, _ = identifier.keys([one])
+    keys, duplicates, *_ = identifier.keys([one])
     return keys[0], bool(duplicates)
 
 
@@ -149,7 +149,7 @@ def test_keys_do_not_depend_on_how_many_rows_come_at_once(
     single, batched = Identifier(), Identifier()
     found: list[tuple[int, bool]] = []
     for begin in range(0, len(made), size):
-        keys, duplicates, _ = batched.keys(made[begin : begin + size])
+        keys, duplicates, *_ = batched.keys(made[begin : begin + size])
         found += [(number, place in duplicates) for place, number in enumerate(keys)]
     assert found == [key(single, one) for one in made]
     assert len({number for number, _ in found}) == len(made)
@@ -208,10 +208,33 @@ def test_many_equal_rows_take_one_step_each() -> None:
         same = [row(number, b"same") for number in range(1, rows + 1)]
         sys.setprofile(count)
         try:
-            keys, _, _ = identifier.keys(same)
+            keys, *_ = identifier.keys(same)
         finally:
             sys.setprofile(None)
         assert len(set(keys)) == rows
         return calls
 
     assert calls_for(4000) < 2.2 * calls_for(2000)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([b"1", b"2"]),
+            st.none() | st.integers() | st.floats(width=16) | st.booleans() | st.text(max_size=2),
+        )
+    ),
+    st.booleans(),
+)
+def test_rows_of_any_names_have_the_keys_and_marks_that_each_has_alone(
+    parts: list[tuple[bytes, object]], has_unreadable: bool
+) -> None:
+    rows = [row(number, content, name) for number, (content, name) in enumerate(parts, 1)]
+    if has_unreadable:
+        rows.append(Row(len(rows) + 1, len(rows) + 1, None, b"{", "not JSON"))
+    single, batched = Identifier(), Identifier()
+    found = batched.keys(rows)
+    alone = [single.keys([one]) for one in rows]
+    assert list(found.keys) == [keys[0] for keys, *_ in alone]
+    assert list(found.names) == [names[0] for *_, names in alone] == list(map(custom_id, rows))
+    assert marks_of(rows) == [mark_of(one) for one in rows]

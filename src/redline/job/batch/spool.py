@@ -22,7 +22,7 @@ from redline.calls.cost import NOTHING, Amount
 from redline.job.work import Picked
 from redline.journal import mark_of
 from redline.process import telling
-from redline.sources import Row
+from redline.sources import Row, custom_id
 
 _BUFFER_BYTES = 1 << 20
 _LINES_AT_ONCE = 256
@@ -70,7 +70,7 @@ class Kept(msgspec.Struct, kw_only=True):
         data: dict[str, Any] = msgspec.json.decode(self.data)
         row = Row(self.row, self.line, data, b"")
         mark = int(self.mark, 16) if self.mark else mark_of(row)
-        return Picked(row, int(self.key, 16), False, mark)
+        return Picked(row, int(self.key, 16), False, mark, custom_id(row))
 
     def asked(self, output_path: tuple[str | int, ...] = ()) -> Request:
         """What the provider was asked."""

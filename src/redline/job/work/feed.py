@@ -6,12 +6,13 @@ import asyncio
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Protocol
 
 import msgspec
 
 from redline.job.work.backpressure import Backpressure
-from redline.journal import Identifier, MessageKeys, mark_of
+from redline.journal import Identifier, MessageKeys, marks_of
 from redline.process import DaemonThreads
 from redline.sources import AsyncRows, Row, Source
 
@@ -27,6 +28,7 @@ class Picked(msgspec.Struct):
     key: int
     is_duplicate: bool
     mark: int = 0
+    custom_id: str | None = None
 
 
 class Supply(Protocol):
@@ -83,7 +85,9 @@ class Feed:
         self.limit = limit
         self._identifier = identifier or Identifier()
         self._load = load or Backpressure()
+        # Handed out without a look at how many are left; then the rest, while more are read.
         self._ready: deque[Picked] = deque()
+        self._rest: list[Picked] = []
         self._refill: asyncio.Task[None] | None = None
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_end = False
@@ -104,7 +108,7 @@ class Feed:
     @property
     def is_input_done(self) -> bool:
         """The input was read to its end or its limit, and every row handed out."""
-        return self._is_end and not self._ready and not self._is_closed
+        return self._is_end and not self._ready and not self._rest and not self._is_closed
 
     def read_fraction(self) -> float | None:
         """How much of the input is read, 0 to 1; None when unknown."""
@@ -114,10 +118,7 @@ class Feed:
 
     def next_now(self) -> Picked | None:
         """The next row to do, where nothing is to be waited for; `next` tells why there is none."""
-        is_low = len(self._ready) < _LOW_ROWS and not self._is_end
-        if self._is_closed or not self._ready or (is_low and self._refill is None):
-            return None
-        return self._ready.popleft()
+        return self._ready.popleft() if self._ready else None
 
     async def next(self) -> Picked | None:
         """The next row to do; None when there is no more, or after `close`.
@@ -125,9 +126,11 @@ class Feed:
         Raises ConfigError where the input cannot be read on.
         """
         while not self._is_closed:
-            if self._refill is None and not self._is_end and len(self._ready) < _LOW_ROWS:
+            if self._refill is None and not self._is_end and not self._ready:
                 self._refill = asyncio.create_task(self._fill())
                 self._refill.add_done_callback(self._wake)
+                self._ready.extend(self._rest)
+                self._rest = []
             if self._ready:
                 return self._ready.popleft()
             if self._refill is None:
@@ -144,7 +147,7 @@ class Feed:
             return
         self._is_let_go = True
         if not self.is_input_done:
-            self._is_closed = True
+            self._end_early()
         self._source.close()
         if self._refill is not None:
             # It may wait for a row that never comes.
@@ -162,6 +165,12 @@ class Feed:
             await asyncio.wait((self._refill, left), return_when=asyncio.FIRST_COMPLETED)
             left.cancel()
         self._thread.shutdown(wait=False)
+
+    def _end_early(self) -> None:
+        """No more rows are handed out."""
+        self._is_closed = True
+        self._ready.clear()
+        self._rest = []
 
     def leave(self) -> None:
         """`aclose` waits no more for an iterable that ignores its cancellation."""
@@ -187,7 +196,8 @@ class Feed:
         """
         is_broken = refill.cancelled() or refill.exception() is not None
         is_over = is_broken or self._is_end
-        self._wake_some(len(self._waiting) if is_over else max(1, len(self._ready)))
+        rows = len(self._ready) + len(self._rest)
+        self._wake_some(len(self._waiting) if is_over else max(1, rows))
 
     def _wake_some(self, count: int) -> None:
         while count > 0 and self._waiting:
@@ -206,12 +216,16 @@ class Feed:
                 batch = await loop.run_in_executor(self._thread, self._read, self._source)
         except BaseException as error:
             self._is_end = True
-            self._is_closed = True
+            self._end_early()
             if isinstance(error, Exception):
                 # For the first worker that asks from now on: maybe none is waiting now.
                 self._failure = error
             raise
-        self._ready.extend(batch.picked)
+        if not self._is_closed:
+            # With fewer left than this, more are read.
+            begin = max(0, len(batch.picked) - (0 if batch.is_end else _LOW_ROWS))
+            self._ready.extend(batch.picked[:begin])
+            self._rest = batch.picked[begin:]
         self.rows_read += batch.read
         self.rows_skipped += batch.read - len(batch.picked)
         self._is_end = batch.is_end
@@ -247,18 +261,22 @@ class Feed:
             # Without a look at the row after it, which a pipe may never bring.
             batch.is_end = True
             rows = [row for row in rows if row.number <= self.limit]
-        keys, duplicates, undone = self._identifier.keys(rows)
+        keys, duplicates, undone, names = self._identifier.keys(rows)
         share = self.read_fraction()
         if share:
             self._identifier.foresee(share)
         batch.read += len(rows)
         if self.keys is not None:
             self.keys.extend(keys)
-        marks = dict(zip(undone, map(mark_of, [rows[place] for place in undone]), strict=True))
+        marks = dict(zip(undone, marks_of(map(rows.__getitem__, undone)), strict=True))
         # Duplicates are known by their content, like rows without a name.
         marks.update(dict.fromkeys(duplicates, 0))
-        repeated = frozenset(duplicates)
-        batch.picked += [
-            Picked(rows[place], keys[place], place in repeated, marks.get(place, 0))
-            for place in self._wanted(keys, undone, marks)
-        ]
+        places = self._wanted(keys, undone, marks)
+        batch.picked += map(
+            Picked,
+            map(rows.__getitem__, places),
+            map(keys.__getitem__, places),
+            map(frozenset(duplicates).__contains__, places),
+            map(marks.get, places, repeat(0)),
+            map(names.__getitem__, places),
+        )

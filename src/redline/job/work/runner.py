@@ -503,7 +503,7 @@ class Runner:
         else:
             self._has_succeeded = True
         row = picked.row
-        name = custom_id(row)
+        name = picked.custom_id
         outcome.custom_id, outcome.row, outcome.input = name, row.number, row.data
         result = Result(row=row, key=picked.key, mark=picked.mark, custom_id=name, outcome=outcome)
         try:
