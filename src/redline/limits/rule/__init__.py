@@ -19,4 +19,5 @@ from redline.limits.rule.settings import (
     last_send_s,
     usable,
 )
-from redline.limits.rule.window import BURST_SHARE, Booking, Doubt, Window
+from redline.limits.rule.shape import paid_at_s, refund_s, shape_of
+from redline.limits.rule.window import Booking, Doubt, Window

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from redline.limits.rule.shape import paid_at_s
+
 # A grant is written in the same turn of the event loop, unless its connection has gone meanwhile.
 LATE_S = 0.001
 # Amounts that are not settled by then count as they were booked: it bounds the log.
@@ -84,5 +86,5 @@ class BucketLevel:
 
 
 def _after(full_at_s: float | None, entry: Entry, unit_s: float) -> float:
-    begun_s = entry.at_s if full_at_s is None else max(full_at_s, entry.at_s)
-    return begun_s + entry.amount * unit_s
+    before_s = entry.at_s if full_at_s is None else full_at_s
+    return paid_at_s(before_s, entry.at_s, entry.amount, unit_s)

@@ -12,6 +12,7 @@ from redline.errors import ConfigError, nearest
 from redline.limits.rule.cost import KINDS, Kind
 from redline.limits.rule.guard import FIRST_GUARD_S
 from redline.limits.rule.rate import Rate, parse_rate
+from redline.limits.rule.shape import shape_of
 
 Profile = Literal["any", "fixed", "moving", "counter", "bucket"]
 PROFILES: tuple[str, ...] = get_args(Profile)
@@ -138,13 +139,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 def last_send_s(before: float, rate: Rate, limits: Limits) -> float:
     """When the last send may go, after requests or tokens of the amount `before`."""
     guard_s = FIRST_GUARD_S if limits.guard_s is None else limits.guard_s
-    span_s = rate.window_s + guard_s
-    if limits.profile in ("fixed", "moving"):
-        return before // rate.count * span_s
-    if limits.profile == "bucket":
-        capacity = rate.count * max(0.0, 1 - guard_s / rate.window_s)
-        return max(0.0, before - capacity) * rate.window_s / rate.count
-    return before * span_s / rate.count
+    shape = shape_of(rate, "requests", limits.profile, guard_s)
+    if shape.is_hard and not shape.is_even:
+        return before // rate.count * (rate.window_s + guard_s)
+    return max(0.0, before + 1 - shape.burst) * shape.unit_s
 
 
 def usable(rate: Rate, share: float) -> Rate:

@@ -2,12 +2,8 @@
 
 Both rules hold (docs/architecture.md, Limits):
   hard  what was sent in any window + guard never passes the count, on real send stamps;
-  soft  sends are paced at T = (window + guard) / count with a burst of b (GCRA, ITU-T I.371).
-
-  profile          b   hard rule   T
-  any, counter     1   yes         (W + g) / N
-  fixed, moving    N   yes         none: the hard rule says as much
-  bucket           N (1 - g/W)     no    W / N   the guard is taken from the capacity
+  soft  sends are paced at T with a burst of b (GCRA, ITU-T I.371). With b = N the hard rule implies
+        it; with a bucket there is no hard rule. shape.py has b and T of each profile.
 
 In the hard rule a send counts for W + u, where u is the guard before anything is measured, and for
 W + its own lateness once its reply has proved how late it can have reached the server at most
@@ -41,15 +37,13 @@ from redline.limits.rule.cost import CERTAIN, Kind, Spread
 from redline.limits.rule.guard import MARGIN_S
 from redline.limits.rule.phases import Phases
 from redline.limits.rule.rate import Rate
+from redline.limits.rule.shape import BURST_SHARE, Shape, paid_at_s, refund_s, shape_of
 
 # Sums of floats differ in the last bits; a wait below this is none.
 _EPSILON_S = 1e-9
 # Sends within this share of a window stand in one record with the stamp of the last: the memory of
 # a limit of ten million a day is bounded, and its rate is 0.02 % lower.
 GRAIN = 1 / 4096
-# A burst of requests is spread over this share of a window, and that much of a token limit may be
-# caught up where another limit has held it back.
-BURST_SHARE = 1 / 20
 # Records of requests that have left the window are dropped once in this many new ones. The ring of
 # kept_sends.py has room for as many more.
 SWEEP_EVERY = 64
@@ -198,26 +192,23 @@ class Window:
         self.rate = rate
         self.guard_s = guard_s
         self.unproven_s = guard_s if unproven_s is None else unproven_s
-        if profile == "bucket" and _spare(rate, guard_s) < 1:
-            # Too small to keep the guard free in its capacity; `any` keeps it in time instead.
-            profile = "any"
-        was_hard, self._is_hard = self._is_hard, profile != "bucket"
+        shape = shape_of(rate, self.kind, profile, guard_s)
+        was_hard, self._is_hard = self._is_hard, shape.is_hard
         if was_hard != self._is_hard:
             self._change_books(rate)
         self._span_s = rate.window_s + (guard_s if self._is_hard else 0.0)
         self._grain_s = self._span_s * GRAIN
-        self._unit_s = self._span_s / rate.count
-        self._burst = _burst(rate, profile, guard_s)
-        self._is_even = self._is_hard and self._burst == 1
+        self._unit_s = shape.unit_s
+        self._burst = shape.burst
+        self._is_even = shape.is_even
         self._is_plain = self.kind == "requests"
         # One request is one, and a record of it is never doubted.
         self._is_simple = self._is_plain and self._is_hard
-        self._reshape_phases()
+        self._reshape_phases(shape)
         # With a burst of 1 the lateness of a timer would be lost at every send. Timers count in
         # milliseconds, so even without a guard some of it is made up for.
         self._catch_up_s = max(min(guard_s, catch_up_s), MARGIN_S) if self._is_even else 0.0
-        if self._phases is not None:
-            self._catch_up_s = max(self._catch_up_s, rate.window_s * BURST_SHARE)
+        self._catch_up_s = max(self._catch_up_s, shape.catch_up_s)
         apart_s = min(_BURST_MOST_S, rate.window_s * BURST_SHARE / rate.count)
         self._apart_s = apart_s if self._is_plain and not self._is_even else 0.0
 
@@ -287,6 +278,7 @@ class Window:
         booking = Booking(self, amount, now_s, spread)
         self._held += amount
         if self._is_even:
+            # As paid_at_s has it, without its call.
             behind_s = late_s
             if self._phases is not None:
                 behind_s = busy_s
@@ -344,8 +336,7 @@ class Window:
         if booking.entry is not None:
             self._level.amend(booking.entry, 0)
         else:
-            held_s = now_s - booking.booked_s
-            self._shift(-max(0.0, booking.paced_s - held_s))
+            self._shift(-refund_s(booking.paced_s, now_s - booking.booked_s))
             self._amend_phases(booking, -booking.amount, 0)
 
     def prove(self, booking: Booking, late_s: float) -> None:
@@ -408,8 +399,8 @@ class Window:
             if self._phases is not None:
                 self._phases.add(amount, sent_s)
             if self._is_even:
-                full_at_s = max(self._full_at_s, sent_s)
-                self._full_at_s = min(full_at_s + amount * self._unit_s, sent_s + self._span_s)
+                full_at_s = paid_at_s(self._full_at_s, sent_s, amount, self._unit_s)
+                self._full_at_s = min(full_at_s, sent_s + self._span_s)
         if self._phases is not None:
             self._phases.assume()
 
@@ -466,10 +457,10 @@ class Window:
             return -math.inf
         return full_at_s - max(0.0, self._burst - needed) * self._unit_s
 
-    def _reshape_phases(self) -> None:
+    def _reshape_phases(self, shape: Shape) -> None:
         """Amounts that are sent evenly are kept from being seen twice by a sliding counter."""
         rate = self.rate
-        if self._is_plain or not self._is_even:
+        if not shape.catch_up_s:
             self._phases = None
         elif self._phases is not None and self._phases.window_s == rate.window_s:
             self._phases.reshape(rate.count, self.guard_s)
@@ -547,15 +538,3 @@ class Window:
                 self._doubt.subtract(record.doubt)
             records.popleft()
         self._held -= gone
-
-
-def _burst(rate: Rate, profile: str, guard_s: float) -> int:
-    if profile in ("fixed", "moving"):
-        return rate.count
-    if profile == "bucket":
-        return _spare(rate, guard_s)
-    return 1
-
-
-def _spare(rate: Rate, guard_s: float) -> int:
-    return math.floor(rate.count * (1 - guard_s / rate.window_s))

@@ -1,6 +1,6 @@
 -- limits/shared/schedule.py in Lua: the same rule in the same order, so that both give the same numbers.
 -- KEYS[1]: the state. ARGV[1]: a LeaseRequest. Both, and the answer, are msgpack arrays; their
--- fields stand in the order of the structs in schedule.py.
+-- fields are in the order of the structs in schedule.py. ARGV[2]: the time, if not Redis's own.
 local STALE_S, MOST_PARK_S, KEPT_S = 5.0, 86400.0, 60.0
 
 local function clock_s()
@@ -12,7 +12,7 @@ local rq = cmsgpack.unpack(ARGV[1])
 local owner, limits, rules, wants, changes = rq[1], rq[2], rq[3], rq[4], rq[5]
 local guard_s, slack_s, lead_s, lease_s = rq[6], rq[7], rq[8], rq[9]
 local seen_s, park_s, busy_s = rq[10], rq[11], rq[12]
-local now_s = clock_s()
+local now_s = ARGV[2] and tonumber(ARGV[2]) or clock_s()
 
 -- The index of the first stamp that is not below `stamp`.
 local function place(stamps, stamp)
@@ -301,11 +301,11 @@ local function plan(state)
 end
 
 local state = load()
+if state.limits ~= limits and now_s - state.touched_s < STALE_S then
+  return cmsgpack.pack({now_s, {}, now_s, now_s, state.limits})
+end
 if now_s < state.touched_s then shift(state, state.touched_s - now_s) end
 if state.limits ~= limits then
-  if now_s - state.touched_s < STALE_S then
-    return cmsgpack.pack({now_s, {}, now_s, now_s, state.limits})
-  end
   local books = {}
   for _, rule in ipairs(rules) do books[rule[1]] = state.books[rule[1]] end
   state.books, state.limits = books, limits

@@ -6,7 +6,8 @@ the earliest that every rule allows after all that was booked before, all window
 its lease; it reaches at most `lease_s` ahead, so a process that dies wastes no more than that, and
 none can take all. redis_ledger.lua is the same rule in Lua: whoever changes one changes both.
 
-The rules are those of limits/rule/window.py, kept so that no process has to be trusted later:
+The rules are those of limits/rule/window.py, in the numbers of rule/shape.py, kept so that no
+process has to be trusted later:
 
   hard  a send leaves its window W after its stamp, and the stamps in any W never pass the count.
         A slot is stamped planned + slack + guard until its process says when it was sent (then
@@ -43,7 +44,7 @@ from itertools import accumulate
 
 import msgspec
 
-from redline.limits.rule import BURST_SHARE, KINDS, Kind, Limits, Rate
+from redline.limits.rule import KINDS, Kind, Limits, Rate, paid_at_s, refund_s, shape_of
 
 # Other limits under the same name are an error while anybody uses them, and a change between two
 # runs after so long a silence.
@@ -172,8 +173,8 @@ class Book(msgspec.Struct, array_like=True):
         self, rule: Rule, amount: int, at_s: float, stamp_s: float, busy_s: float = 0.0
     ) -> None:
         """A slot at `at_s`, which is never earlier than the one before."""
-        behind_s = min(rule.catch_up_s, busy_s)
-        self.full_at_s = max(self.full_at_s, at_s - behind_s) + amount * rule.unit_s
+        from_s = at_s - min(rule.catch_up_s, busy_s)
+        self.full_at_s = paid_at_s(self.full_at_s, from_s, amount, rule.unit_s)
         if not rule.is_hard:
             return
         gone = 0
@@ -317,11 +318,11 @@ def transact(state: State | None, request: LeaseRequest, now_s: float) -> tuple[
     """
     if state is None:
         state = State(request.limits, now_s)
+    if state.limits != request.limits and now_s - state.touched_s < STALE_S:
+        return state, Lease(now_s, [], now_s, now_s, state.limits)
     if now_s < state.touched_s:
         state.shift(state.touched_s - now_s)
     if state.limits != request.limits:
-        if now_s - state.touched_s < STALE_S:
-            return state, Lease(now_s, [], now_s, now_s, state.limits)
         keys = {rule.key for rule in request.rules}
         state.books = {key: book for key, book in state.books.items() if key in keys}
         state.limits = request.limits
@@ -360,10 +361,8 @@ def _correct(state: State, request: LeaseRequest, change: Change, now_s: float) 
         if not change.planned_s:
             book.full_at_s += (after - before) * rule.unit_s
         elif rule.burst > 1 or change.planned_s >= state.last_s:
-            # A pace without bursts has moved on where something was planned behind the slot, and
-            # time that has passed cannot be sent in.
-            refund_s = before * rule.unit_s - max(0.0, now_s - change.planned_s)
-            book.full_at_s -= max(0.0, refund_s)
+            # A pace without bursts has moved on if something was planned behind the slot.
+            book.full_at_s -= refund_s(before * rule.unit_s, now_s - change.planned_s)
 
 
 def _plan(state: State, request: LeaseRequest, now_s: float) -> tuple[list[float], float]:
@@ -446,22 +445,18 @@ def rules_of(limits: Limits, guard_s: float) -> tuple[Rule, ...]:
     """The rules, in the order of `rated`. guard_s: the pace's, at least the slack."""
     rules = []
     for kind, rate in rated(limits):
-        spare = math.floor(rate.count * (1 - guard_s / rate.window_s))
-        # Too small a bucket keeps the guard in time instead, as limits/rule/window.py does.
-        is_bucket = limits.profile == "bucket" and spare >= 1
-        bursts = limits.profile in ("fixed", "moving")
-        is_caught_up = kind != "requests" and not bursts and not is_bucket
+        shape = shape_of(rate, kind, limits.profile, guard_s)
         grain_s = _grain_s(rate)
         rules.append(
             Rule(
                 key=f"{kind}/{rate.window_s:.15g}/{grain_s:.6g}",
                 count=rate.count,
                 window_s=rate.window_s,
-                unit_s=(rate.window_s + (0.0 if is_bucket else guard_s)) / rate.count,
-                burst=spare if is_bucket else rate.count if bursts else 1,
-                is_hard=not is_bucket,
+                unit_s=shape.unit_s,
+                burst=shape.burst,
+                is_hard=shape.is_hard,
                 grain_s=grain_s,
-                catch_up_s=rate.window_s * BURST_SHARE if is_caught_up else 0.0,
+                catch_up_s=shape.catch_up_s,
             )
         )
     return tuple(rules)

@@ -1,0 +1,65 @@
+"""One rate under one profile in numbers, for a window, for shared send times and for forecasts.
+
+  profile          b            hard rule   T
+  any, counter     1            yes         (W + g) / N
+  fixed, moving    N            yes         (W + g) / N
+  bucket           N (1 - g/W)  no          W / N: the guard is kept free in the capacity
+
+A pace with the burst b lets an amount go once it has paid for all but b of what went before, at T
+for each. A bucket that is too small to keep the guard free in its capacity is kept as `any`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from redline.limits.rule.cost import Kind
+from redline.limits.rule.rate import Rate
+
+# A burst of requests is spread over this share of a window, and that much of a token limit may be
+# caught up where another limit has held it back.
+BURST_SHARE = 1 / 20
+
+
+class Shape(NamedTuple):
+    """burst: b. unit_s: T. is_hard: the hard rule holds.
+
+    catch_up_s: how far the pace of tokens may fall behind what another limit allows and catch up;
+    above 0, what a sliding-window counter reads is bounded in every phase (phases.py).
+    """
+
+    burst: int
+    unit_s: float
+    is_hard: bool
+    catch_up_s: float
+
+    @property
+    def is_even(self) -> bool:
+        """Sent one by one, under the hard rule."""
+        return self.is_hard and self.burst == 1
+
+
+def shape_of(rate: Rate, kind: Kind, profile: str, guard_s: float) -> Shape:
+    """The shape of a limit on `kind`. guard_s: of the pace."""
+    count, window_s = rate.count, rate.window_s
+    if profile == "bucket":
+        burst = math.floor(count * (1 - guard_s / window_s))
+        if burst >= 1:
+            return Shape(burst, window_s / count, is_hard=False, catch_up_s=0.0)
+    burst = count if profile in ("fixed", "moving") else 1
+    catch_up_s = window_s * BURST_SHARE if burst == 1 and kind != "requests" else 0.0
+    return Shape(burst, (window_s + guard_s) / count, is_hard=True, catch_up_s=catch_up_s)
+
+
+def paid_at_s(full_at_s: float, from_s: float, amount: int, unit_s: float) -> float:
+    """When the pace has paid for `amount` more, from from_s on or from when it has paid so far."""
+    return max(full_at_s, from_s) + amount * unit_s
+
+
+def refund_s(paced_s: float, held_s: float) -> float:
+    """What the pace gets back of paced_s for an amount that was held for held_s and never sent.
+
+    Time that has passed cannot be sent in.
+    """
+    return max(0.0, paced_s - max(0.0, held_s))
