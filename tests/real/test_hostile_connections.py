@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import ssl
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,6 +178,44 @@ def test_a_header_that_cannot_be_sent_is_refused_before_anything_is(
             assert server.seen == []
             assert (await asker.ask(wire("/second"))).body == b"/second"
 
+    run(main())
+
+
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
+def test_a_server_that_takes_a_long_body_slowly_gets_all_of_it(
+    run: Run, authority: Path, monkeypatch: pytest.MonkeyPatch, is_tls: bool
+) -> None:
+    body = random.Random(3).randbytes(6_000_000)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority / "right.pem", authority / "right.key")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority / "ca.pem"))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(2):
+            await reader.readuntil(b"\r\n\r\n")
+            found = bytearray()
+            while len(found) < len(body):
+                await asyncio.sleep(0.002)
+                found += await reader.readexactly(min(200_000, len(body) - len(found)))
+            writer.write(answer(b"same" if found == body else b"other"))
+        await writer.drain()
+        await reader.read()
+        writer.close()
+        done.set()
+
+    async def main() -> None:
+        nonlocal done
+        done = asyncio.Event()
+        tls = context if is_tls else None
+        server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+        place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with Asker(f"{'https' if is_tls else 'http'}://{place}/v1") as asker:
+            for _ in range(2):
+                assert (await asker.ask(wire(body=body))).body == b"same"
+        await done.wait()
+        server.close()
+
+    done = asyncio.Event()
     run(main())
 
 

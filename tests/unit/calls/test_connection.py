@@ -240,6 +240,66 @@ def check_own_end(kind: Any) -> None:
     asyncio.run(main())
 
 
+class Narrow(FakeTransport):
+    """Takes one write, and the next one only after `drain`."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection = connection
+
+    def write(self, data: Any) -> None:
+        assert not self.is_aborted, "it writes after the end"
+        assert self.unsent < 1_000_000, "it does not wait"
+        super().write(data)
+        self.unsent += len(data)
+        if self.unsent > 65_536:
+            self._connection.pause_writing()
+
+    def drain(self) -> None:
+        self.unsent = 0
+        self._connection.resume_writing()
+
+
+class Deaf(Connection):
+    """Writes on, whatever the transport says."""
+
+    def pause_writing(self) -> None:
+        pass
+
+
+def check_long_bodies(kind: Any) -> None:
+    body = bytes(range(256)) * 8_000
+
+    async def main() -> None:
+        for ending in ("read", "answered early", "lost"):
+            asking = Asking(kind)
+            transport = asking.transport = Narrow(asking.connection)
+            asking.connection.connection_made(transport)
+            asking.connection.write(b"head", body, Asked(Timeouts(), SYSTEM), MOST_BYTES)
+            assert len(transport.written) < len(body)
+            if ending == "read":
+                while transport.unsent:
+                    transport.drain()
+                assert transport.written == b"head" + body
+            elif ending == "lost":
+                asking.connection.connection_lost(None)
+                transport.drain()
+                assert len(transport.written) < len(body)
+                continue
+            asking.get(answer(b"a"))
+            assert await asking.body() == b"a"
+            # Nothing that the transport holds is left, and still not all is written.
+            transport.unsent = 0
+            asking.connection.release()
+            assert asking.connection.is_reusable == (ending == "read")
+
+    asyncio.run(main())
+
+
+def test_a_long_body_is_written_as_the_server_takes_it() -> None:
+    assert_caught(check_long_bodies, Connection, Deaf)
+
+
 def test_a_stream_whose_reader_leaves_while_it_is_paused_serves_no_other() -> None:
     async def main() -> None:
         asking = Asking(Connection)

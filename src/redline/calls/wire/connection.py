@@ -39,8 +39,9 @@ _MOST_INTERIM = 32
 _MOST_WAITING_BYTES = 256 * 1024
 # The event loops read this much at once (uvloop; asyncio 262,144).
 _FULL_READ_BYTES = 256_000
-# From here on a body is written on its own and not copied behind its head.
-_LARGE_BODY_BYTES = 64 * 1024
+# A longer body is written in parts of this size, each when the server has taken most of those
+# before: the event loops copy what the socket does not take, and TLS encrypts it, all at once.
+_PART_BYTES = 256 * 1024
 
 
 class Connection(asyncio.Protocol):
@@ -66,6 +67,8 @@ class Connection(asyncio.Protocol):
         self._is_reusable = True
         self._is_bodyless = False
         self._is_lost = False
+        self._unwritten = memoryview(b"")  # of a long body
+        self._is_clogged = False  # the transport holds enough for now
         self.is_used = False
         self.was_used = False
         self.asked: Trace = b""
@@ -123,10 +126,12 @@ class Connection(asyncio.Protocol):
             return
         size_bytes = len(body)
         self.asked = body if size_bytes <= WHOLE_BYTES else trace_of(body)
-        if size_bytes < _LARGE_BODY_BYTES:
+        if size_bytes <= _PART_BYTES:
             self._transport.write(head + body)
         else:
-            self._transport.writelines((head, body))
+            self._transport.write(head)
+            self._unwritten = memoryview(body)
+            self._write_on()
 
     def expect_no_body(self) -> None:
         """The request is a HEAD: its answer ends with its headers, and so does the connection."""
@@ -184,7 +189,7 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or self._is_paused or transport.is_closing():
             self._is_reusable = False
-        elif transport.get_write_buffer_size():
+        elif self._unwritten or transport.get_write_buffer_size():
             # The server has answered without having read all of the request.
             self._is_reusable = False
         return self.is_reusable
@@ -247,9 +252,17 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
         self._is_paused = False
 
+    def _write_on(self) -> None:
+        transport = self._transport
+        assert transport is not None
+        while self._unwritten and not self._is_clogged and not transport.is_closing():
+            part, self._unwritten = self._unwritten[:_PART_BYTES], self._unwritten[_PART_BYTES:]
+            transport.write(part)
+
     def _lose(self) -> None:
         if not self._is_lost:
             self._is_lost = True
+            self._unwritten = memoryview(b"")
             self._wake()
             if self.alarm is not None:
                 self.alarm.leave()
@@ -261,6 +274,13 @@ class Connection(asyncio.Protocol):
         # uvloop's transports are none of asyncio's, though they do the same.
         self._transport = cast(asyncio.Transport, transport)
         self._unread = unread(transport)
+
+    def pause_writing(self) -> None:
+        self._is_clogged = True
+
+    def resume_writing(self) -> None:
+        self._is_clogged = False
+        self._write_on()
 
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
