@@ -2,22 +2,24 @@
 
 from redline.apis import chat, event_stream, loose_json, replies, responses
 from redline.apis.api import Api
-from redline.apis.chat import CHAT, CHAT_FORM
+from redline.apis.chat import CHAT, CHAT_FORM, ChatRequest
 from redline.apis.choices import (
+    ChoicesRequest,
     ChoicesWriter,
     Form,
-    StreamOptions,
+    SampledRequest,
     choice_object,
     drafts,
     is_usage_event,
 )
-from redline.apis.completions import COMPLETIONS, TEXT_FORM
-from redline.apis.embeddings import EMBEDDINGS, embeddings_object
+from redline.apis.completions import COMPLETIONS, TEXT_FORM, CompletionRequest
+from redline.apis.embeddings import EMBEDDINGS, EmbeddingRequest, embeddings_object
 from redline.apis.error_inside import ErrorInside, judge_part
 from redline.apis.errors import error_body, judge
 from redline.apis.event_stream import DONE, DONE_EVENT, ErrorData, EventParser, event_bytes
 from redline.apis.loose_json import BOM, number
 from redline.apis.replies import APIS, PLAIN, api_of
-from redline.apis.responses import RESPONSES, response_object
+from redline.apis.request_parts import Inputs, JsonSchema, ResponseFormat, StreamOptions
+from redline.apis.responses import RESPONSES, ResponseRequest, response_object
 from redline.apis.streams import StreamedAnswer
 from redline.apis.usage import Usage, completion_usage, read_usage, response_usage

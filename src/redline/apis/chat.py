@@ -8,7 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 from redline.apis.api import Api
-from redline.apis.choices import Form, Object, read, read_usual
+from redline.apis.choices import Form, Object, SampledRequest, read, read_usual
+from redline.apis.request_parts import Count, Messages
+
+
+class ChatRequest(SampledRequest, kw_only=True):
+    """The body of a request, as far as the simulated provider reads it."""
+
+    messages: Messages
+    max_completion_tokens: Count | None = None
+
 
 CHAT = Api(
     path="/v1/chat/completions",

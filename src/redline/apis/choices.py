@@ -13,6 +13,7 @@ import msgspec
 
 from redline.apis.error_inside import judge_choice, judge_part
 from redline.apis.loose_json import number
+from redline.apis.request_parts import Count, ResponseFormat, StreamOptions
 from redline.apis.usage import Counts
 from redline.errors import BadReply
 from redline.waist import Reply
@@ -25,10 +26,21 @@ _MOST_CHOICES = 100_000
 _MOST_NAMED = 5
 
 
-class StreamOptions(msgspec.Struct, frozen=True):
-    """Whether a stream ends with its usage."""
+class ChoicesRequest(msgspec.Struct, kw_only=True):
+    """What requests of both have in common."""
 
-    include_usage: bool | None = None
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+
+
+class SampledRequest(ChoicesRequest, kw_only=True):
+    """The same, with what bounds and seeds the answers."""
+
+    n: Annotated[int, msgspec.Meta(ge=1, le=128)] | None = None
+    max_tokens: Count | None = None
+    seed: int | None = None
 
 
 class _Envelope(msgspec.Struct, kw_only=True):

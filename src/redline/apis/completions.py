@@ -8,7 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 from redline.apis.api import Api
-from redline.apis.choices import Form, Object, read, read_usual
+from redline.apis.choices import Form, Object, SampledRequest, read, read_usual
+from redline.apis.request_parts import Inputs
+
+
+class CompletionRequest(SampledRequest, kw_only=True):
+    """The body of a request, as far as the simulated provider reads it."""
+
+    prompt: Inputs
+
 
 COMPLETIONS = Api(
     path="/v1/completions",

@@ -12,8 +12,18 @@ import msgspec
 from redline.apis.api import Api
 from redline.apis.choices import in_order
 from redline.apis.error_inside import judge_part
+from redline.apis.request_parts import Count, Inputs
 from redline.apis.usage import embedding_usage
 from redline.waist import Reply
+
+
+class EmbeddingRequest(msgspec.Struct):
+    """The body of a request."""
+
+    model: str
+    input: Inputs
+    dimensions: Count | None = None
+    encoding_format: str | None = None
 
 
 class _Vector(msgspec.Struct):

@@ -11,6 +11,7 @@ import msgspec
 
 from redline.apis.api import Api
 from redline.apis.error_inside import judge_part
+from redline.apis.request_parts import Count, Messages, ResponseFormat
 from redline.errors import BadReply
 from redline.waist import Reply
 
@@ -19,6 +20,23 @@ _CALLERS_TOOLS = frozenset({"function_call", "custom_tool_call"})
 # A response may also be `failed`, `queued`, `in_progress` or `cancelled`.
 _ENDED = frozenset({None, "completed", "incomplete"})
 _LAST_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+
+class TextOptions(msgspec.Struct):
+    """Where a request has its response format."""
+
+    format: ResponseFormat | None = None
+
+
+class ResponseRequest(msgspec.Struct):
+    """The body of a request, as far as the simulated provider reads it."""
+
+    model: str
+    input: str | Messages
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    stream: bool | None = None
+    text: TextOptions | None = None
 
 
 class _Part(msgspec.Struct):

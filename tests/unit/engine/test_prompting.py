@@ -129,7 +129,7 @@ def test_every_parameter_arrives(url: str) -> None:
         logit_bias={5: -100.0, 6: 2.5},
         max_tokens=9,
     )
-    usage = asked.form.stream_options.include_usage
+    usage = asked.form.includes_usage
     assert (asked.params.n, asked.form.model, asked.form.stream, usage) == (2, "m", True, True)
     assert (asked.form.priority, asked.schema) == (-3, None)
 
@@ -139,9 +139,9 @@ def test_null_is_not_given_and_what_asks_for_nothing_is_taken() -> None:
     plain = chat()
     assert chat(**nothing, tool_choice="none", modalities=["text"]).params == plain.params
     assert text(echo=False, suffix="", best_of=2, n=2).params.n == 2
-    assert (plain.form.stream, plain.form.priority) == (False, 0)
-    assert not plain.form.stream_options.include_usage
-    assert not chat(stream_options={"include_usage": None}).form.stream_options.include_usage
+    assert (plain.form.stream, plain.form.priority) == (None, 0)
+    assert not plain.form.includes_usage
+    assert not chat(stream_options={"include_usage": None}).form.includes_usage
     assert plain.params == SamplingParams()
 
 

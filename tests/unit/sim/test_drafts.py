@@ -144,7 +144,7 @@ def test_responses_are_whole_or_incomplete() -> None:
         ("completions", {"prompt": ["a", 1]}, "mixes"),
         ("completions", {"prompt": ["a"] * 2049}, "2049 items"),
         ("embeddings", {"input": ""}, "empty string"),
-        ("embeddings", {"input": "a", "dimensions": 4097}, r"\$.dimensions"),
+        ("embeddings", {"input": "a", "dimensions": 4097}, "is 4097, and at most 4096"),
         ("embeddings", {"input": "a", "encoding_format": "hex"}, "unknown: hex"),
         ("responses", {"input": "a", "stream": True}, "streams chat"),
     ],
@@ -171,3 +171,25 @@ def test_the_seed_of_a_request_decides_its_story(endpoint: str, asked: dict[str,
         return ENDPOINTS[f"/v1/{endpoint}"](raw, answers).whole(1, 0)["choices"]
 
     assert told(5) == told(5) != told(6)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "most"),
+    [
+        ("chat/completions", {"messages": user("x"), "max_tokens": 9}, 9),
+        ("chat/completions", {"messages": user("x"), "max_completion_tokens": 7, "n": 3}, 21),
+        ("completions", {"prompt": ["a", "b"], "max_tokens": 5, "n": 2}, 20),
+        ("completions", {"prompt": [1, 2], "max_tokens": 5}, 5),
+        ("responses", {"input": "a", "max_output_tokens": 6}, 6),
+        ("embeddings", {"input": "a"}, 0),
+    ],
+)
+def test_a_draft_knows_what_its_request_allows_for(
+    endpoint: str, body: dict[str, Any], most: int
+) -> None:
+    assert draft(endpoint, **body).most_tokens == most
+
+
+def test_without_a_bound_a_draft_allows_for_what_it_says() -> None:
+    made = draft("chat/completions", messages=user("hello"), n=2)
+    assert made.most_tokens == made.completion_tokens > 0

@@ -6,7 +6,8 @@ from itertools import combinations
 
 import pytest
 
-from redline.sim.answers import Answers, ResponseFormat, Stories
+from redline.apis import ResponseFormat
+from redline.sim.answers import Answers, Stories
 
 Runs = set[tuple[str, ...]]
 

@@ -111,7 +111,7 @@ class EngineBackend:
             uuid.uuid4().hex,
             int(SYSTEM.wall_s()),
             asked.form.model or self._name,
-            bool(asked.form.stream_options.include_usage),
+            asked.form.includes_usage,
         )
         answer = Answer(writer, self._speaker.pieces)
         try:

@@ -13,7 +13,7 @@ import jinja2
 import msgspec
 from msgspec import Meta, Struct
 
-from redline.apis import CHAT, COMPLETIONS, StreamOptions, api_of
+from redline.apis import CHAT, COMPLETIONS, ChoicesRequest, ResponseFormat, api_of
 from redline.engine.sample import SamplingParams
 from redline.errors import Rejected, nearest
 
@@ -49,21 +49,14 @@ class _Message(Struct, omit_defaults=True, forbid_unknown_fields=True):
     name: str | None = None
 
 
-class _JsonSchema(Struct, frozen=True):
-    schema: dict[str, Any]
-
-
-class _ResponseFormat(Struct, frozen=True):
-    type: Literal["text", "json_object", "json_schema"] = "text"
-    json_schema: _JsonSchema | None = None
-
-
-class _Shared(Struct, kw_only=True):
+class _Shared(ChoicesRequest, kw_only=True):
     model: str = ""
-    stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
-    response_format: _ResponseFormat = _ResponseFormat()
     priority: int = 0  # lower goes first
+
+    @property
+    def includes_usage(self) -> bool:
+        """A stream ends with its usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 class _Chat(_Shared, kw_only=True):
@@ -189,13 +182,15 @@ def _params(fields: dict[str, Any], form: _Chat | _Completion) -> SamplingParams
     return _typed(given, SamplingParams)
 
 
-def _schema(wanted: _ResponseFormat) -> dict[str, Any] | None:
-    if wanted.type == "text":
+def _schema(wanted: ResponseFormat | None) -> dict[str, Any] | None:
+    if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
         return {"type": "object"}
     if wanted.json_schema is None:
         raise Rejected("`response_format.json_schema` is missing")
+    if wanted.json_schema.schema is None:
+        raise Rejected("`response_format.json_schema` has no `schema`")
     return wanted.json_schema.schema
 
 

@@ -9,8 +9,9 @@ from math import sqrt
 
 import msgspec
 
+from redline.apis import ResponseFormat
 from redline.process import counted
-from redline.sim.answers.bodies import BadCall, ResponseFormat
+from redline.sim.answers.bodies import BadCall
 from redline.sim.answers.replay import Replay
 from redline.sim.answers.schema import example
 from redline.sim.answers.stories import Stories
@@ -82,8 +83,6 @@ class Answers:
             return said
         if form.type == "json_object":
             return msgspec.json.encode({"answer": said}).decode()
-        if form.type != "json_schema":
-            raise BadCall(f"The response format is unknown: {form.type}")
         schema = form.json_schema.schema if form.json_schema else form.schema
         return msgspec.json.encode(example(schema or {}, about)).decode()
 

@@ -18,8 +18,13 @@ from redline.apis import (
     EMBEDDINGS,
     RESPONSES,
     TEXT_FORM,
+    ChatRequest,
     ChoicesWriter,
+    CompletionRequest,
+    EmbeddingRequest,
     Form,
+    ResponseRequest,
+    SampledRequest,
     choice_object,
     completion_usage,
     embeddings_object,
@@ -27,30 +32,27 @@ from redline.apis import (
     response_usage,
 )
 from redline.sim.answers.answers import Answers, Said, count_tokens, cut, embedding, packed
-from redline.sim.answers.bodies import (
-    BadCall,
-    ChatBody,
-    CompletionBody,
-    EmbeddingBody,
-    ResponseBody,
-    decode,
-    texts,
-)
+from redline.sim.answers.bodies import MAX_DIMENSIONS, BadCall, decode, texts
 
 DEFAULT_DIMENSIONS = 8
 Object = dict[str, Any]
 
-_CHAT = msgspec.json.Decoder(ChatBody)
-_COMPLETION = msgspec.json.Decoder(CompletionBody)
-_EMBEDDING = msgspec.json.Decoder(EmbeddingBody)
-_RESPONSE = msgspec.json.Decoder(ResponseBody)
+_CHAT = msgspec.json.Decoder(ChatRequest)
+_COMPLETION = msgspec.json.Decoder(CompletionRequest)
+_EMBEDDING = msgspec.json.Decoder(EmbeddingRequest)
+_RESPONSE = msgspec.json.Decoder(ResponseRequest)
 
 
 class Draft(Protocol):
-    """A reply that is ready to be written."""
+    """A reply that is ready to be written.
+
+    completion_tokens: of all choices. most_tokens: those that the request allows for;
+    completion_tokens if it states no bound.
+    """
 
     prompt_tokens: int
     completion_tokens: int
+    most_tokens: int
     is_stream: bool
 
     def whole(self, number: int, created_s: int) -> Object:
@@ -64,13 +66,20 @@ class _Generated:
     """A reply with choices, of a chat or of plain completions."""
 
     def __init__(
-        self, form: Form, body: ChatBody | CompletionBody, prompt_tokens: int, said: list[Said]
+        self,
+        form: Form,
+        body: SampledRequest,
+        prompt_tokens: int,
+        said: list[Said],
+        most: int | None,
     ) -> None:
+        """most: tokens of a choice that the request allows for; None if it states no bound."""
         self._form = form
         self._model = body.model
         self._said = said
         self.prompt_tokens = prompt_tokens
         self.completion_tokens = sum(one.tokens for one in said)
+        self.most_tokens = self.completion_tokens if most is None else most * len(said)
         self.is_stream = bool(body.stream)
         options = body.stream_options
         self._includes_usage = options is not None and bool(options.include_usage)
@@ -110,20 +119,25 @@ class _Whole:
     is_stream = False
     prompt_tokens: int
     completion_tokens: int
+    most_tokens: int
 
     def events(self, number: int, created_s: int) -> Iterator[tuple[int, Object]]:
         return iter(())
 
 
 class _Embeddings(_Whole):
-    completion_tokens = 0
+    completion_tokens = most_tokens = 0
 
-    def __init__(self, body: EmbeddingBody) -> None:
+    def __init__(self, body: EmbeddingRequest) -> None:
         inputs = texts(body.input, "input")
         if any(not text for text, _ in inputs):
             raise BadCall("'input' must not be an empty string.")
         if body.encoding_format not in (None, "float", "base64"):
             raise BadCall(f"The encoding format is unknown: {body.encoding_format}")
+        if (body.dimensions or 1) > MAX_DIMENSIONS:
+            raise BadCall(
+                f"'dimensions' is {body.dimensions}, and at most {MAX_DIMENSIONS} are given."
+            )
         self._body = body
         self._inputs = [text for text, _ in inputs]
         self.prompt_tokens = sum(
@@ -139,11 +153,12 @@ class _Embeddings(_Whole):
 
 
 class _Response(_Whole):
-    def __init__(self, body: ResponseBody, prompt_tokens: int, said: Said) -> None:
+    def __init__(self, body: ResponseRequest, prompt_tokens: int, said: Said) -> None:
         self._body = body
         self._said = said
         self.prompt_tokens = prompt_tokens
         self.completion_tokens = said.tokens
+        self.most_tokens = body.max_output_tokens or said.tokens
 
     def whole(self, number: int, created_s: int) -> Object:
         return response_object(
@@ -162,11 +177,9 @@ def _chat(raw: bytes, answers: Answers) -> Draft:
     body = decode(_CHAT, raw)
     last = next((one for one in reversed(body.messages) if one.role == "user"), body.messages[-1])
     prompt_tokens = sum(count_tokens(message.text) for message in body.messages)
-    said = cut(
-        answers.answer(last.text, body.response_format, body.seed),
-        body.max_completion_tokens or body.max_tokens,
-    )
-    return _Generated(CHAT_FORM, body, prompt_tokens, [said] * (body.n or 1))
+    most = body.max_completion_tokens or body.max_tokens
+    said = cut(answers.answer(last.text, body.response_format, body.seed), most)
+    return _Generated(CHAT_FORM, body, prompt_tokens, [said] * (body.n or 1), most)
 
 
 def _completion(raw: bytes, answers: Answers) -> Draft:
@@ -176,7 +189,7 @@ def _completion(raw: bytes, answers: Answers) -> Draft:
     for text, tokens in texts(body.prompt, "prompt"):
         prompt_tokens += count_tokens(text) if tokens is None else tokens
         said += [cut(answers.answer(text, seed=body.seed), body.max_tokens)] * (body.n or 1)
-    return _Generated(TEXT_FORM, body, prompt_tokens, said)
+    return _Generated(TEXT_FORM, body, prompt_tokens, said, body.max_tokens)
 
 
 def _response(raw: bytes, answers: Answers) -> Draft:

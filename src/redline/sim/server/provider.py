@@ -12,7 +12,6 @@ import asyncio
 import math
 from collections.abc import Iterator
 from random import Random
-from typing import Any
 
 import msgspec
 
@@ -68,24 +67,6 @@ _STREAM_FIELDS = header_lines(
 _SPLIT_STYLES = frozenset({"anthropic"})
 
 
-class _Ceiling(msgspec.Struct):
-    """What a body says of the most that may be answered, in the words of every endpoint."""
-
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
-    n: int | None = None
-    prompt: str | list[Any] = ""
-
-    def tokens(self, otherwise: int) -> int:
-        """The most output tokens of all choices together; `otherwise` where there is no bound."""
-        most = self.max_completion_tokens or self.max_tokens or self.max_output_tokens
-        if most is None:
-            return otherwise
-        is_list = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
-        return most * (self.n or 1) * (len(self.prompt) if is_list else 1)
-
-
 class _NewLimits(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST /sim/limits. A kind that is left out stays as it is."""
 
@@ -95,7 +76,6 @@ class _NewLimits(msgspec.Struct, forbid_unknown_fields=True):
     output_tokens: list[str] | None = None
 
 
-_CEILING = msgspec.json.Decoder(_Ceiling)
 _NEW_LIMITS = msgspec.json.Decoder(_NewLimits)
 
 
@@ -156,7 +136,7 @@ class Provider:
         if self._slots.is_full:
             self._reply(exchange, ticket, _FULL, "overloaded")
             return
-        rejection = self._admission.ask(self._charge(raw, draft), ticket.arrival_s)
+        rejection = self._admission.ask(self._charge(draft), ticket.arrival_s)
         if rejection is not None:
             over = self._rejected(rejection, ticket.arrival_s)
             self._reply(exchange, ticket, over, "rejected", rejection.limit)
@@ -211,14 +191,13 @@ class Provider:
             raise BadCall(f"{exchange.path} takes POST, not {exchange.method}.", status=405)
         return endpoint(raw, self._answers)
 
-    def _charge(self, raw: bytes, draft: Draft) -> Charge:
+    def _charge(self, draft: Draft) -> Charge:
         """What the request counts as on arrival."""
         if self._settings.charge == "actual":
             return Charge(draft.prompt_tokens, draft.completion_tokens)
         if self._settings.charge == "answered":
             return Charge(draft.prompt_tokens)
-        most = decode(_CEILING, raw).tokens(draft.completion_tokens)
-        return Charge(draft.prompt_tokens, most)
+        return Charge(draft.prompt_tokens, draft.most_tokens)
 
     def _charge_answer(self, draft: Draft) -> None:
         if self._settings.charge == "answered":
