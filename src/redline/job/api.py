@@ -48,7 +48,7 @@ def run(rows: object, **options: Unpack[Keywords]) -> Report:
     _refuse_to_block()
     report = run_job(make_job(rows, options, os.environ), display=_display(options))
     if report.abandoned and sys.stderr is not None:
-        # Whoever has interrupted it, or set its deadline, is to know, with or without progress.
+        # Interrupted or past its deadline: reported with or without progress.
         lasting(sys.stderr).write(f"abandoned: {'; '.join(report.abandoned)}\n")
     return report
 
@@ -67,7 +67,7 @@ async def arun(rows: object, **options: Unpack[Keywords]) -> Report:
 def run_job(
     job: Job, *, display: Display | None = None, on_result: OnResult | None = None
 ) -> Report:
-    """As `run`, for a job that is made already; outcomes go to `on_result` where it is given."""
+    """As `run`, for a job that is made already; outcomes go to `on_result` if it is given."""
     interrupts = Interrupts()
     return _in_own_loop(lambda: _run_in_loop(job, display, on_result, interrupts), interrupts)
 
@@ -165,7 +165,7 @@ async def _execute(
 
 
 class _Handover:
-    """Outcomes on their way from a run's workers to whoever reads a stream."""
+    """Outcomes on their way from a run's workers to the reader of a stream."""
 
     def __init__(self) -> None:
         self.outcomes: asyncio.Queue[Outcome | None] = asyncio.Queue(_STREAM_AHEAD)
@@ -176,7 +176,7 @@ class _Handover:
         self.has_ended = asyncio.Event()
 
     def start(self, runner: Runner) -> None:
-        """The run is about to begin, or not at all where the reader has gone meanwhile."""
+        """The run is about to begin; it is aborted if the reader has left already."""
         self._runner = runner
         if self.is_left:
             runner.abort()
@@ -200,7 +200,7 @@ class _Handover:
         return outcome
 
     def end(self) -> None:
-        """Whoever waits for the next outcome gets None."""
+        """A reader that waits for the next outcome gets None."""
         self.is_left = True
         while not self.outcomes.empty():
             self.outcomes.get_nowait()
@@ -213,7 +213,7 @@ class _Handover:
         if self._runner is not None:
             self._runner.abort()
         while not task.done():
-            # The run's end stands in the queue, too, and needs room.
+            # The run's last item, None, needs room in the queue as well.
             while not self.outcomes.empty():
                 self.outcomes.get_nowait()
             await asyncio.wait([task], timeout=0.05)
@@ -224,7 +224,7 @@ def _size_bytes(outcome: Outcome) -> int:
 
 
 async def embed(job: Job, stack: AsyncExitStack) -> Job:
-    """The job, with an embedded server started for it where it asks for one."""
+    """The job, with an embedded server started for it if it asks for one."""
     if job.embedded is None or job.endpoint is None:
         return job
     base_url = await stack.enter_async_context(job.embedded.open())
@@ -337,7 +337,7 @@ def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed, which is everywhere but Windows."""
+    """A loop of uvloop if that is installed, as it is except on Windows."""
     try:
         import uvloop
     except ImportError:

@@ -163,7 +163,7 @@ def _limiter(job: Job) -> RateLimiter:
 
 
 def _stream(job: Job, slots: int) -> StreamRows | None:
-    """The messages of the stream that the job reads; None where it reads something else."""
+    """The messages of the stream that the job reads; None if it reads something else."""
     url = stream_of(job.rows)
     if url is None:
         return None
@@ -365,7 +365,7 @@ def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
 
 
 def _metered(job: Job, backend: Backend, kept: Kept | None) -> Metered | None:
-    """The backend within the job's budget; None where it has none."""
+    """The backend within the job's budget; None if it has none."""
     if job.allowance is None:
         return None
     account = None if kept is None else kept.account
@@ -421,7 +421,7 @@ def _rows(
 
 
 def _stores(job: Job) -> Stores:
-    """Where limits outlive the run."""
+    """The files in which limits outlive the run."""
     recent = None if job.output is None else job.output.state_path / "limits"
     return Stores(recent=recent, memory=job.memory)
 
@@ -437,7 +437,7 @@ def _ledger(job: Job, output: Output, *, is_new: bool) -> Ledger | None:
 
 
 def _has_same_input(job: Job, output: Output) -> bool:
-    """The output's rows are those of the job's input, as far as its name tells."""
+    """The output's rows are those of the job's input, as far as their names show."""
     if job.restart or stream_of(job.rows) is not None:
         return False
     try:

@@ -24,8 +24,8 @@ class Plan(msgspec.Struct, kw_only=True):
     done_rows: the output has them already. untried_rows: left out by retry_failed. bad_rows: would
     fail before anything is sent; first_problem is the first one's. tokens: estimated, of the rows
     to send; input_error: how far the input may be off, 0.2 is 20 %. limit_s: seconds until the last
-    row may be sent; 0 where nothing limits it. bound: the limit that decides it, None where there
-    is no limit. first_request: of the first good row.
+    row may be sent; 0 if nothing limits it. bound: the limit that decides it, None
+    without limits. first_request: of the first good row.
     """
 
     rows: int = 0
@@ -48,7 +48,7 @@ class Plan(msgspec.Struct, kw_only=True):
 def plan(job: Job) -> Plan:
     """Reads the whole input and what the output has of it; sends and writes nothing. Blocks.
 
-    Raises ConfigError where the run itself would.
+    Raises ConfigError if the run itself would.
     """
     # Of a file that is to be followed, what is there now.
     source = sampled(open_source(job.rows), job.samples)
@@ -98,7 +98,7 @@ def _survey(job: Job, source: Source, made: Plan) -> None:
 
 
 def _done(job: Job) -> tuple[KeySet, KeySet]:
-    """Keys of the rows that stand in the output and in its failures."""
+    """Keys of the rows in the output and in its failures."""
     output = job.output
     if output is None or job.restart:
         return KeySet(), KeySet()

@@ -45,7 +45,7 @@ class Interrupts:
 
     def watch(self, runner: Runner) -> None:
         """Interrupts are for this runner from now on."""
-        # The runner last: whoever sees it, in another thread, finds the loop as well.
+        # The runner last: another thread that sees it finds the loop as well.
         self._loop = asyncio.get_running_loop()
         self._runner = runner
         if self._is_early:

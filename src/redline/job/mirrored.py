@@ -20,10 +20,10 @@ from redline.journal import ResultsLost
 async def execute_mirrored(
     job: Job, parts: Parts, on_upload: Callable[[Callable[[], None]], None] | None = None
 ) -> Report:
-    """As `execute`; what was not uploaded at the end stands in the report.
+    """As `execute`; the report says what was not uploaded at the end.
 
     on_upload: gets what gives the upload up, when it begins. Raises as `execute` does, and
-    ConfigError where the store refuses before the run.
+    ConfigError if the store refuses before the run.
     """
     assert job.output is not None
     # In a thread: a driver is imported.

@@ -22,7 +22,7 @@ _LEAST_WAIT_S, _MOST_WAIT_S = 0.0001, 0.01
 
 
 def tell(text: str) -> None:
-    """Writes to stderr. What cannot be written is no error: the exit status still tells."""
+    """Writes to stderr. A failed write is no error: the exit status still shows the result."""
     if sys.stderr is None:
         return
     stream = lasting(sys.stderr)
@@ -33,7 +33,7 @@ def tell(text: str) -> None:
 def say(text: str = "") -> None:
     """Writes to stdout and sees it on its way; a closed stdout takes it in silence.
 
-    Raises BrokenPipeError where the reader has gone, JournalError where there is no room.
+    Raises BrokenPipeError if the reader has gone, JournalError if the disk is full.
     """
     if sys.stdout is None:
         return
@@ -102,7 +102,7 @@ class Lines:
         self._notes = notes
 
     async def write(self, result: Result) -> None:
-        """Raises OSError where nobody reads any more, or where there is no room."""
+        """Raises OSError if the reader has gone or the disk is full."""
         error = result.outcome.error
         if result.outcome.is_success:
             async with self._turn:
@@ -124,7 +124,7 @@ class Lines:
         turn_bytes = _TURN_BYTES
         while left:
             # A ready pipe takes this much without blocking (POSIX). The loop's own events are not
-            # used: uvloop's would make the pipe non-blocking for whoever else writes to it.
+            # used: uvloop's would make the pipe non-blocking for other writers.
             wait_s = _LEAST_WAIT_S
             while not poll.poll(0):
                 await asyncio.sleep(wait_s)

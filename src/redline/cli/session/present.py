@@ -227,7 +227,7 @@ def _untried(report: Report) -> str:
 
 
 def _spent(report: Report) -> str:
-    """What is spent, and what all rows will have cost where some are left."""
+    """What is spent, and what all rows will have cost, if some are left."""
     is_of_all = not report.skipped or report.spent.is_of_all_runs
     line = f"spent{'' if is_of_all else ' by this run'}: {report.spent.text}"
     left = report.unfinished if report.input is None else report.input.left
@@ -249,14 +249,14 @@ def _files(report: Report, notes: Notes) -> list[str]:
     if output.failed_path.exists():
         name = output.failed_path if report.not_uploaded is not None else output.failed_name
         lines.append(f"failures: {name} (--retry-failed tries them again)")
-    # The error that stopped the run is told below with more room.
+    # The error that stopped the run is shown below in full.
     if notes.first_failure is not None and report.stopped is None:
         lines.append(f"first failure: {notes.first_failure}")
     return lines
 
 
 def _not_uploaded(report: Report) -> str:
-    """Why the object is not what the file is; in full only where it is not told below."""
+    """Why the object is not what the file is; in full only if it is not shown below."""
     assert report.output is not None
     line = f"not uploaded: {report.output.name}"
     is_told_below = report.stopped is report.not_uploaded
@@ -264,7 +264,7 @@ def _not_uploaded(report: Report) -> str:
 
 
 def _saved(report: Report) -> str:
-    """`87 of 500 results in labels.jsonl`, or nothing where no file is written."""
+    """`87 of 500 results in labels.jsonl`, or nothing if no file is written."""
     if report.output is None:
         return ""
     if isinstance(report.stopped, ResultsLost):
@@ -288,7 +288,7 @@ def _saved(report: Report) -> str:
 def _command(report: Report, argv: Sequence[str]) -> str:
     """The command that continues: the same, but it must not start over again.
 
-    Where only untried rows are left, it goes on to these. What may be a secret reads `...`.
+    If only untried rows are left, it goes on to these. What may be a secret reads `...`.
     """
     is_mended = report.untried and report.is_input_done and not report.unfinished
     dropped = {"--restart", "--retry-failed"} if is_mended else {"--restart"}
@@ -307,7 +307,7 @@ def _without_secret(flag: str, word: str) -> str:
     if flag == "--header":
         return f"{word.partition(':')[0]}: ..."
     if flag == "--proxy":
-        # Its user and password stand before the @.
+        # Its user and password are before the @.
         return _CREDENTIALS.sub("//...@", word)
     # A prompt may begin with a URL, too; but it goes on with a space.
     url = None if " " in word else url_of(word)

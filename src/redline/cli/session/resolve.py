@@ -42,7 +42,7 @@ _NEED_CACHE = ("cache_size", "cache_sampled")
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
-    """job: what to run. lines: what a result line holds, also where results go to stdout."""
+    """job: what to run. lines: what a result line holds, also if results go to stdout."""
 
     job: Job
     lines: Output
@@ -68,11 +68,11 @@ def resolve(
 
     given: the flags on the command line. They come before an endpoint's own settings, and these
     before redline.toml's [run]. is_sending: False for a dry run, which needs no key.
-    Raises ConfigError that names the flag, and the table of redline.toml where it stands there.
+    Raises ConfigError that names the flag, and the table of redline.toml if it is set there.
     """
     stated = {name: value for name, value in given.items() if value not in (None, [], False)}
     defaults = _defaults(stated, configuration)
-    # A wrong path is a commoner mistake than a missing key, so it is told first.
+    # A wrong path is a commoner mistake than a missing key, so it is reported first.
     found: object = rows
     follows = "follow" in stated
     if stream_of(rows) is None:
@@ -88,7 +88,7 @@ def resolve(
             # Without a file they are for other runs than this one.
             options = msgspec.structs.replace(options, retry_failed=None, restart=None, force=None)
         if is_sending:
-            # First: whoever has no key yet meets this error whatever else is missing.
+            # First: without a key, nothing else that is missing matters yet.
             _check_key(endpoint_of(options, configuration.environment))
         job = job_of(found, options, configuration.environment)
         return Resolved(job=job, lines=job.output or output_at("-", options))
@@ -108,7 +108,7 @@ def _defaults(stated: Flags, configuration: Configuration) -> dict[str, Any]:
 
 
 def _origin(what: str, stated: Flags, server: _Server, configuration: Configuration) -> str:
-    """Where that stands of which an error speaks: a flag, a table of redline.toml, or nothing."""
+    """The place of the setting that an error names: a flag, a table of redline.toml, or nothing."""
     if what.startswith(("a base URL", "not a base URL")):
         return server.origin
     if what.startswith("the proxy"):
@@ -143,7 +143,7 @@ def _check_needs(flags: Flags, stated: Flags) -> None:
 
 
 def _check_output_path(path: Path, text: str) -> None:
-    """Raises ConfigError where no file can be at `path`."""
+    """Raises ConfigError if no file can be at `path`."""
     if path.is_dir():
         raise ConfigError(
             f"the output {text} is a folder", hint=f"name a file in it: {path / 'labels.jsonl'}"
@@ -183,7 +183,7 @@ def _server(chosen: Flags, configuration: Configuration) -> _Server:
 
 
 def _embedded(name: str) -> Embedded | str | None:
-    """The server inside that --endpoint names; None where it names another one."""
+    """The server inside that --endpoint names; None if it names another one."""
     if name.startswith(_ENGINE):
         # Imported here: no other run pays for what serves a model.
         from redline.cli.flags import settings_in

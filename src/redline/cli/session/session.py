@@ -28,10 +28,10 @@ _NOT_SETTINGS = ("rows", "dry_run")
 
 
 def run_command(ctx: Context, rows: str) -> int:
-    """Plans or runs, tells what came of it, and says the exit status.
+    """The exit status, after a plan or a run whose result is printed.
 
-    Raises ConfigError or JournalError where the run cannot begin, BrokenPipeError where nobody
-    reads the results any more.
+    Raises ConfigError or JournalError if the run cannot begin, BrokenPipeError if the reader of
+    the results has gone.
     """
     session = Session(ctx)
     return session.carry_out(session.resolved(rows, session.given))
@@ -56,7 +56,7 @@ class Session:
         return resolve(rows, flags, self.configuration, is_sending=not self.is_dry)
 
     def carry_out(self, resolved: Resolved) -> int:
-        """Plans or runs, tells what came of it, and says the exit status."""
+        """The exit status, after a plan or a run whose result is printed."""
         self._name_other_input(resolved.job)
         if self.is_dry:
             made = plan(resolved.job)

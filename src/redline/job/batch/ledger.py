@@ -11,7 +11,7 @@ from it is done.
   uploaded    refused          in no batch: there was no room
   done        done             in the journal, in a later part, or to be asked again
 
-The first note names the run, so that its batches are known by their metadata. A row that stands in
+The first note names the run, so that its batches are known by their metadata. A row that is in
 two parts is of the later one: it was sent again, and the death came before `done`.
 """
 
@@ -73,7 +73,7 @@ class Part(msgspec.Struct, kw_only=True):
 class Ledger:
     """The notes of one output, whose lock the caller holds.
 
-    place: which provider the batches are with; empty where none was noted. Opening reads the file
+    place: which provider the batches are with; empty if none was noted. Opening reads the file
     and makes nothing. Raises JournalError for one that is damaged.
     """
 
@@ -210,7 +210,7 @@ def _line(note: Note) -> bytes:
 
 
 def _note(line: bytes) -> Note | None:
-    """The note of a line; None where its checksum does not hold or its end is missing."""
+    """The note of a line; None if its checksum does not hold or its end is missing."""
     text, _, check = line.rstrip(b"\n").rpartition(b" ")
     if not line.endswith(b"\n") or check != b"%08x" % zlib.crc32(text):
         return None

@@ -32,7 +32,7 @@ class _Rows:
 
 
 class FirstRows(_Rows):
-    """So many rows of another supply; a Supply. handed: so far."""
+    """The first `most_rows` rows of another supply; a Supply. handed: so far."""
 
     def __init__(self, supply: Supply, most_rows: int) -> None:
         super().__init__(supply)

@@ -1,8 +1,8 @@
 """The life of a part, each of whose steps is durable before the next begins.
 
-A part ends in this order: rows that are sent again stand in a new part, lines of the others in the
+A part ends in this order: rows that are sent again are in a new part, lines of the others in the
 journal and synced, the ledger says that it is done, its own file is removed, the provider's are.
-After a death it is read again from the beginning: rows that have a line, or stand in a later part,
+After a death it is read again from the beginning: rows that have a line, or are in a later part,
 are passed over.
 """
 

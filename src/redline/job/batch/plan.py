@@ -91,7 +91,7 @@ def next_look_s(before_s: float | None) -> float:
 
 
 def fits(rows: int, size_bytes: int, more_bytes: int, most_rows: int = MOST_ROWS) -> bool:
-    """A request of so many bytes may join a part of so many rows and bytes."""
+    """A request of this size may join a part of this many rows and bytes."""
     return rows < most_rows and (not rows or size_bytes + more_bytes <= MOST_BYTES)
 
 
@@ -173,7 +173,7 @@ def unfinished(code: object = None, message: object = None) -> ServerFailed:
 
 
 def is_sent_again(error: Exception | None, attempts: int, max_retries: float) -> bool:
-    """The row goes into another batch, after so many."""
+    """The row goes into another batch, after this many attempts."""
     if not isinstance(error, Retryable):
         return False
     most = min(max_retries, _BAD_REPLIES) if isinstance(error, BadReply) else max_retries
@@ -207,7 +207,7 @@ def _told(problem: Problem) -> str:
 
 
 def live_s(rows: int, pace: Pace, limits: Limits, slots: int) -> float:
-    """About how long so many rows take when they are asked live, in seconds.
+    """About how long `rows` rows take if they are asked live, in seconds.
 
     The longest of what the slots allow and of what each stated limit demands.
     """

@@ -206,7 +206,7 @@ class BatchRunner:
                     del self._looks[part.number]
 
     async def _seen(self, part: Part, look: _Look) -> Batch | None:
-        """The batch as it stands; None where the provider does not answer for now."""
+        """The batch as it is now; None if the provider does not answer at present."""
         batch_id = part.batches[-1]
         try:
             batch = await self._api.look(batch_id)
@@ -220,7 +220,7 @@ class BatchRunner:
             if error.status != 404:
                 raise
             if self._collector.is_leaving:
-                # Nobody has its results any more, so its rows are asked here. It may be paid for.
+                # Its results are lost, so its rows are asked here. The batch may have been billed.
                 self._gone.add(part.number)
                 return Batch(id=batch_id, status="cancelled")
             raise ConfigError(
@@ -350,7 +350,7 @@ class BatchRunner:
             try:
                 await self._api.cancel(part.batches[-1])
             except Rejected:
-                # It is over already, or gone; the next look tells which.
+                # It is over already, or gone; the next look shows which.
                 pass
         self._looks.clear()
         self._not_before_s.clear()
@@ -367,7 +367,7 @@ class BatchRunner:
 def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
     """What earlier runs of the output have with the Batch API. Blocks.
 
-    is_new: there are no results yet. Raises ConfigError where their batches are running and this
+    is_new: there are no results yet. Raises ConfigError if their batches are running and this
     run is of another kind.
     """
     ledger = Ledger(output)

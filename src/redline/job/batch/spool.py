@@ -83,7 +83,7 @@ _KEPT = msgspec.json.Decoder(Kept)
 
 
 class PartWriter:
-    """The file of a new part. Raises JournalError where it cannot be written."""
+    """The file of a new part. Raises JournalError if it cannot be written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -131,7 +131,7 @@ class PartReader:
         return len(self._offsets)
 
     def pop(self, name: str) -> int | None:
-        """The offset of the row of this name; None where there is none, or was taken before."""
+        """The offset of the row of this name; None if there is none, or was taken before."""
         try:
             return self._offsets.pop(int(name, 16), None)
         except ValueError:
@@ -165,7 +165,7 @@ def keys_of(path: Path) -> Iterator[int]:
 
 
 def marked_keys_of(path: Path) -> Iterator[tuple[int, int]]:
-    """The keys of a part's rows with their marks, 0 where those are unknown. Blocks."""
+    """The keys of a part's rows with their marks, 0 if those are unknown. Blocks."""
     with path.open("rb") as file:
         for line in file:
             has_mark = line[_KEY_TO:_MARK_FROM] == _MARKED

@@ -93,7 +93,7 @@ class Filler:
         self._writers.clear()
 
     async def _next(self) -> tuple[Kept, Route] | None:
-        """The next row that can be asked; None where it has its outcome, or there is none."""
+        """The next row that can be asked; None if it has its outcome, or there is none."""
         runner, metered = self._world.runner, self._world.metered
         picked = self._world.feed.next_now() or await runner.next_row()
         if picked is None:
@@ -116,7 +116,7 @@ class Filler:
         return None
 
     async def _add(self, kept: Kept, route: Route) -> bool:
-        """Puts the row into the part of its route; True where that made one whole."""
+        """Puts the row into the part of its route; True if that made one whole."""
         is_whole = False
         if route in self._writers:
             writer = self._writers[route][1]

@@ -34,7 +34,7 @@ class AccountFile:
     """The file of one output, whose lock the caller holds.
 
     is_new: nothing is spent yet, whatever an earlier output has left. Raises JournalError for a
-    file that is damaged or cannot be opened: nobody can say then what is spent.
+    file that is damaged or cannot be opened: what is spent is then unknown.
     """
 
     def __init__(self, output: Output, *, is_new: bool) -> None:

@@ -1,4 +1,4 @@
-"""An output in an object store: its files stand on this machine, and objects are made of them.
+"""An output in an object store: its files are on this machine, and objects are made of them.
 
 A store has no append, no fsync and no lock. So a run writes files, as it always does, and they
 become objects as a whole: when the run ends, however it ends. Before a run, what the store has is
@@ -73,7 +73,7 @@ class Mirror:
     def prepare(self, *, restart: bool, force: bool) -> None:
         """Makes the files on this machine those that a run goes on from.
 
-        Raises ConfigError where the store refuses, or holds what must not be replaced.
+        Raises ConfigError if the store refuses, or holds what must not be replaced.
         """
         try:
             self._store.check_writable(self.url)
@@ -95,8 +95,8 @@ class Mirror:
     def upload(self) -> None:
         """Makes the objects what the files are now: the manifest first, failures last.
 
-        So death on the way leaves no row out. Raises JournalError where the store refuses or
-        holds what this output has not seen, ConfigError where another run has begun meanwhile.
+        So death on the way leaves no row out. Raises JournalError if the store refuses or
+        holds what this output has not seen, ConfigError if another run has begun meanwhile.
         """
         output = self.output
         try:
@@ -134,7 +134,7 @@ class Mirror:
         self._save()
 
     def _replaceable(self, path: Path) -> Found | None:
-        """The object that the file may replace. Raises StoreError where it holds anything else."""
+        """The object that the file may replace. Raises StoreError if it holds anything else."""
         url, seen = self._url(path), self._state.seen.get(path.name)
         found = self._store.find(url)
         if found is None or (seen is not None and seen.found == found):
@@ -174,7 +174,7 @@ class Mirror:
             )
 
     def _reconcile(self, path: Path, found: Found | None) -> bool:
-        """Whether the file was fetched. Raises ConfigError where it and the object are apart."""
+        """Whether the file was fetched. Raises ConfigError if it and the object are apart."""
         url, seen = self._url(path), self._state.seen.get(path.name)
         if found is None:
             self._state.seen.pop(path.name, None)
@@ -247,7 +247,7 @@ class Mirror:
             raise ConfigError(
                 f"cannot make the folder {folder}: {error.strerror}",
                 hint=f"run it in a folder that can be written: the run's files for {self.url.name} "
-                "stand there until they are uploaded",
+                "stay there until they are uploaded",
             ) from error
 
     def _url(self, path: Path) -> ObjectUrl:
@@ -293,7 +293,7 @@ class Mirror:
 def fetched(url: ObjectUrl) -> Generator[Output]:
     """The output at `url`, as files that last as long as the block; those that are there. Blocks.
 
-    An error of the block that names a file names the object instead. Raises ConfigError where the
+    An error of the block that names a file names the object instead. Raises ConfigError if the
     store refuses.
     """
     # Imported here: it brings modules for archives, which no other part needs.

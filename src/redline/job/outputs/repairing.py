@@ -33,7 +33,7 @@ class Repair(msgspec.Struct, kw_only=True):
 
     kept, damaged, repeated: lines. damaged: without a checksum that holds, or without an end.
     repeated: for a row that has a sound line before it. aside: holds the lines that were taken out,
-    byte for byte; None where there were none, and then nothing was changed.
+    byte for byte; None if there were none, and then nothing was changed.
     """
 
     path: Path
@@ -48,8 +48,8 @@ def repair(output: Output) -> list[Repair]:
 
     Repeated failures stay: a run itself drops all but the last of a row. The rows of lines that
     were damaged have no line afterwards, so the next run does them again.
-    Raises ConfigError where there is no results file of redline, where it is another output's
-    failures, or while a run writes to it, JournalError where a file cannot be read or written.
+    Raises ConfigError if there is no results file of redline, if it is another output's
+    failures, or while a run writes to it, JournalError if a file cannot be read or written.
     """
     owner = owner_of_failures(output.path)
     if owner is not None and owner.path.exists():

@@ -31,8 +31,8 @@ def open_journal(
 ) -> tuple[Journal, Manifest]:
     """The journal of `output`, ready to go on, and its manifest. Blocks while it reads.
 
-    The caller holds the lock. Raises ConfigError where the file is not redline's or was begun with
-    other settings, JournalError where it is damaged.
+    The caller holds the lock. Raises ConfigError if the file is not redline's or was begun with
+    other settings, JournalError if it is damaged.
     """
     if job.restart:
         _put_aside(output)

@@ -73,8 +73,8 @@ def verify(output: Output, rows: object = None, limit: int | None = None) -> Ver
     """Compares an output with its input. Blocks; reads both once.
 
     rows: the input; None takes the path that the manifest names. limit: only the first N rows must
-    be there; the others are read to tell their lines from lines of no row.
-    Raises ConfigError where there is no such output, or no input to compare with.
+    be there; the others are read to distinguish their lines from lines of no row.
+    Raises ConfigError if there is no such output, or no input to compare with.
     """
     manifest = manifests.load(output)
     if manifest is None:
@@ -147,7 +147,7 @@ def _compare(
             verification.changed += changed
             verification.succeeded += has_succeeded
             verification.failed += has_failed and not has_succeeded
-            # A retried row may stand in both until its failure is taken out.
+            # A retried row may be in both until its failure is removed.
             verification.repeated += has_succeeded and has_failed
             if not has_succeeded and not has_failed:
                 verification.missing += 1

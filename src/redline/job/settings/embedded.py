@@ -15,7 +15,7 @@ class Embedded(Protocol):
     """A server that a run starts and ends.
 
     place: what it is called in files, since its port is another one each time.
-    model: asked where the run names none. notice: to be told while it starts; empty for nothing.
+    model: asked if the run names none. notice: to be shown while it starts; empty for nothing.
     """
 
     @property
@@ -28,11 +28,11 @@ class Embedded(Protocol):
     def notice(self) -> str: ...
 
     def identity(self) -> str:
-        """What its answers have in common in a cache: another one where they may be others."""
+        """The part of a cache key that changes whenever its answers may change."""
         ...
 
     def open(self) -> AbstractAsyncContextManager[str]:
-        """Its base URL, while it is entered. Raises ConfigError where it cannot start."""
+        """Its base URL, while it is entered. Raises ConfigError if it cannot start."""
         ...
 
 

@@ -248,7 +248,7 @@ def _prices(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fail_on(stated: object) -> dict[str, Any]:
-    """Reasons to fail on; as text, commas stand between them, as in the flag."""
+    """Reasons to fail on; as text, separated by commas, as in the flag."""
     if isinstance(stated, str):
         return {"fail_on": values.words([stated])}
     reasons: tuple[object, ...] = (stated,)
@@ -262,7 +262,7 @@ def _fail_on(stated: object) -> dict[str, Any]:
     return {"fail_on": reasons}
 
 
-# The options that a keyword states, where they are not its own value by its own name.
+# The options that a keyword states, if they are not its own value by its own name.
 _READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "params": lambda given: {"params": dict(given)},
     # An empty one is none.

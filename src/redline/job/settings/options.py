@@ -104,7 +104,7 @@ _OF_ONE_INPUT = {"toml": "it says what one input is, and not what a project does
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of a job, whoever asks. None: not given; `resolve` knows what is usual."""
+    """What is asked of a job, from any entry. None: not given; `resolve` has the defaults."""
 
     prompt: Annotated[
         str | None,
@@ -125,7 +125,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     model: Annotated[
-        str | None, _flag("NAME", "The model to ask, where the row names none.", of_endpoint=True)
+        str | None, _flag("NAME", "The model to ask if the row names none.", of_endpoint=True)
     ] = None
     temperature: Annotated[
         float | None, _flag("T", "Sampling temperature.", read=values.number, python="params")
@@ -172,8 +172,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         _flag(
             "PATH",
-            "Where the answer holds the output, such as result.items.0.text. Default: where "
-            "the API has it, or all of a plain JSON answer.",
+            "The place of the output in the answer, such as result.items.0.text. Default: "
+            "that of the API, or all of a plain JSON answer.",
         ),
     ] = None
     constant_prompt: Annotated[
@@ -261,7 +261,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         _limit(
             "auto",
             "Limits that are not stated: auto reads them from the server's headers, and finds them "
-            "where it sends none.",
+            "if it sends none.",
             read=partial(values.choice, known=RATES),
             complete=RATES,
         ),
@@ -317,8 +317,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         _flag(
             "MONEY",
-            "The most that all runs of this output may spend, such as 5usd. Never passed "
-            "where --max-tokens bounds the answers.",
+            "The most that all runs of this output may spend, such as 5usd. Never exceeded "
+            "if --max-tokens bounds the answers.",
             read=values.money,
             section=_COST,
         ),
@@ -340,7 +340,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         bool | None,
         _switch(
             "Keep answers, and give them again to equal requests, in this run and in later "
-            "ones. Only where they are determined: --temperature 0, a seed, or embeddings.",
+            "ones. Only if they are determined: --temperature 0, a seed, or embeddings.",
             section=_CACHE,
         ),
     ] = None

@@ -1,4 +1,4 @@
-"""Options become one job, whoever states them; nothing below sees an option or the environment."""
+"""Options of any entry become one job; nothing below sees an option or the environment."""
 
 from __future__ import annotations
 

@@ -114,8 +114,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     where no batches are left. allowance: what all runs of the output may spend. prices: by model,
     above those that redline knows. fail_on: finish reasons that make a result a failure.
     retry_failed: only the rows that failed before; retries_failures: these beside the new ones.
-    strict: the first bad row ends the run. priority: of its calls where jobs share a backend or
-    limits, lower goes first. tenant: in whose name it calls; empty for nobody's.
+    strict: the first bad row ends the run. priority: of its calls if jobs share a backend; lower
+    goes first. tenant: in whose name it calls; may be empty.
     """
 
     rows: object = ()
@@ -222,7 +222,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return manifests.make(self.rows, settings)
 
     def _check_budget(self) -> None:
-        """Refuses a budget that nobody could keep."""
+        """Refuses a budget that could not be kept."""
         if self.allowance is None:
             return
         if self.call is not None:
@@ -293,7 +293,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         if self.retry_failed:
             raise ConfigError(
                 "messages that failed are acknowledged, and not read again",
-                hint=f"their rows stand in {output.failed_path}, as input",
+                hint=f"their rows are in {output.failed_path}, ready to be used as input",
             )
         if self.samples > 1:
             raise ConfigError("messages of a stream are asked once each", hint="leave out samples")

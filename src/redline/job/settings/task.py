@@ -17,7 +17,7 @@ NO_MORE_S = -math.inf
 class Ask:
     """Asks the job's backend on behalf of one row, once or more, within that row's own deadline.
 
-    on_outcome: hears of each outcome, also of those that the row is not to end with.
+    on_outcome: gets each outcome, also those that are not the row's last.
     """
 
     __slots__ = ("_backend", "_call", "_on_outcome")
@@ -55,7 +55,7 @@ class Task(Protocol):
         ...
 
     async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:
-        """The row's one outcome; its `fields` stand in the result line.
+        """The row's one outcome; its `fields` go into the result line.
 
         request: of the row, as its prompt makes it. Must not raise: the row would fail with it.
         """
@@ -75,7 +75,7 @@ class Remembering(Protocol):
 
 
 class Noted:
-    """A backend that asks nobody: it keeps the first request for somebody who will."""
+    """Stub backend that records the first request."""
 
     def __init__(self) -> None:
         self.request: Request | None = None
@@ -92,7 +92,7 @@ class Noted:
 
 
 class Answered:
-    """A backend whose answer is there already."""
+    """Stub backend that returns an existing outcome."""
 
     def __init__(self, outcome: Outcome) -> None:
         self._outcome = outcome

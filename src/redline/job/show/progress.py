@@ -1,7 +1,7 @@
 """Progress of a run: a live line on a terminal, plain lines elsewhere, or JSON lines.
 
 What it shows: rows done, failed, retrying, left; calls in flight; rows and tokens a second; 429s;
-the time until the end. All of it is read from counters twice a second; a run that nobody watches
+the time until the end. All of it is read from counters twice a second; a run without a display
 pays nothing.
 """
 
@@ -80,7 +80,7 @@ class Meter:
         self._fraction: float | None = None
 
     def read(self) -> Snapshot:
-        """The run as it stands now."""
+        """The run as it is now."""
         view, now_s = self._view, self._clock.now_s()
         tally, runner = view.tally, view.runner
         self._measure(now_s, tally.saved, tally.tokens)
@@ -205,7 +205,7 @@ class TerminalProgress:
 
 
 class _LineProgress:
-    """A line every so often, and one at once when something begins to go wrong, or the end."""
+    """A line at intervals, and one at once when a problem begins or the run ends."""
 
     def __init__(self, stream: TextIO, every_s: float = PLAIN_EVERY_S) -> None:
         self._stream = lasting(stream)
@@ -215,7 +215,7 @@ class _LineProgress:
         meter = Meter(view)
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self._every_s
-        # Kinds of notices since the last regular line: one that comes and goes is told once.
+        # Kinds of notices since the last regular line: one that comes and goes is shown once.
         told: set[str] = set()
         while True:
             await asyncio.sleep(min(_REFRESH_S, self._every_s))

@@ -22,15 +22,15 @@ class Report(msgspec.Struct, kw_only=True):
     those of them with an answer that is cut, empty or refused, by its finish_reason, one of those
     that `fail_on` takes.
     input: the whole input and what all runs have done of it. is_input_done: the input was read to
-    its end, or to its limit. stopped: why the run ended early, None where it did not; interrupted:
+    its end, or to its limit. stopped: why the run ended early, None if it did not; interrupted:
     by the user. errors_by_kind: failed attempts by kind of error, those tried again included.
     attempts: requests written; retries: those of them that were written again after a failure.
     outages: when the endpoint took no connections. spent: what the run's budget has paid for, or
-    what its replies have cost, where the prices are known. found_limits: where limits were to be
-    found, what was, as `20/1s requests` or `45 in flight`. cache: how often it was asked, None
-    where it never was; cache_notes: what befell it. batches: what went by them, None for a run
+    what its replies have cost, if the prices are known. found_limits: if limits were to be found,
+    what was, as `20/1s requests` or `45 in flight`. cache: how often it was asked, None
+    if never; cache_notes: what happened to it. batches: what went by them, None for a run
     without. not_uploaded: why the object of an output in a store is not what the file on this
-    machine is; None where it is, and for other outputs. abandoned: what had not ended when the run
+    machine is; None if it is, and for other outputs. abandoned: what had not ended when the run
     was given up, one line a row. outcomes: in input order; empty for a run with an output, whose
     results are in its file.
     repeated: requests sent once more, on a new connection, because a kept one failed them; the

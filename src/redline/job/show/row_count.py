@@ -18,7 +18,7 @@ _LAST_READ_S = 1.0
 class InputCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The whole input, by this run and earlier ones: rows = done + failed + left + untried.
 
-    rows: at least that many where `is_exact` is False, such as of a pipe; `left` likewise.
+    rows: at least that many if `is_exact` is False, such as of a pipe; `left` likewise.
     untried: rows without an outcome that `retry_failed` leaves out.
     """
 
