@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +54,7 @@ from redline.journal import (
     OutputLock,
     Result,
     check_place,
-    flaw_of,
+    flaws_of,
     put_in_order,
     set_aside,
 )
@@ -280,10 +280,9 @@ def _acknowledging(tally: Tally, stream: StreamRows | None) -> Callable[[list[Re
     def acknowledge(results: list[Result]) -> None:
         if stream is not None:
             stream.acknowledge([result.key for result in results])
-        outcomes = [result.outcome for result in results]
-        succeeded = sum([outcome.status == "succeeded" for outcome in outcomes])
-        flaws = Counter(filter(None, map(flaw_of, outcomes)))
-        tally.rows_saved(succeeded, len(results) - succeeded, flaws)
+        outcomes = list(map(attrgetter("outcome"), results))
+        succeeded = list(map(attrgetter("status"), outcomes)).count("succeeded")
+        tally.rows_saved(succeeded, len(results) - succeeded, flaws_of(outcomes))
 
     return acknowledge
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ _WORDS = {
 # Before so many answers, `all of them` says little.
 _TELLING_ANSWERS = 10
 
+_SOUND_REASONS = frozenset({"stop", None})
+_reason_of = attrgetter("reply.finish_reason")
 _SOUND = b'"finish_reason":"stop"'
 _FLAWED = re.compile(
     rb'"finish_reason":\s*(?:\[[^\]]*)?"(?:%s)"' % b"|".join(map(str.encode, FAIL_ON))
@@ -64,12 +67,23 @@ class _BatchLine(msgspec.Struct):
 _LINE, _BATCH_LINE = msgspec.json.Decoder(_Line), msgspec.json.Decoder(_BatchLine)
 
 
-def flaw_of(outcome: Outcome) -> str | None:
+def _flaw_of(outcome: Outcome) -> str | None:
     """The flaw of a success; None if it has none, and for a failure."""
     reply = outcome.reply
     if reply is None or reply.finish_reason == "stop" or outcome.status != "succeeded":
         return None
     return _first_flaw(reply.finish_reason)
+
+
+def flaws_of(outcomes: Sequence[Outcome]) -> Counter[str]:
+    """The flaws of the successes among them."""
+    try:
+        if _SOUND_REASONS.issuperset(map(_reason_of, outcomes)):
+            return Counter()
+    except (AttributeError, TypeError):
+        # One has no reply, or several choices.
+        pass
+    return Counter(filter(None, map(_flaw_of, outcomes)))
 
 
 def flaws_in(lines: Sequence[bytes]) -> Counter[str]:
