@@ -17,8 +17,9 @@ import pytest
 
 import redline
 from crash.killing import LIMIT_S, sealed_lines
+from redline.apis import Batch
 from redline.calls import RetryPolicy
-from redline.calls.client import Batch, BatchApi
+from redline.calls.client import BatchApi
 from redline.job.batch import Collector, Ledger, Note, Sender
 from redline.job.batch import plan as batch_plan
 from redline.job.batch import runner as batch_module

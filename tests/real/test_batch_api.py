@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from redline import Endpoint, RetryPolicy
-from redline.calls.client import Batch, BatchApi
+from redline.apis import Batch
+from redline.calls.client import BatchApi
 from redline.errors import BadReply, Disconnected, Rejected, Retryable
 from redline.sim import SimSettings, parse_faults
 from redline.sim.server import Sim

@@ -2,6 +2,20 @@
 
 from redline.apis import chat, event_stream, loose_json, replies, responses
 from redline.apis.api import Api
+from redline.apis.batches import (
+    BATCHES,
+    ENDED,
+    FILES,
+    WINDOW,
+    Batch,
+    BatchRequest,
+    Problem,
+    RequestLine,
+    ResultLine,
+    answer_object,
+    read_line,
+    result_object,
+)
 from redline.apis.chat import CHAT, CHAT_FORM, ChatRequest
 from redline.apis.choices import (
     ChoicesRequest,

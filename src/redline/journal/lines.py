@@ -12,7 +12,7 @@ from zlib import crc32
 
 import msgspec
 
-from redline.apis import loose_json
+from redline.apis import answer_object, loose_json, result_object
 from redline.calls import Outcome, Reply
 from redline.errors import CallError, RedlineError
 from redline.journal.output import Output
@@ -127,16 +127,12 @@ def failure_line(result: Result) -> bytes:
 def _batch_fields(result: Result, output: Output) -> dict[str, Any]:
     """An output line of the OpenAI Batch API, with redline's own fields in one object."""
     outcome = result.outcome
-    reply = outcome.reply
+    reply = outcome.reply or _NO_REPLY
+    answer = answer_object(reply.status, reply.request_id, _whole_reply(outcome))
     fields: dict[str, Any] = {
-        "id": f"redline_{result.key:016x}",
-        "custom_id": result.custom_id or f"row-{result.row.number}",
-        "response": {
-            "status_code": reply.status if reply else 200,
-            "request_id": reply.request_id if reply else None,
-            "body": _whole_reply(outcome),
-        },
-        "error": None,
+        **result_object(
+            f"redline_{result.key:016x}", result.custom_id or f"row-{result.row.number}", answer
+        ),
         "hash": f"{result.key:016x}",
         "row": result.row.number,
         "attempts": outcome.attempts,

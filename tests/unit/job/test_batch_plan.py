@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from redline.calls.client import Problem
+from redline.apis import Problem, read_line
 from redline.errors import BadReply, RateLimited, Refused, Rejected, ServerFailed
 from redline.job.batch import (
     MOST_BYTES,
@@ -21,7 +21,6 @@ from redline.job.batch import (
     margin_s,
     next_look_s,
     outcome_of,
-    read_line,
     told,
 )
 from redline.job.batch import plan as batch_plan

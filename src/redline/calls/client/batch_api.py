@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 import msgspec
+from msgspec.structs import asdict
 
-from redline.apis import number
+from redline.apis import BATCHES, FILES, WINDOW, Batch, BatchRequest
 from redline.calls.client.retry import Retry, RetryPolicy
 from redline.calls.http import HttpBackend
 from redline.calls.wire import Endpoint, Timeouts
@@ -23,71 +24,13 @@ from redline.errors import BadReply, Retryable
 from redline.limits import Limits
 from redline.waist import Backend, Call, Request
 
-OVER = frozenset(("failed", "completed", "expired", "cancelled"))
-# The window that the API knows; other servers take none or another one, and read this as theirs.
-WINDOW = "24h"
 # 50,000 embeddings of 3,072 numbers are 2 GB; results go to the disk and not through the memory.
 _MOST_RESULT_BYTES = 8 * 1024**3
 # A file of 100 MB up a line of 1 MB/s takes 100 s, one of 1 GB down takes 17 minutes.
 _TRANSFER_S = 3600.0
 _PAGE = 100
-_FILES, _BATCHES = "/v1/files", "/v1/batches"
 
 T = TypeVar("T")
-
-
-class Problem(msgspec.Struct):
-    """Why a batch failed. line: of its file, from 1; None where it is about all of it."""
-
-    code: str | None = None
-    message: str | None = None
-    line: int | None = None
-
-
-class Batch(msgspec.Struct):
-    """A batch as the provider shows it. created_at: wall time, 0 if it is not known.
-
-    finished: lines that the provider says have an answer or an error, 0 if it does not say.
-    """
-
-    id: str
-    status: str
-    created_at: Any = 0.0
-    output_file_id: Any = None
-    error_file_id: Any = None
-    errors: Any = None
-    metadata: Any = None
-    request_counts: Any = None
-
-    def __post_init__(self) -> None:
-        # What redline can do without must not make the rest unreadable.
-        is_time = isinstance(self.created_at, int | float)
-        self.created_at = float(self.created_at) if is_time else 0.0
-        self.metadata = self.metadata if isinstance(self.metadata, dict) else {}
-
-    @property
-    def is_over(self) -> bool:
-        """It does not change any more."""
-        return self.status in OVER
-
-    @property
-    def files(self) -> list[str]:
-        """Its files of results and of errors, as far as they can be seen."""
-        found = (self.output_file_id, self.error_file_id)
-        return list(dict.fromkeys(name for name in found if name and isinstance(name, str)))
-
-    @property
-    def finished(self) -> int:
-        counts = self.request_counts if isinstance(self.request_counts, dict) else {}
-        return sum(number(counts.get(name)) or 0 for name in ("completed", "failed"))
-
-    @property
-    def problems(self) -> list[Problem]:
-        found = self.errors.get("data") if isinstance(self.errors, dict) else self.errors
-        try:
-            return msgspec.convert(found or [], list[Problem])
-        except msgspec.ValidationError:
-            return [Problem(message=str(found))]
 
 
 class _File(msgspec.Struct):
@@ -124,34 +67,29 @@ class BatchApi:
         boundary = uuid4().hex
         form = _form(boundary, name, data)
         headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
-        request = Request(url=_FILES, body=form, headers=headers)
+        request = Request(url=FILES, body=form, headers=headers)
         return (await self._asked(self._patient_large, request, _File)).id
 
     async def make(self, file_id: str, url: str, metadata: Mapping[str, str]) -> Batch:
         """The new batch. One attempt: where it raises Retryable, the batch may be there or not."""
-        body = {
-            "input_file_id": file_id,
-            "endpoint": url,
-            "completion_window": WINDOW,
-            "metadata": dict(metadata),
-        }
+        body = asdict(BatchRequest(file_id, url, WINDOW, dict(metadata)))
         call = Call(once=True)
-        return await self._asked(self._small, Request(url=_BATCHES, body=body), Batch, call)
+        return await self._asked(self._small, Request(url=BATCHES, body=body), Batch, call)
 
     async def look(self, batch_id: str) -> Batch:
         """The batch as it stands."""
-        request = Request(method="GET", url=f"{_BATCHES}/{batch_id}")
+        request = Request(method="GET", url=f"{BATCHES}/{batch_id}")
         return await self._asked(self._patient, request, Batch)
 
     async def cancel(self, batch_id: str) -> Batch:
         """The batch, which then comes to its end. Rejected where it is over already."""
-        request = Request(url=f"{_BATCHES}/{batch_id}/cancel")
+        request = Request(url=f"{BATCHES}/{batch_id}/cancel")
         return await self._asked(self._patient, request, Batch)
 
     async def page(self, after: str | None = None) -> tuple[list[Batch], bool]:
         """Batches of the account, the newest first, and whether older ones follow."""
         behind = "" if after is None else f"&after={after}"
-        request = Request(method="GET", url=f"{_BATCHES}?limit={_PAGE}{behind}")
+        request = Request(method="GET", url=f"{BATCHES}?limit={_PAGE}{behind}")
         page = await self._asked(self._patient, request, _Page)
         return page.data, page.has_more
 
@@ -173,7 +111,7 @@ class BatchApi:
             async def take(chunk: bytes) -> None:
                 await asyncio.to_thread(file.write, chunk)
 
-            request = Request(method="GET", url=f"{_FILES}/{file_id}/content")
+            request = Request(method="GET", url=f"{FILES}/{file_id}/content")
             await self._large.download(request, Call(), take)
         finally:
             await asyncio.to_thread(file.close)
@@ -181,7 +119,7 @@ class BatchApi:
     async def delete(self, file_id: str) -> None:
         """The provider does not keep the file any longer. One attempt."""
         await self._asked(
-            self._small, Request(method="DELETE", url=f"{_FILES}/{file_id}"), _Anything
+            self._small, Request(method="DELETE", url=f"{FILES}/{file_id}"), _Anything
         )
 
     def pause_s(self, attempt: int, error: Retryable) -> float:

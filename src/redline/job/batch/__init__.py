@@ -14,7 +14,6 @@ from redline.job.batch.plan import (
     margin_s,
     next_look_s,
     outcome_of,
-    read_line,
     told,
 )
 from redline.job.batch.runner import BatchRunner, batches_of, goes_by_batches, open_ledger

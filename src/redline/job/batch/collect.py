@@ -10,17 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from redline.apis import Batch, ResultLine, read_line
 from redline.calls import Outcome, failed
-from redline.calls.client import Batch, BatchApi
+from redline.calls.client import BatchApi
 from redline.calls.cost import NOTHING, Amount
 from redline.clock import SYSTEM
 from redline.errors import BadReply, CallError, ConfigError, NoEndpoint, Rejected
 from redline.job.batch.ledger import Ledger, Part
 from redline.job.batch.plan import (
-    ResultLine,
     is_sent_again,
     outcome_of,
-    read_line,
     unfinished,
     without_line,
 )

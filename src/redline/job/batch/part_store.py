@@ -12,7 +12,8 @@ import asyncio
 from array import array
 from pathlib import Path
 
-from redline.calls.client import Batch, BatchApi
+from redline.apis import Batch
+from redline.calls.client import BatchApi
 from redline.calls.cost import Amount
 from redline.errors import CallError, NoEndpoint
 from redline.job.batch.ledger import Ledger, Note, Part

@@ -18,10 +18,9 @@ from typing import Any
 
 import msgspec
 
-from redline.apis import judge, loose_json, number
+from redline.apis import Problem, ResultLine, judge, number
 from redline.apis import replies as apis
 from redline.calls import Outcome, failed
-from redline.calls.client import Problem
 from redline.errors import BadReply, CallError, NoEndpoint, Rejected, Retryable, ServerFailed
 from redline.limits import Limits
 from redline.limits.rule import KINDS, last_send_s
@@ -50,39 +49,11 @@ _LIVE_FACTOR = 1.5
 _BAD_REPLIES = 2
 
 
-class _Response(msgspec.Struct):
-    status_code: Any = None
-    request_id: Any = None
-    body: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class _Error(msgspec.Struct):
-    code: Any = None
-    message: Any = None
-
-
-class ResultLine(msgspec.Struct):
-    """One line of a file of results or errors. problem: why the rest of it cannot be read."""
-
-    custom_id: str
-    response: _Response | None = None
-    error: _Error | None = None
-    problem: str = ""
-
-
-class _Named(msgspec.Struct):
-    custom_id: str
-
-
 class Pace(msgspec.Struct, frozen=True):
     """What a live row takes: seconds with all others in flight, and tokens."""
 
     row_s: float
     row_tokens: float
-
-
-_LINE = msgspec.json.Decoder(ResultLine)
-_NAMED = msgspec.json.Decoder(_Named)
 
 
 def next_look_s(before_s: float | None) -> float:
@@ -93,27 +64,6 @@ def next_look_s(before_s: float | None) -> float:
 def fits(rows: int, size_bytes: int, more_bytes: int, most_rows: int = MOST_ROWS) -> bool:
     """A request of this size may join a part of this many rows and bytes."""
     return rows < most_rows and (not rows or size_bytes + more_bytes <= MOST_BYTES)
-
-
-def read_line(raw: bytes) -> ResultLine:
-    """Raises BadReply for what names no row."""
-    try:
-        return _LINE.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        problem = str(error)
-    try:
-        raw = loose_json.mended(raw)
-        return _LINE.decode(raw)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        name = _NAMED.decode(raw).custom_id
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadReply(
-            f"a line of the results is not what the Batch API promises: {error}",
-            hint="look at the batch at the provider; the same command reads it again",
-        ) from error
-    return ResultLine(custom_id=name, problem=problem)
 
 
 def outcome_of(

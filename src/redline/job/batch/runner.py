@@ -18,7 +18,8 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from redline.calls.client import Batch, BatchApi
+from redline.apis import Batch
+from redline.calls.client import BatchApi
 from redline.calls.cost import NOTHING
 from redline.clock import SYSTEM
 from redline.errors import ConfigError, NoEndpoint, RedlineError, Rejected, Retryable

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from redline.apis import BOM
+from redline.apis import BOM, RequestLine
 from redline.calls import Request
 from redline.calls.cost import NOTHING, Amount
 from redline.job.work import Picked
@@ -53,7 +53,7 @@ class Kept(msgspec.Struct, kw_only=True):
     def of(cls, picked: Picked, request: Request, worst: Amount = NOTHING) -> Kept:
         """The row with what is to be asked for it. Raises TypeError or ValueError if not JSON."""
         key = f"{picked.key:016x}"
-        asked = {"custom_id": key, "method": "POST", "url": request.url, "body": request.body}
+        asked = RequestLine(key, "POST", request.url, msgspec.Raw(_ENCODE(request.body)))
         return cls(
             key=key,
             mark=f"{picked.mark:08x}",

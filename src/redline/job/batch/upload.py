@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 
+from redline.apis import Batch
 from redline.calls import Outcome, Request, failed
-from redline.calls.client import Batch, BatchApi
+from redline.calls.client import BatchApi
 from redline.calls.cost import NOTHING, Amount
 from redline.clock import SYSTEM
 from redline.errors import BadRow, CallError, Retryable

@@ -21,7 +21,7 @@ from random import Random
 
 import msgspec
 
-from redline.apis import response_usage
+from redline.apis import ENDED, WINDOW, BatchRequest, response_usage
 from redline.sim.answers import ENDPOINTS, Answers, BadCall, Object, decode
 from redline.sim.batches.lines import BatchLine, LineReader, answered, refused, unanswered
 from redline.sim.settings import SimSettings
@@ -33,7 +33,6 @@ _MOST_BYTES = 1024 * 1024 * 1024
 _MOST_BATCHES = 10_000
 _MOST_LISTED = 100
 _BYTES_PER_TOKEN = 4
-_OVER = ("failed", "completed", "expired", "cancelled")
 _UNFINISHED = {
     "expired": ("batch_expired", "This request was not executed within the completion window."),
     "cancelled": ("batch_cancelled", "This request was not executed: the batch was cancelled."),
@@ -41,16 +40,7 @@ _UNFINISHED = {
 _TIMES = ("in_progress", "completed", "failed", "expired", "cancelling", "cancelled")
 
 
-class _Creation(msgspec.Struct):
-    """The body of POST /v1/batches."""
-
-    input_file_id: str
-    endpoint: str
-    completion_window: str
-    metadata: dict[str, str] | None = None
-
-
-_CREATION = msgspec.json.Decoder(_Creation)
+_CREATION = msgspec.json.Decoder(BatchRequest)
 
 
 class StoredFile(msgspec.Struct):
@@ -82,7 +72,7 @@ class _Batch(msgspec.Struct):
     """
 
     id: str
-    asked: _Creation
+    asked: BatchRequest
     lines: list[BatchLine]
     errors: list[Object]
     created_s: float
@@ -97,7 +87,7 @@ class _Batch(msgspec.Struct):
 
     @property
     def is_over(self) -> bool:
-        return self.status in _OVER
+        return self.status in ENDED
 
     def become(self, status: str, wall_s: float) -> None:
         self.status = status
@@ -188,8 +178,8 @@ class Batches:
         asked = decode(_CREATION, raw)
         if asked.endpoint not in ENDPOINTS:
             raise BadCall(f"The endpoint is not one for batches: {asked.endpoint}")
-        if asked.completion_window != "24h":
-            raise BadCall("The completion_window is to be 24h.")
+        if asked.completion_window != WINDOW:
+            raise BadCall(f"The completion_window is to be {WINDOW}.")
         lines, errors = self._reader.read(self.file(asked.input_file_id).data, asked.endpoint)
         tokens = sum(len(line.body) // _BYTES_PER_TOKEN for line in lines)
         running = sum(each.tokens for each in self._batches.values() if not each.is_over)

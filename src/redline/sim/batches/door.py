@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from random import Random
 
+from redline.apis import BATCHES, FILES
 from redline.clock import Clock
 from redline.httpserver import BodyError, Exchange, read_form
 from redline.sim.answers import Answers, BadCall, Object
@@ -26,7 +27,6 @@ from redline.sim.wire import (
     send_first_half,
 )
 
-_FILES, _BATCHES = "/v1/files", "/v1/batches"
 _BEFORE = {"429": 429, "500": 500, "503": 503}
 _BINARY = "application/octet-stream"
 
@@ -53,7 +53,7 @@ class BatchDoor:
     @staticmethod
     def takes(path: str) -> bool:
         """The path is one of a file or a batch."""
-        return f"{path}/".startswith((f"{_FILES}/", f"{_BATCHES}/"))
+        return f"{path}/".startswith((f"{FILES}/", f"{BATCHES}/"))
 
     def stats(self) -> dict[str, int]:
         """What stands under `batches` in GET /sim/stats."""
@@ -92,18 +92,18 @@ class BatchDoor:
     async def _reply(self, exchange: Exchange) -> Reply:
         """Raises BadCall."""
         method, path = exchange.method, exchange.path.rstrip("/")
-        if method == "POST" and path == _FILES:
+        if method == "POST" and path == FILES:
             return json_reply(await self._upload(exchange))
-        if path.startswith(_FILES):
-            return self._file(method, path.removeprefix(_FILES).strip("/"))
+        if path.startswith(FILES):
+            return self._file(method, path.removeprefix(FILES).strip("/"))
         times = (self._clock.now_s(), self._clock.wall_s())
         batches = self._batches
-        if path == _BATCHES:
+        if path == BATCHES:
             if method == "POST":
                 return json_reply(batches.create(await read_body(exchange), *times))
             if method == "GET":
                 return json_reply(batches.listed(exchange.query, *times))
-        batch_id, _, verb = path.removeprefix(_BATCHES).strip("/").partition("/")
+        batch_id, _, verb = path.removeprefix(BATCHES).strip("/").partition("/")
         if method == "POST" and verb == "cancel":
             return json_reply(batches.cancel(batch_id, *times))
         if method == "GET" and batch_id and not verb:
@@ -122,7 +122,7 @@ class BatchDoor:
             return json_reply(batches.file(file_id).shown())
         if method == "DELETE" and file_id and not verb:
             return json_reply(batches.delete(file_id))
-        raise _unknown(method, f"{_FILES}/{rest}")
+        raise _unknown(method, f"{FILES}/{rest}")
 
     async def _upload(self, exchange: Exchange) -> Object:
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from redline.apis import error_body
+from redline.apis import RequestLine, answer_object, error_body, result_object
 from redline.sim.answers import ENDPOINTS, Answers, BadCall, Object
 from redline.sim.settings import SimSettings
 
@@ -27,18 +27,11 @@ class BatchLine(msgspec.Struct, gc=False):
     fault: str | None
 
 
-class _Asked(msgspec.Struct):
-    custom_id: str
-    method: str
-    url: str
-    body: msgspec.Raw
-
-
 class _Named(msgspec.Struct):
     model: str = ""
 
 
-_ASKED = msgspec.json.Decoder(_Asked)
+_ASKED = msgspec.json.Decoder(RequestLine)
 _NAMED = msgspec.json.Decoder(_Named)
 
 
@@ -111,7 +104,7 @@ def answered(
         except BadCall as error:
             status = error.status
             body = error_body(error.message, "invalid_request_error", code=error.code)
-    response = {"status_code": status, "request_id": f"req-sim-b{number}", "body": body}
+    response = answer_object(status, f"req-sim-b{number}", body)
     return status, _result(line, number, response, None), tokens
 
 
@@ -126,10 +119,5 @@ def refused(code: str, message: str, line: int | None = None) -> Object:
 
 
 def _result(line: BatchLine, number: int, response: Any, error: Any) -> bytes:
-    shown = {
-        "id": f"batch_req-sim{number}",
-        "custom_id": line.custom_id,
-        "response": response,
-        "error": error,
-    }
+    shown = result_object(f"batch_req-sim{number}", line.custom_id, response, error)
     return msgspec.json.encode(shown) + b"\n"
