@@ -80,6 +80,10 @@ def test_the_guards_that_the_page_names_are_the_codes() -> None:
     assert jitter.Jitter().guard_s == jitter.FIRST_GUARD_S == GUARD_S
     prior_ms, margin_ms = round(1000 * jitter.PRIOR_S), round(1000 * jitter.MARGIN_S)
     assert f"begins at 55 ms: {prior_ms} ms for the network and {margin_ms} ms for timers" in PAGE
+    proved = jitter.Jitter()
+    for number in range(1000):
+        late_s = proved.replied(0.02, number * 0.1)
+    assert f"t - m + {1000 * late_s:.0f} ms" in PAGE
     measured = jitter.Jitter()
     for number in range(64):
         measured.shook_hands(0.01 if number < 32 else 3.0)

@@ -16,6 +16,8 @@ from redline.limits.rule.window import Alone, Booking, Window
 
 # Replies of which the proof is still to come; of more, the oldest count as late as any may be.
 _UNTOLD = 256
+# A smaller change of the guard is not worth a division in every window.
+_LEAST_CHANGE_S = 1e-4
 
 
 class LimitLine:
@@ -207,8 +209,7 @@ class Rules:
     def follow_guard(self) -> None:
         """The windows take over the guard as it is measured now."""
         guard_s = self._guard_now_s()
-        # A change below a tenth of a millisecond is not worth a division in every window.
-        if abs(guard_s - self.guard_s) >= 1e-4:
+        if abs(guard_s - self.guard_s) >= _LEAST_CHANGE_S:
             self.guard_s = guard_s
             self._reshape()
 

@@ -9,6 +9,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+# Cancelled waiters are swept out when they are more than those who wait, and this many.
+_MOST_FORGOTTEN = 64
+
 Want = TypeVar("Want")
 Got = TypeVar("Got")
 
@@ -82,7 +85,7 @@ class WaitQueue(Generic[Want, Got]):
         """One waiter's future was cancelled."""
         self.waiting -= 1
         self._forgotten += 1
-        if self._forgotten > self.waiting + 64:
+        if self._forgotten > self.waiting + _MOST_FORGOTTEN:
             for line in self._lines.values():
                 kept = [waiter for waiter in line if not waiter.future.done()]
                 line.clear()
