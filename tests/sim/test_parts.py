@@ -24,7 +24,7 @@ from redline.calls.cost import Allowance
 from redline.errors import BudgetSpent, ConfigError, JournalError, Rejected, ServerFailed
 from redline.events import Event, RetryScheduled, RetryStarted
 from redline.job import Parts, execute
-from redline.job.settings import Job, Prompting
+from redline.job.settings import Job, Prompting, make_job
 from redline.job.work import Tally
 from redline.journal import Output, Result
 from redline.limits import Limits
@@ -155,6 +155,15 @@ def test_only_the_source_is_supplied_and_it_may_be_async() -> None:
         assert sorted(ended) == [-5, -4, -3, -2, -1]
 
     virtual_run(main())
+
+
+def test_a_job_with_an_embedded_server_needs_nothing_else() -> None:
+    made = make_job(rows(3), {"endpoint": "sim", "prompt": "say {{ n }}"}, {})
+    ended: list[Result] = []
+    report = asyncio.run(execute(made, Parts(on_result=ended.append)))
+    assert report.is_complete
+    assert all("say" in result.outcome.output for result in ended)
+    assert len(ended) == 3
 
 
 def test_a_backend_that_is_closed_by_one_job_would_fail_the_next() -> None:

@@ -9,8 +9,6 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar, Unpack
 
-import msgspec
-
 from redline.calls import Outcome
 from redline.errors import ConfigError
 from redline.job.execution import execute
@@ -21,8 +19,6 @@ from redline.job.show import Display, Report, TerminalProgress
 from redline.job.work import OnResult, Runner
 from redline.journal import Result
 from redline.process import DaemonThreads, lasting
-from redline.sources import opened
-from redline.store import url_of
 
 T = TypeVar("T")
 
@@ -128,12 +124,11 @@ async def _outcomes(job: Job, handover: _Handover) -> AsyncGenerator[Outcome, No
     """The outcomes of a run of the job, which ends with the generator."""
     async with AsyncExitStack() as stack:
         stack.callback(handover.has_ended.set)
-        job = await embed(job, stack)
 
         async def work() -> Report:
             try:
                 parts = Parts(on_start=handover.start, on_result=handover.put)
-                return await _execute(job, parts)
+                return await execute(job, parts)
             finally:
                 ending = asyncio.create_task(handover.outcomes.put(None))
                 stack.callback(ending.cancel)
@@ -148,20 +143,6 @@ async def _outcomes(job: Job, handover: _Handover) -> AsyncGenerator[Outcome, No
                     raise report.stopped
         finally:
             await handover.leave(task)
-
-
-async def _execute(
-    job: Job, parts: Parts, on_upload: Callable[[Callable[[], None]], None] | None = None
-) -> Report:
-    """The run, with what objects in a store ask for before and after it."""
-    if url_of(job.rows) is not None:
-        job = msgspec.structs.replace(job, rows=await asyncio.to_thread(opened, job.rows))
-    if job.output is None or job.output.url is None:
-        return await execute(job, parts)
-    # Imported here: a run on local files does not pay for what stores need.
-    from redline.job.mirrored import execute_mirrored
-
-    return await execute_mirrored(job, parts, on_upload)
 
 
 class _Handover:
@@ -223,15 +204,6 @@ def _size_bytes(outcome: Outcome) -> int:
     return len(outcome.reply.body) if outcome.reply is not None else 0
 
 
-async def embed(job: Job, stack: AsyncExitStack) -> Job:
-    """The job, with an embedded server started for it if it asks for one."""
-    if job.embedded is None or job.endpoint is None:
-        return job
-    base_url = await stack.enter_async_context(job.embedded.open())
-    endpoint = msgspec.structs.replace(job.endpoint, base_url=base_url, proxy="")
-    return msgspec.structs.replace(job, endpoints=(endpoint,))
-
-
 async def _run_in_loop(
     job: Job,
     display: Display | None,
@@ -246,12 +218,13 @@ async def _run_in_loop(
             outcomes.append(result.outcome)
 
         on_result = keep
-    async with AsyncExitStack() as stack:
-        job = await embed(job, stack)
-        on_start = None if interrupts is None else interrupts.watch
-        on_upload = None if interrupts is None else interrupts.watch_upload
-        parts = Parts(display=display, on_start=on_start, on_result=on_result)
-        report = await _execute(job, parts, on_upload)
+    parts = Parts(
+        display=display,
+        on_start=None if interrupts is None else interrupts.watch,
+        on_result=on_result,
+        on_upload=None if interrupts is None else interrupts.watch_upload,
+    )
+    report = await execute(job, parts)
     report.outcomes = sorted(outcomes, key=lambda outcome: outcome.row or 0)
     return report
 

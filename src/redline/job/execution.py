@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-from redline.clock import SYSTEM
-from redline.errors import JournalError
-from redline.job.assembly import Run
-from redline.job.build import built
+import msgspec
+
+from redline.job.local import execute_local
 from redline.job.parts import Parts
 from redline.job.settings import Job
 from redline.job.show import Report
+from redline.sources import opened
+from redline.store import url_of
 
 _ALL_BUILT = Parts()
 
@@ -22,22 +25,24 @@ async def execute(job: Job, parts: Parts = _ALL_BUILT) -> Report:
     Raises ConfigError or JournalError if the run cannot begin. What ends it later is in the
     report's `stopped`.
     """
-    begun_s = SYSTEM.now_s()
-    run: Run | None = None
-    try:
-        async with built(job, parts) as run:
-            if parts.on_start is not None:
-                parts.on_start(run.runner)
-            shown = asyncio.create_task(parts.display.show(run)) if parts.display else None
-            try:
-                await run.go()
-            finally:
-                if shown is not None:
-                    shown.cancel()
-                    await asyncio.wait([shown])
-    except JournalError as error:
-        # Raised while closing, by the last group: what was acknowledged before is on disk.
-        if run is None or run.runner.offered == 0:
-            raise
-        run.runner.stop(error)
-    return run.report(SYSTEM.now_s() - begun_s)
+    async with _served(job) as job:
+        if url_of(job.rows) is not None and parts.source is None:
+            rows = await asyncio.to_thread(opened, job.rows)
+            job = msgspec.structs.replace(job, rows=rows)
+        if job.output is None or job.output.url is None:
+            return await execute_local(job, parts)
+        # Imported here: a run on local files does not pay for what stores need.
+        from redline.job.mirrored import execute_mirrored
+
+        return await execute_mirrored(job, parts)
+
+
+@asynccontextmanager
+async def _served(job: Job) -> AsyncIterator[Job]:
+    """The job, while the embedded server runs that it may ask for."""
+    if job.embedded is None or job.endpoint is None:
+        yield job
+        return
+    async with job.embedded.open() as base_url:
+        endpoint = msgspec.structs.replace(job.endpoint, base_url=base_url, proxy="")
+        yield msgspec.structs.replace(job, endpoints=(endpoint,))

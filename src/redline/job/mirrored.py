@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 
 from redline.errors import RedlineError
-from redline.job.execution import execute
+from redline.job.local import execute_local
 from redline.job.outputs import Mirror
 from redline.job.parts import Parts
 from redline.job.settings import Job
@@ -17,26 +17,23 @@ from redline.job.show import Report
 from redline.journal import ResultsLost
 
 
-async def execute_mirrored(
-    job: Job, parts: Parts, on_upload: Callable[[Callable[[], None]], None] | None = None
-) -> Report:
-    """As `execute`; the report says what was not uploaded at the end.
+async def execute_mirrored(job: Job, parts: Parts) -> Report:
+    """As `execute_local`; the report says what was not uploaded at the end.
 
-    on_upload: gets what gives the upload up, when it begins. Raises as `execute` does, and
-    ConfigError if the store refuses before the run.
+    Raises as `execute_local` does, and ConfigError if the store refuses before the run.
     """
     assert job.output is not None
     # In a thread: a driver is imported.
     mirror = await asyncio.to_thread(Mirror, job.output)
     await _in_thread(mirror, partial(mirror.prepare, restart=job.restart, force=job.force))
     job = msgspec.structs.replace(job, output=mirror.output)
-    report = await execute(job, parts)
+    report = await execute_local(job, parts)
     if isinstance(report.stopped, ResultsLost):
         # The files at these names are not what the run has written.
         report.not_uploaded = report.stopped
         return report
-    if on_upload is not None:
-        on_upload(mirror.stop)
+    if parts.on_upload is not None:
+        parts.on_upload(mirror.stop)
     try:
         await _in_thread(mirror, mirror.upload)
     except RedlineError as error:

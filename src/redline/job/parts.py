@@ -31,7 +31,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     tally: counts this run's rows and attempts, and is notified of events. Use it for one run only.
     listeners: notified of the same events, after the tally.
     display: shows the run. on_start: gets the runner, to drain or abort it. on_result: gets each
-    row that has ended; the run waits for what it returns.
+    row that has ended; the run waits for what it returns. on_upload: gets a function that gives up
+    the upload of the output, when this begins.
     """
 
     backend: Backend | None = None
@@ -42,6 +43,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     display: Display | None = None
     on_start: Callable[[Runner], None] | None = None
     on_result: OnResult | None = None
+    on_upload: Callable[[Callable[[], None]], None] | None = None
 
     def check(self, job: Job) -> None:
         """Raises ConfigError if the job's settings ask for a part that is supplied, too."""

@@ -1,0 +1,36 @@
+"""A run on local files and a server that exists, from its settings to its report."""
+
+from __future__ import annotations
+
+import asyncio
+
+from redline.clock import SYSTEM
+from redline.errors import JournalError
+from redline.job.assembly import Run
+from redline.job.build import built
+from redline.job.parts import Parts
+from redline.job.settings import Job
+from redline.job.show import Report
+
+
+async def execute_local(job: Job, parts: Parts) -> Report:
+    """As `execute`, for a job without an embedded server whose output is no object in a store."""
+    begun_s = SYSTEM.now_s()
+    run: Run | None = None
+    try:
+        async with built(job, parts) as run:
+            if parts.on_start is not None:
+                parts.on_start(run.runner)
+            shown = asyncio.create_task(parts.display.show(run)) if parts.display else None
+            try:
+                await run.go()
+            finally:
+                if shown is not None:
+                    shown.cancel()
+                    await asyncio.wait([shown])
+    except JournalError as error:
+        # Raised while closing, by the last group: what was acknowledged before is on disk.
+        if run is None or run.runner.offered == 0:
+            raise
+        run.runner.stop(error)
+    return run.report(SYSTEM.now_s() - begun_s)
