@@ -24,6 +24,7 @@ from redline.apis.choices import (
     SampledRequest,
     choice_object,
     drafts,
+    has_ended,
     is_usage_event,
 )
 from redline.apis.completions import COMPLETIONS, TEXT_FORM, CompletionRequest

@@ -93,7 +93,17 @@ class _UsualReply(_Envelope, kw_only=True):
     error: None = None
 
 
+class _Ending(msgspec.Struct):
+    finish_reason: Any = None
+
+
+class _Endings(msgspec.Struct):
+    choices: list[_Ending] | None = None
+    error: Any = None
+
+
 _REPLY = msgspec.json.Decoder(_Reply)
+_ENDINGS = msgspec.json.Decoder(_Endings)
 _decode_usual = msgspec.json.Decoder(_UsualReply).decode
 _convert = msgspec.convert
 
@@ -168,6 +178,17 @@ def read(body: bytes, asked: Object | None) -> Reply:
         model=reply.model,
         request_id=reply.id if isinstance(reply.id, str) else None,
     )
+
+
+def has_ended(body: bytes) -> bool:
+    """Each choice in a body of JSON says why it ended, and there is no error beside them."""
+    try:
+        endings = _ENDINGS.decode(body)
+    except msgspec.ValidationError:
+        # Some plain JSON that has neither.
+        return True
+    choices = endings.choices or ()
+    return not endings.error and all(choice.finish_reason is not None for choice in choices)
 
 
 class _Part(Protocol):

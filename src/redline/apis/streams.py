@@ -32,7 +32,7 @@ class StreamedAnswer:
         kind = event.get("type")
         if isinstance(kind, str) and kind.startswith("response."):
             if responses.is_last(event):
-                self._response = msgspec.json.encode(event.get("response"))
+                self._response = _encoded(event.get("response"))
             return responses.text_of_event(event)
         if isinstance(event.get("usage"), dict):
             self._known["usage"] = event["usage"]
@@ -62,7 +62,15 @@ class StreamedAnswer:
         if not has_ended and (any(reasons) or not is_done):
             raise Disconnected("the stream ended before its answer was whole")
         parts = [choice.whole(index) for index, choice in sorted(self._choices.items())]
-        return CHAT.path, msgspec.json.encode({**self._known, "choices": parts})
+        return CHAT.path, _encoded({**self._known, "choices": parts})
+
+
+def _encoded(value: Any) -> bytes:
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        # Halves of a surrogate pair, which may have come with different events.
+        return msgspec.json.encode(loose_json.clean(value))
 
 
 class _Choice:

@@ -107,6 +107,29 @@ def test_an_endless_event_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         parser.feed(b"x")
 
 
+HALVES = '"\\ud83d"', '"\\ude80"'
+
+
+def test_a_tool_calls_surrogate_pair_may_come_in_halves() -> None:
+    parts = [
+        b'{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"arguments":%b}}]}}]}'
+        % half.encode()
+        for half in HALVES
+    ]
+    reply, _, _ = listen(events(*parts, choice(finish_reason="tool_calls")))
+    assert reply.tool_calls == [{"function": {"arguments": "🚀"}}]
+
+
+@pytest.mark.parametrize("field", ["id", "model"])
+def test_half_a_surrogate_pair_anywhere_is_replaced(field: str) -> None:
+    odd = f'{{"{field}":{HALVES[0]}}}'.encode()
+    reply, _, _ = listen(events(odd, *SPOKEN[:2], choice(finish_reason="stop"), b"[DONE]"))
+    assert reply.output == "Gr"
+    whole = b'{"type":"response.completed","response":{"output":[],"id":%b}}' % HALVES[1].encode()
+    reply, _, _ = listen(events(whole))
+    assert reply.request_id == "\ufffd"
+
+
 def test_several_choices_are_kept_apart() -> None:
     data = events(
         choice({"content": "b"}, index=1),

@@ -13,10 +13,11 @@ answer, the next of those that wait asks for itself. Each waits by its own deadl
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
+from redline.apis import has_ended
 from redline.apis import replies as apis
 from redline.calls.cache.key import is_determined, key_of, only_asks
 from redline.clock import SYSTEM, Clock
@@ -173,18 +174,6 @@ class Cached:
         return outcome
 
 
-class _Ending(msgspec.Struct):
-    finish_reason: Any = None
-
-
-class _Endings(msgspec.Struct):
-    """Of an answer, what tells whether all of it is there."""
-
-    choices: list[_Ending] | None = None
-    error: Any = None
-
-
-_ENDINGS = msgspec.json.Decoder(_Endings)
 _ENCODE = msgspec.msgpack.Encoder().encode
 _DECODE = msgspec.msgpack.Decoder(_Kept).decode
 
@@ -229,10 +218,4 @@ def _is_whole(reply: Reply) -> bool:
     reasons = reply.finish_reasons
     if any(reason is not None and reason not in _WHOLE for reason in reasons):
         return False
-    try:
-        endings = _ENDINGS.decode(reply.body)
-    except msgspec.ValidationError:
-        # Some plain JSON that has neither.
-        return True
-    choices = endings.choices or ()
-    return not endings.error and all(choice.finish_reason is not None for choice in choices)
+    return has_ended(reply.body)
