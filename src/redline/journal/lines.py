@@ -187,7 +187,8 @@ def _beginning(content: bytes) -> str:
 def _sealed(fields: _Line | dict[str, Any], mark: int) -> bytes:
     """The fields as a line of JSON that ends with the mark, if there is one, and its checksum."""
     body = _encode(fields)
-    if b"\n" in body or b"\r" in body:
+    # To Python 3.11, `in` is an error first: it takes the bytes for a number.
+    if body.find(b"\n") >= 0 or body.find(b"\r") >= 0:
         body = _on_one_line(body)
     body = body[:-1]
     if mark:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypedDict, TypeVar
 
 import msgspec
 
@@ -15,6 +15,17 @@ from redline.limits import Cost
 from redline.waist.outcome import Outcome
 
 T = TypeVar("T")
+
+
+class _Counts(TypedDict, total=False):
+    """Fields of a body by which answers are counted; all others are passed over."""
+
+    n: Any
+    prompt: Any
+    input: Any
+
+
+_COUNTS = msgspec.json.Decoder(_Counts)
 # The values of an object as the bytes that they were written with.
 _RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -65,11 +76,14 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
 
     @property
     def asked(self) -> Any:
-        """`body`, or an empty object if it does not state how many answers are wanted."""
+        """The body, or of JSON at least the fields that say how many answers are wanted."""
         raw = self.raw
-        if raw is None or b'"n"' in raw or b'"prompt"' in raw or b'"input"' in raw or b"\\u" in raw:
+        if raw is None:
             return self.body
-        return {}
+        try:
+            return _COUNTS.decode(raw)
+        except (ValueError, RecursionError):
+            return self.body
 
     def with_fields(self, **fields: Any) -> Request:
         """The request with these fields of its JSON object replaced or added.

@@ -120,8 +120,21 @@ def test_rewriting_json_is_rewriting_its_value(body: dict[str, Any], value: Any)
     assert raw.body == body
 
 
-@pytest.mark.parametrize("name", ["n", "prompt", "input", "\\u006e"])
-def test_what_states_the_number_of_answers_is_read(name: str) -> None:
-    assert Request(raw=b'{"%s": 3}' % name.encode()).asked != {}
-    assert Request(raw=b'{"text": "\\"n\\": 3"}').asked == {}
+@pytest.mark.parametrize(
+    ("raw", "asked"),
+    [
+        (b'{"n": 3, "text": "x"}', {"n": 3}),
+        (b'{"\\u006e": 3}', {"n": 3}),
+        (b'{"n": 1, "x": {"n": 2}, "n": 3}', {"n": 3}),
+        (b'{"prompt": ["a"], "input": [1]}', {"prompt": ["a"], "input": [1]}),
+        (b'{"text": "\\"n\\": 3", "x": {"n": 2}}', {}),
+        (b"[3]", [3]),
+        (b'{"n"', b'{"n"'),
+    ],
+)
+def test_what_says_the_number_of_answers_is_read(raw: bytes, asked: Any) -> None:
+    assert Request(raw=raw).asked == asked
+
+
+def test_a_body_that_was_given_is_what_is_asked() -> None:
     assert Request(body={"text": 3}).asked == {"text": 3}
