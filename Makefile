@@ -68,6 +68,7 @@ bench: $(TESTS) ## measure all that docs/benchmarks.md shows; about four hours
 	-@$(BIN)/python bench/connections.py
 	-@$(BIN)/python bench/soak.py
 	-@$(BIN)/python bench/transports.py
+	-@$(BIN)/python bench/server.py
 	-@$(BIN)/python bench/article.py
 	-@$(BIN)/python bench/memory.py
 	-@$(BIN)/python bench/limits.py
@@ -112,9 +113,10 @@ $(TESTS): pyproject.toml $(CORE) $(ENGINE) | $(SERVERS)
 	@$(PIP) install --editable '.[parquet,zst,hf,redis,s3,schema,synth,tokens]' --group dev
 	@touch $@
 
-# Real servers for the tests: of shared limits, of proxies. Without them those tests are skipped.
+# Real servers for the tests: of shared limits, of proxies; and wrk, a client of our own server.
+# Without them those tests are skipped.
 $(SERVERS): | $(VENV)
-	@missing=; for program in redis-server squid tinyproxy; do \
+	@missing=; for program in redis-server squid tinyproxy wrk; do \
 		PATH="$$PATH:/usr/sbin" command -v $$program >/dev/null || missing="$$missing $$program"; done; \
 	test -z "$$missing" || { \
 		echo "installing$$missing for the tests"; \

@@ -149,6 +149,10 @@ class Server:
             self.close()
             raise RuntimeError(f"`{shlex.join(command)}` did not start")
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def cpu_s(self) -> float:
         """User and system time so far, in seconds (proc(5), stat, fields 14 and 15)."""
         stat = Path(f"/proc/{self._process.pid}/stat").read_text()

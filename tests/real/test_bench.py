@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -56,3 +57,16 @@ def test_the_memory_curve(tmp_path: Path) -> None:
     assert rows == sorted(rows)
     assert len(result["summary"]["rss_mb"]) == 10
     assert all(20 < sample["rss_mb"] < 2000 for sample in result["raw"])
+
+
+@pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
+def test_the_http_server_under_wrk(tmp_path: Path) -> None:
+    result = bench("server", tmp_path, "--rounds", "1", "--seconds", "1", "--idle", "100")
+    assert {(run["load"], run["kind"]) for run in result["raw"]} == {
+        (load, kind) for load in ("chat", "stream", "healthz") for kind in ("before", "own")
+    }
+    assert all(run["requests"] > 100 for run in result["raw"])
+    for load in ("chat", "stream", "healthz"):
+        assert result["summary"][load]["ratio"] > 0
+    for sizes in result["summary"]["idle"].values():
+        assert 0 < sizes["before_mb"] <= sizes["with_mb"]

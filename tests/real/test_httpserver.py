@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import logging
 import socket
@@ -17,7 +18,7 @@ import pytest
 import uvloop
 
 from redline.httpserver import TEXT, BodyError, Exchange, HttpBounds, header_lines
-from support.http_peer import Served, peer
+from support.http_peer import Plain, Served, peer
 from support.smuggling import NEXT, REFUSED, TAKEN
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
@@ -368,6 +369,90 @@ def test_bodies_that_cannot_be_decompressed(run: Run, name: str) -> None:
                     await client.send(post(body, "/", f"Content-Encoding: {coding}"), step=step)
                     found = await client.answer()
                     assert (found.status, found.headers["connection"]) == (status, "close")
+
+    run(main())
+
+
+# Handlers that answer at once.
+
+
+def test_answers_at_once_and_later_keep_their_order(run: Run) -> None:
+    async def later(exchange: Exchange) -> None:
+        await asyncio.sleep(0.001)
+        exchange.respond(200, await exchange.body() + exchange.path.encode())
+
+    def either(exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+        if int(exchange.path[1:]) % 3 or not exchange.is_complete:
+            return later(exchange)
+        exchange.respond(200, exchange.received() + exchange.path.encode())
+        return None
+
+    async def main() -> None:
+        async with Plain(either) as server, peer(server) as client:
+            asked = [post(b"x" * (n % 7), f"/{n}") for n in range(150)]
+            sending = asyncio.create_task(client.send(b"".join(asked), step=501))
+            for number in range(150):
+                assert (await client.answer()).body == b"x" * (number % 7) + b"/%d" % number
+            await sending
+
+    run(main())
+
+
+@pytest.mark.parametrize("way", ["raises", "answers nothing"])
+def test_a_plain_handler_that_fails_gives_away_nothing(
+    run: Run, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(exchange: Exchange) -> None:
+        if way == "raises":
+            raise KeyError("sk-secret")
+
+    async def main() -> None:
+        async with Plain(fails) as server, peer(server) as client:
+            found = await client.ask(get() + get())
+            assert (found.status, found.headers["connection"]) == (500, "close")
+            assert b"secret" not in found.body
+            assert await client.rest() == b""
+
+    with caplog.at_level(logging.ERROR, "asyncio"):
+        run(main())
+
+
+def test_a_client_that_leaves_with_its_request_leaves_no_coroutine_behind(run: Run) -> None:
+    # One that is never awaited would be a warning, which fails the test.
+    async def later(exchange: Exchange) -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with Plain(later) as server:
+            for _ in range(50):
+                async with peer(server) as client:
+                    client.writer.write(get())
+                    client.writer.write_eof()
+                    assert await client.rest() == b""
+            await until(lambda: server.connections == 0)
+        gc.collect()
+
+    run(main())
+
+
+def test_large_answers_at_once_wait_for_a_slow_reader(run: Run) -> None:
+    made = 0
+
+    def large(exchange: Exchange) -> None:
+        nonlocal made
+        made += 1
+        exchange.respond(200, b"x" * 1_000_000)
+
+    async def main() -> None:
+        async with Plain(large) as server, peer(server) as client:
+            await client.send(get() * 100)
+            held = -1
+            while held != made:
+                held = made
+                await asyncio.sleep(0.1)
+            assert held < 30
+            for _ in range(100):
+                assert len((await client.answer()).body) == 1_000_000
 
     run(main())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -47,6 +47,23 @@ class Served(HttpServer):
                     await asyncio.sleep(0.001)
         except TimeoutError:
             pass
+
+
+class Plain(HttpServer):
+    """Answers with a plain function, which may return a coroutine for the rest."""
+
+    def __init__(self, answer: Callable[[Exchange], Coroutine[Any, Any, None] | None]) -> None:
+        super().__init__("the server", ("127.0.0.1", 0))
+        self._answer = answer
+
+    @property
+    def port(self) -> int:
+        return int(self.base_url.removesuffix("/v1").rpartition(":")[2])
+
+    def _handle(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+        return self._answer(exchange)
+
+    async def _drain(self) -> None: ...
 
 
 class Answer(NamedTuple):
@@ -101,7 +118,7 @@ class Peer:
 
 
 @asynccontextmanager
-async def peer(server: Served, **settings: Any) -> AsyncIterator[Peer]:
+async def peer(server: Served | Plain, **settings: Any) -> AsyncIterator[Peer]:
     """A client that closes its connection at the end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port, **settings)
     try:

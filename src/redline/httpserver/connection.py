@@ -1,4 +1,4 @@
-"""One connection: llhttp reads requests, one task answers them in their order.
+"""One connection: llhttp reads requests, which are answered in their order.
 
 state      from                        ends with
 idle       the connection, a response  the first bytes of a head; idle_s, then it closes
@@ -9,17 +9,18 @@ lingering  a response before the end   the client's close, or 2 s; what comes is
 lost       the client's close, a
            reset, or our own close
 
-A connection is read while it answers: a client that leaves cancels its handler. Requests that come
-meanwhile wait in order; reading pauses when there are 16, or when 64 KiB of a body wait.
+A handler that can answer at once does so where its request is read; what others must await, one
+task awaits. The connection is read meanwhile: a client that leaves cancels the task. Requests that
+come meanwhile wait in order; reading pauses when there are 16, or when 64 KiB of a body wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from math import inf
-from typing import cast
+from typing import Any, cast
 
 import httptools
 
@@ -35,7 +36,13 @@ _LINGER_S = 2.0
 # Less progress than that in unread_s is none.
 _LEAST_TAKEN_BYTES = 64 * 1024
 
-Handler = Callable[[Exchange], Awaitable[None]]
+_METHODS = {
+    name.encode(): name
+    for name in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
+}
+
+# A plain function answers at once, or returns the coroutine that does.
+Handler = Callable[[Exchange], Coroutine[Any, Any, None] | None]
 
 
 class _StopError(Exception):
@@ -99,8 +106,9 @@ class Connection(asyncio.Protocol):
         self._queue: deque[tuple[Exchange, Fault | None]] = deque()
         self._incoming: Exchange | None = None  # its body is not whole
         self._current: Exchange | None = None  # its handler runs
+        self._rest: Coroutine[Any, Any, None] | None = None  # of its handler, for the task
         self._task: asyncio.Task[None] | None = None
-        self._waiter: asyncio.Future[None] | None = None  # the task waits for a request
+        self._waiter: asyncio.Future[None] | None = None  # the task waits for `_rest`
         self._drain: asyncio.Future[None] | None = None
         self._target = b""
         self._fields: dict[bytes, bytes] = {}
@@ -120,17 +128,8 @@ class Connection(asyncio.Protocol):
         self.write_by_s = inf
 
     @property
-    def date(self) -> bytes:
-        return self._service.date
-
-    @property
-    def is_draining(self) -> bool:
-        return self._service.is_draining
-
-    @property
-    def is_busy(self) -> bool:
-        """A request is being answered, or waits for it."""
-        return self._current is not None or bool(self._queue)
+    def service(self) -> Service:
+        return self._service
 
     @property
     def task(self) -> asyncio.Task[None] | None:
@@ -158,6 +157,8 @@ class Connection(asyncio.Protocol):
             self._parse_on()
         else:
             self._parse(data)
+        if self._queue:
+            self._advance()
 
     def eof_received(self) -> None:
         # A client that stops sending has left. The loop closes the transport; what was written is
@@ -180,6 +181,7 @@ class Connection(asyncio.Protocol):
         self.write_by_s = inf
         if self._drain is not None and not self._drain.done():
             self._drain.set_result(None)
+        self._advance()
 
     # What exchanges call.
 
@@ -225,7 +227,10 @@ class Connection(asyncio.Protocol):
         if now_s < self.read_by_s:
             return
         self.read_by_s = inf
-        if self._is_lingering:
+        if self._is_lingering and self.transport.get_write_buffer_size():
+            # The end of its response comes first, which `write_by_s` bounds.
+            self.read_by_s = now_s + _LINGER_S
+        elif self._is_lingering:
             self.transport.abort()
         elif self._current is not None:
             self._is_ending = True
@@ -234,12 +239,13 @@ class Connection(asyncio.Protocol):
             )
         elif self._is_in_head:
             self._refuse(Fault(408, "the head of the request did not come in time"))
+            self._advance()
         else:
             self.close()
 
     def cancel(self) -> None:
         """Ends the connection and its handler."""
-        if self.is_busy and self._task is not None:
+        if self._current is not None and self._task is not None:
             self._task.cancel()
         else:
             self.close()
@@ -341,7 +347,7 @@ class Connection(asyncio.Protocol):
             self._framing = b""
             return
         self._is_in_head = False
-        method = parser.get_method().decode("ascii")
+        method = _METHODS.get(parser.get_method(), "")
         version = parser.get_http_version()
         bounds = self._service.bounds
         fault = fault_of(method, target, version, fields)
@@ -367,7 +373,7 @@ class Connection(asyncio.Protocol):
         if b"content-length" in fields and int(fields[b"content-length"]) > bounds.most_body_bytes:
             most = f"the body is longer than {bounds.most_body_bytes:,} bytes"
             exchange.fail(BodyError(413, most))
-        if parser.should_upgrade():
+        if b"upgrade" in fields and parser.should_upgrade():
             self._framing = framing_of(fields)
         self._enqueue(exchange, None)
         if exchange.has_failed:
@@ -406,65 +412,80 @@ class Connection(asyncio.Protocol):
         self._queue.append((exchange, fault))
         if len(self._queue) >= _MOST_WAITING:
             self._pause_reading()
+
+    def _advance(self) -> None:
+        """Answers what waits, up to the first request whose answer must be awaited."""
+        queue = self._queue
+        while queue and self._current is None and not self.is_write_paused:
+            exchange, fault = queue.popleft()
+            self._current = exchange
+            self.read_by_s = inf
+            if self._is_read_paused:
+                self._read_on()
+            try:
+                if fault is None:
+                    self._rest = self._service.handle(exchange)
+                else:
+                    exchange.refuse(fault)
+            except Exception as error:
+                self._fail(exchange, error)
+            if self._rest is not None:
+                self._wake_task()
+                return
+            self._conclude(exchange)
+
+    def _wake_task(self) -> None:
         if self._task is None:
-            self._task = self._loop.create_task(self._answer_all())
+            self._task = self._loop.create_task(self._answer_rest())
         elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def _answer_all(self) -> None:
-        """Answers each request in turn, until the connection ends."""
-        queue = self._queue
+    async def _answer_rest(self) -> None:
+        """Awaits one handler after the other, until the connection ends."""
         try:
             while True:
-                while not queue:
-                    await self._next()
-                exchange, fault = queue.popleft()
-                self._current = exchange
-                self.read_by_s = inf
-                if self._is_read_paused:
-                    self._read_on()
-                if fault is None:
-                    await self._answer(exchange)
-                else:
-                    exchange.refuse(fault)
-                if self.is_write_paused:
-                    await self.drained()
-                if not exchange.is_kept or self.is_lost:
-                    break
-                self._current = None
-            self._finish(exchange)
+                while self._rest is None:
+                    self._waiter = self._loop.create_future()
+                    await self._waiter
+                exchange, rest = self._current, self._rest
+                self._rest = None
+                assert exchange is not None
+                try:
+                    await rest
+                except Exception as error:
+                    self._fail(exchange, error)
+                self._conclude(exchange)
+                self._advance()
         except asyncio.CancelledError:
             self.transport.abort()
             raise
         finally:
             self._task = None
-            self._current = None
 
-    async def _next(self) -> None:
-        """Waits for a request."""
-        bounds = self._service.bounds
-        wait_s = bounds.head_s if self._is_in_head else bounds.idle_s
-        self.read_by_s = self._loop.time() + wait_s
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+    def _conclude(self, exchange: Exchange) -> None:
+        """A handler has returned."""
+        if exchange.state is not State.OVER:
+            exchange.refuse(Fault(500, "the request was not answered"))
+        self._current = None
+        if not exchange.is_kept or self.is_lost:
+            self._queue.clear()
+            self._finish(exchange)
+        elif not self._queue:
+            bounds = self._service.bounds
+            wait_s = bounds.head_s if self._is_in_head else bounds.idle_s
+            self.read_by_s = self._loop.time() + wait_s
 
-    async def _answer(self, exchange: Exchange) -> None:
-        try:
-            await self._service.handle(exchange)
-        except BodyError as error:
+    def _fail(self, exchange: Exchange, error: Exception) -> None:
+        """Answers a request whose handler has raised."""
+        if isinstance(error, BodyError):
             exchange.refuse(Fault(error.status, error.reason))
-        except ClientGoneError:
+        elif isinstance(error, ClientGoneError):
             exchange.break_off()
-        except Exception as error:
+        else:
             self._loop.call_exception_handler(
                 {"message": "a handler of the HTTP server failed", "exception": error}
             )
             exchange.refuse(Fault(500, "the request could not be answered"))
-        if exchange.state is not State.OVER:
-            exchange.refuse(Fault(500, "the request was not answered"))
 
     def _finish(self, exchange: Exchange) -> None:
         """The last response has been written."""
@@ -479,6 +500,7 @@ class Connection(asyncio.Protocol):
         """Drops what the client still sends, until it has read its response and leaves."""
         self._is_ending = self._is_lingering = True
         self.read_by_s = self._loop.time() + _LINGER_S
+        self._bound_writing()
         if self.transport.can_write_eof():
             self.transport.write_eof()
         if self._is_read_paused:
@@ -489,9 +511,14 @@ class Connection(asyncio.Protocol):
         if not self.is_lost:
             self.is_lost = self._is_ending = True
             self.read_by_s = self.write_by_s = inf
+            self._queue.clear()
             self.resume_writing()
             if self._task is not None:
                 self._task.cancel()
+            if self._rest is not None:
+                # Its task has not begun to await it.
+                self._rest.close()
+                self._rest = None
 
 
 def _too_long_head(bounds: HttpBounds) -> Fault:

@@ -49,22 +49,23 @@ class ClientGoneError(ConnectionError):
     """The client left before its response was written."""
 
 
+class Shared(Protocol):
+    """What the exchanges of one server share. date: the header line."""
+
+    date: bytes
+    is_draining: bool
+
+
 class Channel(Protocol):
     """The connection of an exchange."""
 
-    @property
-    def transport(self) -> asyncio.Transport: ...
-    @property
-    def date(self) -> bytes: ...
-    @property
-    def is_draining(self) -> bool: ...
-    @property
-    def is_lost(self) -> bool: ...
-    @property
-    def is_write_paused(self) -> bool: ...
-    @property
-    def most_body_bytes(self) -> int: ...
+    transport: asyncio.Transport
+    is_lost: bool
+    is_write_paused: bool
+    most_body_bytes: int
 
+    @property
+    def service(self) -> Shared: ...
     async def drained(self) -> None: ...
     def read_body(self) -> None: ...
     def close(self) -> None: ...
@@ -131,6 +132,10 @@ class Exchange:
             self._is_whole_wanted = True
             while not self.is_complete or self._error is not None:
                 await self._change()
+        return self.received()
+
+    def received(self) -> bytes:
+        """What has been received of the body since the last read; all of it if `is_complete`."""
         body, self._body = self._body, b""
         return body if isinstance(body, bytes) else bytes(body)
 
@@ -138,8 +143,7 @@ class Exchange:
         """The next part of the body, decompressed; empty at its end. Raises BodyError."""
         while self._error is not None or not (self._body or self.is_complete):
             await self._change()
-        body, self._body = self._body, b""
-        return bytes(body)
+        return self.received()
 
     async def _change(self) -> None:
         """Waits for more of the body."""
@@ -196,18 +200,12 @@ class Exchange:
         self, status: int, size_bytes: int, fields: bytes = JSON, *, is_last: bool = False
     ) -> bytes:
         """The head that `respond` sends before a body of this size."""
+        service = self._channel.service
         # The rest of a body that was not read may still be on its way.
-        if is_last or not self.is_complete or self._channel.is_draining:
+        if is_last or not self.is_complete or service.is_draining:
             self.is_kept = False
-        return b"".join(
-            (
-                status_line(status),
-                fields,
-                b"" if status in BODILESS else b"content-length: %d\r\n" % size_bytes,
-                self._channel.date,
-                self._head_end(),
-            )
-        )
+        size = b"" if status in BODILESS else b"content-length: %d\r\n" % size_bytes
+        return b"".join((status_line(status), fields, size, service.date, self._head_end()))
 
     async def begin(self, status: int, fields: bytes = JSON, data: bytes = b"") -> None:
         """Begins a response of any length with its head and `data`, in one write.
@@ -223,9 +221,10 @@ class Exchange:
         self._is_chunked = self._is_http_1_1
         framing = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
         # Without chunks, the end of the connection is the end of the body.
-        if not self._is_chunked or not self.is_complete or channel.is_draining:
+        service = channel.service
+        if not self._is_chunked or not self.is_complete or service.is_draining:
             self.is_kept = False
-        head = (status_line(status), fields, framing, channel.date, self._head_end())
+        head = (status_line(status), fields, framing, service.date, self._head_end())
         channel.transport.write(b"".join((*head, self._framed(data))))
         if channel.is_write_paused:
             await channel.drained()
@@ -300,9 +299,9 @@ class Exchange:
 
     def _head_end(self) -> bytes:
         """What becomes of the connection, and the empty line."""
-        if not self.is_kept:
-            return b"connection: close\r\n\r\n"
-        return b"\r\n" if self._is_http_1_1 else b"connection: keep-alive\r\n\r\n"
+        if self.is_kept:
+            return b"\r\n" if self._is_http_1_1 else b"connection: keep-alive\r\n\r\n"
+        return b"connection: close\r\n\r\n"
 
     def _framed(self, data: bytes) -> bytes:
         if not data or self.method == "HEAD":

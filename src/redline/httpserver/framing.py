@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote
 
 # A registered name, an address or an IPv6 address in brackets, and a port (RFC 3986, 3.2.2).
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(?::[0-9]*)?")
+# A name has at most 253 bytes (RFC 1035, 3.1).
+_MOST_HOST_BYTES = 300
+# Clients send few targets again and again; longer ones are not kept.
+_SHORT_BYTES = 200
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)([^#]*)", re.IGNORECASE)
 _INFLATED = {b"gzip": False, b"x-gzip": False, b"deflate": True}
 
@@ -30,8 +35,10 @@ def fault_of(
 ) -> Fault | None:
     """What is wrong with a head that llhttp has accepted, or None.
 
-    fields: values by lower-case name.
+    method: empty for one that is not HTTP's own. fields: values by lower-case name.
     """
+    if not method:
+        return Fault(501, "the method is not supported")
     is_http_1_1 = version == "1.1"
     if not is_http_1_1 and version != "1.0":
         return Fault(505, f"HTTP/{version} is not supported")
@@ -39,7 +46,7 @@ def fault_of(
     if host is None:
         if is_http_1_1:
             return Fault(400, "the Host header is missing")
-    elif not _HOST.fullmatch(host):
+    elif not _is_host(host):
         return Fault(400, "the Host header is not a host, or there are several")
     if b"transfer-encoding" in fields and (
         not is_http_1_1 or fields[b"transfer-encoding"].lower() != b"chunked"
@@ -48,6 +55,11 @@ def fault_of(
     if method == "CONNECT":
         return Fault(501, "this server is not a proxy")
     return None if target[:1] == b"/" and b"#" not in target else _target_fault(method, target)
+
+
+@lru_cache(maxsize=256)
+def _is_host(host: bytes) -> bool:
+    return len(host) <= _MOST_HOST_BYTES and _HOST.fullmatch(host) is not None
 
 
 def _target_fault(method: str, target: bytes) -> Fault | None:
@@ -61,6 +73,10 @@ def _target_fault(method: str, target: bytes) -> Fault | None:
 
 def split_target(target: bytes) -> tuple[str, bytes]:
     """Path, decoded, and query, as it is, of a target without a fault."""
+    return _split_short(target) if len(target) <= _SHORT_BYTES else _split(target)
+
+
+def _split(target: bytes) -> tuple[str, bytes]:
     if target[:1] != b"/" and target != b"*":
         absolute = _ABSOLUTE.fullmatch(target)
         assert absolute is not None
@@ -68,6 +84,9 @@ def split_target(target: bytes) -> tuple[str, bytes]:
     path, _, query = target.partition(b"?")
     text = path.decode("ascii")
     return (unquote(text) if "%" in text else text), query
+
+
+_split_short = lru_cache(maxsize=256)(_split)
 
 
 def coding_of(fields: Mapping[bytes, bytes]) -> bool | Fault | None:

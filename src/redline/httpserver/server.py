@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from redline.errors import ConfigError, RedlineError
 from redline.httpserver.bounds import HttpBounds
@@ -124,8 +125,8 @@ class HttpServer(ABC):
         await listener.wait_closed()
 
     @abstractmethod
-    async def _handle(self, exchange: Exchange) -> None:
-        """Answers one request."""
+    def _handle(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+        """Answers one request, at once or in the coroutine that it returns; usually `async`."""
 
     @abstractmethod
     async def _drain(self) -> None:

@@ -291,6 +291,10 @@ class Admission:
         ]
 
     @property
+    def has_limits(self) -> bool:
+        return bool(self._limits)
+
+    @property
     def rates(self) -> dict[str, list[Rate]]:
         """The limits by kind, every kind named."""
         return {what: [rate for kind, rate, _ in self._limits if kind == what] for what in KINDS}

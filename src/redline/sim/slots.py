@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
 # Long enough for any client that opens its connections in good faith. A longer queue would only
 # hide from a client that it asks for too much.
@@ -14,7 +13,7 @@ class Slots:
     """At most `cap` holders at once (None: no cap) and `max_waiting` who wait for a slot."""
 
     def __init__(self, cap: int | None, max_waiting: int = MAX_WAITING) -> None:
-        self._free = asyncio.Semaphore(sys.maxsize if cap is None else cap)
+        self._free = None if cap is None else asyncio.Semaphore(cap)
         # How many wait for a slot.
         self.waiting = 0
         self._max_waiting = max_waiting
@@ -22,10 +21,12 @@ class Slots:
     @property
     def is_full(self) -> bool:
         """Whether one more request could neither be served nor wait."""
-        return self._free.locked() and self.waiting >= self._max_waiting
+        return self._free is not None and self.waiting >= self._max_waiting and self._free.locked()
 
     async def acquire(self) -> None:
         """Waits for a slot, first come first served. Every slot got is given back by `release`."""
+        if self._free is None:
+            return
         self.waiting += 1
         try:
             await self._free.acquire()
@@ -34,4 +35,5 @@ class Slots:
 
     def release(self) -> None:
         """Gives a slot back, to the one who has waited longest."""
-        self._free.release()
+        if self._free is not None:
+            self._free.release()

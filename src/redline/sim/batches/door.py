@@ -128,7 +128,7 @@ class BatchDoor:
         try:
             parts = await read_form(exchange)
         except BodyError as error:
-            raise _bad_body(error) from None
+            raise bad_body(error) from None
         name, data, purpose = "", b"", ""
         if "file" in parts:
             name, data = parts["file"].filename, bytes(parts["file"].data)
@@ -142,10 +142,11 @@ async def read_body(exchange: Exchange) -> bytes:
     try:
         return await exchange.body()
     except BodyError as error:
-        raise _bad_body(error) from None
+        raise bad_body(error) from None
 
 
-def _bad_body(error: BodyError) -> BadCall:
+def bad_body(error: BodyError) -> BadCall:
+    """The refusal of a body that could not be read."""
     status = 400 if error.status == 415 else error.status
     return BadCall(f"The request could not be read: {error.reason}.", status=status)
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from random import Random
+from typing import Any, NamedTuple
 
 import msgspec
 
 from redline.clock import Clock
 from redline.errors import ConfigError
-from redline.httpserver import Exchange, header_lines
+from redline.httpserver import BodyError, Exchange, header_lines
 from redline.limits.rule import Rate, parse_rate
 from redline.sim.admission import Admission, Charge, Rejection
 from redline.sim.answers import (
@@ -30,8 +31,9 @@ from redline.sim.answers import (
     decode,
     load_replay,
 )
-from redline.sim.batches import BatchDoor, read_body, refusal
+from redline.sim.batches import BatchDoor, bad_body, read_body, refusal
 from redline.sim.headers import limit_headers, retry_details, retry_headers
+from redline.sim.latency import Constant
 from redline.sim.settings import SimSettings
 from redline.sim.slots import Slots
 from redline.sim.stats import Stats, Ticket
@@ -79,6 +81,14 @@ class _NewLimits(msgspec.Struct, forbid_unknown_fields=True):
 _NEW_LIMITS = msgspec.json.Decoder(_NewLimits)
 
 
+class _Admitted(NamedTuple):
+    """A request that the limits let in. first_s: its latency without tokens."""
+
+    draft: Draft
+    first_s: float
+    fault: str | None
+
+
 class Provider:
     """Answers requests as the settings say, and counts what became of each."""
 
@@ -95,6 +105,13 @@ class Provider:
         self._latency_rng = Random(f"{settings.seed} latency")
         self._fault_rng = Random(f"{settings.seed} fault")
         self._slots = Slots(settings.concurrency)
+        self._is_immediate = (
+            settings.latency == Constant(0.0)
+            and not settings.per_token_s
+            and not settings.jitter_s
+            and not settings.faults.total
+            and settings.concurrency is None
+        )
         self.stats = Stats()
         self.batches = BatchDoor(settings, self._answers, clock, self.refuse_key)
 
@@ -103,19 +120,30 @@ class Provider:
         """How many requests wait for a slot."""
         return self._slots.waiting
 
-    async def serve(self, exchange: Exchange) -> None:
+    def serve(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         """Answers one request, which ends in exactly one class of the statistics.
 
-        Cancelled when the client leaves. What changes the limits is no such request.
+        At once if nothing of it can take time; otherwise by the coroutine, which is cancelled when
+        the client leaves. What changes the limits is no such request.
         """
         if exchange.path == "/sim/limits":
-            send(exchange, await self._change(exchange))
-            return
+            return self._answer_limits(exchange)
+        if not self._is_immediate or not exchange.is_complete:
+            return self._serve(exchange, None)
+        raw = exchange.received()
+        if b"stream" in raw or b"\\u" in raw:
+            # A stream waits for its reader. The name may be written with escapes.
+            return self._serve(exchange, raw)
         ticket = self.stats.receive(self._clock.now_s())
         try:
-            await self._serve(exchange, ticket)
+            if (admitted := self._admit(exchange, ticket, raw)) is not None:
+                self.stats.begin_serving()
+                self._charge_answer(admitted.draft)
+                self._answer(exchange, ticket, admitted.draft)
+                self.stats.end_serving()
         finally:
             self.stats.settle(ticket, "abandoned", None, self._clock.now_s())
+        return None
 
     def refuse_key(self, exchange: Exchange) -> None:
         """Raises BadCall, with status 401, where a key is asked for and not given."""
@@ -123,46 +151,55 @@ class Provider:
         if key is not None and exchange.headers.get("authorization") != f"Bearer {key}":
             raise BadCall("Incorrect API key provided.", status=401, code="invalid_api_key")
 
-    async def _serve(self, exchange: Exchange, ticket: Ticket) -> None:
+    async def _serve(self, exchange: Exchange, raw: bytes | None) -> None:
+        """raw: the body, if it has been read."""
+        ticket = self.stats.receive(self._clock.now_s())
         try:
-            raw = await read_body(exchange)
+            if raw is None:
+                raw = await exchange.body()
             if self._settings.jitter_s:
                 await asyncio.sleep(self._jitter_rng.uniform(0, self._settings.jitter_s))
-            ticket.arrival_s = self._clock.now_s()
+            admitted = self._admit(exchange, ticket, raw)
+            if admitted is None:
+                return
+            await self._slots.acquire()
+            self.stats.begin_serving()
+            try:
+                await self._perform(exchange, ticket, admitted)
+            finally:
+                self.stats.end_serving()
+                self._slots.release()
+        except BodyError as error:
+            self._reply(exchange, ticket, refusal(bad_body(error)), "refused")
+        finally:
+            self.stats.settle(ticket, "abandoned", None, self._clock.now_s())
+
+    def _admit(self, exchange: Exchange, ticket: Ticket, raw: bytes) -> _Admitted | None:
+        """What is to be answered, or None for a request that has got its refusal."""
+        ticket.arrival_s = self._clock.now_s()
+        try:
             draft = self._draft(exchange, raw)
         except BadCall as error:
             self._reply(exchange, ticket, refusal(error), "refused")
-            return
+            return None
         if self._slots.is_full:
             self._reply(exchange, ticket, _FULL, "overloaded")
-            return
+            return None
         rejection = self._admission.ask(self._charge(draft), ticket.arrival_s)
         if rejection is not None:
             over = self._rejected(rejection, ticket.arrival_s)
             self._reply(exchange, ticket, over, "rejected", rejection.limit)
-            return
+            return None
         fault = self._settings.faults.draw(self._fault_rng)
         first_s = self._settings.latency.draw_s(self._latency_rng)
         if fault in _AT_THE_DOOR:
             self._reply(exchange, ticket, _AT_THE_DOOR[fault], "faults", fault)
-            return
+            return None
         ticket.latency_s = first_s + self._settings.per_token_s * draft.completion_tokens
-        await self._slots.acquire()
-        self.stats.begin_serving()
-        try:
-            await self._perform(exchange, ticket, draft, first_s, fault)
-        finally:
-            self.stats.end_serving()
-            self._slots.release()
+        return _Admitted(draft, first_s, fault)
 
-    async def _perform(
-        self,
-        exchange: Exchange,
-        ticket: Ticket,
-        draft: Draft,
-        first_s: float,
-        fault: str | None,
-    ) -> None:
+    async def _perform(self, exchange: Exchange, ticket: Ticket, admitted: _Admitted) -> None:
+        draft, first_s, fault = admitted
         if fault == "stall":
             await self._stall(exchange, ticket)
             return
@@ -204,6 +241,9 @@ class Provider:
             answer = Charge(output_tokens=draft.completion_tokens, requests=0)
             self._admission.count(answer, self._clock.now_s())
 
+    async def _answer_limits(self, exchange: Exchange) -> None:
+        send(exchange, await self._change(exchange))
+
     async def _change(self, exchange: Exchange) -> Reply:
         """Shows the limits, and before that changes them where the request is a POST."""
         try:
@@ -241,7 +281,7 @@ class Provider:
 
     def _limit_headers(self, now_s: float) -> dict[str, str]:
         style = self._settings.headers
-        if style == "none":
+        if style == "none" or not self._admission.has_limits:
             return {}
         readings = self._admission.readings(now_s)
         if style not in _SPLIT_STYLES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from redline.clock import SYSTEM, Clock
@@ -48,16 +48,15 @@ class Sim(HttpServer):
         """The counters and their sum, in one line."""
         return str(self._provider.stats)
 
-    async def _handle(self, exchange: Exchange) -> None:
+    def _handle(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         if exchange.method in ("GET", "HEAD"):
             shown = self._show(exchange)
             if shown is not None:
                 send(exchange, shown)
-                return
+                return None
         if BatchDoor.takes(exchange.path):
-            await self._provider.batches.serve(exchange)
-        else:
-            await self._provider.serve(exchange)
+            return self._provider.batches.serve(exchange)
+        return self._provider.serve(exchange)
 
     async def _drain(self) -> None:
         """Requests in flight are cut off, as those of a provider that goes down."""
