@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 
 # What is assumed before anything is measured: jitter of the internet at large.
 PRIOR_S = 0.05
@@ -43,9 +44,13 @@ _NEW_SHARE = 4
 
 
 class Jitter:
-    """Measured from replies and handshakes; `guard_s` is what to add to a window."""
+    """Measured from replies and handshakes; `guard_s` is what to add to a window.
 
-    def __init__(self) -> None:
+    on_change: called when the guard has changed.
+    """
+
+    def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
+        self._on_change = on_change
         self._prior_s = PRIOR_S
         self._fastest_s = math.inf
         self._replies = 0
@@ -61,33 +66,28 @@ class Jitter:
         self.catch_up_s = MARGIN_S
         self._spread_s = math.inf  # of nearly all replies behind the fastest one
         self._unsure_s = 0.0  # by how much the fastest reply may not be the fastest possible
+        self._allowed_s = MARGIN_S  # what is added to how late a reply was
         # Replies prove more than nothing by now.
         self.is_telling = False
         # How late a request may be of which nothing is known.
         self.unproven_s = FIRST_GUARD_S
         self.guard_s = FIRST_GUARD_S
 
-    def rang(self, late_s: float) -> bool:
-        """A timer rang late_s after its time. True where the guard has changed by that."""
+    def rang(self, late_s: float) -> None:
+        """A timer rang late_s after its time."""
         self._lags_s.append(late_s)
         self._rings += 1
         if self._rings < self._learn_rings_at:
-            return False
+            return
         self._learn_rings_at = self._rings + max(_LEARN_EVERY, len(self._lags_s) // _NEW_SHARE)
         lags_s = sorted(self._lags_s)
         lag_s = min(lags_s[len(lags_s) * 95 // 100], PRIOR_S)
         # The margin is there for it; only what it does not cover comes on top.
         self.catch_up_s = max(MARGIN_S, lag_s)
         self._conclude()
-        return True
 
     def replied(self, took_s: float, sent_s: float) -> float:
-        """How late this request can have been at most, in seconds; for `note` and `proved_s`."""
-        self.note(took_s, sent_s)
-        return self.proved_s(took_s)
-
-    def note(self, took_s: float, sent_s: float) -> bool:
-        """Remembers a reply; True if it was time to learn from what is remembered.
+        """How late this request can have been at most, in seconds.
 
         took_s: from the write, at sent_s, to the first byte of the answer, less the server's own
         time on it if it states that.
@@ -95,25 +95,29 @@ class Jitter:
         if sent_s > self._moment_until_s:
             self._moment_until_s = sent_s + self._prior_s
             self._moments += 1
-        if took_s < self._fastest_s:
+        late_s = took_s - self._fastest_s
+        if late_s < 0:
             self._fastest_s = took_s
-        self._late_s.append(took_s - self._fastest_s)
+            late_s = 0.0
+        self._late_s.append(late_s)
         self._replies += 1
-        if self._replies < self._learn_at:
-            return False
-        self._learn_at = self._replies + max(_LEARN_EVERY, len(self._late_s) // _NEW_SHARE)
-        self._learn()
-        return True
+        if self._replies >= self._learn_at:
+            self._learn_at = self._replies + max(_LEARN_EVERY, len(self._late_s) // _NEW_SHARE)
+            self._learn()
+        if self.is_telling:
+            late_s += self._allowed_s
+            if late_s < self.unproven_s:
+                return late_s
+        return self.unproven_s
 
     def proved_s(self, took_s: float) -> float:
         """How late a request can have been at most whose reply took so long, by what is known now.
 
-        took_s: of a reply that `note` remembers.
+        took_s: of a reply that `replied` has been told of.
         """
         if not self.is_telling:
             return self.unproven_s
-        late_s = took_s - self._fastest_s + self._unsure_s + MARGIN_S
-        return late_s if late_s < self.unproven_s else self.unproven_s
+        return min(took_s - self._fastest_s + self._allowed_s, self.unproven_s)
 
     def shook_hands(self, took_s: float) -> None:
         """A connection was made in `took_s`, while no other was in the making."""
@@ -140,6 +144,7 @@ class Jitter:
         self.is_telling = self._spread_s <= self._prior_s
         replies = self._replies
         self._unsure_s = self._spread_s * max(4 / replies, 1 / math.sqrt(replies))
+        self._allowed_s = self._unsure_s + MARGIN_S
         self._conclude()
 
     def _conclude(self) -> None:
@@ -148,4 +153,7 @@ class Jitter:
         if self.is_telling:
             # 5 % more: a twentieth of the replies took longer than the quantile.
             jitter_s = min(jitter_s, self._spread_s * 1.05 + self._unsure_s)
-        self.guard_s = max(jitter_s, self._network_s) + self.catch_up_s
+        guard_s = max(jitter_s, self._network_s) + self.catch_up_s
+        if guard_s != self.guard_s:
+            self.guard_s = guard_s
+            self._on_change()

@@ -139,8 +139,8 @@ class _Ring:
         if last is not None and self._told != last.amount:
             self._tell(last, last.amount, last.sent_s)
         self._last = record
-        self._told = self._amount = record.amount
-        self._tell(record, record.amount, record.sent_s)
+        self._told = self._amount = amount = record.amount
+        self._tell(record, amount, record.sent_s)
 
     def keep(self, record: Record) -> None:
         amount = record.amount
@@ -155,7 +155,11 @@ class _Ring:
         self._tell(record, amount, record.sent_s)
 
     def keep_pace(self, full_at_s: float) -> None:
-        self._write(_HEADER.pack(_MAGIC, full_at_s + self._to_wall_s), 0)
+        if self._fd is not None:
+            try:
+                os.pwrite(self._fd, _HEADER.pack(_MAGIC, full_at_s + self._to_wall_s), 0)
+            except OSError:
+                self.close()
 
     def close(self) -> None:
         if self._fd is not None:
@@ -167,14 +171,12 @@ class _Ring:
             self._fd = None
 
     def _tell(self, record: Record, amount: int, sent_s: float) -> None:
-        offset = _FIRST_OFFSET + record.number % _SLOTS * _ENTRY_BYTES
-        self._write(_PACK_ENTRY(sent_s + self._to_wall_s, amount), offset)
-
-    def _write(self, data: bytes, offset: int) -> None:
-        if self._fd is None:
+        fd = self._fd
+        if fd is None:
             return
+        data = _PACK_ENTRY(sent_s + self._to_wall_s, amount)
         try:
-            os.pwrite(self._fd, data, offset)
+            os.pwrite(fd, data, _FIRST_OFFSET + record.number % _SLOTS * _ENTRY_BYTES)
         except OSError:
             # A disk that fails ends the run by its journal. These bytes only matter after a death.
             self.close()

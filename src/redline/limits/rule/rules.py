@@ -84,7 +84,7 @@ class Rules:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.jitter = Jitter()
+        self.jitter = Jitter(self.follow_guard)
         self.is_watched = False
         self.is_searched = limits.rate == AUTO
         self.counts_tokens = False  # a token limit is set, so estimates matter
@@ -180,31 +180,27 @@ class Rules:
         if not self._is_measured:
             return
         jitter = self.jitter
-        has_learned = jitter.note(took_s, sent_s)
+        late_s = jitter.replied(took_s, sent_s)
         if not jitter.is_telling:
             # The first replies prove something only once there are enough of them.
             self._untold.append((bookings, took_s))
         else:
-            late_s = jitter.proved_s(took_s)
             for booking in bookings:
                 booking.window.prove(booking, late_s)
             while self._untold:
                 told, its_s = self._untold.popleft()
                 for booking in told:
                     booking.window.prove(booking, jitter.proved_s(its_s))
-        if has_learned:
-            self.follow_guard()
 
     def rang(self, late_s: float) -> None:
         """A timer rang late_s after its time."""
-        if self.limits.guard_s is None and self.jitter.rang(late_s):
-            self.follow_guard()
+        if self.limits.guard_s is None:
+            self.jitter.rang(late_s)
 
     def shook_hands(self, took_s: float) -> None:
         """A connection to the server took `took_s`."""
         if self.limits.guard_s is None:
             self.jitter.shook_hands(took_s)
-            self.follow_guard()
 
     def follow_guard(self) -> None:
         """The windows take over the guard as it is measured now."""

@@ -190,6 +190,7 @@ class Window:
         late by a timer; what the guard has over the network's jitter.
         """
         self.rate = rate
+        self._most = rate.count
         self.guard_s = guard_s
         self.unproven_s = guard_s if unproven_s is None else unproven_s
         shape = shape_of(rate, self.kind, profile, guard_s)
@@ -226,7 +227,7 @@ class Window:
         """
         if (
             self._is_simple
-            and self._held + amount <= self.rate.count
+            and self._held + amount <= self._most
             and self._full_at_s - now_s <= _EPSILON_S
             and self._next_s - now_s <= _EPSILON_S
         ):
@@ -279,15 +280,16 @@ class Window:
         self._held += amount
         if self._is_even:
             # As paid_at_s has it, without its call.
-            behind_s = late_s
+            from_s = now_s
             if self._phases is not None:
-                behind_s = busy_s
+                late_s = busy_s
                 booking.step = self._phases.add(amount, now_s)
-            full_at_s = now_s - min(behind_s, self._catch_up_s) if behind_s else now_s
-            if self._full_at_s > full_at_s:
-                full_at_s = self._full_at_s
+            if late_s:
+                from_s -= min(late_s, self._catch_up_s)
+            if self._full_at_s > from_s:
+                from_s = self._full_at_s
             booking.paced_s = paced_s = amount * self._unit_s
-            self._full_at_s = full_at_s + paced_s
+            self._full_at_s = from_s + paced_s
         else:
             if self._apart_s:
                 self._next_s = max(self._next_s, now_s - min(late_s, _BURST_MOST_S)) + self._apart_s
@@ -302,26 +304,32 @@ class Window:
         if booking.is_sent is not None:
             return
         booking.is_sent = True
+        if not self._is_hard:
+            self._left_bucket(booking, now_s)
+            return
         amount = booking.amount
-        if self._is_simple:
-            booking.record = self._count(amount, now_s)
-            return
-        if booking.step is not None and now_s - booking.booked_s > LATE_S:
-            self._amend_phases(booking, -amount, 0)
-            if self._phases is not None:
-                booking.step = self._phases.add(amount, now_s)
-        if self._is_hard:
-            record = booking.record = self._count(amount, now_s)
-            if booking.spread is not CERTAIN:
-                record.doubt = record.doubt or Doubt()
-                record.doubt.add(booking.spread)
-            return
-        self._held -= amount
-        if booking.entry is not None:
-            self._level.left(booking.entry, now_s)
-            if self._is_plain:
-                self._level.amend(booking.entry, amount)
-        self._keep_pace()
+        if now_s <= self._open_until_s and self._records:
+            record = booking.record = self._records[-1]
+            record.amount += amount
+            record.unproven += 1
+            if now_s > record.sent_s:
+                record.sent_s = now_s
+            if self._keeper is not None:
+                self._keeper.keep(record)
+        else:
+            number = self._number
+            if number >= self._sweep_at:
+                self._expire(now_s)
+                # Of tokens at once, so that no doubt about what is over keeps some of them free.
+                self._sweep_at = number + (SWEEP_EVERY if self._is_simple else 1)
+            record = booking.record = Record(number, now_s, now_s, amount)
+            self._number = number + 1
+            self._open_until_s = now_s + self._grain_s
+            self._records.append(record)
+            if self._keeper is not None:
+                self._keeper.begin(record)
+        if not self._is_simple:
+            self._sent_tokens(booking, record, now_s)
 
     def release(self, booking: Booking, now_s: float) -> None:
         """Gives back a booking that was never written; one that was sent stays.
@@ -395,7 +403,7 @@ class Window:
                 self._level.cap(sent_s + self._span_s, self._unit_s)
                 continue
             self._held += amount
-            self._count(amount, sent_s)
+            self.sent(Booking(self, amount, sent_s, CERTAIN), sent_s)
             if self._phases is not None:
                 self._phases.add(amount, sent_s)
             if self._is_even:
@@ -474,30 +482,22 @@ class Window:
         if booking.step is not None and self._phases is not None and by:
             self._phases.amend(booking.step, by, amount)
 
-    def _count(self, amount: int, now_s: float) -> Record:
-        """The record that `amount`, which is held already, is sent in."""
-        if now_s <= self._open_until_s and self._records:
-            record = self._records[-1]
-            record.amount += amount
-            record.unproven += 1
-            if now_s > record.sent_s:
-                record.sent_s = now_s
-        else:
-            number = self._number
-            if number >= self._sweep_at:
-                self._expire(now_s)
-                # Of tokens at once, so that no doubt about what is over keeps some of them free.
-                self._sweep_at = number + (SWEEP_EVERY if self._is_plain else 1)
-            record = Record(number, now_s, now_s, amount)
-            self._number = number + 1
-            self._open_until_s = now_s + self._grain_s
-            self._records.append(record)
-            if self._keeper is not None:
-                self._keeper.begin(record)
-            return record
-        if self._keeper is not None:
-            self._keeper.keep(record)
-        return record
+    def _sent_tokens(self, booking: Booking, record: Record, now_s: float) -> None:
+        if booking.step is not None and now_s - booking.booked_s > LATE_S:
+            self._amend_phases(booking, -booking.amount, 0)
+            if self._phases is not None:
+                booking.step = self._phases.add(booking.amount, now_s)
+        if booking.spread is not CERTAIN:
+            record.doubt = record.doubt or Doubt()
+            record.doubt.add(booking.spread)
+
+    def _left_bucket(self, booking: Booking, now_s: float) -> None:
+        self._held -= booking.amount
+        if booking.entry is not None:
+            self._level.left(booking.entry, now_s)
+            if self._is_plain:
+                self._level.amend(booking.entry, booking.amount)
+        self._keep_pace()
 
     def _keep_pace(self) -> None:
         """Without records the pace is all that a later process can go by."""

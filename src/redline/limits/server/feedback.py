@@ -362,7 +362,6 @@ class _Pressure:
         if rejected < self._MANY and is_alone and not self._is_guard_doubled:
             self._is_guard_doubled = True
             self._rules.jitter.was_short()
-            self._rules.follow_guard()
             return True
         cut = min(self._CUT * (rejected - self._TOLERATED), rejected + self._MORE)
         least = _LEAST if rejected > 0.5 else self._LEAST_ACCEPTED

@@ -107,12 +107,12 @@ class Limiter(Alarmed):
         if now_s < self._parked_until_s:
             return None
         taken = self.rules.take_now(cost, now_s)
-        if taken is None:
-            return None
-        if not taken:
+        if taken:
+            return Grant(self, taken, cost, 0.0)
+        if taken is not None:
+            # There is nothing to take from.
             self._free = FreeGrant(self, taken, _NOTHING, 0.0)
-            return self._free
-        return Grant(self, taken, cost, 0.0)
+        return self._free
 
     async def acquire(self, cost: Cost | int = _NOTHING, priority: int = 0) -> Grant:
         """A grant for one request of `cost`; waits for it in turn.
