@@ -227,6 +227,13 @@ def test_an_outage_is_told_at_once_and_then_with_each_line() -> None:
     assert (outages.down_s, round(outages.lasted_s)) == (0.0, 60)
 
 
+def test_a_proxy_that_refuses_connections_is_not_taken_for_the_endpoint() -> None:
+    reason = "no connection: the proxy 127.0.0.1:3128: Connection refused"
+    assert outage_now(Outages("lab", reason, 9.0, 9.0)) == (
+        f"endpoint lab is unreachable ({reason}), for 9.0 s now; retrying, nothing is lost"
+    )
+
+
 def test_one_failure_or_a_moment_is_no_trouble() -> None:
     assert outage_now(Outages("lab", "refused", 0.5, 0.5)) is None
     assert outages_ended(Outages("lab", "refused", 0.5, 0.0)) is None

@@ -135,7 +135,7 @@ class Connection(asyncio.Protocol):
 
     def expect_no_body(self) -> None:
         """The request is a HEAD: its answer ends with its headers, and so does the connection."""
-        # llhttp cannot be told, and would take the next answer for the body.
+        # httptools has no way to say so to llhttp, which would read the next answer as the body.
         self._is_bodyless = True
 
     async def whole(self) -> bytes:

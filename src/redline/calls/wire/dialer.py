@@ -79,7 +79,7 @@ class Dialer:
                     connection = await self._connect_to(address, make)
             except (OSError, TimeoutError) as error:
                 if is_last or isinstance(error, ssl.SSLError):
-                    # Forgotten, for a name may stand for another host by now.
+                    # Forget them: the name may lead to another host by now.
                     self._resolved_s = -float("inf")
                     raise
             else:
@@ -174,19 +174,20 @@ class Dialer:
 
 
 class Handshakes:
-    """Tells how long a connection took that was the only one in the making.
+    """Reports the seconds that a connection took, if it was the only one in the making.
 
-    Several at once wait for each other's turn on the event loop, which says nothing of the network.
+    Several at once wait for each other's turn on the event loop, which says nothing about the
+    network.
     """
 
-    def __init__(self, told: Callable[[float], None]) -> None:
-        self._told = told
+    def __init__(self, report: Callable[[float], None]) -> None:
+        self._report = report
         self._making = 0
         self._begun = 0
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """One connection is made meanwhile."""
+        """Times the one connection that is made inside."""
         self._begun += 1
         number, others = self._begun, self._making
         self._making += 1
@@ -196,11 +197,11 @@ class Handshakes:
         finally:
             self._making -= 1
         if others == 0 and self._begun == number:
-            self._told(time.monotonic() - begun_s)
+            self._report(time.monotonic() - begun_s)
 
 
 def _reason_of(error: Exception) -> str:
-    """Why a connection could not be made, in the system's words where there are some."""
+    """Why a connection could not be made, in the system's words if it has any."""
     number = getattr(error, "errno", None) or 0
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message

@@ -34,11 +34,11 @@ class Pool:
         self._sweeper: asyncio.TimerHandle | None = None
 
     def take(self) -> Connection | None:
-        """A connection that stands and is not in use; None where there is none."""
+        """An open connection that is not in use; None if there is none."""
         while self._idle:
             connection, _ = self._idle.popitem()
             if not connection.is_open:
-                # What has come on it is read first, for it tells something of the server.
+                # First read what has come on it, which shows how the server treats connections.
                 asyncio.get_running_loop().call_later(_READ_S, connection.close)
             elif self._reuse.is_allowed or not connection.is_used:
                 return connection
@@ -86,7 +86,7 @@ class Pool:
         self._sweeper = loop.call_later(KEEP_ALIVE_S / 2, self._sweep)
 
     def _sweep(self) -> None:
-        """Closes what nobody has used for long; the oldest come first."""
+        """Closes the connections that have been idle for long; the oldest come first."""
         self._sweeper = None
         since_s = time.monotonic() - KEEP_ALIVE_S
         for connection, idle_s in list(self._idle.items()):

@@ -1,12 +1,13 @@
-"""What lies between redline and an HTTP proxy: its address, CONNECT, and what its refusals mean.
+"""HTTP proxies: their addresses, CONNECT, and what their refusals mean.
 
-An https endpoint is reached by a tunnel, which the proxy opens when it is asked to CONNECT. For a
+An https endpoint is reached through a tunnel, which the proxy opens in answer to CONNECT. For a
 plain http endpoint each request names its whole URL (RFC 9112, 3.2.2 and 3.2.3).
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from base64 import b64encode
 from collections.abc import Mapping
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -20,12 +21,15 @@ from redline.errors import CallError, Disconnected, Refused
 # squid's own bound (reply_header_max_size).
 _MOST_HEAD_BYTES = 64 * 1024
 _MOST_REASON = 100
+# A scheme of authentication, and none of its parameters (RFC 9110, 11.6.1).
+_SCHEME = re.compile(r"(?:^|,)\s*([A-Za-z][A-Za-z0-9-]*)(?=\s|,|$)")
+_QUOTED = re.compile(r'"[^"]*"')
 # What names a proxy.
 SETTINGS = "--proxy, HTTP_PROXY or HTTPS_PROXY"
 
 
 class Server(msgspec.Struct, frozen=True):
-    """What a connection is made to: an endpoint's host, or its proxy."""
+    """One end of a connection: an endpoint's host, or its proxy."""
 
     host: str
     port: int
@@ -36,14 +40,14 @@ class Server(msgspec.Struct, frozen=True):
 
 
 class Proxy(msgspec.Struct, frozen=True):
-    """An HTTP proxy. headers: those that are meant for it, its user and password among them."""
+    """An HTTP proxy. headers: sent to it alone, Proxy-Authorization among them."""
 
     server: Server
     headers: Mapping[str, str]
 
     @property
-    def has_password(self) -> bool:
-        """It is sent a user and a password, or what else it asks for."""
+    def has_credentials(self) -> bool:
+        """It is sent credentials."""
         return "proxy-authorization" in map(str.lower, self.headers)
 
 
@@ -66,7 +70,7 @@ def is_for_proxy(name: str) -> bool:
 
 
 def proxy_at(url: str, headers: Mapping[str, str]) -> Proxy:
-    """The proxy at `url`. headers: the endpoint's, of which the proxy gets what is meant for it."""
+    """The proxy at `url`. headers: the endpoint's; those named `Proxy-...` are for the proxy."""
     own = {name: value for name, value in headers.items() if is_for_proxy(name)}
     user, colon, password = urlsplit(url).netloc.rpartition("@")[0].partition(":")
     if (user or colon) and "proxy-authorization" not in map(str.lower, own):
@@ -78,8 +82,8 @@ def proxy_at(url: str, headers: Mapping[str, str]) -> Proxy:
 class Connect(asyncio.Protocol):
     """Asks a proxy for a tunnel to `target`.
 
-    The tunnel begins directly behind the head of the proxy's answer, and the client speaks first in
-    it. So bytes that follow the head are an error.
+    The tunnel begins directly behind the head of a 2xx (RFC 9110, 9.3.6), and in TLS the client
+    speaks first. So bytes that follow the head are an error.
     """
 
     def __init__(self, proxy: Proxy, target: Server) -> None:
@@ -95,7 +99,7 @@ class Connect(asyncio.Protocol):
         self._has_more = False
 
     async def open(self, transport: asyncio.Transport) -> None:
-        """Returns when the tunnel is there. Raises Disconnected, and Refused for a password."""
+        """Returns when the tunnel is open. Raises Disconnected, or Refused for 401 and 407."""
         lines = [f"CONNECT {self._target} HTTP/1.1", f"Host: {self._target}"]
         headers = {"User-Agent": f"redline/{__version__}", **self._proxy.headers}
         lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -187,11 +191,11 @@ def refusal(status: int, said: str, offers: str, proxy: Proxy, target: Server) -
 
 def unauthorized(status: int, offers: str, proxy: Proxy) -> Refused:
     """The error of a proxy's 407. offers: its Proxy-Authenticate, the schemes with parameters."""
-    if offers and "basic" not in offers.lower():
-        schemes = ", ".join(part.split()[0] for part in offers.split(",") if part.strip())
-        what = f"asks for {schemes[:_MOST_REASON]}"
+    schemes = _SCHEME.findall(_QUOTED.sub("", offers))
+    if schemes and "basic" not in map(str.lower, schemes):
+        what = f"asks for {' or '.join(schemes)[:_MOST_REASON]}"
         hint = "redline can send it a user and a password (Basic) only"
-    elif proxy.has_password:
+    elif proxy.has_credentials:
         what = "refuses the user or the password"
         hint = f"correct them in {SETTINGS}; write @ and : in them as %40 and %3A"
     else:

@@ -52,9 +52,10 @@ class Transport:
         self._deadlines = Deadlines(clock)
         self.proxy = proxy_of(endpoint)
         proxy = None if self.proxy is None else proxy_at(self.proxy, endpoint.headers)
-        # The proxy whose tunnels carry the requests, and the one that reads them.
-        self._tunnel = proxy if parts.scheme == "https" else None
-        self._forwarder = None if parts.scheme == "https" else proxy
+        is_tls = parts.scheme == "https"
+        self._is_tunnelled = is_tls and proxy is not None
+        # The proxy that reads and forwards the requests themselves.
+        self._forwarder = None if is_tls else proxy
         dialer = Dialer(endpoint, proxy, self._deadlines, on_handshake)
         self._pool = Pool(dialer, self.intake, self._reuse)
         # The head of the last request without its length: most rows of a run have the same.
@@ -119,7 +120,7 @@ class Transport:
         return alarm
 
     def _written_now(self, wire: Wire, exchange: Exchange) -> Connection | None:
-        """As `_written`, where nothing is to be waited for, as most often; None elsewhere."""
+        """As `_written`, if there is nothing to wait for, as most often; None otherwise."""
         if wire.deadline_s != math.inf or self.intake.is_full or exchange.needs_new:
             return None
         head = self._head_of(wire)
@@ -156,7 +157,7 @@ class Transport:
         return connection
 
     async def _ready(self, exchange: Exchange) -> Connection:
-        """A connection that stands, with the grant for the write and its stamp."""
+        """An open connection, with the grant for the write and its stamp."""
         if self.intake.is_full:
             exchange.waiting()
             await self.intake.room()
@@ -203,7 +204,7 @@ class Transport:
         }
         given = dict(wire.headers)
         target = wire.target
-        if self._tunnel is not None:
+        if self._is_tunnelled:
             given = {name: value for name, value in given.items() if not is_for_proxy(name)}
         elif self._forwarder is not None:
             target = f"http://{self._host}{target}"
@@ -221,12 +222,11 @@ class Transport:
         return ("\r\n".join(lines) + "\r\n").encode()
 
     def _target(self, path: str) -> str:
-        """The path and query that a request's path stands for. Raises ConfigError for no path."""
+        """The path and query of the URL of a request's path. Raises ConfigError for no path."""
         url = self._endpoint.url_of(path).partition("#")[0]
         parts = urlsplit(url)
         target = url[len(parts.scheme) + 3 + len(parts.netloc) :] or "/"
-        # Percent signs stay as they are; characters that need quoting were refused by the server
-        # anyway, so quote only where they occur.
+        # Percent signs stay as they are: only characters that no server takes are quoted.
         is_plain = target.isascii() and " " not in target
         return target if is_plain else quote(target, safe=punctuation)
 

@@ -103,6 +103,6 @@ def finishing(calls: int, most_s: float, *, is_interrupted: bool) -> str:
 
 
 def _trouble(outages: Outages, refuses: str, is_: str) -> str:
-    if outages.reason.endswith(_REFUSED):
+    if outages.reason.endswith(_REFUSED) and "the proxy" not in outages.reason:
         return f"{outages.endpoint} {refuses} connections"
     return f"{outages.endpoint} {is_} unreachable ({outages.reason})"
