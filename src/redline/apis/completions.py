@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from redline.apis.api import Api
-from redline.apis.choices import Form, Object, SampledRequest, read, read_usual
+from redline.apis.choices import Form, Object, SampledRequest, read
 from redline.apis.request_parts import Inputs
 
 
@@ -25,7 +25,6 @@ COMPLETIONS = Api(
     output_limits=("max_tokens",),
     is_streamed=True,
     read=read,
-    read_usual=read_usual,
 )
 
 
