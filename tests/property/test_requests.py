@@ -12,7 +12,7 @@ from redline.errors import Rejected
 from redline.job.settings import Prompting
 from redline.job.work import Renderer
 
-NAMES = ("text", "n", "range", "body", "prompt", "stream", "model", "Été")
+NAMES = ("text", "n", "range", "body", "prompt", "stream", "model", "Été", "items", "row")
 # What JSON, JSON strings, Jinja and %-formats treat in a way of their own.
 TEXTS = st.text(st.sampled_from('ab "\\\n\r\t\0%s{}é\u2028😀') | st.characters(codec="utf-8"))
 SCALARS = TEXTS | st.none() | st.booleans() | st.integers() | st.floats() | st.just("\ud800")
@@ -20,12 +20,13 @@ VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=4
 )
 ROWS = st.dictionaries(st.sampled_from(NAMES), TEXTS | VALUES)
+FORMS = ("{{ %s }}", '{{ row["%s"] }}', "{{ row.%s }}", "{{ %s.x }}")
 # Jinja takes a line break of any kind for \n, and braces for its own.
 FIXED = st.text(st.sampled_from('ab "\\\n\t%sé\u2028😀<&'))
 
 
 def templates(*names: str) -> st.SearchStrategy[str]:
-    columns = st.sampled_from([f"{{{{ {name} }}}}" for name in names])
+    columns = st.sampled_from([form % name for name in names for form in FORMS])
     return st.lists(FIXED | columns, max_size=6).map("".join)
 
 
@@ -57,7 +58,7 @@ def sent(row: dict[str, Any], prompting: Prompting) -> tuple[Any, ...] | str:
 
 @given(
     ROWS,
-    templates(*NAMES, "missing", "row"),
+    templates(*NAMES, "missing"),
     st.none() | templates(*NAMES, "missing"),
     URLS,
     PARAMS,
@@ -83,7 +84,7 @@ def test_templates_of_columns_give_what_jinja_gives(
     assert sent(row, of(prompt, system)) == sent(row, by_jinja)
 
 
-@given(ROWS, TEXTS, st.none() | templates(*NAMES), URLS, PARAMS)
+@given(ROWS, TEXTS, st.none() | templates(*NAMES[:-1]), URLS, PARAMS)
 def test_rows_with_a_prompt_give_what_other_rows_give(
     row: dict[str, Any], text: str, system: str | None, url: str, params: dict[str, Any]
 ) -> None:

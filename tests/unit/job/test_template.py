@@ -243,3 +243,17 @@ def test_a_body_of_columns_is_json_before_it_is_sent() -> None:
 def test_a_number_too_long_to_be_printed_fails_its_row() -> None:
     with pytest.raises(Rejected, match="the prompt template fails on the row: Exceeds the limit"):
         request({"n": 10**5000}, prompt="{{ n }}")
+
+
+@pytest.mark.parametrize("template", ['{{ row["a b"] }}', "{{ row['a b'] }}", "{{ row.text }}"])
+def test_a_column_may_be_named_as_an_item_of_the_row(template: str) -> None:
+    row = {"a b": "hi", "text": "hi"}
+    made = request(row, prompt=template)
+    assert (made.raw is not None, made.body) == (True, {"messages": [user("hi")]})
+    # A column of this name comes first, as any column does.
+    with pytest.raises(Rejected, match="the prompt template does not fit the row: 'str object' h"):
+        request({**row, "row": "x"}, prompt=template)
+    with pytest.raises(Rejected, match="the system template does not fit the row: 'str object' h"):
+        request({**row, "row": "x"}, prompt="{{ text }}", system=template)
+    with pytest.raises(Rejected, match="the prompt template does not fit the row: 'dict object' h"):
+        request({"x": 1}, prompt=template)

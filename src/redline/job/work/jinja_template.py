@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from types import GeneratorType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import jinja2.meta
@@ -109,20 +109,29 @@ class _Environment(jinja2.Environment):
             return self.undefined(obj=obj, name=argument)
 
 
+class Plain(NamedTuple):
+    """A template of text and columns. format: for `%` with the columns' values, in this order.
+
+    others: columns of a row that change what it looks up.
+    """
+
+    format: str
+    columns: list[str]
+    others: frozenset[str]
+
+
 class Template:
     """One template. Raises jinja2.TemplateError where it is none.
 
     columns: the names that it looks up, `row` included. braced: the first name in single braces,
-    as in `{text}`, which Jinja leaves as they are; None for none. is_plain: it is text and columns,
-    `{{ text }}`, and nothing else.
+    as in `{text}`, which Jinja leaves as they are; None for none. plain: set if it is text and
+    columns, `{{ text }}` or `{{ row["text"] }}`, and nothing else.
     """
 
     def __init__(self, text: str) -> None:
         environment = _environment()
         tree = environment.parse(text)
-        parts = _plain_parts(tree)
-        self.is_plain = parts is not None
-        self._format, self._looked_up = ("", []) if parts is None else parts
+        self.plain = _plain(tree)
         self._bound = _unbound(tree)
         names = {name.name for name in tree.find_all(jinja2.nodes.Name)}
         called = {
@@ -145,10 +154,11 @@ class Template:
 
     def render(self, row: Mapping[str, Any]) -> str:
         """Raises jinja2.TemplateError, or what an expression raises, where the row does not fit."""
-        if self.is_plain:
-            columns = list(map(row.get, self._looked_up))
+        plain = self.plain
+        if plain is not None and plain.others.isdisjoint(row):
+            columns = list(map(row.get, plain.columns))
             if PRINTED_AS_STR.issuperset(map(type, columns)):
-                return self._format % tuple(columns)
+                return plain.format % tuple(columns)
         values = self._functions.copy()
         for name in self._names:
             if name in row:
@@ -163,21 +173,37 @@ class Template:
         return "".join(self._parts(self._begin(values)))
 
 
-def _plain_parts(tree: jinja2.nodes.Template) -> tuple[str, list[str]] | None:
-    """A template of text and columns for `%`, and the columns in it; None for any other one."""
-    texts, names = [], []
+def _plain(tree: jinja2.nodes.Template) -> Plain | None:
+    """The template as a format for `%`; None if it is more than text and columns."""
+    texts, columns, others = [], [], set()
     for output in tree.body:
         if not isinstance(output, jinja2.nodes.Output):
             return None
         for node in output.nodes:
             if isinstance(node, jinja2.nodes.TemplateData):
                 texts.append(node.data.replace("%", "%%"))
-            elif isinstance(node, jinja2.nodes.Name) and node.name not in (_ROW, *_BOUND):
-                texts.append("%s")
-                names.append(node.name)
+                continue
+            texts.append("%s")
+            if isinstance(node, jinja2.nodes.Name) and node.name not in (_ROW, *_BOUND):
+                columns.append(node.name)
+            elif (name := _item_of_row(node)) is not None:
+                columns.append(name)
+                others.add(_ROW)
             else:
                 return None
-    return "".join(texts), names
+    return Plain("".join(texts), columns, frozenset(others))
+
+
+def _item_of_row(node: jinja2.nodes.Node) -> str | None:
+    """The column in `row["column"]` or `row.column`."""
+    of = getattr(node, "node", None)
+    if not isinstance(of, jinja2.nodes.Name) or of.name != _ROW:
+        return None
+    if isinstance(node, jinja2.nodes.Getattr):
+        return node.attr
+    if isinstance(node, jinja2.nodes.Getitem) and isinstance(node.arg, jinja2.nodes.Const):
+        return node.arg.value if type(node.arg.value) is str else None
+    return None
 
 
 def _unbound(tree: jinja2.nodes.Template) -> list[str]:
@@ -256,7 +282,7 @@ def _is_defined(value: Any) -> bool:
     return isinstance(value, _Null) or not isinstance(value, jinja2.Undefined)
 
 
-def _plain(value: object) -> None:
+def _json_of(value: object) -> None:
     """The JSON of what JSON lacks: null. Raises for a missing column and for other objects."""
     if isinstance(value, _Null):
         return
@@ -266,7 +292,7 @@ def _plain(value: object) -> None:
 
 
 def _to_json(value: Any) -> str:
-    return msgspec.json.encode(value, enc_hook=_plain).decode()
+    return msgspec.json.encode(value, enc_hook=_json_of).decode()
 
 
 @lru_cache(maxsize=1)
@@ -277,7 +303,7 @@ def _environment() -> _Environment:
     # Functions are given to a template with its columns, which come first.
     environment.globals.clear()
     environment.filters["json"] = _to_json
-    environment.policies["json.dumps_kwargs"] = {"sort_keys": True, "default": _plain}
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": True, "default": _json_of}
     environment.tests["none"] = lambda value: value is None or isinstance(value, _Null)
     environment.tests["defined"] = _is_defined
     environment.tests["undefined"] = lambda value: not _is_defined(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -89,14 +90,25 @@ class Renderer:
 
     def _fixed_body(self) -> FixedBody | None:
         """The body's JSON around the prompt of a row, if nothing else of it depends on the row."""
-        prompt, system = self._prompt, self._system
         if self._url is not None or self._body is not None or self._is_bodiless:
             return None
-        if any(made is not None and not made.is_plain for made in (prompt, system)):
+        columns, others = set(), {"body"}
+        for template in (self._prompt, self._system):
+            if template is not None:
+                if template.plain is None:
+                    return None
+                columns.update(template.plain.columns)
+                others |= template.plain.others
+        kinds: Collection[type] = (str,)
+        if self._prompt is not None:
+            from redline.job.work.jinja_template import PRINTED_AS_STR
+
+            kinds = PRINTED_AS_STR
+        elif api_of(self._fixed_url) is PLAIN:
             return None
-        columns = {"prompt"} if prompt is None else set(prompt.columns)
-        if system is not None:
-            columns |= system.columns
+        else:
+            columns.add("prompt")
+            others |= PARAMETERS.union(("messages", "stream"))
 
         def make(row: dict[str, Any]) -> Any:
             body = self._make_body(row, self._fixed_url)
@@ -104,14 +116,7 @@ class Renderer:
             return body
 
         try:
-            if prompt is not None:
-                from redline.job.work.jinja_template import PRINTED_AS_STR
-
-                return FixedBody(make, columns, kinds=PRINTED_AS_STR, others=("body",))
-            if api_of(self._fixed_url) is PLAIN:
-                return None
-            others = PARAMETERS.union(("body", "messages", "stream"))
-            return FixedBody(make, columns, kinds=(str,), others=others)
+            return FixedBody(make, columns, kinds=kinds, others=others)
         except ValueError:
             return None
 
