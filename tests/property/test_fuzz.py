@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from redline.calls.wire import connection
+from redline.calls.wire import Deadlines, ReplyMemory, connection
 from support import reference
 from support.answers import head
 from support.catching import assert_caught
@@ -51,14 +51,16 @@ def test_faults_in_answers_break_no_law() -> None:
 class Credulous(connection.Connection):
     """Takes every connection for one that may serve another exchange."""
 
-    is_reusable = True
+    def release(self) -> bool:
+        super().release()
+        return True
 
 
 class Boundless(connection.Connection):
     """Takes answers of any length."""
 
-    def write(self, head: bytes, body: bytes | None, exchange: Any, most_bytes: int) -> None:
-        super().write(head, body, exchange, 1 << 40)
+    def __init__(self, on_lost: Any, _: object, deadlines: Deadlines) -> None:
+        super().__init__(on_lost, ReplyMemory(1 << 40), deadlines)
 
 
 @pytest.mark.parametrize("kind", [Credulous, Boundless])

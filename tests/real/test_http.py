@@ -550,7 +550,7 @@ def test_a_stale_connections_successor_has_the_connects_clock(
             backend = backend_of(server)
             assert (await backend.send(ASK, Call())).is_success
             backend.limiter.park(SYSTEM.now_s() + 0.1)
-            for name in ("waiting", "connecting", "written"):
+            for name in ("waiting", "connecting", "leave"):
                 monkeypatch.setattr(Exchange, name, noted(name))
             waiting = asyncio.create_task(backend.send(ASK, Call()))
             await until(lambda: backend.limiter.waiting == 1)
@@ -558,7 +558,7 @@ def test_a_stale_connections_successor_has_the_connects_clock(
             assert (await waiting).is_success
             await backend.aclose()
         # The first connection was at hand.
-        assert steps[steps.index("waiting") :] == ["waiting", "connecting", "written"]
+        assert steps[steps.index("waiting") :] == ["waiting", "connecting", "leave"]
 
     run(main())
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from redline.calls import Endpoint, Timeouts
-from redline.calls.wire import Answer, Exchange, Transport, Wire
+from redline.calls.wire import Answer, Exchange, Transport
 from redline.clock import SYSTEM
 
 _NO_HEADERS: Mapping[str, str] = {}
@@ -40,16 +40,26 @@ class Asked(Exchange):
         pass
 
 
+class Asking(NamedTuple):
+    """A request as it is sent. deadline_s: monotonic time at which it is given up."""
+
+    path: str
+    body: bytes | None
+    method: str
+    headers: Mapping[str, str]
+    deadline_s: float
+
+
 def wire(
-    target: str = "/x",
+    path: str = "/x",
     body: bytes | None = b"{}",
     *,
     method: str = "POST",
     headers: Mapping[str, str] = _NO_HEADERS,
     deadline_s: float = math.inf,
-) -> Wire:
+) -> Asking:
     """A request as it is sent."""
-    return Wire(method, target, headers, body, deadline_s)
+    return Asking(path, body, method, headers, deadline_s)
 
 
 class Asker:
@@ -74,17 +84,19 @@ class Asker:
     async def __aexit__(self, *_: object) -> None:
         await self.transport.aclose()
 
-    async def ask(self, sent: Wire | None = None) -> Answer:
+    async def ask(self, sent: Asking | None = None) -> Answer:
         """The whole answer. Raises CallError."""
-        return await self.transport.exchange(sent or wire(), self._exchange())
+        return await self.transport.exchange(self._exchange(sent or wire()))
 
     async def stream(
-        self, take: Callable[[bytes], Awaitable[None]], sent: Wire | None = None
+        self, take: Callable[[bytes], Awaitable[None]], sent: Asking | None = None
     ) -> Answer:
         """The answer whose event stream went to `take`. Raises CallError."""
-        return await self.transport.exchange(sent or wire(), self._exchange(), take)
+        return await self.transport.exchange(self._exchange(sent or wire()), take)
 
-    def _exchange(self) -> Exchange:
+    def _exchange(self, sent: Asking) -> Exchange:
         asked = Asked(self.timeouts, SYSTEM)
         asked.gate = self._gate
+        head = self.transport.head(sent.method, sent.path, sent.headers, sent.body)
+        asked.carry(head, sent.body or b"", sent.deadline_s)
         return asked

@@ -33,7 +33,7 @@ _TOKENS = [
     b"X: " + b"a" * 300 + b"\r\n",
 ]  # fmt: skip
 _ENDINGS = ("ring", "eof", "reset")
-_BOUNDS = (0, 10, 100, 1_000, 100_000, 100_000)
+_BOUNDS = (1, 10, 100, 1_000, 100_000, 100_000)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from redline.calls import Call, Endpoint, HttpBackend, Request
-from redline.calls.wire import Answer, Deadlines, Exchange, Transport, Wire
+from redline.calls.wire import Answer, Deadlines, Exchange, Transport
 from redline.limits import Limits, Rate
 from redline.sim import Admission, Charge
 from redline.testing import VirtualClock, virtual_run
@@ -209,15 +209,15 @@ class _Server(Transport):
         self._chance = random.Random(f"{setting.seed} server")
         self._phase_s = setting.phase * setting.window_s
 
-    async def exchange(self, wire: Wire, exchange: Exchange) -> Answer:
+    async def exchange(self, exchange: Exchange, *_: object) -> Answer:
         setting = self._found.setting
         chance, traffic, loop = self._chance, setting.traffic, asyncio.get_running_loop()
-        body = msgspec.json.decode(wire.body or b"")
+        body = msgspec.json.decode(exchange.body)
         usage = self._requests.usage.pop(int(body["user"]))
         async with Deadlines(VirtualClock(loop)).timeout() as alarm:
-            exchange.start(wire.deadline_s, alarm)
-            await exchange.pass_gate(_OPEN)
-            exchange.written(alarm, is_kept=False)
+            exchange.follow(alarm)
+            await exchange.wait_for_grant()
+            exchange.leave(alarm, is_kept=False)
             most = body.get("max_tokens", usage[1])
             call = Sent(loop.time(), *usage, usage[0] + most)
             self._found.calls.append(call)
@@ -246,15 +246,6 @@ class _Server(Transport):
         elif self._found.setting.charge == "reserved":
             output = body.get("max_tokens", output)
         return Charge(prompt_tokens, output)
-
-
-class _Open:
-    """A connection that stands."""
-
-    is_open = True
-
-
-_OPEN: Any = _Open()
 
 
 def _reply(usage: tuple[int, int]) -> bytes:

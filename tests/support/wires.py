@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from redline.calls import Timeouts
-from redline.calls.wire import ReplyMemory
+from redline.calls.wire import Deadlines, ReplyMemory
 from redline.clock import SYSTEM
 from redline.errors import CallError, TimedOut
 from support.asking import Asked
@@ -21,8 +21,8 @@ _TIMEOUTS = Timeouts()
 class FakeTransport(asyncio.Transport):
     """Keeps what is written. unsent: how many bytes of it wait to be sent."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **extra: Any) -> None:
+        super().__init__(extra)
         self.written = b""
         self.unsent = 0
         self.is_aborted = False
@@ -139,12 +139,14 @@ def exchange(module: ModuleType, case: Case) -> Result:
 def _exchange(module: ModuleType, case: Case) -> Result:
     lost: list[Any] = []
     transport = FakeTransport()
-    connection = module.Connection(lost.append, ReplyMemory(max(1, case.most_bytes)))
+    memory = ReplyMemory(case.most_bytes)
+    connection = module.Connection(lost.append, memory, Deadlines(SYSTEM))
     connection.connection_made(transport)
-    assert connection.is_reusable
     asked = Asked(_TIMEOUTS, SYSTEM)
-    assert asked.pass_gate_now()
-    connection.write(b"head", b"body", asked, case.most_bytes)
+    asked.carry(b"head", b"body")
+    assert asked.may_leave()
+    connection.open(asked, is_streamed=case.reads != "whole")
+    connection.leave()
     assert transport.written == b"headbody"
     reader = _Reader(_read(connection, case.reads))
     result = Result()
@@ -158,7 +160,7 @@ def _exchange(module: ModuleType, case: Case) -> Result:
             if reader.error is None:
                 result.status = connection.status
                 result.headers = dict(connection.headers)
-            connection.release()
+            result.is_reusable = connection.release()
 
     for piece in case.pieces:
         if transport.is_paused:
@@ -184,7 +186,7 @@ def _exchange(module: ModuleType, case: Case) -> Result:
     read()
     assert reader.is_over, "the exchange has no end"
     result.body, result.error = reader.body or b"", reader.error
-    result.is_reusable, result.lost = connection.is_reusable, len(lost)
+    result.is_reusable, result.lost = result.is_reusable and not lost, len(lost)
     assert len(lost) <= 1
     assert len(result.body) <= case.most_bytes
     if result.is_reusable:
@@ -195,9 +197,12 @@ def _exchange(module: ModuleType, case: Case) -> Result:
 def _asks_again(connection: Any, transport: FakeTransport) -> None:
     """The next exchange on the connection gets its own answer."""
     assert not transport.is_paused
-    connection.write(b"", None, Asked(_TIMEOUTS, SYSTEM), 100)
+    asked = Asked(_TIMEOUTS, SYSTEM)
+    assert asked.may_leave()
+    connection.open(asked, is_streamed=False)
+    connection.leave()
     reader = _Reader(connection.whole())
-    connection.data_received(answer(b"second"))
+    connection.data_received(answer(b"2"))
     reader.step()
-    assert reader.body == b"second", "an exchange gets what is left of the one before"
+    assert reader.body == b"2", "an exchange gets what is left of the one before"
     connection.release()

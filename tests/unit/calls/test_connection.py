@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import socket
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from redline.calls import Timeouts
-from redline.calls.wire import MOST_HEADER_BYTES, Connection, ReplyMemory
+from redline.calls.wire import MOST_HEADER_BYTES, Connection, Deadlines, ReplyMemory
 from redline.clock import SYSTEM
 from redline.errors import BadReply, CallError, Disconnected, TimedOut
 from support.answers import CHUNKED, CLOSE, GZIP, MOST_BYTES, RIGHT, TEXT, WRONG, chunked, head
@@ -133,14 +134,19 @@ def test_a_slow_reader_pauses_the_socket_and_hears_of_everything() -> None:
 class Asking:
     """One connection, taken through exchanges by hand."""
 
-    def __init__(self, kind: Any) -> None:
+    def __init__(self, kind: Any, most_bytes: int = MOST_BYTES) -> None:
         self.lost: list[Any] = []
         self.transport = FakeTransport()
-        self.connection = kind(self.lost.append, ReplyMemory(MOST_BYTES))
+        memory = ReplyMemory(most_bytes)
+        self.connection = kind(self.lost.append, memory, Deadlines(SYSTEM))
         self.connection.connection_made(self.transport)
 
-    def write(self, most_bytes: int = MOST_BYTES) -> None:
-        self.connection.write(b"", b"", Asked(Timeouts(), SYSTEM), most_bytes)
+    def write(self, body: bytes = b"", *, is_streamed: bool = False) -> None:
+        asked = Asked(Timeouts(), SYSTEM)
+        asked.carry(b"head", body)
+        assert asked.may_leave()
+        self.connection.open(asked, is_streamed=is_streamed)
+        self.connection.leave()
 
     def get(self, data: bytes) -> None:
         try:
@@ -163,15 +169,13 @@ def check_reuse(kind: Any) -> None:
                     asking.write()
                     asking.get(answer(b"%d" % number))
                     assert await asking.body() == b"%d" % number
-                    asking.connection.release()
-                    assert asking.connection.is_reusable
+                    assert asking.connection.release()
                 asking.write()
                 asking.get(answer(b"last") + (b"" if is_apart else junk))
                 if is_apart:
                     asking.get(junk)
                 assert await asking.body() == b"last"
-                asking.connection.release()
-                assert not asking.connection.is_reusable
+                assert not asking.connection.release()
                 idle = Asking(kind)
                 idle.get(junk)
                 assert not idle.connection.is_open
@@ -179,27 +183,23 @@ def check_reuse(kind: Any) -> None:
         unfinished = Asking(kind)
         unfinished.write()
         unfinished.get(answer(b"cut")[:-1])
-        unfinished.connection.release()
-        assert not unfinished.connection.is_reusable
+        assert not unfinished.connection.release()
         unsent = Asking(kind)
         unsent.write()
         unsent.get(answer(b"early"))
         unsent.transport.unsent = 1
-        unsent.connection.release()
-        assert not unsent.connection.is_reusable
+        assert not unsent.connection.release()
         broken = Asking(kind)
         broken.write()
         broken.get(answer(b"early"))
         broken.transport.is_aborted = True
-        broken.connection.release()
-        assert not broken.connection.is_reusable
+        assert not broken.connection.release()
         for size, keeps in ((262_144, False), (200_000, True)):
-            full = Asking(kind)
-            full.write(most_bytes=1 << 30)
+            full = Asking(kind, 1 << 30)
+            full.write()
             full.get(answer(b"x" * (size - len(answer(b"x" * size)) + size)))
             assert len(await full.body()) < size
-            full.connection.release()
-            assert full.connection.is_reusable == keeps
+            assert full.connection.release() == keeps
         ended = Asking(kind)
         ended.connection.eof_received()
         assert not ended.connection.is_open
@@ -217,7 +217,7 @@ def check_own_end(kind: Any) -> None:
         for is_rung in (True, False):
             for reads in ("whole", "chunk"):
                 asking = Asking(kind)
-                asking.write()
+                asking.write(is_streamed=reads == "chunk")
                 asking.get(CLOSE + b"half")
                 if is_rung:
                     asking.connection.fail(TimedOut("attempt", 1.0))
@@ -275,7 +275,7 @@ def check_long_bodies(kind: Any) -> None:
             asking = Asking(kind)
             transport = asking.transport = Narrow(asking.connection)
             asking.connection.connection_made(transport)
-            asking.connection.write(b"head", body, Asked(Timeouts(), SYSTEM), MOST_BYTES)
+            asking.write(body)
             assert len(transport.written) < len(body)
             if ending == "read":
                 while transport.unsent:
@@ -290,8 +290,7 @@ def check_long_bodies(kind: Any) -> None:
             assert await asking.body() == b"a"
             # Nothing that the transport holds is left, and still not all is written.
             transport.unsent = 0
-            asking.connection.release()
-            assert asking.connection.is_reusable == (ending == "read")
+            assert asking.connection.release() == (ending == "read")
 
     asyncio.run(main())
 
@@ -302,8 +301,8 @@ def test_a_long_body_is_written_as_the_server_takes_it() -> None:
 
 def test_a_stream_whose_reader_leaves_while_it_is_paused_serves_no_other() -> None:
     async def main() -> None:
-        asking = Asking(Connection)
-        asking.write(most_bytes=1 << 30)
+        asking = Asking(Connection, 1 << 30)
+        asking.write(is_streamed=True)
         waiting = asyncio.create_task(asking.connection.head())
         await asyncio.sleep(0)
         asking.connection.data_received(CHUNKED + chunked(b"x" * 70_000)[:-5])
@@ -313,8 +312,7 @@ def test_a_stream_whose_reader_leaves_while_it_is_paused_serves_no_other() -> No
         await waiting
         assert asking.transport.is_paused
         assert await asking.connection.chunk()
-        asking.connection.release()
-        assert not asking.connection.is_reusable
+        assert not asking.connection.release()
         # Nor does a reader that goes on touch a socket that is closed by now.
         asking.connection.close()
         while await asking.connection.chunk():
@@ -323,17 +321,42 @@ def test_a_stream_whose_reader_leaves_while_it_is_paused_serves_no_other() -> No
     asyncio.run(main())
 
 
+def test_a_connection_that_went_stale_stays_so_whatever_it_reads() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            asking = Asking(Connection)
+            asking.transport = FakeTransport(socket=ours)
+            asking.connection.connection_made(asking.transport)
+            asking.write()
+            asking.get(answer(b"first"))
+            assert await asking.body() == b"first"
+            assert asking.connection.release()
+            theirs.send(b"x")
+            asking.write()
+            assert asking.connection.is_stale
+            asking.get(b"x")
+            assert asking.connection.is_stale
+            assert asking.transport.written == b"head"
+
+    asyncio.run(main())
+
+
 class Unbounded(Connection):
-    def write(self, head: bytes, body: bytes | None, exchange: Any, most_bytes: int) -> None:
-        super().write(head, body, exchange, 1 << 40)
+    def __init__(self, on_lost: Any, memory: ReplyMemory, deadlines: Deadlines) -> None:
+        super().__init__(on_lost, ReplyMemory(1 << 40), deadlines)
 
 
 class AlwaysReusable(Connection):
-    is_reusable = True
+    def release(self) -> bool:
+        super().release()
+        return True
 
 
 class NeverReusable(Connection):
-    is_reusable = False
+    def release(self) -> bool:
+        super().release()
+        return False
 
 
 class Unfailing(Connection):

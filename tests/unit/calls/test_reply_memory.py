@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from redline.calls import Timeouts
-from redline.calls.wire import Connection, ReplyMemory
+from redline.calls.wire import Connection, Deadlines, ReplyMemory
 from redline.calls.wire import reply_memory as intake
+from redline.clock import SYSTEM
 from redline.testing import ManualClock
 from support.asking import Asked
 from support.catching import assert_caught
@@ -180,11 +182,25 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
 ALLOWED = Timeouts(first_byte_s=5, attempt_s=20)
 
 
-class Alarm:
+class Alarm(Deadlines):
+    """The one clock of a connection."""
+
     when_s = 0.0
+
+    def __init__(self) -> None:
+        super().__init__(SYSTEM)
+
+    def alarm(self, ring: Callable[[], None]) -> Any:
+        return self
 
     def ring_at(self, when_s: float) -> None:
         self.when_s = when_s
+
+    def stop(self) -> None:
+        self.when_s = float("inf")
+
+    def leave(self) -> None:
+        self.stop()
 
 
 class Line:
@@ -192,13 +208,13 @@ class Line:
 
     def __init__(self, clock: ManualClock, shared: ReplyMemory) -> None:
         self.transport = FakeTransport()
-        self.connection = Connection(lambda _: None, shared)
+        self.alarm = Alarm()
+        self.connection = Connection(lambda _: None, shared, self.alarm)
         self.connection.connection_made(self.transport)
         self.asked = Asked(ALLOWED, clock)
-        self.alarm = Alarm()
-        assert self.asked.pass_gate_now()
-        self.connection.write(b"", None, self.asked, 4 * MB)
-        self.asked.written(self.alarm, is_kept=False)
+        assert self.asked.may_leave()
+        self.connection.open(self.asked, is_streamed=False)
+        self.connection.leave()
 
     def get(self, data: bytes) -> None:
         for at in range(0, len(data), 100_000):
@@ -224,21 +240,18 @@ def test_a_connection_that_is_held_up_has_a_clock_that_stands_still(
         assert [line.alarm.when_s for line in lines[1:]] == [float("inf")] * 2
         large.get(b"x" * MB)
         assert len(await large.connection.whole()) == 2 * MB
-        large.connection.release()
-        assert large.connection.is_reusable
+        assert large.connection.release()
         assert not shared.is_full
         assert [line.transport.is_paused for line in lines] == [False, False, False]
-        assert [line.alarm.when_s for line in lines] == [20, 1020, 1005]
+        assert [line.alarm.when_s for line in lines] == [float("inf"), 1020, 1005]
         silent.get(HEAD % 10 + b"x" * 5)
         assert silent.alarm.when_s == 1020
         small.get(b"x" * (MB // 4))
         assert len(await small.connection.whole()) == MB // 2
-        small.connection.release()
+        assert small.connection.release()
         silent.get(b"x" * 5)
         assert len(await silent.connection.whole()) == 10
-        silent.connection.release()
-        assert small.connection.is_reusable
-        assert silent.connection.is_reusable
+        assert silent.connection.release()
         assert not shared.is_full
         # What fills it may be an answer's end.
         large, small = Line(clock, shared), Line(clock, shared)
@@ -246,8 +259,7 @@ def test_a_connection_that_is_held_up_has_a_clock_that_stands_still(
         small.get(HEAD % 180_000 + b"x" * 180_000)
         assert shared.is_full
         assert len(await small.connection.whole()) == 180_000
-        small.connection.release()
-        assert small.connection.is_reusable
+        assert small.connection.release()
         assert not small.transport.is_paused
 
     monkeypatch.setattr(intake, "FULL_BYTES", MB)

@@ -82,19 +82,19 @@ class RetryBudget:
         self._policy = policy
         self._most = max(10.0, 10 * policy.floor_per_s)
         self._balance = self._most
-        self._at_s: float | None = None
+        self._at_s = 0.0
+        self._calls = 0
 
-    def first_attempt(self) -> None:
-        balance = self._balance + self._policy.share
-        self._balance = balance if balance < self._most else self._most
+    def spend_s(self, now_s: float, calls: int) -> float:
+        """Takes one retry; seconds to wait until it is earned, 0 if it already is.
 
-    def spend_s(self, now_s: float) -> float:
-        """Takes one retry; seconds to wait until it is earned, 0 where it already is."""
-        if self._at_s is not None:
-            earned = (now_s - self._at_s) * self._policy.floor_per_s
-            self._balance = min(self._most, self._balance + earned)
-        self._at_s = now_s
-        self._balance -= 1
+        calls: first attempts so far. What they earned is added here, because only what is left
+        after a retry can be above the most that is kept.
+        """
+        earned = (calls - self._calls) * self._policy.share
+        earned += (now_s - self._at_s) * self._policy.floor_per_s
+        self._balance = min(self._most, self._balance + earned) - 1
+        self._at_s, self._calls = now_s, calls
         return max(0.0, -self._balance) / self._policy.floor_per_s
 
 
@@ -145,6 +145,7 @@ class Retry:
         self._listener = listener
         self._random = random.Random(seed)
         self._budget = RetryBudget(self._policy)
+        self._calls = 0
         self._succeeded = 0
         self._failed = 0
 
@@ -152,22 +153,22 @@ class Retry:
         return self._backend.room(cost, now_s)
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
-        self._budget.first_attempt()
+        self._calls += 1
         call.requests = 0
-        since = (self._succeeded, self._failed)
+        succeeded, failures = self._succeeded, self._failed
         history: _History | None = None
         while True:
-            call.attempts += 1
+            attempts = call.attempts = call.attempts + 1
             outcome = await self._backend.send(request, call, sink)
-            outcome.attempts = call.attempts
-            error = outcome.error
+            outcome.attempts = attempts
             if outcome.status == "succeeded":
                 self._succeeded += 1
                 return outcome
             self._failed += 1
+            error = outcome.error
             if call.committed or not isinstance(error, Retryable):
                 return outcome
-            history = history or _History(since)
+            history = history or _History((succeeded, failures))
             history.note(error)
             if self._is_final(error, history):
                 return outcome
@@ -224,7 +225,7 @@ class Retry:
             return pause_s + min(jitter_s, 1.0)
         if isinstance(error, RateLimited) and error.retry_after_s:
             return error.retry_after_s
-        return max(jitter_s, error.retry_after_s or 0.0) + self._budget.spend_s(now_s)
+        return max(jitter_s, error.retry_after_s or 0.0) + self._budget.spend_s(now_s, self._calls)
 
     def _out_of_time(self, outcome: Outcome, error: Retryable, call: Call) -> Outcome:
         if isinstance(error, TimedOut) and error.phase == "row":

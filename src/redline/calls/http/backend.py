@@ -22,7 +22,6 @@ from redline.calls.wire import (
     Exchange,
     Repeat,
     Transport,
-    Wire,
     do_nothing,
 )
 from redline.clock import SYSTEM, Clock
@@ -30,7 +29,6 @@ from redline.errors import (
     BadRow,
     BudgetSpent,
     CallError,
-    ConfigError,
     NoEndpoint,
     Retryable,
     TimedOut,
@@ -62,14 +60,23 @@ class _Attempt(Exchange):
     sending: Sending | None = None
     is_ahead = False
     in_flight = 0
+    cost = _NOTHING
 
-    def __init__(self, backend: HttpBackend, request: Request, cost: Cost, call: Call) -> None:
-        super().__init__(backend.endpoint.timeouts, backend.clock, backend.before_write)
+    def __init__(self, backend: HttpBackend, request: Request, call: Call) -> None:
+        super().__init__(backend.endpoint.timeouts, backend.clock)
         self._backend = backend
         self.request = request
-        self.cost = cost
         self.call = call
         self.may_repeat = not call.once
+
+    def reserve(self, cost: Cost) -> None:
+        """What its grant is to take from the limits of tokens."""
+        self.cost = cost
+
+    def give_back(self) -> None:
+        """Its request was not written: the limits get back what it took."""
+        if self.grant is not None:
+            self.grant.release()
 
     async def get_ready(self) -> None:
         await self._backend.go_ahead(self)
@@ -87,7 +94,7 @@ class _Attempt(Exchange):
         return grant
 
     def on_sent(self, sent_s: float) -> None:
-        self._backend.wrote(self, sent_s)
+        self._backend.wrote(self, self.call, sent_s)
 
 
 class HttpBackend:
@@ -116,15 +123,12 @@ class HttpBackend:
         self.limiter = self._steering.limiter
         self.estimator = TokenEstimator()
         self.clock = clock
-        self.before_write = before_write
         self._attempts = attempts or Attempts()
         self._listener = listener
-        self._transport = transport or Transport(endpoint, clock, self._steering.shook_hands)
+        self._transport = transport or Transport(
+            endpoint, clock, self._steering.shook_hands, before_write
+        )
         self._outage = Outage()
-        self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if endpoint.api_key:
-            self._headers["Authorization"] = f"Bearer {endpoint.api_key}"
-        self._headers.update(endpoint.headers)
         self.mask = mask_of(endpoint, self._transport.proxy)
 
     def room(self, cost: Cost, now_s: float) -> float:
@@ -133,15 +137,14 @@ class HttpBackend:
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         outcome: Outcome | None = None
-        steering = self._steering
-        if steering.search is not None:
-            steering.begin(request.body)
-        cost = self._cost(request) if self.limiter.counts_tokens else _NOTHING
-        exchange = _Attempt(self, request, cost, call)
+        attempt = _Attempt(self, request, call)
         try:
-            # Refused before anything is waited for where no limit could ever grant it.
-            if cost is not _NOTHING:
-                self.limiter.check(cost)
+            if self._steering.search is not None:
+                self._steering.begin(request.body)
+            if self.limiter.counts_tokens:
+                attempt.reserve(self._cost(request))
+                # Refused before anything is waited for if no limit could ever grant it.
+                self.limiter.check(attempt.cost)
             # Its clock would ring only after the loop has read its sockets.
             if call.deadline_s != math.inf and call.deadline_s <= self.clock.now_s():
                 raise TimedOut("row")
@@ -149,22 +152,22 @@ class HttpBackend:
                 await call.in_time(self.slots.acquire(call.priority), self.clock)
             try:
                 if sink is None:
+                    self._load(attempt, request)
                     try:
-                        answer = await self._transport.exchange(self._wire(request, call), exchange)
+                        answer = await self._transport.exchange(attempt)
                     except Repeat as repeat:
-                        answer = await self._again(repeat, request, exchange)
-                    self._heed(answer, exchange)
-                    reply = self._read(request, answer, None)
+                        answer = await self._again(repeat, attempt, request)
+                    reply = self._read(request, answer, attempt, None)
                     if len(answer.body) > LONG_BYTES:
                         call.let_go()
                         # With the output, which takes about as much.
                         call.held = self._transport.intake.hold(2 * len(answer.body))
                 else:
-                    reply = await self._streamed(request, call, exchange, sink)
+                    reply = await self._streamed(request, attempt, sink)
                 outcome = Outcome(status="succeeded", reply=reply, endpoint=self.label)
             finally:
-                if exchange.is_ahead:
-                    self.leave_ahead(exchange)
+                if attempt.is_ahead:
+                    self.leave_ahead(attempt)
                 self.slots.release()
         except NoEndpoint as error:
             # Limits that are shared have been out of reach for too long, or a model is lost.
@@ -173,10 +176,10 @@ class HttpBackend:
         except CallError as error:
             outcome = failed(self._located(error, request), endpoint=self.label)
         finally:
-            if exchange.grant is not None:
-                exchange.grant.release()
-            call.sent_s = None
-            self._conclude(request, exchange, outcome)
+            if attempt.sent_s is None or attempt.needs_new:
+                attempt.give_back()
+            if attempt.sent_s is not None:
+                self._conclude(request, attempt, attempt.sent_s, outcome)
         return outcome
 
     async def download(
@@ -186,25 +189,24 @@ class HttpBackend:
 
         One attempt, which waits for its grant and for no slot, and is not counted.
         """
-        exchange = _Attempt(self, request, _NOTHING, call)
+        attempt = _Attempt(self, request, call)
         try:
+            self._load(attempt, request)
             try:
-                wire = self._wire(request, call)
-                answer = await self._transport.exchange(wire, exchange, take, kind="")
+                answer = await self._transport.exchange(attempt, take, kind="")
             except Repeat as repeat:
-                answer = await self._again(repeat, request, exchange, take, kind="")
+                answer = await self._again(repeat, attempt, request, take, kind="")
             if answer.status != 200:
-                self._read(request, answer, None)
+                self._read(request, answer, attempt, None)
         except CallError as error:
             located = self._located(error, request)
             if located is error:
                 raise
             raise located from error
         finally:
-            if exchange.is_ahead:
-                self.leave_ahead(exchange)
-            if (grant := exchange.grant) is not None:
-                grant.release()
+            if attempt.is_ahead:
+                self.leave_ahead(attempt)
+            attempt.give_back()
 
     def keep(self, stores: Stores) -> None:
         """Limits outlive this backend in `stores`, and go on from there. Before the first call."""
@@ -214,39 +216,40 @@ class HttpBackend:
         """The limits that were found, in words, where they were to be found."""
         return self._steering.found()
 
-    async def go_ahead(self, exchange: _Attempt) -> None:
+    async def go_ahead(self, attempt: _Attempt) -> None:
         """Returns when an attempt may get ready to wait for its grant: few at once need to."""
         if not self._ahead.take_free():
-            call = exchange.call
+            call = attempt.call
             await call.in_time(self._ahead.acquire(call.priority), self.clock)
-        exchange.is_ahead = True
+        attempt.is_ahead = True
 
-    def leave_ahead(self, exchange: _Attempt) -> None:
+    def leave_ahead(self, attempt: _Attempt) -> None:
         """An attempt that is ahead has its grant, or is over: another one may get ready."""
-        exchange.is_ahead = False
+        attempt.is_ahead = False
         self._ahead.release()
 
-    def wrote(self, exchange: _Attempt, sent_s: float) -> None:
-        """The attempt's request was written at sent_s."""
-        call = exchange.call
-        is_retry = call.requests > 0
+    def wrote(self, attempt: _Attempt, call: Call, sent_s: float) -> None:
+        """The attempt's request is written at sent_s. Raises CallError if it must not be."""
+        requests = call.requests
         if call.sent_s is not None:
-            is_retry = False
-            # The first write of a repeated request ends here, so that starts and ends match.
-            lasted_s = sent_s - call.sent_s
-            assert exchange.failed is not None
-            self._attempts.ended(sent_s, lasted_s, exchange.failed.kind)
-            self._listener.on_event(RequestRepeated(sent_s, self.label))
-        elif exchange.cost is not _NOTHING:
-            exchange.sending = self.estimator.begin(exchange.request)
-        exchange.in_flight = self.slots.in_use
+            self._count_repeat(attempt, sent_s - call.sent_s, sent_s)
+            requests = 0
+        elif attempt.cost is not _NOTHING:
+            attempt.sending = self.estimator.begin(attempt.request)
+        attempt.in_flight = self.slots.in_use
         if self._steering.search is not None:
             self._steering.sent(sent_s)
         call.sent_s = sent_s
         call.requests += 1
-        self._attempts.started(is_retry=is_retry)
+        self._attempts.started(is_retry=requests > 0)
         if call.on_write is not None:
             call.on_write()
+
+    def _count_repeat(self, attempt: _Attempt, lasted_s: float, sent_s: float) -> None:
+        """The first write of a repeated request ends here, so that starts and ends match."""
+        assert attempt.failed is not None
+        self._attempts.ended(sent_s, lasted_s, attempt.failed.kind)
+        self._listener.on_event(RequestRepeated(sent_s, self.label))
 
     async def aclose(self) -> None:
         await self._steering.aclose()
@@ -269,19 +272,16 @@ class HttpBackend:
         spare = min(limiter.most("output_tokens"), max(0, most - input_tokens))
         return Cost(input_tokens, int(min(cost.output_tokens, spare)), cost.spread)
 
-    async def _streamed(
-        self, request: Request, call: Call, exchange: _Attempt, sink: Sink
-    ) -> Reply:
+    async def _streamed(self, request: Request, attempt: _Attempt, sink: Sink) -> Reply:
         """The reply, whose chunks go to `sink` as they come."""
-        reader = StreamReader(sink, call, request.body, self._mask_of(request))
+        reader = StreamReader(sink, attempt.call, request.body, self._mask_of(request))
         streamed = streaming(request)
+        self._load(attempt, streamed)
         try:
-            wire = self._wire(streamed, call)
-            answer = await self._transport.exchange(wire, exchange, reader.take)
+            answer = await self._transport.exchange(attempt, reader.take)
         except Repeat as repeat:
-            answer = await self._again(repeat, streamed, exchange, reader.take)
-        self._heed(answer, exchange)
-        reply = self._read(request, answer, reader)
+            answer = await self._again(repeat, attempt, streamed, reader.take)
+        reply = self._read(request, answer, attempt, reader)
         if not reader.has_begun and isinstance(reply.output, str):
             # The server does not stream: its whole answer is the one chunk.
             await sink.put(Chunk(reply.output, msgspec.json.decode(answer.body)))
@@ -290,8 +290,8 @@ class HttpBackend:
     async def _again(
         self,
         repeat: Repeat,
+        attempt: _Attempt,
         request: Request,
-        exchange: _Attempt,
         take: Callable[[bytes], Awaitable[None]] | None = None,
         kind: str = EVENTS,
     ) -> Answer:
@@ -299,44 +299,37 @@ class HttpBackend:
 
         It waits for the limits as any other, and is no retry: the row has done nothing wrong.
         """
-        exchange.again(repeat)
-        wire = self._wire(request, exchange.call)
+        attempt.again(repeat)
+        self._load(attempt, request)
         try:
-            return await self._transport.exchange(wire, exchange, take, kind)
+            return await self._transport.exchange(attempt, take, kind)
         except BudgetSpent:
             # Calls in flight hold what is left. As a retry it waits for them, or ends the run.
             raise repeat.error from None
 
-    def _heed(self, answer: Answer, exchange: _Attempt) -> None:
-        """Tells the limiter what the answer shows of the way to the server."""
-        if exchange.grant is None or exchange.sent_s is None or exchange.first_byte_s is None:
-            return
-        took_s = exchange.first_byte_s - exchange.sent_s
-        refusal = answer.body if answer.status == 429 else b""
-        self._steering.heard(answer.headers, exchange.grant, took_s, refusal)
-
-    def _wire(self, request: Request, call: Call) -> Wire:
-        try:
-            body = request.body if request.raw is None else request.raw
-            if body is not None and type(body) is not bytes:
+    def _load(self, attempt: _Attempt, request: Request) -> None:
+        """Gives the attempt its request as bytes. Raises BadRow for one that has no such form."""
+        body = request.body if request.raw is None else request.raw
+        if body is not None and type(body) is not bytes:
+            try:
                 body = _ENCODE(body)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise BadRow(f"the request is not JSON: {error}") from error
-        try:
-            target = self._transport.target(request.url)
-        except ConfigError as error:
-            raise BadRow(error.what, hint=error.hint) from error
-        headers = self._headers
-        if request.headers:
-            headers = {**headers, **request.headers}
-        return Wire(request.method, target, headers, body, call.deadline_s)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise BadRow(f"the request is not JSON: {error}") from error
+        head = self._transport.head(request.method, request.url, request.headers, body)
+        attempt.carry(head, body or b"", attempt.call.deadline_s)
 
-    def _read(self, request: Request, answer: Answer, reader: StreamReader | None) -> Reply:
-        if not 200 <= answer.status < 300:
+    def _read(
+        self, request: Request, answer: Answer, attempt: _Attempt, reader: StreamReader | None
+    ) -> Reply:
+        """The reply of an answer. Raises the error that it is, or holds."""
+        status, headers = answer.status, answer.headers
+        if not self.limiter.is_unlimited:
+            self._heed(answer, attempt)
+        if status != 200 and not 200 <= status < 300:
             self._transport.check(answer)
             # Before a long message is cut, which could leave a part of a key in it.
             body = self._mask_of(request).body(answer.body)
-            raise judge(answer.status, answer.headers, body, self.clock.wall_s())
+            raise judge(status, headers, body, self.clock.wall_s())
         reply: Reply | None
         if reader is not None and reader.has_begun:
             reply = reader.finish()
@@ -347,9 +340,18 @@ class HttpBackend:
                 reply = None
             if reply is None:
                 reply = self._read_faulty(request, answer)
-        reply.status = answer.status
-        reply.request_id = answer.headers.get("x-request-id") or reply.request_id
+        if status != 200:
+            reply.status = status
+        if "x-request-id" in headers:
+            reply.request_id = headers["x-request-id"] or reply.request_id
         return reply
+
+    def _heed(self, answer: Answer, attempt: _Attempt) -> None:
+        """Reports to the limiter what the answer shows of the limits and of the way."""
+        grant, sent_s, first_byte_s = attempt.grant, attempt.sent_s, attempt.first_byte_s
+        if grant is not None and sent_s is not None and first_byte_s is not None:
+            refusal = answer.body if answer.status == 429 else b""
+            self._steering.heard(answer.headers, grant, first_byte_s - sent_s, refusal)
 
     def _read_faulty(self, request: Request, answer: Answer) -> Reply:
         """The reply of an answer that cannot be read as it is. Raises the error that it holds."""
@@ -385,40 +387,39 @@ class HttpBackend:
             return self.mask
         return mask_of(self.endpoint, self._transport.proxy, request.headers)
 
-    def _conclude(self, request: Request, exchange: _Attempt, outcome: Outcome | None) -> None:
-        """Settles the tokens, parks the endpoint where it asked for that, counts the attempt.
+    def _conclude(
+        self, request: Request, attempt: _Attempt, sent_s: float, outcome: Outcome | None
+    ) -> None:
+        """Settles the tokens, parks the endpoint if it asked for that, counts the attempt.
 
-        outcome: None for an attempt that was cancelled.
+        outcome: None for an attempt that was cancelled. sent_s: when it was written.
         """
-        if exchange.sent_s is None:
-            return
+        attempt.call.sent_s = None
         now_s = self.clock.now_s()
-        latency_s = now_s - exchange.sent_s
-        if exchange.sending is not None:
+        latency_s = now_s - sent_s
+        if attempt.sending is not None:
             answer = None if outcome is None else outcome.reply
-            self.estimator.end(exchange.sending, request, answer, latency_s)
+            self.estimator.end(attempt.sending, request, answer, latency_s)
         if outcome is None:
             self._attempts.ended(now_s, latency_s, "cancelled")
             return
         outcome.latency_s = latency_s
         if not self._outage.is_up and self._outage.answered():
             self._listener.on_event(EndpointBack(now_s, self.label))
-        self._steering.ended(outcome, exchange.sent_s, exchange.in_flight, now_s)
-        reply = outcome.reply
-        input_tokens = output_tokens = 0
+        self._steering.ended(outcome, sent_s, attempt.in_flight, now_s)
+        reply, error = outcome.reply, outcome.error
         if reply is not None:
             input_tokens, output_tokens = reply.input_tokens or 0, reply.output_tokens or 0
+            self._attempts.ended(now_s, latency_s, None, input_tokens, output_tokens)
             is_stated = input_tokens > 0 or output_tokens > 0
-            if exchange.sending is not None and exchange.grant is not None and is_stated:
-                self._steering.settle(exchange.grant, Cost(input_tokens, output_tokens))
-        error, kind = outcome.error, None
-        if error is not None:
-            kind = error.kind
+            if attempt.sending is not None and attempt.grant is not None and is_stated:
+                self._steering.settle(attempt.grant, Cost(input_tokens, output_tokens))
+        elif error is not None:
+            self._attempts.ended(now_s, latency_s, error.kind)
             if isinstance(error, Retryable) and error.retry_after_s and error.status in _PARKING:
                 is_news = self.limiter.park(now_s + error.retry_after_s)
                 if is_news:
                     self._listener.on_event(EndpointParked(now_s, self.label, error.retry_after_s))
-        self._attempts.ended(now_s, latency_s, kind, input_tokens, output_tokens)
 
 
 def _forget_frames(error: BaseException) -> None:

@@ -126,8 +126,6 @@ class EndpointLimits:
 
         refusal: the body of a 429, which may name the limit.
         """
-        if self.limiter.is_unlimited:
-            return
         if not refusal and tuple(headers) in self._reader.silent:
             grant.replied(took_s)
             return

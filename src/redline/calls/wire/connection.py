@@ -23,7 +23,7 @@ from typing import cast
 
 import httptools
 
-from redline.calls.wire.deadlines import Deadline, Deadlines
+from redline.calls.wire.deadlines import Deadlines
 from redline.calls.wire.exchange import Exchange, answer_headers
 from redline.calls.wire.inflate import Inflate, cut_short, inflate_for
 from redline.calls.wire.reply_memory import LONG_BYTES, ReplyMemory
@@ -45,18 +45,22 @@ _PART_BYTES = 256 * 1024
 
 
 class Connection(asyncio.Protocol):
-    """One connection; one exchange at a time. on_lost: told once, when it is of no use any more.
+    """One connection; one exchange at a time. on_lost: called once, when it is of no use any more.
 
-    is_used: a request has been written on it; was_used: one had been before the last one. asked,
-    last: see Kept. unasked: what the server sent while no request was open.
+    is_used: a request has been written on it. asked, last: see Kept. unasked: what the server sent
+    while no request was open. is_done: the answer is whole, or nothing was asked. is_stale: it was
+    closed before a request could be written on it.
     """
 
-    def __init__(self, on_lost: Callable[[Connection], None], intake: ReplyMemory) -> None:
+    def __init__(
+        self, on_lost: Callable[[Connection], None], intake: ReplyMemory, deadlines: Deadlines
+    ) -> None:
         self._on_lost = on_lost
         self._intake = intake
+        self._most_bytes = intake.most_bytes
         self._loop = asyncio.get_running_loop()
         # The clock of the exchange; it is the connection's, so that a call makes none of its own.
-        self.alarm: Deadline | None = None
+        self._alarm = deadlines.alarm(self.time_is_up)
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._exchange: Exchange | None = None
@@ -65,65 +69,70 @@ class Connection(asyncio.Protocol):
         self._refusal: CallError | None = None  # what a callback of the parser raised
         self._unread: select.poll | None = None  # tells whether the socket has bytes for us
         self._is_reusable = True
-        self._is_bodyless = False
         self._is_lost = False
         self._unwritten = memoryview(b"")  # of a long body
         self._is_clogged = False  # the transport holds enough for now
+        self.is_stale = False
+        self._is_due = False  # the request of its exchange is to be written
         self.is_used = False
-        self.was_used = False
         self.asked: Trace = b""
         self.last: tuple[Trace, Trace] | None = None
         self.unasked = b""
         self.headers: Mapping[str, str] = {}
-        self._forget()
-        self._is_done = True
-
-    def _forget(self) -> None:
+        self.status = 0
+        self.is_done = True
+        # The headers of the exchange's answer are here.
+        self.has_head = False
         self._pairs: list[tuple[bytes, bytes]] = []
-        self._bare_bytes = 0  # since the last byte of a body
+        self._bare_bytes = 0  # since the last byte of a body, before what came last
         self._interim = 0
         self._parts: deque[bytes] = deque()
         self._size = 0  # of the body so far
         self._waiting = 0  # what of it the reader of a stream has not taken
-        self._most_bytes = 0
         self._inflate: Inflate | None = None
-        # The headers of the exchange's answer are here.
-        self.has_head = False
-        self._is_done = False
         self._is_paused = False
         self._is_streamed = False
-        self.status = 0
 
     @property
     def is_open(self) -> bool:
         """A request may be written: it is up, and nothing has come that no request asked for."""
-        if self._is_lost or self._transport is None:
-            return False
         unread = self._unread
-        # Over TLS, the first bytes may be a session's ticket.
-        return unread is None or not self.is_used or not unread.poll(0)
+        return not self._is_lost and (unread is None or not self.is_used or not unread.poll(0))
 
-    @property
-    def is_reusable(self) -> bool:
-        """What was asked on it is answered to the end, and the server keeps the connection."""
-        return self._is_reusable and self._is_done and not self._is_lost
+    def open(self, exchange: Exchange, *, is_streamed: bool) -> asyncio.Future[None]:
+        """Ties the connection to an exchange, which `leave` begins; what ends with its answer.
 
-    def set_alarm(self, deadlines: Deadlines) -> Deadline:
-        """The clock of its exchanges, made for the first of them."""
-        self.alarm = alarm = deadlines.alarm(self.time_is_up)
-        return alarm
-
-    def write(self, head: bytes, body: bytes | None, exchange: Exchange, most_bytes: int) -> None:
-        """Sends a request. most_bytes: a longer answer is an error."""
-        assert self._transport is not None
-        self._forget()
+        is_streamed: with the headers of the answer.
+        """
         self._exchange = exchange
-        self.was_used, self.is_used = self.is_used, True
-        self._most_bytes = most_bytes
-        if body is None:
-            self.asked = b""
-            self._transport.write(head)
+        self._is_due = True
+        self._is_streamed = is_streamed
+        waiter = self._waiter = self._loop.create_future()
+        return waiter
+
+    def leave(self) -> None:
+        """Stamps and writes the request of its exchange, unless that was given up meanwhile."""
+        exchange, unread, is_kept = self._exchange, self._unread, self.is_used
+        if exchange is None or not self._is_due or self._is_given_up():
             return
+        self._is_due = False
+        # Over TLS, the first bytes may be a session's ticket.
+        if self._is_lost or (is_kept and unread is not None and unread.poll(0)):
+            self.is_stale = True
+            self._wake()
+            return
+        try:
+            exchange.leave(self._alarm, is_kept=is_kept)
+        except CallError as error:
+            self._error = error
+            self._wake()
+            return
+        self.is_done = self.has_head = False
+        self.is_used = True
+        self._pairs = []
+        self._size = self._bare_bytes = self._waiting = self._interim = 0
+        assert self._transport is not None
+        head, body = exchange.take_request()
         size_bytes = len(body)
         self.asked = body if size_bytes <= WHOLE_BYTES else trace_of(body)
         if size_bytes <= _PART_BYTES:
@@ -133,35 +142,34 @@ class Connection(asyncio.Protocol):
             self._unwritten = memoryview(body)
             self._write_on()
 
-    def expect_no_body(self) -> None:
-        """The request is a HEAD: its answer ends with its headers, and so does the connection."""
-        # httptools has no way to say so to llhttp, which would read the next answer as the body.
-        self._is_bodyless = True
+    def _is_given_up(self) -> bool:
+        """Its task is cancelled, which the task itself learns in the next turn of the loop."""
+        return self._waiter is None or self._waiter.done()
+
+    def whole_now(self) -> bytes | None:
+        """The answer's body, if all of it is there."""
+        if not self.is_done or self._error is not None:
+            return None
+        parts = self._parts
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def whole(self) -> bytes:
         """The answer's body, once all of it is there. Raises CallError."""
-        while not self._is_done:
-            # As in _change, without a coroutine of its own: this is where most calls wait.
-            if self._error is None:
-                waiter = self._waiter = self._loop.create_future()
-                try:
-                    await waiter
-                finally:
-                    self._waiter = None
-            if self._error is not None:
-                raise self._error
+        while not self.is_done:
+            await self._change()
+        if self._error is not None:
+            raise self._error
         parts = self._parts
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def head(self) -> None:
         """Returns once the answer's headers are there. Raises CallError."""
-        self._is_streamed = True
         while not self.has_head:
             await self._change()
 
     async def chunk(self) -> bytes:
         """The next part of the body; empty at its end. Raises CallError."""
-        while not self._parts and not self._is_done:
+        while not self._parts and not self.is_done:
             await self._change()
         if not self._parts:
             return b""
@@ -177,26 +185,30 @@ class Connection(asyncio.Protocol):
         self._resume()
 
     def release(self) -> bool:
-        """The exchange is over. True where another one may follow."""
-        self._exchange = None
-        self._error = self._refusal = None
+        """The exchange is over. True if another one may follow."""
+        self._exchange = self._waiter = None
+        self._alarm.stop()
+        if self._error is not None:
+            self._error = self._refusal = None
         self._parts.clear()
         if self._size > LONG_BYTES:
-            if self._is_done and not self._is_streamed:
+            if self.is_done and not self._is_streamed:
                 # Its end came with what filled the intake.
                 self._resume()
             self._intake.leave(self)
         transport = self._transport
-        if transport is None or self._is_paused or transport.is_closing():
-            self._is_reusable = False
-        elif self._unwritten or transport.get_write_buffer_size():
-            # The server has answered without having read all of the request.
-            self._is_reusable = False
-        return self.is_reusable
+        return (
+            self._is_reusable
+            and self.is_done
+            and transport is not None
+            and not (self._is_lost or self._is_paused or transport.is_closing())
+            # Otherwise the server has answered without having read all of the request.
+            and not (self._unwritten or transport.get_write_buffer_size())
+        )
 
     def fail(self, error: CallError) -> None:
         """Ends the exchange with `error`, and the connection with it. A whole answer stays."""
-        if self._is_done:
+        if self.is_done:
             return
         if self._error is None:
             self._error = error
@@ -218,7 +230,7 @@ class Connection(asyncio.Protocol):
     def pause(self) -> None:
         """Does not read on, for other answers leave no room. A stream's reader sees to that."""
         exchange = self._exchange
-        if exchange is None or self._is_done or self._is_streamed or self._is_paused:
+        if exchange is None or self.is_done or self._is_streamed or self._is_paused:
             return
         if self._transport is not None and not self._is_lost:
             self._is_paused = True
@@ -235,11 +247,10 @@ class Connection(asyncio.Protocol):
     async def _change(self) -> None:
         if self._error is not None:
             raise self._error
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            waiter = self._waiter = self._loop.create_future()
+        await waiter
         if self._error is not None:
             raise self._error
 
@@ -263,9 +274,9 @@ class Connection(asyncio.Protocol):
         if not self._is_lost:
             self._is_lost = True
             self._unwritten = memoryview(b"")
+            self.is_stale = self.is_stale or self._is_due
             self._wake()
-            if self.alarm is not None:
-                self.alarm.leave()
+            self._alarm.leave()
             self._on_lost(self)
 
     # What the event loop calls.
@@ -284,18 +295,19 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
-        if exchange is None or self._is_done:
+        if exchange is None or self.is_done:
             self.unasked = data
             self.close()
             self._wake()
             return
         if exchange.first_byte_s is None:
             exchange.headers_came()
-        self._bare_bytes += len(data)
+        size_bytes = len(data)
+        self._bare_bytes += size_bytes
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            if self._is_done:
+            if self.is_done:
                 # It sent more than its answer.
                 self._is_reusable = False
                 self.unasked = data
@@ -303,8 +315,8 @@ class Connection(asyncio.Protocol):
             reason = " ".join(str(error).split())
             self.fail(self._refusal or BadReply(f"the answer is not HTTP: {reason}"))
         else:
-            if self._is_done:
-                if len(data) >= _FULL_READ_BYTES:
+            if self.is_done:
+                if size_bytes >= _FULL_READ_BYTES:
                     # The socket may hold what follows, which nobody has looked at.
                     self._is_reusable = False
             elif self._bare_bytes > MOST_HEADER_BYTES:
@@ -320,7 +332,7 @@ class Connection(asyncio.Protocol):
 
     def _end_of_input(self, error: Exception | None = None) -> None:
         self._is_reusable = False
-        if self._exchange is None or self._is_done:
+        if self._exchange is None or self.is_done:
             return
         # A body without a length ends with its connection, if it is the server that ends it.
         is_end = self.has_head and error is None and not self._is_lost
@@ -329,7 +341,7 @@ class Connection(asyncio.Protocol):
         elif self._inflate is not None and not self._inflate.is_whole:
             self.fail(cut_short())
         else:
-            self._is_done = True
+            self.is_done = True
             self._wake()
 
     def _ends_with_connection(self) -> bool:
@@ -340,62 +352,63 @@ class Connection(asyncio.Protocol):
     # is another one when the loop runs inside an `except` block: so they keep what they raise.
 
     def on_message_begin(self) -> None:
-        if self._is_done:
+        if self.is_done:
             self._is_reusable = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Trailers are left out: they must not change what was read from headers (RFC 9110, 6.5.1).
-        if not self.has_head:
-            self._pairs.append((name, value))
+        # Trailers come too late to change what was read from headers (RFC 9110, 6.5.1).
+        self._pairs.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self.has_head:
             return
+        status = self._parser.get_status_code()
         try:
             if self._bare_bytes > MOST_HEADER_BYTES:
-                # Some of the bytes may be the body's.
-                size = sum(len(name) + len(value) for name, value in self._pairs)
-                if size > MOST_HEADER_BYTES:
-                    raise _too_long_headers()
-            status = self._parser.get_status_code()
+                self._check_size()
             if status < 200:
-                self._interim += 1
-                if status == 101:
-                    raise BadReply("the server answers with another protocol (HTTP 101)")
-                if status < 100:
-                    raise BadReply(f"the answer is not HTTP: its status is {status}")
-                if self._interim > _MOST_INTERIM:
-                    raise BadReply(f"the server sends HTTP {status} again and again, and no answer")
+                self._check_interim(status)
                 return
-            self.status = status
-            headers = self.headers = answer_headers(self._pairs)
+            headers = answer_headers(self._pairs)
             self._inflate = inflate_for(headers)
         except CallError as error:
             self._refusal = error
             raise
+        self.status = status
+        self.headers = headers
         self.has_head = True
         self._bare_bytes = 0
-        if self._is_bodyless:
-            self._is_done, self._is_reusable = True, False
+        if self._exchange is not None and self._exchange.is_head:
+            # httptools cannot tell llhttp, which would read the next answer as the body.
+            self.is_done, self._is_reusable = True, False
             self._wake()
         elif self._is_streamed:
             self._wake()
 
+    def _check_size(self) -> None:
+        # Some of the bytes may be the body's.
+        if sum(len(name) + len(value) for name, value in self._pairs) > MOST_HEADER_BYTES:
+            raise _too_long_headers()
+
+    def _check_interim(self, status: int) -> None:
+        self._interim += 1
+        if status == 101:
+            raise BadReply("the server answers with another protocol (HTTP 101)")
+        if status < 100:
+            raise BadReply(f"the answer is not HTTP: its status is {status}")
+        if self._interim > _MOST_INTERIM:
+            raise BadReply(f"the server sends HTTP {status} again and again, and no answer")
+
     def on_body(self, data: bytes) -> None:
-        if self._is_done:
+        if self.is_done:
             return
         self._bare_bytes = 0
-        try:
-            if self._inflate is not None:
-                data = self._inflate.take(data, self._most_bytes - self._size + 1)
-                if not data:
-                    return
-            size = self._size = self._size + len(data)
-            if size > self._most_bytes:
-                raise BadReply(f"the answer is longer than {self._most_bytes:,} bytes")
-        except CallError as error:
-            self._refusal = error
-            raise
+        if self._inflate is not None and not (data := self._inflated(self._inflate, data)):
+            return
+        size = self._size = self._size + len(data)
+        if size > self._most_bytes:
+            self._refusal = BadReply(f"the answer is longer than {self._most_bytes:,} bytes")
+            raise self._refusal
         self._parts.append(data)
         if self._is_streamed:
             self._waiting += len(data)
@@ -406,8 +419,15 @@ class Connection(asyncio.Protocol):
         elif size > LONG_BYTES:
             self._intake.read(self, size)
 
+    def _inflated(self, inflate: Inflate, data: bytes) -> bytes:
+        try:
+            return inflate.take(data, self._most_bytes - self._size + 1)
+        except CallError as error:
+            self._refusal = error
+            raise
+
     def on_message_complete(self) -> None:
-        if self._is_done:
+        if self.is_done:
             return
         if not self.has_head:
             # A 1xx: the answer follows.
@@ -416,9 +436,12 @@ class Connection(asyncio.Protocol):
         if self._inflate is not None and not self._inflate.is_whole:
             self._refusal = cut_short()
             raise self._refusal
-        self._is_reusable = self._is_reusable and self._parser.should_keep_alive()
-        self._is_done = True
-        self._wake()
+        if self._is_reusable:
+            self._is_reusable = self._parser.should_keep_alive()
+        self.is_done = True
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
 
 def unread(transport: asyncio.BaseTransport) -> select.poll | None:

@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from redline.calls.wire.exchange import FRAMING_HINT, Timeouts, is_framing
+from redline.calls.wire.exchange import Timeouts
 from redline.calls.wire.proxy import ascii_name
+from redline.calls.wire.request_head import FRAMING_HINT, is_framing
 from redline.errors import ConfigError
 from redline.limits import Limits
 

@@ -9,29 +9,19 @@ the write.
 from __future__ import annotations
 
 import math
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
 
 import msgspec
 
 from redline.clock import Clock
-from redline.errors import BadRow, CallError, ConfigError, TimedOut
+from redline.errors import CallError, ConfigError, TimedOut
 from redline.limits import Grant
 
 # The type of a stream of events; what an exchange is to be streamed for.
 EVENTS = "text/event-stream"
-# A header's name (RFC 9110, 5.6.2), and what its value must not hold: a line break, a NUL, half of
-# a surrogate pair.
-_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_UNSENDABLE = re.compile("[\r\n\0\ud800-\udfff]")
-# Headers that say how a message is framed, which redline does itself.
-_FRAMING = frozenset(
-    ("connection", "content-length", "expect", "te", "trailer", "transfer-encoding", "upgrade")
-)
-FRAMING_HINT = "redline frames requests itself: leave the header out"
 # Servers have a few layouts each; one that makes up new names for every answer fills no memory.
 _MOST_LAYOUTS = 256
 # No header's value holds one: the parsers refuse it (RFC 9110, 5.5).
@@ -58,33 +48,6 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{name} must be above 0 and at most 86,400 s, not {value:g}")
 
 
-class Wire(msgspec.Struct, frozen=True):
-    """A request as it is sent. `deadline_s`: monotonic time at which it is given up.
-
-    target: the path and query, percent-encoded ASCII.
-    """
-
-    method: str
-    target: str
-    headers: Mapping[str, str]
-    body: bytes | None
-    deadline_s: float
-
-    def check(self) -> None:
-        """Raises BadRow for a method or header that no request can carry."""
-        if not self.method.isascii() or not self.method.isalpha() or self.method == "CONNECT":
-            what = f"the request cannot be sent: not a method: {self.method}"
-            raise BadRow(what, hint="GET or POST")
-        for name, value in self.headers.items():
-            if not _TOKEN.fullmatch(name) or _UNSENDABLE.search(value):
-                raise BadRow(
-                    f"the request cannot be sent: not a header: {name!r}",
-                    hint="check its method and headers",
-                )
-            if is_framing(name):
-                raise BadRow(f"the request cannot be sent: header {name!r}", hint=FRAMING_HINT)
-
-
 class Answer(msgspec.Struct):
     """An HTTP answer. Headers' names are in lower case; repeated ones are joined by commas."""
 
@@ -93,28 +56,11 @@ class Answer(msgspec.Struct):
     body: bytes
 
 
-def is_framing(name: str) -> bool:
-    """A header of this name says how the message is framed."""
-    return name.lower() in _FRAMING
-
-
 class Alarm(Protocol):
     """Ends an exchange whose time is up."""
 
     def ring_at(self, when_s: float) -> None:
         """Rings at `when_s` (monotonic) and not before; inf for never."""
-
-
-class Writable(Protocol):
-    """A connection, as far as the gate looks at it."""
-
-    @property
-    def is_open(self) -> bool:
-        """A request may be written."""
-
-
-class StaleConnection(Exception):
-    """The server closed the connection before anything was written on it."""
 
 
 class Repeat(Exception):
@@ -136,15 +82,15 @@ def do_nothing() -> None:
 class Exchange(ABC):
     """One exchange's clocks and grant. The grant is the caller's to release or to settle.
 
-    before_write: called when the grant is there, before the request is stamped. may_repeat: a
-    transport may raise Repeat. is_kept: the request was written on a connection that
+    may_repeat: a transport may raise Repeat. is_kept: the request was written on a connection that
     had carried others. needs_new: it is to be written on a new one, since the kept one failed as
     `failed` says. doubted: the body of the answer that it is repeated for.
     """
 
     # What an exchange begins with; one is made for each attempt, and most of it is never changed.
     _alarm: Alarm | None = None
-    _deadline_s = math.inf
+    deadline_s = math.inf
+    head = body = b""
     _is_spent = False  # the grant was used for a write
     phase = "connect"
     _held_up_s = 0.0  # by redline itself, since the write
@@ -158,12 +104,9 @@ class Exchange(ABC):
     failed: CallError | None = None
     doubted = b""
 
-    def __init__(
-        self, timeouts: Timeouts, clock: Clock, before_write: Callable[[], None] = do_nothing
-    ) -> None:
+    def __init__(self, timeouts: Timeouts, clock: Clock) -> None:
         self._timeouts = timeouts
         self._clock = clock
-        self._before_write = before_write
 
     @abstractmethod
     def acquire_now(self) -> Grant | None:
@@ -182,9 +125,19 @@ class Exchange(ABC):
         # Who bounds how many do so waits for a place.
         return
 
-    def start(self, deadline_s: float, alarm: Alarm | None = None) -> None:
-        """The exchange begins now, and ends when `alarm` rings."""
-        self._deadline_s = deadline_s
+    def carry(self, head: bytes, body: bytes, deadline_s: float = math.inf) -> None:
+        """It carries this request, which is given up at `deadline_s` (monotonic)."""
+        self.head = head
+        self.body = body
+        self.deadline_s = deadline_s
+
+    @property
+    def is_head(self) -> bool:
+        """The request is a HEAD: its answer ends with its headers."""
+        return self.head.startswith(b"HEAD ")
+
+    def follow(self, alarm: Alarm) -> None:
+        """Ends when `alarm` rings, until it is written."""
         self._alarm = alarm
 
     def again(self, repeat: Repeat) -> None:
@@ -199,59 +152,47 @@ class Exchange(ABC):
         """A connection is to be made."""
         self._enter("connect", self._clock.now_s() + self._timeouts.connect_s)
 
-    def pass_gate_now(self) -> bool:
-        """True where nothing is to be waited for: the request is stamped, and to be written now.
-
-        The connection stands.
-        """
+    def may_leave(self) -> bool:
+        """True if it holds its grant, or there is one to be had without waiting."""
         if self._is_spent:
             # A second write, because the connection broke, needs a second grant.
             self.grant = None
             self._is_spent = False
-        grant = self.grant
-        if grant is None:
-            grant = self.grant = self.acquire_now()
-        if grant is None:
-            return False
-        self._stamp(grant)
-        return True
+        if self.grant is None:
+            self.grant = self.acquire_now()
+        return self.grant is not None
 
-    async def pass_gate(self, line: Writable) -> None:
-        """Waits for the grant; returns when the request is to be written at once: it is stamped.
+    async def wait_for_grant(self) -> None:
+        """Returns once it holds its grant."""
+        if not self.may_leave():
+            self.waiting()
+            self.grant = await self.acquire()
 
-        Raises StaleConnection where the connection does not stand any more.
+    def leave(self, alarm: Alarm, *, is_kept: bool) -> None:
+        """Stamps it: it is written now, and `alarm` ends it from here on.
+
+        is_kept: the connection has carried others. Raises CallError if it must not be written.
         """
-        if line.is_open and self.pass_gate_now():
-            return
-        if not line.is_open:
-            raise StaleConnection
-        self.waiting()
-        grant = self.grant = await self.acquire()
-        if not line.is_open:
-            raise StaleConnection
-        self._stamp(grant)
-
-    def _stamp(self, grant: Grant) -> None:
-        # The time that it takes must not stand between the stamp and the wire.
-        self._before_write()
+        assert self.grant is not None
         sent_s = self.sent_s = self._clock.now_s()
-        grant.sent(sent_s)
+        self.grant.sent(sent_s)
         self._is_spent = True
-        self.on_sent(sent_s)
-
-    def written(self, alarm: Alarm, *, is_kept: bool) -> None:
-        """The request is written; from now on `alarm` ends the exchange.
-
-        is_kept: the connection had carried others before.
-        """
-        assert self.sent_s is not None
         self.is_kept = is_kept
         self._alarm = alarm
-        first_byte_s, attempt_s = self._timeouts.first_byte_s, self._timeouts.attempt_s
-        if first_byte_s < attempt_s:
-            self._enter("first_byte", self.sent_s + first_byte_s)
-        else:
-            self._enter("attempt", self.sent_s + attempt_s)
+        timeouts = self._timeouts
+        self.phase, allowed_s = "attempt", timeouts.attempt_s
+        if timeouts.first_byte_s < allowed_s:
+            self.phase, allowed_s = "first_byte", timeouts.first_byte_s
+        if self.deadline_s <= sent_s + allowed_s:
+            self.phase, allowed_s = "row", self.deadline_s - sent_s
+        self.on_sent(sent_s)
+        alarm.ring_at(sent_s + allowed_s)
+
+    def take_request(self) -> tuple[bytes, bytes]:
+        """Head and body as they are written. They do not wait here for the answer."""
+        head, body = self.head, self.body
+        self.body = b""
+        return head, body
 
     def headers_came(self) -> None:
         """The first byte of the answer is here."""
@@ -288,10 +229,10 @@ class Exchange(ABC):
         return TimedOut(self.phase, getattr(self._timeouts, f"{self.phase}_s"))
 
     def _enter(self, phase: str, until_s: float) -> None:
-        if until_s < self._deadline_s:
+        if until_s < self.deadline_s:
             self.phase = phase
         else:
-            self.phase, until_s = "row", self._deadline_s
+            self.phase, until_s = "row", self.deadline_s
         if self._alarm is not None:
             self._alarm.ring_at(until_s)
 
@@ -306,9 +247,8 @@ def answer_headers(pairs: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
         return {}
     raw, values = zip(*pairs, strict=True)
     names = _names(raw)
-    texts = _BETWEEN.join(values).decode("latin-1").split("\n")
-    if len(names) == len(pairs):
-        return dict(zip(names, texts, strict=True))
+    if names is not None:
+        return dict(zip(names, _BETWEEN.join(values).decode("latin-1").split("\n"), strict=True))
     joined: dict[str, str] = {}
     for name, value in pairs:
         plain, text = name.decode("latin-1").lower(), value.decode("latin-1")
@@ -317,6 +257,7 @@ def answer_headers(pairs: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 @lru_cache(maxsize=_MOST_LAYOUTS)
-def _names(raw: tuple[bytes, ...]) -> tuple[str, ...]:
-    """The names in lower case, each once."""
-    return tuple(dict.fromkeys(name.decode("latin-1").lower() for name in raw))
+def _names(raw: tuple[bytes, ...]) -> tuple[str, ...] | None:
+    """The names in lower case; None if one of them occurs twice."""
+    names = tuple(name.decode("latin-1").lower() for name in raw)
+    return names if len(set(names)) == len(names) else None

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from redline.calls.wire.connection import Connection
+from redline.calls.wire.deadlines import Deadlines
 from redline.calls.wire.dialer import Dialer
 from redline.calls.wire.reply_memory import ReplyMemory
 from redline.calls.wire.reuse import Reuse
@@ -21,11 +22,14 @@ class Pool:
     """The connections to an endpoint's host.
 
     dialer: makes them. intake: what bounds their answers. reuse: whether a connection may carry
-    more than one request.
+    more than one request. deadlines: the clocks of their exchanges.
     """
 
-    def __init__(self, dialer: Dialer, intake: ReplyMemory, reuse: Reuse) -> None:
+    def __init__(
+        self, dialer: Dialer, intake: ReplyMemory, reuse: Reuse, deadlines: Deadlines
+    ) -> None:
         self._dialer = dialer
+        self._deadlines = deadlines
         self._idle: dict[Connection, float] = {}  # since when; the last one in goes out first
         self._all: set[Connection] = set()
         self._intake = intake
@@ -34,27 +38,26 @@ class Pool:
         self._sweeper: asyncio.TimerHandle | None = None
 
     def take(self) -> Connection | None:
-        """An open connection that is not in use; None if there is none."""
+        """A connection that is up and not in use; None if there is none."""
         while self._idle:
             connection, _ = self._idle.popitem()
-            if not connection.is_open:
-                # First read what has come on it, which shows how the server treats connections.
-                asyncio.get_running_loop().call_later(_READ_S, connection.close)
-            elif self._reuse.is_allowed or not connection.is_used:
+            if self._reuse.is_allowed or not connection.is_used:
                 return connection
-            else:
-                connection.close()
+            connection.close()
         return None
 
     def give_back(self, connection: Connection) -> None:
-        """The connection's exchange is over."""
+        """The connection's exchange is over, or will not be written on it."""
         is_reusable = connection.release()
-        if not is_reusable or (not self._reuse.is_allowed and connection.is_used):
+        if connection.is_stale:
+            # What has come on it is read first, for it tells something of the server.
+            asyncio.get_running_loop().call_later(_READ_S, connection.close)
+        elif is_reusable and (self._reuse.is_allowed or not connection.is_used):
+            self._idle[connection] = time.monotonic()
+            if self._sweeper is None:
+                self._sweep_later()
+        else:
             connection.close()
-            return
-        self._idle[connection] = time.monotonic()
-        if self._sweeper is None:
-            self._sweep_later()
 
     async def connect(self) -> Connection:
         """A new connection. Raises as Dialer.connect."""
@@ -73,7 +76,7 @@ class Pool:
             connection.close()
 
     def _new(self) -> Connection:
-        return Connection(self._lost, self._intake)
+        return Connection(self._lost, self._intake, self._deadlines)
 
     def _lost(self, connection: Connection) -> None:
         self._all.discard(connection)

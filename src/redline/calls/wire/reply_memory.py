@@ -51,6 +51,7 @@ class ReplyMemory:
 
     def __init__(self, most_bytes: int) -> None:
         self.is_full = False
+        self.most_bytes = most_bytes
         self._readers: Collection[Reader] = ()
         self._at_once = max(1, _FIRST_BYTES // most_bytes)
         # What has come of each long answer; the first to become long stands first.

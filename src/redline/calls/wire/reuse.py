@@ -79,26 +79,37 @@ class Reuse:
 
     def own(self, answer: Answer, exchange: Exchange, connection: Kept) -> None:
         """Raises Repeat if the whole answer may be another request's. To be asked once for each."""
-        status, body = answer.status, answer.body
+        body = answer.body
         is_kept = exchange.is_kept and exchange.may_repeat
-        if status == 200:
+        if answer.status == 200:
             if not self._repeats_itself:
                 found = body if len(body) <= WHOLE_BYTES else trace_of(body)
-                asked, last = connection.asked, connection.last
-                connection.last = asked, found
-                # Without ids, such as those of a classifier, equal answers are nothing odd.
-                if is_kept and last and last[1] == found and last[0] != asked and _ID in body:
-                    raise self._doubted("the previous answer came again", body)
+                last = connection.last
+                connection.last = connection.asked, found
+                if is_kept and last is not None and last[1] == found:
+                    self._compare(last[0], connection.asked, body)
             if exchange.doubted and exchange.doubted == body:
                 # So answers to different requests have one id here.
                 self._repeats_itself = True
-        elif is_kept and 400 <= status < 500 and status != 429 and _is_last(answer, connection):
-            raise self._doubted(f"HTTP {status} on a kept connection", b"")
-        if is_kept and connection.unasked:
+        elif is_kept:
+            self._check_refusal(answer, connection)
+        if connection.unasked and is_kept:
             self._set(-math.inf)
             raise Repeat(BadReply("a second answer came on a kept connection"))
         if self._credit < _MOST_CREDIT:
             self.answered()
+
+    def _compare(self, asked_before: Trace, asked: Trace, body: bytes) -> None:
+        """Raises Repeat for the answer before, if it answers another request and has an id."""
+        # Without ids, such as those of a classifier, equal answers are nothing odd.
+        if asked_before != asked and _ID in body:
+            raise self._doubted("the previous answer came again", body)
+
+    def _check_refusal(self, answer: Answer, connection: Kept) -> None:
+        """Raises Repeat for a refusal that ends the connection."""
+        status = answer.status
+        if 400 <= status < 500 and status != 429 and _is_last(answer, connection):
+            raise self._doubted(f"HTTP {status} on a kept connection", b"")
 
     def answered(self) -> None:
         """An exchange has its own answer."""

@@ -1,21 +1,23 @@
-"""HTTP/1.1 to one endpoint over keep-alive connections: TCP or TLS, straight or through a proxy."""
+"""HTTP/1.1 to one endpoint over keep-alive connections: TCP or TLS, straight or through a proxy.
+
+An exchange has a connection, then its grant; then it waits in the outbox for the end of the turn of
+the event loop. There all requests that are due are stamped and written, after one flush of what
+must be written before them.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Awaitable, Callable
-from functools import lru_cache
+from collections.abc import Awaitable, Callable, Mapping
 from string import punctuation
 from urllib.parse import quote, urlsplit
 
-import msgspec
-
-from redline._version import __version__
 from redline.calls.wire.connection import Connection
-from redline.calls.wire.deadlines import Deadline, Deadlines
+from redline.calls.wire.deadlines import Deadlines
 from redline.calls.wire.dialer import Dialer
 from redline.calls.wire.endpoint import Endpoint, proxy_of
-from redline.calls.wire.exchange import EVENTS, Answer, Exchange, Repeat, StaleConnection, Wire
+from redline.calls.wire.exchange import EVENTS, Answer, Exchange, Repeat, do_nothing
 from redline.calls.wire.pool import Pool
 from redline.calls.wire.proxy import (
     ascii_name,
@@ -25,76 +27,120 @@ from redline.calls.wire.proxy import (
     unauthorized,
 )
 from redline.calls.wire.reply_memory import ReplyMemory
+from redline.calls.wire.request_head import request_head
 from redline.calls.wire.reuse import Reuse
 from redline.clock import Clock
-from redline.errors import BadRow, CallError
+from redline.errors import BadRow, CallError, ConfigError
 
 _MOST_STALE = 8
+# Rows may name paths of their own; those of a run are few.
+_MOST_HEADS = 256
 _WITH_BODY = frozenset(("POST", "PUT", "PATCH"))
 
 
-class Transport:
-    """The exchanges of one endpoint, on as many connections as there are exchanges at once.
+class Outbox:
+    """Requests that are due in one turn of the event loop, which leave together.
 
-    proxy: its URL, None for none. intake: what bounds the answers. on_handshake: gets the seconds
-    that a connection took, of some of them. Raises ConfigError for a proxy that cannot be used.
+    before_write: called once before they are stamped and written.
+    """
+
+    def __init__(self, before_write: Callable[[], None]) -> None:
+        self._before_write = before_write
+        self._due: list[Connection] = []
+
+    def add(self, connection: Connection) -> None:
+        """The request of the connection's exchange is due."""
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._leave)
+        self._due.append(connection)
+
+    def _leave(self) -> None:
+        due, self._due = self._due, []
+        self._before_write()
+        for connection in due:
+            connection.leave()
+
+
+class Transport:
+    """Keep-alive connections to one endpoint; as many as there are exchanges at once.
+
+    proxy: its URL, None for none. intake: what bounds the answers. on_handshake: called with the
+    seconds that a connection took, of some of them. before_write: called before requests are
+    stamped and written. Raises ConfigError for a proxy that cannot be used.
     """
 
     def __init__(
-        self, endpoint: Endpoint, clock: Clock, on_handshake: Callable[[float], None]
+        self,
+        endpoint: Endpoint,
+        clock: Clock,
+        on_handshake: Callable[[float], None],
+        before_write: Callable[[], None] = do_nothing,
     ) -> None:
         self._endpoint = endpoint
         parts = urlsplit(endpoint.base_url)
         self._host = ascii_name(parts.netloc)
-        self._most_bytes = endpoint.max_reply_bytes
-        self.intake = ReplyMemory(endpoint.max_reply_bytes)
-        self._reuse = Reuse()
-        self._deadlines = Deadlines(clock)
         self.proxy = proxy_of(endpoint)
         proxy = None if self.proxy is None else proxy_at(self.proxy, endpoint.headers)
         is_tls = parts.scheme == "https"
         self._is_tunnelled = is_tls and proxy is not None
         # The proxy that reads and forwards the requests themselves.
         self._forwarder = None if is_tls else proxy
+        self.intake = ReplyMemory(endpoint.max_reply_bytes)
+        self._headers = _default_headers(endpoint)
+        # The heads of requests without headers of their own, but for the length of the body.
+        self._heads: dict[tuple[str, str], bytes] = {}
+        self._outbox = Outbox(before_write)
+        self._reuse = Reuse()
+        self._deadlines = Deadlines(clock)
         dialer = Dialer(endpoint, proxy, self._deadlines, on_handshake)
-        self._pool = Pool(dialer, self.intake, self._reuse)
-        # The head of the last request without its length: most rows of a run have the same.
-        self._headed: Wire | None = None
-        self._head_bytes = b""
-        self.target = lru_cache(maxsize=1024)(self._target)
+        self._pool = Pool(dialer, self.intake, self._reuse, self._deadlines)
+
+    def head(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
+        """The head of a request: its first line and its headers.
+
+        headers: go before the endpoint's own. Raises BadRow for what no head can carry.
+        """
+        head = None if headers else self._heads.get((method, path))
+        if head is None:
+            head = self._make_head(method, path, headers)
+        if body is None and method not in _WITH_BODY:
+            return head + b"\r\n"
+        return b"%bContent-Length: %d\r\n\r\n" % (head, 0 if body is None else len(body))
 
     async def exchange(
         self,
-        wire: Wire,
         exchange: Exchange,
         take: Callable[[bytes], Awaitable[None]] | None = None,
         kind: str = EVENTS,
     ) -> Answer:
-        """The whole answer to `wire`. Raises CallError, and Repeat if the exchange may.
+        """The whole answer to the request that `exchange` carries.
 
         take: gets what is of this kind as it comes, awaited. The answer's body is then empty; an
-        answer of another type or status is read whole.
+        answer of another type or status is read whole. Raises CallError, and Repeat if the exchange
+        may.
         """
-        connection = self._written_now(wire, exchange) or await self._written(wire, exchange)
-        if wire.method == "HEAD":
-            connection.expect_no_body()
-        # Its body must not wait here for the answer.
-        del wire
-        alarm = self._begun(connection, exchange)
-        try:
-            if take is not None and await _handed_on(connection, take, kind):
-                self._reuse.answered()
-                return Answer(connection.status, connection.headers, b"")
-            body = await connection.whole()
-            answer = Answer(connection.status, connection.headers, body)
-            self._reuse.own(answer, exchange, connection)
-            return answer
-        except (CallError, Repeat) as error:
-            self._end(connection, exchange, error)
-            raise
-        finally:
-            alarm.stop()
-            self._pool.give_back(connection)
+        for _ in range(_MOST_STALE):
+            connection = self._ready_now(exchange) or await self._ready(exchange)
+            try:
+                self._outbox.add(connection)
+                await connection.open(exchange, is_streamed=take is not None)
+                if connection.is_stale:
+                    continue
+                if take is not None and await _handed_on(connection, take, kind):
+                    self._reuse.answered()
+                    return Answer(connection.status, connection.headers, b"")
+                body = connection.whole_now()
+                if body is None:
+                    body = await connection.whole()
+                answer = Answer(connection.status, connection.headers, body)
+                self._reuse.own(answer, exchange, connection)
+                return answer
+            except (CallError, Repeat) as error:
+                self._end(connection, exchange, error)
+                raise
+            finally:
+                self._pool.give_back(connection)
+        raise no_connection("the server closes its connections at once", hint="")
 
     def check(self, answer: Answer) -> None:
         """Raises Refused if the answer is the proxy's, which wants a user and a password."""
@@ -106,129 +152,106 @@ class Transport:
         self._pool.close()
         self._deadlines.close()
 
+    def _ready_now(self, exchange: Exchange) -> Connection | None:
+        """As `_ready`, if nothing is to be waited for, as most often; None otherwise."""
+        if self.intake.is_full or exchange.needs_new:
+            return None
+        connection = self._pool.take()
+        if connection is None:
+            return None
+        try:
+            if exchange.may_leave():
+                return connection
+        except BaseException:
+            self._pool.give_back(connection)
+            raise
+        self._pool.give_back(connection)
+        return None
+
+    async def _ready(self, exchange: Exchange) -> Connection:
+        """A connection that is up, for an exchange that has its grant. Raises CallError."""
+        await exchange.get_ready()
+        if exchange.deadline_s == math.inf:
+            return await self._connected(exchange)
+        try:
+            async with self._deadlines.timeout() as alarm:
+                exchange.follow(alarm)
+                return await self._connected(exchange)
+        except TimeoutError:
+            raise exchange.timed_out() from None
+
+    async def _connected(self, exchange: Exchange) -> Connection:
+        if self.intake.is_full:
+            exchange.waiting()
+            await self.intake.room()
+        connection = None if exchange.needs_new else self._pool.take()
+        if connection is None:
+            exchange.connecting()
+            try:
+                connection = await self._pool.connect()
+            except TimeoutError:
+                raise exchange.timed_out() from None
+        try:
+            await exchange.wait_for_grant()
+        except BaseException:
+            # Nothing was written on it.
+            self._pool.give_back(connection)
+            raise
+        return connection
+
     def _end(self, connection: Connection, exchange: Exchange, error: Exception) -> None:
         """Ends a connection whose exchange has failed. Raises Repeat if that is to follow."""
         has_head = connection.has_head
+        if isinstance(error, CallError) and connection.is_done:
+            # The request was not written, or is answered to the end.
+            return
         connection.close()
         if isinstance(error, CallError):
             self._reuse.check(error, exchange, has_head=has_head)
 
-    def _begun(self, connection: Connection, exchange: Exchange) -> Deadline:
-        """The clock of an exchange whose request is written."""
-        alarm = connection.alarm or connection.set_alarm(self._deadlines)
-        exchange.written(alarm, is_kept=connection.was_used)
-        return alarm
-
-    def _written_now(self, wire: Wire, exchange: Exchange) -> Connection | None:
-        """As `_written`, if there is nothing to wait for, as most often; None otherwise."""
-        if wire.deadline_s != math.inf or self.intake.is_full or exchange.needs_new:
-            return None
-        head = self._head_of(wire)
-        connection = self._pool.take()
-        if connection is None:
-            return None
-        is_ready = False
-        try:
-            is_ready = exchange.pass_gate_now()
-        finally:
-            if not is_ready:
-                # Nothing was written on it.
-                self._pool.give_back(connection)
-        if not is_ready:
-            return None
-        connection.write(head, wire.body, exchange, self._most_bytes)
-        return connection
-
-    async def _written(self, wire: Wire, exchange: Exchange) -> Connection:
-        """A connection on which the request has been written just now."""
-        head = self._head_of(wire)
-        await exchange.get_ready()
-        if wire.deadline_s == math.inf:
-            exchange.start(math.inf)
-            connection = await self._ready(exchange)
-        else:
-            try:
-                async with self._deadlines.timeout() as alarm:
-                    exchange.start(wire.deadline_s, alarm)
-                    connection = await self._ready(exchange)
-            except TimeoutError:
-                raise exchange.timed_out() from None
-        connection.write(head, wire.body, exchange, self._most_bytes)
-        return connection
-
-    async def _ready(self, exchange: Exchange) -> Connection:
-        """An open connection, with the grant for the write and its stamp."""
-        if self.intake.is_full:
-            exchange.waiting()
-            await self.intake.room()
-        for _ in range(_MOST_STALE):
-            connection = None if exchange.needs_new else self._pool.take()
-            if connection is None:
-                exchange.connecting()
-                try:
-                    connection = await self._pool.connect()
-                except TimeoutError:
-                    raise exchange.timed_out() from None
-            try:
-                await exchange.pass_gate(connection)
-            except BaseException as error:
-                # Nothing was written on it.
-                self._pool.give_back(connection)
-                if isinstance(error, StaleConnection):
-                    continue
-                raise
-            return connection
-        raise no_connection("the server closes its connections at once", hint="")
-
-    def _head_of(self, wire: Wire) -> bytes:
-        """Request line and headers. Raises BadRow for what no header can carry."""
-        body, known = wire.body, self._headed
-        if (
-            known is None
-            or known.headers is not wire.headers
-            or known.target != wire.target
-            or known.method != wire.method
-        ):
-            self._head_bytes = self._make_head(wire)
-            self._headed = msgspec.structs.replace(wire, body=None)
-        if body is None and wire.method not in _WITH_BODY:
-            return self._head_bytes + b"\r\n"
-        return b"%bContent-Length: %d\r\n\r\n" % (self._head_bytes, len(body or b""))
-
-    def _make_head(self, wire: Wire) -> bytes:
-        wire.check()
-        headers = {
-            "Host": self._host,
-            "User-Agent": f"redline/{__version__}",
-            "Accept-Encoding": "gzip, deflate",
-        }
-        given = dict(wire.headers)
-        target = wire.target
+    def _make_head(self, method: str, path: str, headers: Mapping[str, str]) -> bytes:
+        target, given = self._target(path), self._headers
+        if headers:
+            given = {**given, **headers}
         if self._is_tunnelled:
             given = {name: value for name, value in given.items() if not is_for_proxy(name)}
         elif self._forwarder is not None:
             target = f"http://{self._host}{target}"
-            headers |= self._forwarder.headers
-        names = {name.lower() for name in given}
-        if "host" in names and self._forwarder is not None:
-            raise BadRow(
-                "the request cannot be sent: a proxy takes the host from the URL",
-                hint="leave the Host header out",
-            )
-        headers = {name: value for name, value in headers.items() if name.lower() not in names}
-        headers |= given
-        lines = [f"{wire.method} {target} HTTP/1.1"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        return ("\r\n".join(lines) + "\r\n").encode()
+            names = {name.lower() for name in given}
+            if "host" in names:
+                raise BadRow(
+                    "the request cannot be sent: a proxy takes the host from the URL",
+                    hint="leave the Host header out",
+                )
+            own = self._forwarder.headers.items()
+            given = {name: value for name, value in own if name.lower() not in names} | given
+        head = request_head(method, target, self._host, given)
+        if not headers:
+            if len(self._heads) >= _MOST_HEADS:
+                self._heads.clear()
+            self._heads[method, path] = head
+        return head
 
     def _target(self, path: str) -> str:
-        """The path and query of the URL of a request's path. Raises ConfigError for no path."""
-        url = self._endpoint.url_of(path).partition("#")[0]
+        """The path and query that a request's path stands for. Raises BadRow for no path."""
+        try:
+            url = self._endpoint.url_of(path).partition("#")[0]
+        except ConfigError as error:
+            raise BadRow(error.what, hint=error.hint) from error
         parts = urlsplit(url)
         target = url[len(parts.scheme) + 3 + len(parts.netloc) :] or "/"
-        # Percent signs stay as they are: only characters that no server takes are quoted.
+        # Percent signs stay as they are; characters that need quoting were refused by the server
+        # anyway, so quote only if they occur.
         is_plain = target.isascii() and " " not in target
         return target if is_plain else quote(target, safe=punctuation)
+
+
+def _default_headers(endpoint: Endpoint) -> dict[str, str]:
+    """What each request to the endpoint says of itself."""
+    headers = {"Content-Type": "application/json", "Accept": "application/json"}
+    if endpoint.api_key:
+        headers["Authorization"] = f"Bearer {endpoint.api_key}"
+    return headers | dict(endpoint.headers)
 
 
 async def _handed_on(

@@ -346,22 +346,25 @@ class Runner:
         assert task is not None
         large_bytes = 0
         try:
+            supply, tasks, backend = self._supply, self._tasks, self._backend
             row_s, load, on_wait = self._job.row_deadline_s, self._load, self._row_waits
             priority, tenant = self._job.priority, self._job.tenant
-            while (picked := self._supply.next_now() or await self.next_row()) is not None:
+            due_s = math.inf
+            while (picked := supply.next_now() or await self.next_row()) is not None:
                 self.offered += 1
                 if len(picked.row.content) >= LARGE_ROW_BYTES:
                     large_bytes = len(picked.row.content)
                     load.add(large_bytes)
-                due_s = math.inf if row_s is None else self._clock.now_s() + row_s
-                call = self._tasks[task] = Call(
+                if row_s is not None:
+                    due_s = self._clock.now_s() + row_s
+                call = tasks[task] = Call(
                     deadline_s=due_s, priority=priority, tenant=tenant, on_wait=on_wait
                 )
-                outcome = await self._outcome(picked, call, task, self._backend)
+                outcome = await self._outcome(picked, call, task, backend)
                 if self._is_left:
                     # It was left behind, and its journal is closed.
                     return
-                self._tasks[task] = None
+                tasks[task] = None
                 if call.deadline_s == due_s or not self._is_cut_short(outcome, due_s):
                     await self._conclude(picked, outcome)
                 # What was asked and answered must not wait with this worker for its next row.
@@ -407,7 +410,10 @@ class Runner:
     ) -> Outcome:
         """The row's outcome, from the backend or from what is wrong with the row itself."""
         try:
-            row = self._checked(picked)
+            found = picked.row
+            row = found.data
+            if row is None or found.problem is not None or picked.is_duplicate:
+                raise _unusable(picked)
             if self._before is not None:
                 # A copy: what the user's function changes must not change the row that is recorded.
                 row = await self._in_executor(self._before, copy.deepcopy(row), "before")
@@ -421,9 +427,9 @@ class Runner:
                     self._pay(outcome)
             else:
                 outcome = await task_of_job.do(row, request, Ask(backend, call, self._pay))
-            # It has its outcome: from here on the row is saved, whatever ends the run.
-            self._tasks[task] = None
             if self._has_wishes and outcome.is_success and outcome.reply is not None:
+                # It has its outcome: from here on the row is saved, whatever ends the run.
+                self._tasks[task] = None
                 await self._finish(outcome, outcome.reply)
             return outcome
         except Rejected as error:
@@ -432,19 +438,6 @@ class Runner:
             # The row boundary: what nobody foresaw in a template or a reply fails its row alone.
             what = f"the row could not be done: {type(error).__name__}: {error}"
             return Outcome(status="rejected", error=Rejected(what), attempts=call.attempts)
-
-    def _checked(self, picked: Picked) -> dict[str, Any]:
-        row = picked.row
-        if row.data is None:
-            raise BadRow(f"the row cannot be read: {row.problem}")
-        if row.problem is not None:
-            raise BadRow(row.problem)
-        if picked.is_duplicate:
-            raise BadRow(
-                f"an earlier row has the same custom_id: {custom_id(row)}",
-                hint="custom_ids name rows, so each may occur once",
-            )
-        return row.data
 
     def _pay(self, outcome: Outcome) -> None:
         """Puts what an answer has cost on the bill, also where its row is asked again."""
@@ -489,7 +482,7 @@ class Runner:
             self._after.pop(task, None)
 
     async def _conclude(self, picked: Picked, outcome: Outcome) -> None:
-        error = outcome.error
+        error, row = outcome.error, picked.row
         if error is not None:
             error.where = self._where(picked, outcome)
             if error.stops_run:
@@ -497,14 +490,13 @@ class Runner:
                 return
         if self._permit is not None and not await self._is_permitted(picked, outcome):
             return
-        if error is not None:
-            if (reason := self._hopeless(error)) is not None:
-                self.stop(reason)
-        else:
+        if error is None:
             self._has_succeeded = True
-        row = picked.row
-        name = picked.custom_id
-        outcome.custom_id, outcome.row, outcome.input = name, row.number, row.data
+        elif (reason := self._hopeless(error)) is not None:
+            self.stop(reason)
+        outcome.custom_id = name = picked.custom_id
+        outcome.row = row.number
+        outcome.input = row.data
         result = Result(row=row, key=picked.key, mark=picked.mark, custom_id=name, outcome=outcome)
         try:
             self._results.append(result)
@@ -565,6 +557,19 @@ class Runner:
             of = f" of {most}" if outcome.attempts <= most else ""
             parts.append(f"attempt {outcome.attempts}{of}")
         return ", ".join(parts)
+
+
+def _unusable(picked: Picked) -> BadRow:
+    """Why nothing can be asked for a row."""
+    row = picked.row
+    if row.problem is not None:
+        return BadRow(
+            row.problem if row.data is not None else f"the row cannot be read: {row.problem}"
+        )
+    return BadRow(
+        f"an earlier row has the same custom_id: {custom_id(row)}",
+        hint="custom_ids name rows, so each may occur once",
+    )
 
 
 def _unwanted(reasons: list[str | None], fail_on: Container[str]) -> str:

@@ -1,0 +1,51 @@
+"""The head of a request as it is written: its first line and its headers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from redline._version import __version__
+from redline.errors import BadRow
+
+# A header's name (RFC 9110, 5.6.2), and what its value must not hold: a line break, a NUL, half of
+# a surrogate pair.
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_UNSENDABLE = re.compile("[\r\n\0\ud800-\udfff]")
+# Headers that say how a message is framed, which redline does itself.
+_FRAMING = frozenset(
+    ("connection", "content-length", "expect", "te", "trailer", "transfer-encoding", "upgrade")
+)
+FRAMING_HINT = "redline frames requests itself: leave the header out"
+
+
+def is_framing(name: str) -> bool:
+    """A header of this name says how the message is framed."""
+    return name.lower() in _FRAMING
+
+
+def request_head(method: str, target: str, host: str, headers: Mapping[str, str]) -> bytes:
+    """The head of a request, without its length and its last line break.
+
+    headers: go before redline's own. Raises BadRow for what no head can carry.
+    """
+    if not method.isascii() or not method.isalpha() or method == "CONNECT":
+        raise BadRow(f"the request cannot be sent: not a method: {method}", hint="GET or POST")
+    for name, value in headers.items():
+        if not _TOKEN.fullmatch(name) or _UNSENDABLE.search(value):
+            raise BadRow(
+                f"the request cannot be sent: not a header: {name!r}",
+                hint="check its method and headers",
+            )
+        if is_framing(name):
+            raise BadRow(f"the request cannot be sent: header {name!r}", hint=FRAMING_HINT)
+    own = {
+        "Host": host,
+        "User-Agent": f"redline/{__version__}",
+        "Accept-Encoding": "gzip, deflate",
+    }
+    given = {name.lower() for name in headers}
+    lines = [f"{method} {target} HTTP/1.1"]
+    lines += [f"{name}: {value}" for name, value in own.items() if name.lower() not in given]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return ("\r\n".join(lines) + "\r\n").encode()
