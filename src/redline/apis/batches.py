@@ -39,7 +39,7 @@ class RequestLine(msgspec.Struct):
 
 
 class Problem(msgspec.Struct):
-    """Why a batch failed. line: of its file, from 1; None where it is about all of it."""
+    """Why a batch failed. line: of its file, from 1; None if the reason concerns all of it."""
 
     code: str | None = None
     message: str | None = None

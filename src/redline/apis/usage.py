@@ -81,7 +81,7 @@ class Usage(NamedTuple):
 
 
 def read_usage(usage: Mapping[str, Any] | None, *, has_output: bool = True) -> Usage | None:
-    """What a reply's `usage` says; None where it does not say all, or nothing but zeros.
+    """What a reply's `usage` says; None if it leaves one out or says nothing but zeros.
 
     has_output: False for embeddings, whose usage names no output.
     OpenAI's chat, completions, embeddings and responses count cached tokens as a part of the input;
@@ -110,5 +110,5 @@ def read_usage(usage: Mapping[str, Any] | None, *, has_output: bool = True) -> U
 
 
 def _count(value: object) -> int | None:
-    """A number of tokens, None where a server sent something else."""
+    """A number of tokens, None if a server sent something else."""
     return value if type(value) is int and value >= 0 else None

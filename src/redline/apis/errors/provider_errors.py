@@ -1,4 +1,4 @@
-"""Errors that a provider tells by code or text, where the status means something else elsewhere.
+"""Errors that a provider names by code or text, under a status that has another meaning elsewhere.
 
 Each row of the table has its provider and its source above it. The first row that fits decides,
 before the status.

@@ -24,7 +24,7 @@
 What a provider's code or text says goes before its status: `provider_errors` has that table. An
 account out of credit answers with 400, 402, 403 or 429, depending on the provider.
 
-`x-should-retry: true|false` decides instead, where a provider sends it, except for a refused key
+`x-should-retry: true|false` decides instead, if a provider sends it, except for a refused key
 and an unpaid account.
 """
 
@@ -54,7 +54,7 @@ _HINTS = {
 def judge(
     status: int, headers: Mapping[str, str], body: bytes, wall_s: float
 ) -> CallError | NoEndpoint:
-    """The error that an HTTP answer other than 2xx stands for.
+    """The error that an HTTP answer other than 2xx means.
 
     headers: looked up in lower case. wall_s: the time now, for dates in Retry-After.
     """

@@ -117,7 +117,7 @@ class StreamReader:
         return text, loose_json.clean(parsed) if is_loose else parsed
 
     def _judged(self, event: bytes) -> CallError | NoEndpoint:
-        """The error that an event tells of."""
+        """The error of an event that is one."""
         event = self._mask.body(event)
         try:
             found = msgspec.json.decode(event)

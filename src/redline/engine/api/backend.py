@@ -58,7 +58,7 @@ class EngineBackend:
         self._reader = _Reader(self._read)
 
     def room(self, cost: Cost, now_s: float) -> float:
-        """0, or inf where the engine has failed. The queue's bound is told by `send`."""
+        """0, or inf if the engine has failed. `send` refuses what the queue has no room for."""
         return 0.0 if self._thread.failure is None else math.inf
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
@@ -95,13 +95,13 @@ class EngineBackend:
         def post(said: Said | RedlineError) -> None:
             self._thread.post(partial(news.put_nowait, said))
 
-        teller = _Teller(sink, call) if asked.form.stream and sink is not None else None
+        stream = _Stream(sink, call) if asked.form.stream and sink is not None else None
         params, first = asked.params, call.priority or asked.form.priority
         choices: list[_Choice] = []
         asks: list[Ask] = []
         for index, guide in enumerate(guides):
             prompt = asked.prompts[index // params.n]
-            choice = _Choice(index, params, self._speaker, post, streams=teller is not None)
+            choice = _Choice(index, params, self._speaker, post, streams=stream is not None)
             most = asked.most_tokens(prompt)
             asks.append(Ask(prompt, params, most, choice, first, index % params.n, guide))
             choices.append(choice)
@@ -115,7 +115,7 @@ class EngineBackend:
         )
         answer = Answer(writer, self._speaker.pieces)
         try:
-            said = await _heard(news, len(choices), answer, teller)
+            said = await _answered(news, len(choices), answer, stream)
         finally:
             for choice in choices:
                 if not choice.is_over:
@@ -123,8 +123,8 @@ class EngineBackend:
         read = sum(map(len, asked.prompts))
         written = sum(choice.tokens for choice in choices)
         counted = completion_usage(read, written)
-        if teller is not None:
-            await teller.tell(writer.last(counted))
+        if stream is not None:
+            await stream.put(writer.last(counted))
         texts = [one.text for one in said]
         return Reply(
             output=texts[0] if len(texts) == 1 else texts,
@@ -133,7 +133,7 @@ class EngineBackend:
             model=writer.model,
             input_tokens=read,
             output_tokens=written,
-            body=b"" if teller is not None else msgspec.json.encode(answer.whole(said, counted)),
+            body=b"" if stream is not None else msgspec.json.encode(answer.whole(said, counted)),
         )
 
     def _read(self, request: Request) -> tuple[Asked, list[Guide | None]]:
@@ -204,33 +204,36 @@ class _Reader:
         return True
 
 
-class _Teller(NamedTuple):
+class _Stream(NamedTuple):
     """Hands events on; from the first one the call is committed."""
 
     sink: Sink
     call: Call
 
-    async def tell(self, events: list[dict[str, Any]], text: str = "") -> None:
+    async def put(self, events: list[dict[str, Any]], text: str = "") -> None:
         for event in events:
             self.call.committed = True
             await self.sink.put(Chunk(text, event))
 
 
-async def _heard(
-    news: asyncio.Queue[Said | RedlineError], count: int, answer: Answer, teller: _Teller | None
+async def _answered(
+    news: asyncio.Queue[Said | RedlineError], count: int, answer: Answer, stream: _Stream | None
 ) -> list[Said]:
-    """The whole of each of so many choices, told as it comes. Raises what a sequence ended by."""
+    """What each of `count` choices says, also put into the stream as it comes.
+
+    Raises the error that a sequence ended with.
+    """
     said = [Said(index, "") for index in range(count)]
-    if teller is not None:
-        await teller.tell(answer.first(count))
+    if stream is not None:
+        await stream.put(answer.first(count))
     while not all(one.finish_reason for one in said):
         new = await news.get()
         if isinstance(new, RedlineError):
             raise new
         text = said[new.index].text + new.text
         said[new.index] = msgspec.structs.replace(new, text=text)
-        if teller is not None:
-            await teller.tell(answer.next(new), new.text)
+        if stream is not None:
+            await stream.put(answer.next(new), new.text)
     return said
 
 
@@ -261,7 +264,7 @@ class _Choice:
         self.is_over = False
 
     def heard(self, tokens: list[int], chances: list[Chance]) -> str | None:
-        """Takes new tokens; `stop` where a stop string has come."""
+        """Takes new tokens; `stop` if they complete a stop string."""
         for place, token in enumerate(tokens):
             self.tokens += 1
             if token in self._silent:

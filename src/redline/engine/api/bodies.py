@@ -34,7 +34,7 @@ class Said(msgspec.Struct, frozen=True):
 
     index: the prompt's place times n, plus the choice's place among the prompt's n.
     finish_reason: `stop` or `length`, None while it goes on.
-    drawn: its tokens where log probabilities were asked for, else None.
+    drawn: its tokens if log probabilities were asked for, otherwise None.
     """
 
     index: int
@@ -79,13 +79,13 @@ class Answer(NamedTuple):
 
 
 def _chat_logprobs(drawn: Sequence[Drawn], pieces: Pieces) -> Object:
-    def told(token: int, logprob: float) -> Object:
+    def entry(token: int, logprob: float) -> Object:
         data = pieces.of(token).data
         logprob = max(logprob, _LEAST_LOGPROB)
         return {"token": _shown(data, ""), "logprob": logprob, "bytes": list(data)}
 
     content = [
-        {**told(one.token, one.logprob), "top_logprobs": [told(*likely) for likely in one.top]}
+        {**entry(one.token, one.logprob), "top_logprobs": [entry(*likely) for likely in one.top]}
         for one in drawn
     ]
     return {"content": content, "refusal": None}
@@ -94,15 +94,15 @@ def _chat_logprobs(drawn: Sequence[Drawn], pieces: Pieces) -> Object:
 def _text_logprobs(drawn: Sequence[Drawn], pieces: Pieces) -> Object:
     """Four lists of one length; the token drawn is always among the top ones."""
 
-    def told(token: int, logprob: float) -> tuple[str, float]:
+    def entry(token: int, logprob: float) -> tuple[str, float]:
         return _shown(pieces.of(token).data, "bytes:"), max(logprob, _LEAST_LOGPROB)
 
-    each = [told(one.token, one.logprob) for one in drawn]
+    each = [entry(one.token, one.logprob) for one in drawn]
     return {
         "tokens": [token for token, _ in each],
         "token_logprobs": [logprob for _, logprob in each],
         "top_logprobs": [
-            dict([*(told(*likely) for likely in one.top), own])
+            dict([*(entry(*likely) for likely in one.top), own])
             for one, own in zip(drawn, each, strict=True)
         ],
         "text_offset": [one.offset for one in drawn],
@@ -110,7 +110,7 @@ def _text_logprobs(drawn: Sequence[Drawn], pieces: Pieces) -> Object:
 
 
 def _shown(data: bytes, prefix: str) -> str:
-    r"""The token's text; where its bytes are no text alone, `prefix` and then as in \xf0\x9f."""
+    r"""The token's text; if its bytes alone are no text, `prefix` and each byte as in \xf0\x9f."""
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -15,7 +15,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # Bytes that do not say yet which character they are belong to the last three tokens, since a
-# character has at most four bytes. So what stands before eight tokens cannot change their end.
+# character has at most four bytes. So what comes before eight tokens cannot change their end.
 _CONTEXT_TOKENS = 8
 # Tokens such as <0xF0> are decoded by runs: one byte that does not fit makes replacement
 # characters of the whole run, so a run is held back until its end. A longer one, of 16 to 64
@@ -38,7 +38,7 @@ class Piece(NamedTuple):
 
 
 class Pieces:
-    """What the tokens of a vocabulary stand for; one object for all streams of a tokenizer.
+    """The bytes of each token of a vocabulary; one object for all streams of a tokenizer.
 
     tokenizer: one of transformers. Each token is looked up once, so the vocabulary is the bound.
     """
@@ -63,7 +63,7 @@ class Pieces:
         return str(self._tokenizer.decode(tokens, **ways))
 
     def of(self, token: int) -> Piece:
-        """What `token` stands for."""
+        """The bytes of `token`."""
         if token not in self._known:
             self._known[token] = self._read(token)
         return self._known[token]

@@ -76,7 +76,7 @@ class _Completion(_Shared, kw_only=True):
 class Asked(NamedTuple):
     """One request, read and checked.
 
-    form: what else it says. prompts: token ids. params: as asked, max_tokens None where it was
+    form: what else it says. prompts: token ids. params: as asked, max_tokens None if it was
     not given. schema: the JSON schema that the answers must follow, None for free text.
     """
 
@@ -101,7 +101,7 @@ def read_request(
     """What a request asks for.
 
     tokenizer: one of transformers. vocabulary: token ids are below it. max_model_len: tokens of
-    a prompt and its answer, at most. token_bytes: no token stands for more; a text with more than
+    a prompt and its answer, at most. token_bytes: no token has more; a text with more than
     that for each token is refused unread. Raises Rejected, which names the parameter.
     """
     api = api_of(url)
@@ -216,7 +216,7 @@ def _chat_text(messages: list[dict[str, Any]], tokenizer: Any) -> str:
         return str(tokenizer.apply_chat_template(plain, **ways))
     except (jinja2.TemplateError, ValueError, TypeError) as error:
         # Templates raise TemplateError, as for roles that do not alternate, and transformers
-        # raises ValueError where there is no template.
+        # raises ValueError if there is no template.
         what = f"`messages` do not fit the model's chat template: {error}".partition("\n")[0]
         raise Rejected(what, hint="for a model without one, use /v1/completions") from None
 
@@ -234,7 +234,7 @@ def _named(given: str | list[Any]) -> dict[str, Any]:
 
 
 def _check_bytes(name: str, text: str, max_model_len: int, token_bytes: int) -> None:
-    """Raises Rejected for what is no text, or so long that reading it would only hold others up."""
+    """Raises Rejected for what is no text, or is too long for its tokens to fit."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError:

@@ -35,7 +35,7 @@ class Engine(NamedTuple):
 
 
 def open_engine(settings: EngineSettings) -> Engine:
-    """Loads everything; takes seconds. Raises ConfigError where the settings cannot work."""
+    """Loads everything; takes seconds. Raises ConfigError if the settings cannot work."""
     torch.set_num_threads(settings.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = read_config(settings.model)
@@ -91,7 +91,7 @@ def _slots(settings: EngineSettings, length: int) -> int:
 def _speculation(
     settings: EngineSettings, vocabulary: int, length: int, device: str
 ) -> Speculation | None:
-    """Who drafts; None where nobody does."""
+    """What drafts tokens; None without speculative decoding."""
     if not settings.draft_tokens or not (settings.draft_model or settings.has_lookup):
         return None
     drafter: Drafter = LookupDrafter()

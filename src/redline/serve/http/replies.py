@@ -31,7 +31,7 @@ _FORMS = {CHAT.path: CHAT_FORM, COMPLETIONS.path: TEXT_FORM}
 
 
 def body_of(asked: Asked, reply: Reply) -> bytes:
-    """The answer's JSON: the reply's own bytes; else a completion made of its output.
+    """The answer's JSON: the reply's own bytes, otherwise a completion made of its output.
 
     What is asked of other paths is answered with the output as it is. Raises Refusal for an output
     that JSON cannot hold.

@@ -49,9 +49,7 @@ def cut(text: str, max_tokens: int | None) -> Said:
 
 
 class Answers:
-    """Answers by the replay or with stories, where there are such, else an echo; or JSON where that
-    is asked for.
-    """
+    """Answers from the replay, or stories, or otherwise an echo; JSON if that is asked for."""
 
     def __init__(self, replay: Replay | None = None, stories: Stories | None = None) -> None:
         self._replay = replay

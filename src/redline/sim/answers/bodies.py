@@ -36,7 +36,7 @@ def decode(decoder: msgspec.json.Decoder[Body], raw: bytes) -> Body:
 
 
 def texts(given: Inputs, name: str) -> list[tuple[str, int | None]]:
-    """The inputs, each with its number of tokens where it came as tokens, else None.
+    """The inputs, each with its number of tokens if it came as tokens, otherwise None.
 
     Raises BadCall for an empty list, more than 2,048 inputs, or a mixture.
     """

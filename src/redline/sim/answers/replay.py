@@ -1,7 +1,7 @@
 """Answers from a file: a message that contains a question gets that question's answer.
 
 A message that is a question, but for white space at its ends, is found by one look into a table.
-Otherwise every question that stands in the message is found by anchors: of each question the
+Otherwise every question that is in the message is found by anchors: of each question the
 pieces of 32 characters that begin at its first eight characters are kept in a table, so that
 looking at every eighth place of the message meets one of them. Only a question whose piece is
 met is compared in full. The longest one wins.

@@ -21,7 +21,7 @@ def example(schema: Schema, text: str) -> Any:
 
     Knows type, enum, const, properties, items, minItems, maxItems, minimum, maximum, their
     exclusive forms, minLength, maxLength, anyOf, oneOf, allOf and `$ref` within the schema.
-    Raises BadCall where it finds no value.
+    Raises BadCall if it finds no value.
     """
     maker = _Maker(schema, crc32(text.encode(errors="surrogatepass")))
     try:
@@ -71,7 +71,7 @@ class _Maker:
         return crc32(name.encode(errors="surrogatepass"), self._seed)
 
     def _resolve(self, schema: Schema, depth: int) -> Schema:
-        """The schema with references, choices and unions replaced by what they stand for."""
+        """The schema with references, choices and unions replaced by what they mean."""
         for _ in range(_MAX_DEPTH):
             if "$ref" in schema:
                 schema = self._follow(str(schema["$ref"]))

@@ -1,9 +1,9 @@
-"""The simulated provider's files and batches: plain objects that are told the time.
+"""The simulated provider's files and batches: plain objects that take the time as an argument.
 
   status       meaning                                              turns to
   validating   it was made just now                                 failed, in_progress
   in_progress  its lines are answered, each after its own latency   completed, expired, cancelling
-  cancelling   it was told to end                                   cancelled
+  cancelling   a client cancelled it                                cancelled
   failed       its file was refused, and no line was asked
   completed    every line has its answer or its error
   expired      the window is over; lines without an answer by then have the error batch_expired
@@ -199,7 +199,7 @@ class Batches:
         return batch.shown()
 
     def look(self, batch_id: str, now_s: float, wall_s: float) -> Object:
-        """The batch as it stands. Raises BadCall for one that is not there."""
+        """The batch as it is now. Raises BadCall for one that is not there."""
         batch = self._batch(batch_id)
         self._look(batch, now_s, wall_s)
         return batch.shown()
@@ -257,7 +257,7 @@ class Batches:
             del self._batches[batch_id]
 
     def _look(self, batch: _Batch, now_s: float, wall_s: float) -> None:
-        """Brings the batch to where it stands now."""
+        """Brings the batch up to date."""
         if batch.is_over:
             return
         expires_s = batch.created_s + self._settings.batch_window_s

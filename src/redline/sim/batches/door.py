@@ -56,7 +56,7 @@ class BatchDoor:
         return f"{path}/".startswith((f"{FILES}/", f"{BATCHES}/"))
 
     def stats(self) -> dict[str, int]:
-        """What stands under `batches` in GET /sim/stats."""
+        """The value of `batches` in GET /sim/stats."""
         return self._batches.as_dict(self._clock.now_s(), self._clock.wall_s())
 
     async def serve(self, exchange: Exchange) -> None:

@@ -62,7 +62,7 @@ class LineReader:
     def _line(
         self, raw: bytes, endpoint: str, names: set[str], models: set[str]
     ) -> BatchLine | tuple[str, str]:
-        """The line; code and message where it is not one."""
+        """The line; code and message if it is not one."""
         try:
             asked = _ASKED.decode(raw)
             model = _NAMED.decode(asked.body).model
@@ -71,7 +71,7 @@ class LineReader:
         if not model:
             return "missing_required_parameter", "Missing required parameter: 'body.model'."
         if asked.custom_id in names:
-            return "duplicate_custom_id", f"The custom_id '{asked.custom_id}' stands twice."
+            return "duplicate_custom_id", f"The custom_id '{asked.custom_id}' occurs twice."
         names.add(asked.custom_id)
         models.add(model)
         if len(models) > 1:
