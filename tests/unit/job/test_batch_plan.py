@@ -21,7 +21,7 @@ from redline.job.batch import (
     margin_s,
     next_look_s,
     outcome_of,
-    told,
+    reasons_of,
 )
 from redline.job.batch import plan as batch_plan
 from redline.limits import Limits
@@ -112,8 +112,8 @@ def test_why_a_batch_failed_decides_what_becomes_of_its_rows() -> None:
     assert list(found) == [2, 5]
     assert found[2].what == "the Batch API rejected the row: bad: no"
     assert bad_lines(full) == {}
-    assert told(full) == "token_limit_exceeded: Enqueued token limit reached."
-    assert told([]) == "the provider names no reason"
+    assert reasons_of(full) == "token_limit_exceeded: Enqueued token limit reached."
+    assert reasons_of([]) == "the provider names no reason"
 
 
 def test_the_live_rest_takes_what_its_slots_and_limits_demand() -> None:

@@ -14,7 +14,7 @@ from redline.job.batch.plan import (
     margin_s,
     next_look_s,
     outcome_of,
-    told,
+    reasons_of,
 )
 from redline.job.batch.runner import BatchRunner, batches_of, goes_by_batches, open_ledger
 from redline.job.batch.spool import Kept, PartReader, PartWriter, chunks_of, keys_of, upload_of

@@ -139,7 +139,7 @@ def bad_lines(problems: Sequence[Problem]) -> dict[int, Rejected]:
     """The lines, from 1, that made a batch fail, and why."""
     return {
         problem.line: Rejected(
-            f"the Batch API rejected the row: {_told(problem)}",
+            f"the Batch API rejected the row: {_reason(problem)}",
             hint="compare the row with the API's documentation; --dry-run shows a request",
         )
         for problem in problems
@@ -147,12 +147,12 @@ def bad_lines(problems: Sequence[Problem]) -> dict[int, Rejected]:
     }
 
 
-def told(problems: Sequence[Problem]) -> str:
+def reasons_of(problems: Sequence[Problem]) -> str:
     """Why a batch failed, in a line."""
-    return "; ".join(map(_told, problems[:3])) or "the provider names no reason"
+    return "; ".join(map(_reason, problems[:3])) or "the provider names no reason"
 
 
-def _told(problem: Problem) -> str:
+def _reason(problem: Problem) -> str:
     return ": ".join(part for part in (problem.code, problem.message) if part) or "no reason"
 
 

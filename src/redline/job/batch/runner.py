@@ -37,7 +37,7 @@ from redline.job.batch.plan import (
     live_s,
     margin_s,
     next_look_s,
-    told,
+    reasons_of,
 )
 from redline.job.batch.spool import PartReader, marked_keys_of
 from redline.job.batch.upload import Filler, Sender
@@ -255,7 +255,7 @@ class BatchRunner:
             else:
                 await self._store.note(Note(at="refused", part=part.number))
                 raise ConfigError(
-                    f"the provider refused the batch {batch.id}: {told(batch.problems)}",
+                    f"the provider refused the batch {batch.id}: {reasons_of(batch.problems)}",
                     hint="mend that, then run the same command again; --via live asks live",
                 )
             is_foreign = batch.status == "cancelled" and not is_leaving
@@ -304,8 +304,9 @@ class BatchRunner:
             rest = await self._collector.leave(part, reader)
             if len(rest.offsets) == 1:
                 await self._store.note(Note(at="refused", part=part.number))
+                why = reasons_of(batch.problems)
                 raise ConfigError(
-                    f"the provider has no room for one row in a batch: {told(batch.problems)}",
+                    f"the provider has no room for one row in a batch: {why}",
                     hint="wait for other batches of the account; --via live asks live",
                 )
             if rest.offsets:
@@ -387,7 +388,8 @@ def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
         )
     if not job.via:
         raise ConfigError(
-            what, hint="--via batch goes on with them, --via live cancels them and goes on live"
+            what,
+            hint="--via batch continues with them, --via live cancels them and continues live",
         )
     if ledger.place != place_of(job):
         raise ConfigError(f"{what}: {ledger.place}", hint="give the same --base-url")

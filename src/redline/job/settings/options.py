@@ -193,8 +193,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         _flag(
             "URL",
-            "The server, ending in /v1 as in the openai SDK. Default: $OPENAI_BASE_URL, else "
-            "OpenAI.",
+            "The server, ending in /v1 as in the openai SDK. Default: $OPENAI_BASE_URL, "
+            "otherwise OpenAI.",
             of_endpoint=True,
             python="endpoint",
         ),
