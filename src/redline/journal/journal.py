@@ -118,7 +118,8 @@ class Journal:
             raise
         # Rows with a failure from an earlier run.
         self.failed_before = self.failed
-        self._has_earlier_lines = len(self.succeeded) + len(self.failed) > 0
+        # Rows may have lines that are to be replaced.
+        self._may_replace = len(self.succeeded) + len(self.failed) > 0
         self._group = _Group(self._written_bytes())
 
     def start(self, before_sync: Callable[[], None] | None = None) -> None:
@@ -145,6 +146,7 @@ class Journal:
     def outdate(self, key: int) -> None:
         """The success of this key is of other content than its row has now."""
         self._outdated.add(key)
+        self._may_replace = True
 
     @property
     def failure(self) -> JournalError | None:
@@ -173,7 +175,7 @@ class Journal:
         else:
             line = failure_line(result)
             self._add_failure(line)
-        if self._has_earlier_lines:
+        if self._may_replace:
             self._note(result)
         reply = outcome.reply
         size_bytes = len(line) + len(result.row.content)
