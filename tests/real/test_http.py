@@ -451,6 +451,36 @@ def test_a_request_that_cannot_be_sent_is_rejected(run: Run, request_: Request) 
     run(main())
 
 
+def test_a_header_takes_the_place_of_one_of_another_case(run: Run) -> None:
+    async def main() -> None:
+        own = {"authorization": "Bearer mine", "CONTENT-TYPE": "a/b", "user-agent": "me"}
+        request = Request(body=ASK.body, headers={"content-type": "c/d"})
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            endpoint = Endpoint(base_url=f"http://127.0.0.1:{port}/v1", api_key="k", headers=own)
+            backend = HttpBackend(endpoint)
+            assert (await backend.send(request, Call())).output == "a"
+            await backend.aclose()
+            await closed.wait()
+        names = [line.partition(b":")[0].lower() for line in heads[0].split(b"\r\n")[1:]]
+        assert len(names) == len(set(names))
+        for line in (b"authorization: Bearer mine", b"content-type: c/d", b"user-agent: me"):
+            assert line in heads[0].split(b"\r\n")
+
+    heads: list[bytes] = []
+    closed = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append((await reader.readuntil(b"\r\n\r\n"))[:-4])
+        writer.write(answer(chat("a")))
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        closed.set()
+
+    run(main())
+
+
 def test_the_key_is_cut_out_of_what_a_server_says(run: Run) -> None:
     async def main() -> None:
         reply = answer({"error": {"message": f"Incorrect key: {SECRET}."}}, status=401)

@@ -27,7 +27,8 @@ def is_framing(name: str) -> bool:
 def request_head(method: str, target: str, host: str, headers: Mapping[str, str]) -> bytes:
     """The head of a request, without its length and its last line break.
 
-    headers: go before redline's own. Raises BadRow for what no head can carry.
+    headers: replace redline's own; of those that differ in case alone, the last one counts.
+    Raises BadRow for what no head can carry.
     """
     if not method.isascii() or not method.isalpha() or method == "CONNECT":
         raise BadRow(f"the request cannot be sent: not a method: {method}", hint="GET or POST")
@@ -44,8 +45,6 @@ def request_head(method: str, target: str, host: str, headers: Mapping[str, str]
         "User-Agent": f"redline/{__version__}",
         "Accept-Encoding": "gzip, deflate",
     }
-    given = {name.lower() for name in headers}
-    lines = [f"{method} {target} HTTP/1.1"]
-    lines += [f"{name}: {value}" for name, value in own.items() if name.lower() not in given]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    return ("\r\n".join(lines) + "\r\n").encode()
+    pairs = [*own.items(), *headers.items()]
+    lines = {name.lower(): f"{name}: {value}" for name, value in pairs}
+    return "\r\n".join([f"{method} {target} HTTP/1.1", *lines.values(), ""]).encode()

@@ -217,14 +217,12 @@ class Transport:
             given = {name: value for name, value in given.items() if not is_for_proxy(name)}
         elif self._forwarder is not None:
             target = f"http://{self._host}{target}"
-            names = {name.lower() for name in given}
-            if "host" in names:
+            if "host" in map(str.lower, given):
                 raise BadRow(
                     "the request cannot be sent: a proxy takes the host from the URL",
                     hint="leave the Host header out",
                 )
-            own = self._forwarder.headers.items()
-            given = {name: value for name, value in own if name.lower() not in names} | given
+            given = {**self._forwarder.headers, **given}
         head = request_head(method, target, self._host, given)
         if not headers:
             if len(self._heads) >= _MOST_HEADS:
@@ -233,15 +231,14 @@ class Transport:
         return head
 
     def _target(self, path: str) -> str:
-        """The path and query that a request's path stands for. Raises BadRow for no path."""
+        """The path and query of the URL of a request's path. Raises BadRow for no path."""
         try:
             url = self._endpoint.url_of(path).partition("#")[0]
         except ConfigError as error:
             raise BadRow(error.what, hint=error.hint) from error
         parts = urlsplit(url)
         target = url[len(parts.scheme) + 3 + len(parts.netloc) :] or "/"
-        # Percent signs stay as they are; characters that need quoting were refused by the server
-        # anyway, so quote only if they occur.
+        # Percent signs stay as they are: only characters that no server takes are quoted.
         is_plain = target.isascii() and " " not in target
         return target if is_plain else quote(target, safe=punctuation)
 
