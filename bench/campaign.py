@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import budget_campaign  # noqa: E402
 import fault_campaign  # noqa: E402
+import fuzz_server  # noqa: E402
 import fuzz_transport  # noqa: E402
 import limit_campaign  # noqa: E402
 import step_campaign  # noqa: E402
@@ -47,6 +48,7 @@ _RUN = (
     "bench/engine_law_campaign.py",
     "bench/engine_pipeline.py",
     "bench/fault_campaign.py",
+    "bench/fuzz_server.py",
     "bench/fuzz_transport.py",
     "bench/limit_campaign.py",
     "bench/limits.py",
@@ -107,6 +109,11 @@ def fuzz() -> list[Part]:
     return [Part(name, seed, work) for name, seed, work in fuzz_transport.parts()]
 
 
+def fuzz_requests() -> list[Part]:
+    """Ten minutes of seeded faults in what a client of our own server sends."""
+    return [Part(name, seed, work) for name, seed, work in fuzz_server.parts()]
+
+
 def faults() -> list[Part]:
     """10,000 distinct traces of fault scripts, and the lines that must not be changed."""
     return [Part(name, seed, work) for name, seed, work in fault_campaign.parts()]
@@ -158,6 +165,7 @@ CAMPAIGNS: dict[str, Callable[[], list[Part]]] = {
     "engine-law": engine_law,
     "engine-pipeline": engine_pipeline,
     "faults": faults,
+    "fuzz-server": fuzz_requests,
     "fuzz-transport": fuzz,
     "journal-kills": journal_kills,
     "kills": kills,

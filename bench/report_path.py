@@ -158,6 +158,14 @@ def _fuzz(parts: Parts) -> Iterator[str]:
         yield f"{least:g} % of the lines of `{name.rpartition('.')[2]}`"
 
 
+def _fuzz_server(parts: Parts) -> Iterator[str]:
+    yield f"{sum(part['executions'] for part in parts.values()):,} executions"
+    checked = sum(part["requests_checked"] for part in parts.values())
+    yield f"{checked:,} well-formed requests read as they were sent"
+    same = sum(part["requests_by_h11"] for part in parts.values())
+    yield f"{same:,} requests among faults read as h11 reads them"
+
+
 def _budget(parts: Parts) -> Iterator[str]:
     yield f"{sum(len(part['runs']) for part in parts.values())} runs"
     kills, faults = (sum(part[name] for part in parts.values()) for name in ("kills", "faults"))
@@ -212,6 +220,7 @@ _CAMPAIGNS: dict[str, tuple[str, Callable[[Parts], Iterator[str]]]] = {
     "journal-kills": ("death and power loss at each step of the journal", _journal_kills),
     "faults": ("seeded scripts of faults in virtual time, the one-outcome law", _faults),
     "fuzz-transport": ("generated answers in generated pieces, against a reference", _fuzz),
+    "fuzz-server": ("generated requests in generated pieces, against h11", _fuzz_server),
     "budget": ("random latencies, faults and kills within a budget", _budget),
     "engine-equality": ("greedy answers of every kind, split and setting", _engine_equality),
     "engine-pipeline": ("slow stages: wall time by m T + p - 1 of them", _engine_pipeline),

@@ -10,9 +10,9 @@ class HttpBounds(msgspec.Struct, frozen=True, kw_only=True):
 
     most_connections: open at once; more are answered with 503 and closed. most_head_bytes: of a
     request line and its headers, of the trailers, or of what surrounds one chunk; 32 KiB more may
-    pass. most_body_bytes: of one request, decompressed. head_s: from the first byte of a head to
-    its end. body_s: from the first wait for a body to its end. idle_s: before a request. unread_s:
-    within it a client takes at least 64 KiB of what waits for it.
+    pass. most_body_bytes: of one request, both compressed and decompressed. head_s: from the first
+    byte of a head to its end. body_s: from the first wait for a body to its end. idle_s: before a
+    request. unread_s: within it a client takes at least 64 KiB of what waits for it.
     """
 
     most_connections: int = 32_768

@@ -79,6 +79,7 @@ class Exchange:
 
     _body: bytes | bytearray = b""
     _received = 0
+    _inflated = 0
     _error: BodyError | None = None
     _waiter: asyncio.Future[None] | None = None
     _inflate: Inflate | None = None
@@ -317,14 +318,18 @@ class Exchange:
     def receive(self, data: bytes) -> bool:
         """Takes a part of the body. True if no more should be read for now."""
         most_bytes = self._channel.most_body_bytes
+        self._received += len(data)
+        size_bytes = self._received
         if self._inflate is not None:
             try:
-                data = self._inflate.take(data, most_bytes - self._received + 1)
+                data = self._inflate.take(data, most_bytes - self._inflated + 1)
             except BadCompressionError as error:
                 self.fail(BodyError(400, str(error)))
                 return False
-        self._received += len(data)
-        if self._received > most_bytes:
+            # Much compressed data may stand for none.
+            self._inflated += len(data)
+            size_bytes = max(size_bytes, self._inflated)
+        if size_bytes > most_bytes:
             self.fail(BodyError(413, f"the body is longer than {most_bytes:,} bytes"))
             return False
         if not self._body:
