@@ -118,7 +118,8 @@ class _Ring:
         self._to_wall_s = to_wall_s
         self._grain_s = grain_s
         self._last: Record | None = None
-        self._amount = self._told = 0  # of the last record, and what the file says of it
+        # Of the last record: its amount, and what the file says ahead of it; 0 if it is exact.
+        self._amount = self._told = 0
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
         self._fd: int | None = os.open(path, flags, 0o600)
         # Written whole at first, so that a full disk is met here and not at a send.
@@ -135,11 +136,10 @@ class _Ring:
             raise
 
     def begin(self, record: Record) -> None:
-        last = self._last
-        if last is not None and self._told != last.amount:
-            self._tell(last, last.amount, last.sent_s)
+        if self._told:
+            self._correct()
         self._last = record
-        self._told = self._amount = amount = record.amount
+        self._amount = amount = record.amount
         self._tell(record, amount, record.sent_s)
 
     def keep(self, record: Record) -> None:
@@ -151,7 +151,7 @@ class _Ring:
                     self._told = 2 * amount
                     self._tell(record, self._told, record.first_s + self._grain_s)
                 return
-            self._told = self._amount = amount
+            self._amount, self._told = amount, 0
         self._tell(record, amount, record.sent_s)
 
     def keep_pace(self, full_at_s: float) -> None:
@@ -162,13 +162,17 @@ class _Ring:
                 self.close()
 
     def close(self) -> None:
-        if self._fd is not None:
-            last, self._last = self._last, None
-            if last is not None and self._told != last.amount:
-                self._tell(last, last.amount, last.sent_s)
+        if self._fd is not None and self._told:
+            self._correct()
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+    def _correct(self) -> None:
+        """The last record gets no more sends: the file says its amount, and no more."""
+        last, told, self._told = self._last, self._told, 0
+        if last is not None and told != last.amount:
+            self._tell(last, last.amount, last.sent_s)
 
     def _tell(self, record: Record, amount: int, sent_s: float) -> None:
         fd = self._fd

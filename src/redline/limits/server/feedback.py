@@ -295,6 +295,7 @@ class _Pressure:
         self._rules = rules
         self._since_s = math.inf  # what came before it does not count; inf before the first answer
         self._due_s = -math.inf  # until then no answer but a 429 is looked at
+        self._is_resting = False  # until _since_s, after a change
         self._answered = 0
         self._limited = 0
         self._clear = self._MEMORY  # windows since the last that was clearly above 1 %
@@ -307,8 +308,7 @@ class _Pressure:
         """Counts an answer that is no 429; False if it is for `answered`, which then counts it."""
         if now_s >= self._due_s:
             return False
-        if now_s >= self._since_s:
-            self._answered += 1
+        self._answered += 1
         return True
 
     def answered(self, now_s: float, *, is_limited: bool, is_alone: bool) -> None:
@@ -318,6 +318,10 @@ class _Pressure:
             self._due_s = now_s + _SHORTEST_LOOK_S
         if now_s < self._since_s:
             return
+        if self._is_resting:
+            # What was answered meanwhile had been sent before the change.
+            self._is_resting = False
+            self._answered = 0
         self._answered += 1
         self._limited += is_limited
         if self._limited and self._answered < self._LEAST_ANSWERS:
@@ -336,10 +340,10 @@ class _Pressure:
             # A 429 comes before the answers to calls that were sent with it.
             answered = max(answered, self._sent(self._since_s, now_s))
         if is_over or self._is_flood(answered):
-            is_changed = self._conclude(self._limited, answered, is_alone=is_alone)
             # The server goes on counting what was sent before a cut.
-            self._since_s = now_s + (window_s / 2 if is_changed else 0.0)
-            self._due_s = self._since_s + _SHORTEST_LOOK_S
+            self._is_resting = self._conclude(self._limited, answered, is_alone=is_alone)
+            self._since_s = now_s + (window_s / 2 if self._is_resting else 0.0)
+            self._due_s = self._since_s + (0.0 if self._is_resting else _SHORTEST_LOOK_S)
             self._answered = self._limited = 0
 
     def _is_flood(self, answered: int) -> bool:

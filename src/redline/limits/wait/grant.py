@@ -30,18 +30,19 @@ class Grant(msgspec.Struct, eq=False, gc=False):
     cost: Cost
     waited_s: float
     sent_s: float | None = None
-    _is_released: bool = False
+    _is_open: bool = True
 
     def sent(self, now_s: float) -> None:
         """The call was written at `now_s`: the windows count from here."""
-        if self.sent_s is None and not self._is_released:
+        if self._is_open:
+            self._is_open = False
             self.sent_s = now_s
             self._issuer.mark_sent(self.taken, now_s)
 
     def release(self) -> None:
         """The call was not written: everything is given back. Does nothing after `sent`."""
-        if self.sent_s is None and not self._is_released:
-            self._is_released = True
+        if self._is_open:
+            self._is_open = False
             self._issuer.give_back(self.taken)
 
     def settle(self, used: Cost | int) -> None:
