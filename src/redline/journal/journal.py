@@ -163,26 +163,23 @@ class Journal:
         if self._error is not None:
             raise self._error
         outcome = result.outcome
-        line = b""
         if outcome.status == "succeeded":
             try:
                 line = result_line(result, self.output)
             except _UNWRITABLE as error:
                 outcome.status, outcome.reply = "rejected", None
                 outcome.error = Rejected(f"the output cannot be written as JSON: {error}")
-        if line:
-            self._results.add(line)
+                line = self._add_failure(result)
+            else:
+                self._results.add(line)
         else:
-            line = failure_line(result)
-            self._add_failure(line)
+            line = self._add_failure(result)
         if self._may_replace:
             self._note(result)
         reply = outcome.reply
-        size_bytes = len(line) + len(result.row.content)
-        if reply is not None:
-            size_bytes += len(reply.body)
+        answer_bytes = 0 if reply is None else len(reply.body)
         self._has_lines = True
-        if size_bytes > KEPT_ROW_BYTES:
+        if len(line) + len(result.row.content) + answer_bytes > KEPT_ROW_BYTES:
             result = _named(result)
             if len(line) >= _LARGE_LINE_BYTES:
                 self.flush()
@@ -266,12 +263,15 @@ class Journal:
             # No other success need be remembered: its row is not read again by this run.
             self._made_good.add(key)
 
-    def _add_failure(self, line: bytes) -> None:
+    def _add_failure(self, result: Result) -> bytes:
+        """The line of a failure, which the failures file takes. Raises JournalError."""
+        line = failure_line(result)
         try:
             (self._failures or self._open_failures()).add(line)
         except JournalError as error:
             self._fail(error)
             raise
+        return line
 
     async def _sync_groups(self) -> None:
         while True:

@@ -192,7 +192,8 @@ def _sealed(fields: _Line | dict[str, Any], mark: int) -> bytes:
         body = _on_one_line(body)
     body = body[:-1]
     if mark:
-        body = b'%b,"row_hash":"%08x"' % (body, mark)
+        named = b',"row_hash":"%08x"' % mark
+        return b'%b%b,"crc":"%08x"}\n' % (body, named, crc32(named, crc32(body)))
     return b'%b,"crc":"%08x"}\n' % (body, crc32(body))
 
 

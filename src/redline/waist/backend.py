@@ -49,7 +49,8 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
 
     url: a path such as `/v1/chat/completions`, joined to the endpoint's base URL.
     body: any value that can be encoded as JSON, None for no body; what a user's own coroutine is
-    called with. Bytes are sent as they are, and want their Content-Type in `headers`.
+    called with. Bytes are sent as they are, and want their Content-Type in `headers`. It is not to
+    be changed in place: `with_fields` makes another request.
     raw: given instead of `body`, the JSON that is sent, byte for byte; `body` is then decoded from
     it when it is first read. None if `body` is given, which takes precedence.
     output_path: keys and indices that pick the answer from a plain JSON reply, outermost first.
