@@ -1,6 +1,14 @@
 """The shapes of the OpenAI APIs: requests, replies, stream events, usage and errors."""
 
-from redline.apis import chat, event_stream, loose_json, replies, responses
+from redline.apis import (
+    chat,
+    completions,
+    embeddings,
+    event_stream,
+    loose_json,
+    replies,
+    responses,
+)
 from redline.apis.api import Api
 from redline.apis.batches import (
     BATCHES,
@@ -16,7 +24,6 @@ from redline.apis.batches import (
     read_line,
     result_object,
 )
-from redline.apis.chat import CHAT, CHAT_FORM, ChatRequest
 from redline.apis.choices import (
     ChoicesRequest,
     ChoicesWriter,
@@ -27,14 +34,11 @@ from redline.apis.choices import (
     has_ended,
     is_usage_event,
 )
-from redline.apis.completions import COMPLETIONS, TEXT_FORM, CompletionRequest
-from redline.apis.embeddings import EMBEDDINGS, EmbeddingRequest, embeddings_object
 from redline.apis.error_inside import ErrorInside, judge_part
 from redline.apis.errors import error_body, judge
 from redline.apis.event_stream import DONE, DONE_EVENT, ErrorData, EventParser, event_bytes
 from redline.apis.loose_json import BOM, number
 from redline.apis.replies import APIS, PLAIN, api_of
 from redline.apis.request_parts import Inputs, JsonSchema, ResponseFormat, StreamOptions
-from redline.apis.responses import RESPONSES, ResponseRequest, response_object
 from redline.apis.streams import StreamedAnswer
 from redline.apis.usage import Usage, completion_usage, read_usage, response_usage

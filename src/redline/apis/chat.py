@@ -12,14 +12,14 @@ from redline.apis.choices import Form, Object, SampledRequest, read, read_usual
 from redline.apis.request_parts import Count, Messages
 
 
-class ChatRequest(SampledRequest, kw_only=True):
+class Request(SampledRequest, kw_only=True):
     """The body of a request, as far as the simulated provider reads it."""
 
     messages: Messages
     max_completion_tokens: Count | None = None
 
 
-CHAT = Api(
+API = Api(
     path="/v1/chat/completions",
     prompt="messages",
     texts=("messages",),
@@ -41,7 +41,7 @@ def _delta(text: str) -> Object:
     return {"delta": {"content": text} if text else {}}
 
 
-CHAT_FORM = Form(
+FORM = Form(
     id_prefix="chatcmpl",
     whole="chat.completion",
     event="chat.completion.chunk",
@@ -60,4 +60,4 @@ def event_of(whole: Object) -> Object:
         if delta.get("tool_calls"):
             delta["tool_calls"] = [{"index": i, **c} for i, c in enumerate(delta["tool_calls"])]
         choices.append({**rest, "delta": delta})
-    return {**whole, "object": CHAT_FORM.event, "choices": choices}
+    return {**whole, "object": FORM.event, "choices": choices}

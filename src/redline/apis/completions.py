@@ -12,13 +12,13 @@ from redline.apis.choices import Form, Object, SampledRequest, read
 from redline.apis.request_parts import Inputs
 
 
-class CompletionRequest(SampledRequest, kw_only=True):
+class Request(SampledRequest, kw_only=True):
     """The body of a request, as far as the simulated provider reads it."""
 
     prompt: Inputs
 
 
-COMPLETIONS = Api(
+API = Api(
     path="/v1/completions",
     texts=("prompt", "suffix"),
     as_json=("response_format",),
@@ -32,6 +32,6 @@ def _text(content: str | None, tool_calls: Any = None) -> Object:
     return {"text": content or ""}
 
 
-TEXT_FORM = Form(
+FORM = Form(
     id_prefix="cmpl", whole="text_completion", event="text_completion", content=_text, delta=_text
 )

@@ -17,7 +17,7 @@ from redline.apis.usage import embedding_usage
 from redline.waist import Reply
 
 
-class EmbeddingRequest(msgspec.Struct):
+class Request(msgspec.Struct):
     """The body of a request."""
 
     model: str
@@ -68,12 +68,10 @@ def read(body: bytes, asked: dict[str, Any] | None) -> Reply:
     )
 
 
-EMBEDDINGS = Api(
-    path="/v1/embeddings", prompt="input", texts=("input",), has_output=False, read=read
-)
+API = Api(path="/v1/embeddings", prompt="input", texts=("input",), has_output=False, read=read)
 
 
-def embeddings_object(vectors: list[Any], model: str, input_tokens: int) -> dict[str, Any]:
+def whole(vectors: list[Any], model: str, input_tokens: int) -> dict[str, Any]:
     """The answer with these vectors: lists of numbers, or base64 of 32-bit floats."""
     data = [
         {"object": "embedding", "index": index, "embedding": vector}

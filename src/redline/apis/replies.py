@@ -20,13 +20,9 @@ from typing import Any
 
 import msgspec
 
-from redline.apis import loose_json
+from redline.apis import chat, completions, embeddings, loose_json, responses
 from redline.apis.api import Api
-from redline.apis.chat import CHAT
-from redline.apis.completions import COMPLETIONS
-from redline.apis.embeddings import EMBEDDINGS
 from redline.apis.error_inside import ErrorInside, is_error, judge_choice, judge_error
-from redline.apis.responses import RESPONSES
 from redline.apis.usage import stated_tokens
 from redline.errors import BadReply
 from redline.waist import Reply
@@ -72,7 +68,7 @@ def _check_plain(whole: Any) -> None:
 # https://platform.claude.com/docs/en/api/messages
 PLAIN = Api(path="", texts=("system",), read=_read_plain)
 # The longer ending first.
-APIS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
+APIS = (chat.API, completions.API, embeddings.API, responses.API)
 
 
 @lru_cache(maxsize=1024)

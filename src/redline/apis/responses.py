@@ -28,7 +28,7 @@ class TextOptions(msgspec.Struct):
     format: ResponseFormat | None = None
 
 
-class ResponseRequest(msgspec.Struct):
+class Request(msgspec.Struct):
     """The body of a request, as far as the simulated provider reads it."""
 
     model: str
@@ -105,7 +105,7 @@ def read(body: bytes, asked: dict[str, Any] | None) -> Reply:
     )
 
 
-RESPONSES = Api(
+API = Api(
     path="/v1/responses",
     prompt="input",
     texts=("input", "instructions"),
@@ -117,9 +117,7 @@ RESPONSES = Api(
 )
 
 
-def response_object(
-    name: str, created_s: int, text: str, *, is_cut: bool, **fields: Any
-) -> dict[str, Any]:
+def whole(name: str, created_s: int, text: str, *, is_cut: bool, **fields: Any) -> dict[str, Any]:
     """The answer with this text. is_cut: by the limit of its tokens.
 
     name: part of its ids. created_s: wall time. fields: others, such as `model` and `usage`.

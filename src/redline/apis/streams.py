@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from redline.apis import loose_json, responses
-from redline.apis.chat import CHAT
+from redline.apis import chat, loose_json, responses
 from redline.apis.choices import Object, text_of
 from redline.apis.error_inside import ErrorInside, is_error_event, judge_choice
 from redline.errors import Disconnected
@@ -54,7 +53,7 @@ class StreamedAnswer:
         is_done: the stream has said that it is over. Raises Disconnected for half an answer.
         """
         if self._response is not None:
-            return responses.RESPONSES.path, self._response
+            return responses.API.path, self._response
         choices = [self._choices[index] for index in sorted(self._choices)]
         reasons = [choice.finish_reason is not None for choice in choices]
         # Some servers give no reason at all; one that gives it gives it for each choice.
@@ -62,7 +61,7 @@ class StreamedAnswer:
         if not has_ended and (any(reasons) or not is_done):
             raise Disconnected("the stream ended before its answer was whole")
         parts = [choice.whole(index) for index, choice in sorted(self._choices.items())]
-        return CHAT.path, _encoded({**self._known, "choices": parts})
+        return chat.API.path, _encoded({**self._known, "choices": parts})
 
 
 def _encoded(value: Any) -> bytes:

@@ -10,14 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redline.apis import (
-    CHAT,
-    CHAT_FORM,
-    COMPLETIONS,
     DONE,
     DONE_EVENT,
-    EMBEDDINGS,
-    RESPONSES,
-    TEXT_FORM,
     Api,
     ChoicesWriter,
     EventParser,
@@ -25,20 +19,22 @@ from redline.apis import (
     RequestLine,
     StreamedAnswer,
     answer_object,
+    chat,
     choice_object,
     completion_usage,
-    embeddings_object,
+    completions,
+    embeddings,
     error_body,
     event_bytes,
     judge,
     read_line,
-    response_object,
     response_usage,
+    responses,
     result_object,
 )
 from redline.apis import replies as apis
 
-FORMS = [(CHAT, CHAT_FORM), (COMPLETIONS, TEXT_FORM)]
+FORMS = [(chat.API, chat.FORM), (completions.API, completions.FORM)]
 TEXTS = st.lists(st.text(min_size=1), min_size=1, max_size=4)
 COUNTS = st.tuples(st.integers(0, 10**6), st.integers(0, 10**6))
 PIECES = st.lists(st.tuples(st.integers(0, 2), st.text(max_size=4)), max_size=12)
@@ -100,16 +96,16 @@ def test_streamed_choices(
 @given(st.text(min_size=1), COUNTS, st.booleans())
 def test_a_response(text: str, counts: tuple[int, int], is_cut: bool) -> None:
     usage = response_usage(*counts)
-    shown = response_object("x1", 5, text, is_cut=is_cut, model="m", usage=usage)
-    reply = apis.read(RESPONSES.path, encoded(shown))
+    shown = responses.whole("x1", 5, text, is_cut=is_cut, model="m", usage=usage)
+    reply = apis.read(responses.API.path, encoded(shown))
     assert (reply.output, reply.finish_reason) == (text, "length" if is_cut else "stop")
     assert (reply.input_tokens, reply.output_tokens, reply.model) == (*counts, "m")
 
 
 @given(st.lists(st.lists(st.floats(-1, 1), min_size=1, max_size=3), min_size=1, max_size=3))
 def test_vectors(vectors: list[list[float]]) -> None:
-    body = encoded(embeddings_object(vectors, "m", 7))
-    reply = apis.read(EMBEDDINGS.path, body, asked={"input": ["a"] * len(vectors)})
+    body = encoded(embeddings.whole(vectors, "m", 7))
+    reply = apis.read(embeddings.API.path, body, asked={"input": ["a"] * len(vectors)})
     assert reply.output == (vectors[0] if len(vectors) == 1 else vectors)
     assert (reply.input_tokens, reply.output_tokens) == (7, None)
 
@@ -129,12 +125,12 @@ def test_a_line_of_results() -> None:
 
 
 def test_a_line_of_requests() -> None:
-    line = RequestLine("row-1", "POST", CHAT.path, msgspec.Raw(b'{"a":1}'))
+    line = RequestLine("row-1", "POST", chat.API.path, msgspec.Raw(b'{"a":1}'))
     raw = encoded(line)
     assert raw == (
         b'{"custom_id":"row-1","method":"POST","url":"/v1/chat/completions","body":{"a":1}}'
     )
-    assert msgspec.json.decode(raw, type=RequestLine).url == CHAT.path
+    assert msgspec.json.decode(raw, type=RequestLine).url == chat.API.path
 
 
 @pytest.mark.parametrize(

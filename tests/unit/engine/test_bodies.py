@@ -10,7 +10,7 @@ import msgspec
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from redline.apis import CHAT_FORM, TEXT_FORM, ChoicesWriter, completion_usage
+from redline.apis import ChoicesWriter, chat, completion_usage, completions
 from redline.apis import replies as apis
 from redline.calls import Call, Chunk, Reply
 from redline.calls.http import StreamReader
@@ -25,7 +25,7 @@ COUNTED = completion_usage(7, 5)
 
 
 def answer(url: str, *, includes_usage: bool = False) -> Answer:
-    form = CHAT_FORM if url == CHAT else TEXT_FORM
+    form = chat.FORM if url == CHAT else completions.FORM
     writer = ChoicesWriter(form, "x1", 1_700_000_000, "tiny", includes_usage)
     return Answer(writer, PIECES)
 

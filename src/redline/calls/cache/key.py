@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from redline.apis import EMBEDDINGS, api_of
+from redline.apis import api_of, embeddings
 from redline.calls.wire import Endpoint
 from redline.waist import Call, Request
 
@@ -78,7 +78,7 @@ def is_determined(request: Request) -> bool:
     body = request.body
     if request.method != "POST" or not isinstance(body, dict):
         return False
-    if api_of(request.url) is EMBEDDINGS:
+    if api_of(request.url) is embeddings.API:
         return True
     if any(body.get(name) for name in _OUTWARD) or _has_servers_tools(body.get("tools")):
         return False

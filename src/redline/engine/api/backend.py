@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from redline.apis import CHAT_FORM, TEXT_FORM, ChoicesWriter, completion_usage
+from redline.apis import ChoicesWriter, chat, completion_usage, completions
 from redline.calls import Call, Chunk, Outcome, Reply, Request, Sink
 from redline.clock import SYSTEM
 from redline.engine.api.bodies import Answer, Drawn, Said
@@ -107,7 +107,7 @@ class EngineBackend:
             choices.append(choice)
         self._thread.ask(asks)
         writer = ChoicesWriter(
-            CHAT_FORM if asked.form.is_chat else TEXT_FORM,
+            chat.FORM if asked.form.is_chat else completions.FORM,
             uuid.uuid4().hex,
             int(SYSTEM.wall_s()),
             asked.form.model or self._name,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from redline.apis import CHAT_FORM, ChoicesWriter, choice_object
+from redline.apis import ChoicesWriter, chat, choice_object
 from redline.engine.api.detokenize import Pieces
 
 Object = dict[str, Any]
@@ -73,7 +73,7 @@ class Answer(NamedTuple):
     def _choice(self, said: Said, content: Object) -> Object:
         logprobs = None
         if said.drawn is not None:
-            shown = _chat_logprobs if self.writer.form is CHAT_FORM else _text_logprobs
+            shown = _chat_logprobs if self.writer.form is chat.FORM else _text_logprobs
             logprobs = shown(said.drawn, self.pieces)
         return choice_object(said.index, content, said.finish_reason, logprobs)
 

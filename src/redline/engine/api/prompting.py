@@ -13,7 +13,7 @@ import jinja2
 import msgspec
 from msgspec import Meta, Struct
 
-from redline.apis import CHAT, COMPLETIONS, ChoicesRequest, ResponseFormat, api_of
+from redline.apis import ChoicesRequest, ResponseFormat, api_of, chat, completions
 from redline.engine.sample import SamplingParams
 from redline.errors import Rejected, nearest
 
@@ -105,13 +105,13 @@ def read_request(
     that for each token is refused unread. Raises Rejected, which names the parameter.
     """
     api = api_of(url)
-    if api not in (CHAT, COMPLETIONS):
+    if api not in (chat.API, completions.API):
         path = url.partition("?")[0].rstrip("/")
-        hint = f"it has {CHAT.path} and {COMPLETIONS.path}"
+        hint = f"it has {chat.API.path} and {completions.API.path}"
         raise Rejected(f"the engine has no {path or '/'}", hint=hint, status=404)
     if not isinstance(body, Mapping):
         raise Rejected("the body is not a JSON object")
-    kind: type[_Chat | _Completion] = _Chat if api is CHAT else _Completion
+    kind: type[_Chat | _Completion] = _Chat if api is chat.API else _Completion
     fields = _fields(body, {*kind.__struct_fields__, *_SAMPLING})
     form = _typed(fields, kind)
     params = _params(fields, form)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from redline.apis import CHAT, PLAIN, api_of
+from redline.apis import PLAIN, api_of, chat
 from redline.calls import Request, refuse_partial
 from redline.errors import BadRow, BadTemplate, ConfigError
 from redline.job.settings import BODILESS, Prompting
@@ -42,7 +42,7 @@ class Renderer:
         self._has_template = self._prompt is not None or self._body is not None
         url = prompting.url
         self._url = self._compile(url, "url") if url is not None and is_template(url) else None
-        self._fixed_url = url or CHAT.path
+        self._fixed_url = url or chat.API.path
         self._method = prompting.method.upper()
         self._is_bodiless = self._method in BODILESS
         if (
@@ -134,7 +134,7 @@ class Renderer:
         if not isinstance(body, dict):
             raise BadRow("`body` must be an object")
         body = {**self._defaults, **body}
-        if api_of(url) is CHAT and isinstance(body.get("messages"), list):
+        if api_of(url) is chat.API and isinstance(body.get("messages"), list):
             body["messages"] = self._with_system(body["messages"], row)
         return Request(method=method.upper(), url=url, body=body, output_path=self._output_path)
 
@@ -179,7 +179,7 @@ class Renderer:
     def _shape(self, content: Any, row: dict[str, Any], url: str) -> dict[str, Any]:
         """The prompt in the field that the API of `url` takes it from."""
         api = api_of(url)
-        if api is CHAT:
+        if api is chat.API:
             messages = [*self._shots, {"role": "user", "content": content}]
             return {api.prompt: self._with_system(messages, row)}
         if self._system is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from redline.apis import DONE_EVENT, RESPONSES, event_bytes
+from redline.apis import DONE_EVENT, event_bytes, responses
 from redline.calls import Chunk, Reply
 from redline.httpserver import ClientGoneError, Exchange, header_lines
 from redline.serve.http.refusals import Refusal
@@ -37,7 +37,7 @@ class EventStream:
         self._exchange = exchange
         self._asked = asked
         # /v1/responses names its events, and the last one says itself that it is the last.
-        self._is_named = asked.request.url == RESPONSES.path
+        self._is_named = asked.request.url == responses.API.path
         self.has_begun = False
 
     async def put(self, chunk: Chunk) -> None:

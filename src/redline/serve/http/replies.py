@@ -8,15 +8,12 @@ from typing import Any
 import msgspec
 
 from redline.apis import (
-    CHAT,
-    CHAT_FORM,
-    COMPLETIONS,
-    TEXT_FORM,
     ChoicesWriter,
     Form,
     chat,
     choice_object,
     completion_usage,
+    completions,
     is_usage_event,
     responses,
 )
@@ -27,7 +24,7 @@ from redline.serve.http.requests import Asked
 
 # redline's own words for ends that the API calls `stop`.
 _STOPS = frozenset({None, "empty", "refusal"})
-_FORMS = {CHAT.path: CHAT_FORM, COMPLETIONS.path: TEXT_FORM}
+_FORMS = {chat.API.path: chat.FORM, completions.API.path: completions.FORM}
 
 
 def body_of(asked: Asked, reply: Reply) -> bytes:
@@ -56,7 +53,7 @@ def events_of(data: Any, *, wants_usage: bool) -> list[Any]:
         return [data]
     if not wants_usage and is_usage_event(data):
         return []
-    if data.get("object") == CHAT_FORM.whole:
+    if data.get("object") == chat.FORM.whole:
         return [chat.event_of(data)]
     if data.get("object") == "response":
         return [responses.event_of(data)]

@@ -12,24 +12,16 @@ from typing import Any, Protocol
 import msgspec
 
 from redline.apis import (
-    CHAT,
-    CHAT_FORM,
-    COMPLETIONS,
-    EMBEDDINGS,
-    RESPONSES,
-    TEXT_FORM,
-    ChatRequest,
     ChoicesWriter,
-    CompletionRequest,
-    EmbeddingRequest,
     Form,
-    ResponseRequest,
     SampledRequest,
+    chat,
     choice_object,
     completion_usage,
-    embeddings_object,
-    response_object,
+    completions,
+    embeddings,
     response_usage,
+    responses,
 )
 from redline.sim.answers.answers import Answers, Said, count_tokens, cut, embedding, packed
 from redline.sim.answers.bodies import MAX_DIMENSIONS, BadCall, decode, texts
@@ -37,10 +29,10 @@ from redline.sim.answers.bodies import MAX_DIMENSIONS, BadCall, decode, texts
 DEFAULT_DIMENSIONS = 8
 Object = dict[str, Any]
 
-_CHAT = msgspec.json.Decoder(ChatRequest)
-_COMPLETION = msgspec.json.Decoder(CompletionRequest)
-_EMBEDDING = msgspec.json.Decoder(EmbeddingRequest)
-_RESPONSE = msgspec.json.Decoder(ResponseRequest)
+_CHAT = msgspec.json.Decoder(chat.Request)
+_COMPLETION = msgspec.json.Decoder(completions.Request)
+_EMBEDDING = msgspec.json.Decoder(embeddings.Request)
+_RESPONSE = msgspec.json.Decoder(responses.Request)
 
 
 class Draft(Protocol):
@@ -128,7 +120,7 @@ class _Whole:
 class _Embeddings(_Whole):
     completion_tokens = most_tokens = 0
 
-    def __init__(self, body: EmbeddingRequest) -> None:
+    def __init__(self, body: embeddings.Request) -> None:
         inputs = texts(body.input, "input")
         if any(not text for text, _ in inputs):
             raise BadCall("'input' must not be an empty string.")
@@ -149,11 +141,11 @@ class _Embeddings(_Whole):
         is_packed = self._body.encoding_format == "base64"
         vectors = [embedding(text, dimensions) for text in self._inputs]
         shown = [packed(vector) for vector in vectors] if is_packed else vectors
-        return embeddings_object(shown, self._body.model, self.prompt_tokens)
+        return embeddings.whole(shown, self._body.model, self.prompt_tokens)
 
 
 class _Response(_Whole):
-    def __init__(self, body: ResponseRequest, prompt_tokens: int, said: Said) -> None:
+    def __init__(self, body: responses.Request, prompt_tokens: int, said: Said) -> None:
         self._body = body
         self._said = said
         self.prompt_tokens = prompt_tokens
@@ -161,7 +153,7 @@ class _Response(_Whole):
         self.most_tokens = body.max_output_tokens or said.tokens
 
     def whole(self, number: int, created_s: int) -> Object:
-        return response_object(
+        return responses.whole(
             f"sim{number}",
             created_s,
             self._said.text,
@@ -179,7 +171,7 @@ def _chat(raw: bytes, answers: Answers) -> Draft:
     prompt_tokens = sum(count_tokens(message.text) for message in body.messages)
     most = body.max_completion_tokens or body.max_tokens
     said = cut(answers.answer(last.text, body.response_format, body.seed), most)
-    return _Generated(CHAT_FORM, body, prompt_tokens, [said] * (body.n or 1), most)
+    return _Generated(chat.FORM, body, prompt_tokens, [said] * (body.n or 1), most)
 
 
 def _completion(raw: bytes, answers: Answers) -> Draft:
@@ -189,7 +181,7 @@ def _completion(raw: bytes, answers: Answers) -> Draft:
     for text, tokens in texts(body.prompt, "prompt"):
         prompt_tokens += count_tokens(text) if tokens is None else tokens
         said += [cut(answers.answer(text, seed=body.seed), body.max_tokens)] * (body.n or 1)
-    return _Generated(TEXT_FORM, body, prompt_tokens, said, body.max_tokens)
+    return _Generated(completions.FORM, body, prompt_tokens, said, body.max_tokens)
 
 
 def _response(raw: bytes, answers: Answers) -> Draft:
@@ -211,10 +203,10 @@ def _response(raw: bytes, answers: Answers) -> Draft:
 
 # Drafts the reply to a body. Raises BadCall.
 ENDPOINTS: dict[str, Callable[[bytes, Answers], Draft]] = {
-    CHAT.path: _chat,
-    COMPLETIONS.path: _completion,
-    EMBEDDINGS.path: lambda raw, _: _Embeddings(decode(_EMBEDDING, raw)),
-    RESPONSES.path: _response,
+    chat.API.path: _chat,
+    completions.API.path: _completion,
+    embeddings.API.path: lambda raw, _: _Embeddings(decode(_EMBEDDING, raw)),
+    responses.API.path: _response,
 }
 
 
