@@ -98,5 +98,5 @@ class Asker:
         asked = Asked(self.timeouts, SYSTEM)
         asked.gate = self._gate
         head = self.transport.head(sent.method, sent.path, sent.headers, sent.body)
-        asked.carry(head, sent.body or b"", sent.deadline_s)
+        asked.carry(head, sent.body, sent.deadline_s)
         return asked

@@ -141,7 +141,7 @@ class HttpBackend:
         try:
             if self._steering.search is not None:
                 self._steering.begin(request.body)
-            if self.limiter.counts_tokens:
+            if not self.limiter.is_unlimited and self.limiter.counts_tokens:
                 attempt.reserve(self._cost(request))
                 # Refused before anything is waited for if no limit could ever grant it.
                 self.limiter.check(attempt.cost)
@@ -316,7 +316,7 @@ class HttpBackend:
             except (TypeError, ValueError, RecursionError) as error:
                 raise BadRow(f"the request is not JSON: {error}") from error
         head = self._transport.head(request.method, request.url, request.headers, body)
-        attempt.carry(head, body or b"", attempt.call.deadline_s)
+        attempt.carry(head, body, attempt.call.deadline_s)
 
     def _read(
         self, request: Request, answer: Answer, attempt: _Attempt, reader: StreamReader | None

@@ -107,15 +107,18 @@ class Connection(asyncio.Protocol):
         self._exchange = exchange
         self._is_due = True
         self._is_streamed = is_streamed
+        self._waiting = 0
         waiter = self._waiter = self._loop.create_future()
         return waiter
 
     def leave(self) -> None:
         """Stamps and writes the request of its exchange, unless that was given up meanwhile."""
-        exchange, unread, is_kept = self._exchange, self._unread, self.is_used
-        if exchange is None or not self._is_due or self._is_given_up():
+        exchange, waiter, is_kept = self._exchange, self._waiter, self.is_used
+        # A cancelled task runs on in the next turn of the loop only; its waiter is done already.
+        if exchange is None or not self._is_due or waiter is None or waiter.done():
             return
         self._is_due = False
+        unread = self._unread
         # Over TLS, the first bytes may be a session's ticket.
         if self._is_lost or (is_kept and unread is not None and unread.poll(0)):
             self.is_stale = True
@@ -127,24 +130,27 @@ class Connection(asyncio.Protocol):
             self._error = error
             self._wake()
             return
-        self.is_done = self.has_head = False
         self.is_used = True
+        self.is_done = self.has_head = False
         self._pairs = []
-        self._size = self._bare_bytes = self._waiting = self._interim = 0
+        self._size = self._bare_bytes = 0
+        self._write(exchange)
+
+    def _write(self, exchange: Exchange) -> None:
         assert self._transport is not None
-        head, body = exchange.take_request()
-        size_bytes = len(body)
-        self.asked = body if size_bytes <= WHOLE_BYTES else trace_of(body)
-        if size_bytes <= _PART_BYTES:
-            self._transport.write(head + body)
+        body = exchange.body
+        if len(body) <= WHOLE_BYTES:
+            self.asked = body
+            self._transport.write(exchange.head + body)
+            return
+        self.asked = trace_of(body)
+        exchange.drop_body()
+        if len(body) <= _PART_BYTES:
+            self._transport.write(exchange.head + body)
         else:
-            self._transport.write(head)
+            self._transport.write(exchange.head)
             self._unwritten = memoryview(body)
             self._write_on()
-
-    def _is_given_up(self) -> bool:
-        """Its task is cancelled, which the task itself learns in the next turn of the loop."""
-        return self._waiter is None or self._waiter.done()
 
     def whole_now(self) -> bytes | None:
         """The answer's body, if all of it is there."""
@@ -186,8 +192,8 @@ class Connection(asyncio.Protocol):
 
     def release(self) -> bool:
         """The exchange is over. True if another one may follow."""
+        # Its alarm may still ring, and ends nothing then.
         self._exchange = self._waiter = None
-        self._alarm.stop()
         if self._error is not None:
             self._error = self._refusal = None
         self._parts.clear()
@@ -216,7 +222,7 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def time_is_up(self) -> None:
-        """Ends the exchange, whose clock has run out."""
+        """Ends the exchange, if it is one whose clock has run out."""
         if self._exchange is not None:
             self.fail(self._exchange.timed_out())
 
@@ -377,7 +383,7 @@ class Connection(asyncio.Protocol):
         self.status = status
         self.headers = headers
         self.has_head = True
-        self._bare_bytes = 0
+        self._bare_bytes = self._interim = 0
         if self._exchange is not None and self._exchange.is_head:
             # httptools cannot tell llhttp, which would read the next answer as the body.
             self.is_done, self._is_reusable = True, False

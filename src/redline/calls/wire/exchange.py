@@ -91,6 +91,7 @@ class Exchange(ABC):
     _alarm: Alarm | None = None
     deadline_s = math.inf
     head = body = b""
+    is_head = False  # the request is a HEAD: its answer ends with its headers
     _is_spent = False  # the grant was used for a write
     phase = "connect"
     _held_up_s = 0.0  # by redline itself, since the write
@@ -125,16 +126,18 @@ class Exchange(ABC):
         # Who bounds how many do so waits for a place.
         return
 
-    def carry(self, head: bytes, body: bytes, deadline_s: float = math.inf) -> None:
+    def carry(self, head: bytes, body: bytes | None, deadline_s: float = math.inf) -> None:
         """It carries this request, which is given up at `deadline_s` (monotonic)."""
         self.head = head
-        self.body = body
+        if body is not None:
+            self.body = body
+        else:
+            self.is_head = head.startswith(b"HEAD ")
         self.deadline_s = deadline_s
 
-    @property
-    def is_head(self) -> bool:
-        """The request is a HEAD: its answer ends with its headers."""
-        return self.head.startswith(b"HEAD ")
+    def drop_body(self) -> None:
+        """A long body does not wait here for the answer."""
+        self.body = b""
 
     def follow(self, alarm: Alarm) -> None:
         """Ends when `alarm` rings, until it is written."""
@@ -173,26 +176,20 @@ class Exchange(ABC):
 
         is_kept: the connection has carried others. Raises CallError if it must not be written.
         """
-        assert self.grant is not None
+        grant, timeouts = self.grant, self._timeouts
+        assert grant is not None
         sent_s = self.sent_s = self._clock.now_s()
-        self.grant.sent(sent_s)
+        grant.sent(sent_s)
         self._is_spent = True
         self.is_kept = is_kept
         self._alarm = alarm
-        timeouts = self._timeouts
-        self.phase, allowed_s = "attempt", timeouts.attempt_s
-        if timeouts.first_byte_s < allowed_s:
-            self.phase, allowed_s = "first_byte", timeouts.first_byte_s
-        if self.deadline_s <= sent_s + allowed_s:
-            self.phase, allowed_s = "row", self.deadline_s - sent_s
+        self.phase, until_s = "attempt", sent_s + timeouts.attempt_s
+        if timeouts.first_byte_s < timeouts.attempt_s:
+            self.phase, until_s = "first_byte", sent_s + timeouts.first_byte_s
+        if self.deadline_s <= until_s:
+            self.phase, until_s = "row", self.deadline_s
         self.on_sent(sent_s)
-        alarm.ring_at(sent_s + allowed_s)
-
-    def take_request(self) -> tuple[bytes, bytes]:
-        """Head and body as they are written. They do not wait here for the answer."""
-        head, body = self.head, self.body
-        self.body = b""
-        return head, body
+        alarm.ring_at(until_s)
 
     def headers_came(self) -> None:
         """The first byte of the answer is here."""

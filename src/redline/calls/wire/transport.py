@@ -119,12 +119,14 @@ class Transport:
         answer of another type or status is read whole. Raises CallError, and Repeat if the exchange
         may.
         """
-        for _ in range(_MOST_STALE):
+        stale = 0
+        while stale < _MOST_STALE:
             connection = self._ready_now(exchange) or await self._ready(exchange)
             try:
                 self._outbox.add(connection)
                 await connection.open(exchange, is_streamed=take is not None)
                 if connection.is_stale:
+                    stale += 1
                     continue
                 if take is not None and await _handed_on(connection, take, kind):
                     self._reuse.answered()
