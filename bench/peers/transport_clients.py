@@ -31,7 +31,7 @@ Ask = Callable[[], Awaitable[bytes]]
 @asynccontextmanager
 async def through_redline(url: str) -> AsyncIterator[Ask]:
     from redline.calls import Endpoint
-    from redline.calls.wire import Exchange, Transport, Wire
+    from redline.calls.wire import Exchange, Transport
     from redline.clock import SYSTEM
     from redline.limits import Cost, Limiter, Limits
 
@@ -51,12 +51,12 @@ async def through_redline(url: str) -> AsyncIterator[Ask]:
             pass
 
     endpoint = Endpoint(base_url=url, proxy="")
-    headers = {"Content-Type": "application/json"}
-    wire = Wire("POST", PATH, headers, BODY, float("inf"))
     transport = Transport(endpoint, SYSTEM, lambda took_s: None)
 
     async def ask() -> bytes:
-        answer = await transport.exchange(wire, Free(endpoint.timeouts, SYSTEM))
+        exchange = Free(endpoint.timeouts, SYSTEM)
+        exchange.carry(transport.head("POST", PATH, {}, BODY), BODY)
+        answer = await transport.exchange(exchange)
         assert answer.status == 200
         return answer.body
 

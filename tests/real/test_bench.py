@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from support.simulated import simulated
+
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
@@ -49,6 +51,21 @@ def test_the_cost_of_a_call(tmp_path: Path) -> None:
     for run in result["raw"]:
         assert run["cpu_s"] > 0
         assert run["rows"] == 200
+
+
+@pytest.mark.parametrize("client", ["direct", "bare"])
+def test_the_clients_of_the_transports(client: str) -> None:
+    script = str(ROOT / "bench" / "peers" / "transport_clients.py")
+    with simulated() as sim:
+        done = subprocess.run(
+            [sys.executable, script, client, sim.base_url, "20", "4"],
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+        assert set(json.loads(done.stdout or "{}")) == {"cpu_s", "wall_s", "peak_rss_mb"}, done
+        assert sim.stats()["received"] == 20
 
 
 def test_the_memory_curve(tmp_path: Path) -> None:
