@@ -93,13 +93,13 @@ class EndpointLimits:
                 self._memory = None
         if stores.recent is not None:
             name = _digest(_identity(self._base_url, self._key))
-            # Older versions did not tell keys apart.
+            # Older versions kept one file for all keys.
             self.limiter.keep_sends(stores.recent, name, old_name=_digest(self._base_url))
 
     def begin(self, body: object) -> None:
         """A call with this body is about to wait for its turn, while the limit is searched for.
 
-        The first one tells the model.
+        The first one states the model.
         """
         if self.search is None or self._is_begun:
             return

@@ -5,9 +5,9 @@ byte of its answer. A reply that took t shows that its request reached the serve
 later than the fastest one does, whatever else took time. So
 
   each send counts for W + (t - m), and not for W + guard, once its reply is there;
-  where nearly all replies come within the prior of the fastest one, their spread bounds the jitter,
-  and the guard follows it; where they do not, they took their time to generate, which says nothing
-  about the way, and the prior stands;
+  if nearly all replies come within the prior of the fastest one, their spread bounds the jitter,
+  and the guard follows it; otherwise they took their time to generate, which says nothing about the
+  network, and the prior holds;
   handshakes and stated processing times are free of generation: they show the network alone;
   timers that ring late show the lag of the event loop. It is jitter like any other, but a send may
   make up for the lateness of the one before it, so it costs the guard and not the pace.
@@ -113,7 +113,7 @@ class Jitter:
     def proved_s(self, took_s: float) -> float:
         """How late a request can have been at most whose reply took so long, by what is known now.
 
-        took_s: of a reply that `replied` has been told of.
+        took_s: of a reply that `replied` has seen.
         """
         if not self.is_telling:
             return self.unproven_s

@@ -3,7 +3,7 @@
 Each window has a small file: a ring of its records, (wall time, amount), behind a header of (magic,
 pace). A send is one `pwrite` into the page cache, which survives the death of the process, though
 not of the machine; a machine takes longer to start than most windows last. Nothing is synced.
-Where many sends stand in one record, their number is written ahead, twice what it is: a death then
+If many sends share a record, their number is written ahead, twice what it is: a death then
 leaves a count that is too high by half of one record at most.
 """
 
@@ -76,7 +76,7 @@ class RecentSends:
             return
 
     def drop(self, window: Window) -> None:
-        """`window` has gone, and what it sent stands in another one."""
+        """`window` is gone, and another one has what it sent."""
         kept = self._rings.pop(window, None)
         if kept is not None:
             ring, path = kept

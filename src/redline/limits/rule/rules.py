@@ -23,7 +23,7 @@ _LEAST_CHANGE_S = 1e-4
 class LimitLine:
     """One limit: what is stated of it, and the window that keeps it.
 
-    user: as the user stated it; None for one that the server told. stated: what is gone by now,
+    user: as the user stated it; None for one that the server stated. stated: what is in force,
     before headroom. others: what others have used of it so far, as far as it shows.
     """
 
@@ -54,7 +54,7 @@ class LimitLine:
         self._full_at_s = max(self._full_at_s, now_s) + missing_s
 
     def alone(self, now_s: float) -> Alone:
-        """What the server would count now, had nobody but us and the known others used it."""
+        """What the server would count now if only we and the known others had used it."""
         missing_s = max(0.0, self._full_at_s - now_s)
         in_bucket = missing_s * self.stated.count / self.stated.window_s
         return Alone(self.window.used(now_s), in_bucket, self.others)
@@ -77,7 +77,7 @@ class LimitLine:
 class Rules:
     """The windows of `limits`; every call takes from all of them or from none.
 
-    is_watched: the server tells what is left, so each booking remembers what should be.
+    is_watched: the server states what is left, so each booking remembers what should be.
     is_searched: a limit is searched for, and refusals are how it is found. The guard has no margin
     then, for the search learns what the way needs.
     """
@@ -105,7 +105,7 @@ class Rules:
         self._follow_lines()
 
     def watch(self, now_s: float) -> None:
-        """The server tells what is left: from now on each booking remembers what should be."""
+        """The server states what is left: from now on each booking remembers what should be."""
         if not self.is_watched:
             self.is_watched = True
             for line in self.lines:
@@ -113,7 +113,7 @@ class Rules:
             self._follow_lines()
 
     def most(self, kind: Kind) -> float:
-        """The largest amount that one call could ever be granted; inf where nothing limits it."""
+        """The largest amount that one call could ever be granted; inf if nothing limits it."""
         counts = (self._most(line) for line in self.lines if line.kind == kind)
         return min(counts, default=math.inf)
 
@@ -151,8 +151,8 @@ class Rules:
     ) -> list[Booking]:
         """Takes `cost` from every window; call only when `wait_s` is 0.
 
-        late_s: by how much a timer rang late for it. busy_s: for how long somebody has been waiting
-        without a break, this caller or those before it.
+        late_s: by how much a timer rang late for it. busy_s: for how long the queue has not been
+        empty.
         """
         bookings = []
         for line in self.lines:
@@ -188,8 +188,8 @@ class Rules:
             for booking in bookings:
                 booking.window.prove(booking, late_s)
             while self._untold:
-                told, its_s = self._untold.popleft()
-                for booking in told:
+                early, its_s = self._untold.popleft()
+                for booking in early:
                     booking.window.prove(booking, jitter.proved_s(its_s))
 
     def rang(self, late_s: float) -> None:
@@ -280,7 +280,7 @@ class Rules:
         self._only = lines[0].window if is_alone else None
 
     def _most(self, line: LimitLine) -> int:
-        # By what is stated: a share that is lowered for a while refuses nobody for good.
+        # By what is stated: a share that is lowered for a while refuses no call for good.
         return usable(line.stated, self.limits.headroom).count
 
     def _reshape(self) -> None:

@@ -41,7 +41,7 @@ from redline.limits.rule.shape import BURST_SHARE, Shape, paid_at_s, refund_s, s
 
 # Sums of floats differ in the last bits; a wait below this is none.
 _EPSILON_S = 1e-9
-# Sends within this share of a window stand in one record with the stamp of the last: the memory of
+# Sends within this share of a window share a record with the stamp of the last: the memory of
 # a limit of ten million a day is bounded, and its rate is 0.02 % lower.
 GRAIN = 1 / 4096
 # Records of requests that have left the window are dropped once in this many new ones. The ring of
@@ -82,7 +82,7 @@ class Doubt:
         first term): a single long-tailed amount passes its mean by far more than z deviations.
         """
         variance = self.variance + spread.variance
-        # Below a thousandth of a token stand only the last bits of sums.
+        # Below a thousandth of a token are only the rounding errors of sums.
         if variance <= 1e-6:
             return 0.0
         third = self.third + spread.third
@@ -110,7 +110,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
 
 
 class Alone(NamedTuple):
-    """What a server would have counted of one limit, had nobody else used it.
+    """What a server would have counted of one limit, if we were its only user.
 
     in_window: sent within the last window. in_bucket: missing from a bucket that refills steadily.
     others: what had been found to be used by others until then; both include it.
@@ -122,7 +122,7 @@ class Alone(NamedTuple):
 
 
 class Booking(msgspec.Struct, eq=False, gc=False):
-    """An amount taken from one window, and where it stands."""
+    """An amount taken from one window, and its state."""
 
     window: Window
     amount: int
@@ -131,14 +131,14 @@ class Booking(msgspec.Struct, eq=False, gc=False):
     paced_s: float = 0.0  # what it has put off the sends behind it by
     is_sent: bool | None = None  # None while it is booked, False once it is released
     is_proved: bool = False
-    record: Record | None = None  # once sent, where the hard rule holds
-    entry: Entry | None = None  # where there is none
-    step: int | None = None  # where it stands in Phases, if there are any
-    alone: Alone | None = None  # what the server would count, were nobody else there
+    record: Record | None = None  # once sent, if the hard rule holds
+    entry: Entry | None = None  # if it does not
+    step: int | None = None  # its place in Phases, if there are any
+    alone: Alone | None = None  # what the server would count of us alone
 
 
 class Keeper(Protocol):
-    """Where a window's sends outlive the process."""
+    """Keeps a window's sends beyond the process."""
 
     def begin(self, record: Record) -> None: ...  # later than those before it
     def keep(self, record: Record) -> None: ...  # after a change of one that was begun
@@ -186,8 +186,8 @@ class Window:
         """Other rules from now on; what was sent still counts.
 
         guard_s: of the pace. unproven_s: of sends without a reply, in the hard rule; None takes the
-        guard. catch_up_s: by how much a send may follow another one too early, where that one was
-        late by a timer; what the guard has over the network's jitter.
+        guard. catch_up_s: by how much a send may follow another one too early, if a timer made
+        that one late; what the guard has over the network's jitter.
         """
         self.rate = rate
         self._most = rate.count
@@ -273,8 +273,8 @@ class Window:
         """Takes `amount`; call only when `wait_s` is 0.
 
         late_s: how long the caller was kept past its time, by a timer that rang late. busy_s: for
-        how long somebody has been waiting without a break. Time in which nobody asked is not caught
-        up: the next two sends would follow too closely.
+        how long the queue has not been empty. Idle time is not caught up: the next two sends would
+        follow each other too closely.
         """
         booking = Booking(self, amount, now_s, spread)
         self._held += amount
@@ -388,7 +388,7 @@ class Window:
                 self._keeper.keep(record)
 
     def take(self, amount: int, now_s: float) -> None:
-        """Somebody else has used `amount` of this limit just now."""
+        """Another user of the limit has used `amount` of it just now."""
         if amount > 0:
             booking = self.book(amount, now_s)
             self.sent(booking, now_s)
@@ -413,7 +413,7 @@ class Window:
             self._phases.assume()
 
     def resume_pace(self, full_at_s: float) -> None:
-        """The pace goes on from `full_at_s`, where it is not later already."""
+        """The pace goes on from `full_at_s`, unless it is later already."""
         if not self._is_hard:
             self._level.resume(full_at_s)
         elif self._full_at_s < full_at_s:

@@ -20,8 +20,8 @@ _Ticket = tuple[int, int, threading.Event]
 class SyncLimiter:
     """The rate limits of `limits` for any number of threads of one process.
 
-    limits: a Limits, or the request limit alone, such as "2/1s". Who waits, waits in order of
-    arrival within a priority, whatever the size.
+    limits: a Limits, or the request limit alone, such as "2/1s". Threads wait in order of
+    arrival within a priority, whatever the size of their calls.
 
         with limiter(tokens=900) as grant:
             reply = call()
@@ -34,7 +34,7 @@ class SyncLimiter:
         self._clock = clock
         self._lock = threading.Lock()
         self._queue: list[_Ticket] = []
-        self._busy_from_s = 0.0  # since when somebody has been waiting
+        self._busy_from_s = 0.0  # since when the queue has not been empty
         self._numbers = itertools.count()
 
     @contextmanager
@@ -43,7 +43,7 @@ class SyncLimiter:
     ) -> Generator[Grant]:
         """A context that is entered when one call may be sent, which is then taken as sent.
 
-        tokens: of the input, or of input and output where they are not told apart; 0 or more.
+        tokens: of the input, or of input and output together; 0 or more.
         priority: lower goes first. Entering raises OverLimit for what could never be granted.
         """
         grant = self.acquire(Cost(tokens, output_tokens), priority)
@@ -65,7 +65,7 @@ class SyncLimiter:
     def acquire(self, cost: Cost | int = 0, priority: int = 0) -> Grant:
         """A grant for one request of `cost`; blocks until its turn.
 
-        cost: a number stands for tokens, input and output together. priority: lower goes first.
+        cost: a number is one of tokens, input and output together. priority: lower goes first.
         Raises OverLimit at once when it could never be granted.
         """
         cost = cost if isinstance(cost, Cost) else Cost(cost)

@@ -46,7 +46,7 @@ class Grant(msgspec.Struct, eq=False, gc=False):
             self._issuer.give_back(self.taken)
 
     def settle(self, used: Cost | int) -> None:
-        """The call used `used` in place of its estimate: tokens told apart, or their sum.
+        """The call used `used` in place of its estimate: tokens by kind, or their sum.
 
         0 or more. Does nothing before `sent`; a later one takes the place of an earlier one.
         """
@@ -62,8 +62,8 @@ class Grant(msgspec.Struct, eq=False, gc=False):
     def replied(self, took_s: float) -> None:
         """The first byte of the answer came `took_s` after the write.
 
-        Less the server's own time on it, where the server states that. It proves how late the call
-        can have reached the server, which is what the guard is for (limits/rule/guard.py).
+        Less the server's own time on it if the server states that. It proves how late the call can
+        have reached the server, which is what the guard is for (limits/rule/guard.py).
         """
         if self.sent_s is not None:
             self._issuer.replied(self.taken, took_s, self.sent_s)

@@ -1,7 +1,7 @@
 """Every rate limit of one endpoint behind one queue and one timer.
 
 A grant books every window together, all or nothing, in order of arrival within a priority. The
-head of the queue waits for its own needs and nobody overtakes it, so a large request is not
+head of the queue waits for its own needs and is never overtaken, so a large request is not
 starved by small ones.
 """
 
@@ -44,7 +44,7 @@ class Limiter(Alarmed):
         # What every caller gets while nothing limits them; set when that is known to be so.
         self._free: Grant | None = None
         self._queue: WaitQueue[Cost, list[Booking]] = WaitQueue()
-        self._busy_from_s = 0.0  # since when somebody has been waiting
+        self._busy_from_s = 0.0  # since when the queue has not been empty
 
     def __call__(
         self,
@@ -55,7 +55,7 @@ class Limiter(Alarmed):
     ) -> _Entry:
         """A context that is entered when one call may be sent, which is then taken as sent.
 
-        tokens: of the input, or of input and output where they are not told apart; 0 or more.
+        tokens: of the input, or of input and output together; 0 or more.
         priority: lower goes first. Entering raises OverLimit for what could never be granted.
         """
         return _Entry(self, Cost(tokens, output_tokens), priority)
@@ -76,7 +76,7 @@ class Limiter(Alarmed):
         return self.rules.guard_s
 
     def most(self, kind: Kind) -> float:
-        """The largest amount that one call could ever be granted; inf where nothing limits it."""
+        """The largest amount that one call could ever be granted; inf if nothing limits it."""
         return self.rules.most(kind)
 
     def check(self, cost: Cost) -> None:
@@ -84,7 +84,7 @@ class Limiter(Alarmed):
         self.rules.check(cost)
 
     def room_s(self, cost: Cost, now_s: float) -> float:
-        """Seconds until a call of `cost` could be granted were nobody waiting; books nothing."""
+        """Seconds until `cost` could be granted if the queue were empty; books nothing."""
         wait_s = self.rules.wait_s(cost, now_s)
         parked_s = self._parked_until_s - now_s
         return parked_s if parked_s > wait_s else wait_s
@@ -117,7 +117,7 @@ class Limiter(Alarmed):
     async def acquire(self, cost: Cost | int = _NOTHING, priority: int = 0) -> Grant:
         """A grant for one request of `cost`; waits for it in turn.
 
-        cost: a number stands for tokens, input and output together. priority: lower goes first.
+        cost: a number is one of tokens, input and output together. priority: lower goes first.
         Raises OverLimit at once when it could never be granted.
         """
         cost = cost if isinstance(cost, Cost) else Cost(cost)

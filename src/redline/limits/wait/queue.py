@@ -1,4 +1,4 @@
-"""Who waits: first by priority, then by arrival, whatever the size."""
+"""A queue by priority, then by arrival, whatever the size of what is asked for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-# Cancelled waiters are swept out when they are more than those who wait, and this many.
+# Cancelled waiters are swept out when there are this many more of them than of the others.
 _MOST_FORGOTTEN = 64
 
 Want = TypeVar("Want")
@@ -19,7 +19,7 @@ Got = TypeVar("Got")
 class Waiter(msgspec.Struct, Generic[Want, Got], eq=False, gc=False):
     """One caller in a queue: `want` is what it asked for, `future` brings what it got.
 
-    Only the queue holds it, so it stands in no cycle of its own; untracked, a hundred thousand of
+    Only the queue holds it, so it is part of no reference cycle; untracked, a hundred thousand of
     them cost the garbage collector nothing.
     """
 
@@ -60,12 +60,12 @@ class WaitQueue(Generic[Want, Got]):
         return head is not None and head.future is future
 
     def waiters(self) -> list[Waiter[Want, Got]]:
-        """All who wait, in the order in which they go."""
+        """All waiters, in the order in which they go."""
         lines = (self._lines[priority] for priority in self._priorities)
         return [waiter for line in lines for waiter in line if not waiter.future.done()]
 
     def head(self) -> Waiter[Want, Got] | None:
-        """The waiter that goes next, left in place; None when nobody waits."""
+        """The waiter that goes next, left in place; None if the queue is empty."""
         while self._priorities:
             line = self._lines[self._priorities[0]]
             while line:

@@ -24,7 +24,7 @@ class Slots:
         return self.in_use < self.count and (not queue.waiting or queue.head() is None)
 
     def take_free(self) -> bool:
-        """Takes a slot that nobody waits for; False where there is none."""
+        """Takes a slot if one is free and the queue is empty; False otherwise."""
         # As in is_free, without the call: each attempt asks twice.
         if self.in_use < self.count and (not self._queue.waiting or self._queue.head() is None):
             self.in_use += 1
