@@ -334,6 +334,7 @@ def test_a_proxy_that_hangs_is_ended_by_the_connect_clock(
             outcome = await sent("https://127.0.0.1:9/v1", proxy, timeouts=wait)
             assert isinstance(outcome.error, TimedOut)
             assert outcome.error.phase == "connect"
+            assert outcome.error.hint.startswith(f"through the proxy {proxy[7:]}: check ")
 
     run(main())
 

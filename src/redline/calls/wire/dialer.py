@@ -15,7 +15,15 @@ from contextlib import contextmanager
 from redline.calls.wire.connection import Connection
 from redline.calls.wire.deadlines import Deadlines
 from redline.calls.wire.endpoint import Endpoint
-from redline.calls.wire.proxy import SETTINGS, Connect, Proxy, Server, no_connection, server_of
+from redline.calls.wire.proxy import (
+    CHECK,
+    SETTINGS,
+    Connect,
+    Proxy,
+    Server,
+    no_connection,
+    server_of,
+)
 from redline.errors import Disconnected
 
 _RESOLVED_FOR_S = 60.0
@@ -148,7 +156,7 @@ class Dialer:
         """The error of a connection that `server` did not take, or whose TLS failed with it."""
         is_proxy = server is not self._target
         number = getattr(error, "errno", None) or 0
-        hint = f"check the proxy's address in {SETTINGS}" if is_proxy else ""
+        hint = CHECK if is_proxy else ""
         if isinstance(error, ssl.SSLCertVerificationError):
             whose, where = ("proxy", SETTINGS) if is_proxy else ("server", "--base-url")
             hint = f"the {whose}'s certificate is not trusted: check {where}"

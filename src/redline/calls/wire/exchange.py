@@ -219,11 +219,11 @@ class Exchange(ABC):
             allowed_s = getattr(self._timeouts, f"{phase}_s")
             self._enter(phase, self.sent_s + allowed_s + self._held_up_s)
 
-    def timed_out(self) -> TimedOut:
-        """The error of the phase whose clock ran out."""
+    def timed_out(self, hint: str = "") -> TimedOut:
+        """The error of the phase whose clock ran out. hint: for all but the row's own."""
         if self.phase == "row":
             return TimedOut("row")
-        return TimedOut(self.phase, getattr(self._timeouts, f"{self.phase}_s"))
+        return TimedOut(self.phase, getattr(self._timeouts, f"{self.phase}_s"), hint=hint)
 
     def _enter(self, phase: str, until_s: float) -> None:
         if until_s < self.deadline_s:

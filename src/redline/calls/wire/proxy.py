@@ -26,6 +26,7 @@ _SCHEME = re.compile(r"(?:^|,)\s*([A-Za-z][A-Za-z0-9-]*)(?=\s|,|$)")
 _QUOTED = re.compile(r'"[^"]*"')
 # What names a proxy.
 SETTINGS = "--proxy, HTTP_PROXY or HTTPS_PROXY"
+CHECK = f"check the proxy's address in {SETTINGS}"
 
 
 class Server(msgspec.Struct, frozen=True):

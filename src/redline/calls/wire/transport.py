@@ -20,6 +20,7 @@ from redline.calls.wire.endpoint import Endpoint, proxy_of
 from redline.calls.wire.exchange import EVENTS, Answer, Exchange, Repeat, do_nothing
 from redline.calls.wire.pool import Pool
 from redline.calls.wire.proxy import (
+    CHECK,
     ascii_name,
     is_for_proxy,
     no_connection,
@@ -85,6 +86,7 @@ class Transport:
         self._is_tunnelled = is_tls and proxy is not None
         # The proxy that reads and forwards the requests themselves.
         self._forwarder = None if is_tls else proxy
+        self._connect_hint = "" if proxy is None else f"through the proxy {proxy.server}: {CHECK}"
         self.intake = ReplyMemory(endpoint.max_reply_bytes)
         self._headers = _default_headers(endpoint)
         # The heads of requests without headers of their own, but for the length of the body.
@@ -192,7 +194,7 @@ class Transport:
             try:
                 connection = await self._pool.connect()
             except TimeoutError:
-                raise exchange.timed_out() from None
+                raise exchange.timed_out(self._connect_hint) from None
         try:
             await exchange.wait_for_grant()
         except BaseException:
