@@ -190,8 +190,8 @@ def test_a_body_can_be_taken_in_parts_at_the_handlers_pace(run: Run) -> None:
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 def test_a_stream_is_chunked_or_ends_with_its_connection(run: Run, version: str) -> None:
     async def stream(exchange: Exchange) -> None:
-        await exchange.begin(200, TEXT, b"one ")
-        await exchange.write(b"")
+        await exchange.begin(200, TEXT, b"one " if exchange.query else b"")
+        await exchange.write(b"" if exchange.query else b"one ")
         await exchange.write(b"two ")
         await exchange.end(b"three")
 
@@ -201,11 +201,30 @@ def test_a_stream_is_chunked_or_ends_with_its_connection(run: Run, version: str)
             assert found.body == b"one two three"
             if version == "1.1":
                 assert found.headers["transfer-encoding"] == "chunked"
-                assert (await client.ask(get())).body == b"one two three"
+                assert (await client.ask(get("/?a=b"))).body == b"one two three"
             else:
                 assert "transfer-encoding" not in found.headers
                 assert found.headers["connection"] == "close"
                 assert await client.rest() == b""
+
+    run(main())
+
+
+def test_the_head_of_a_stream_can_be_sent_before_its_body(run: Run) -> None:
+    go = asyncio.Event()
+
+    async def waits(exchange: Exchange) -> None:
+        await exchange.begin(200, TEXT)
+        await exchange.write(b"")
+        await go.wait()
+        await exchange.end(b"x")
+
+    async def main() -> None:
+        async with Served(waits) as server, peer(server) as client:
+            await client.send(get())
+            assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
+            go.set()
+            assert await client.reader.readuntil(b"0\r\n\r\n") == b"1\r\nx\r\n0\r\n\r\n"
 
     run(main())
 
@@ -766,13 +785,15 @@ def test_a_client_that_leaves_cancels_its_handler(run: Run, way: str) -> None:
     run(main())
 
 
-@pytest.mark.parametrize("way", ["raises", "answers nothing", "raises in a stream", "ends nothing"])
+@pytest.mark.parametrize(
+    "way", ["raises", "answers nothing", "raises in a stream", "ends nothing", "only begins"]
+)
 def test_a_handler_that_fails_gives_away_nothing(
     run: Run, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fails(exchange: Exchange) -> None:
-        if way.endswith(("stream", "ends nothing")):
-            await exchange.begin(200, TEXT, b"half")
+        if way.endswith(("stream", "ends nothing", "begins")):
+            await exchange.begin(200, TEXT, b"" if way == "only begins" else b"half")
         if way.startswith("raises"):
             raise KeyError("sk-secret")
 

@@ -84,6 +84,7 @@ class Exchange:
     _waiter: asyncio.Future[None] | None = None
     _inflate: Inflate | None = None
     _is_whole_wanted = False
+    _unsent_head = b""
     _is_chunked = True
     # The body of the request has been received to its end.
     is_complete = False
@@ -209,53 +210,48 @@ class Exchange:
         return b"".join((status_line(status), fields, size, service.date, self._head_end()))
 
     async def begin(self, status: int, fields: bytes = JSON, data: bytes = b"") -> None:
-        """Begins a response of any length with its head and `data`, in one write.
+        """Begins a response of any length.
 
-        fields: as for `respond`. Raises ClientGoneError; cancelled when the client leaves.
+        fields: as for `respond`. data: of the body. Without it, the head waits for the first write,
+        so that both leave together. Raises ClientGoneError; cancelled when the client leaves.
         """
         if self.state is not State.WAITING:
             raise RuntimeError("the response has already begun")
         self.state = State.STREAMING
-        channel = self._channel
-        if channel.is_lost:
-            raise ClientGoneError
+        service = self._channel.service
         self._is_chunked = self._is_http_1_1
         framing = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
         # Without chunks, the end of the connection is the end of the body.
-        service = channel.service
         if not self._is_chunked or not self.is_complete or service.is_draining:
             self.is_kept = False
         head = (status_line(status), fields, framing, service.date, self._head_end())
-        channel.transport.write(b"".join((*head, self._framed(data))))
-        if channel.is_write_paused:
-            await channel.drained()
+        self._unsent_head = b"".join(head)
+        if data:
+            await self.write(data)
 
     async def write(self, data: bytes) -> None:
         """Sends the next part of the body. Returns once the client has room for more.
 
         Raises ClientGoneError; cancelled when the client leaves.
         """
-        channel = self._channel
-        if self.state is not State.STREAMING:
-            raise RuntimeError("the response has not begun, or is over")
-        if channel.is_lost:
-            raise ClientGoneError
-        if framed := self._framed(data):
-            channel.transport.write(framed)
-        if channel.is_write_paused:
-            await channel.drained()
+        await self._write(self._framed(data))
 
     async def end(self, data: bytes = b"") -> None:
         """Sends the last part of the body, and its end. Raises ClientGoneError."""
+        last = b"0\r\n\r\n" if self._is_chunked and self.method != "HEAD" else b""
+        await self._write(self._framed(data) + last, is_last=True)
+
+    async def _write(self, framed: bytes, *, is_last: bool = False) -> None:
         channel = self._channel
         if self.state is not State.STREAMING:
             raise RuntimeError("the response has not begun, or is over")
         if channel.is_lost:
             raise ClientGoneError
-        self.state = State.OVER
-        last = b"0\r\n\r\n" if self._is_chunked and self.method != "HEAD" else b""
-        if framed := self._framed(data) + last:
-            channel.transport.write(framed)
+        if is_last:
+            self.state = State.OVER
+        if sent := self._unsent_head + framed:
+            self._unsent_head = b""
+            channel.transport.write(sent)
         if channel.is_write_paused:
             await channel.drained()
 
@@ -266,6 +262,8 @@ class Exchange:
 
     def break_off(self) -> None:
         """Ends the connection so that what was written never passes for a whole response."""
+        if self._unsent_head and not self._channel.is_lost:
+            self._channel.transport.write(self._unsent_head)
         self.state = State.OVER
         self.is_kept = False
         if self._is_chunked:
