@@ -77,6 +77,31 @@ def connections(result: Result) -> str:
     return _listed(result, _CONNECTIONS)
 
 
+_SERVED = {
+    "chat": "chat completion",
+    "stream": "streamed chat completion",
+    "healthz": "GET /healthz",
+}
+
+
+def server(result: Result) -> str:
+    """Requests per second of the server's CPU, and what idle connections take."""
+    summary = result["summary"]
+    head = ["request", "own, us of CPU", "4294e90, us of CPU", "requests per CPU s, own to 4294e90"]
+    rows = [
+        [shown, f"{one['own_us']:.1f}", f"{one['before_us']:.1f}", f"{one['ratio']:.2f}"]
+        for name, shown in _SERVED.items()
+        for one in [summary[name]]
+    ]
+    idle = summary["idle"]
+    taken = {kind: one["with_mb"] - one["before_mb"] for kind, one in idle.items()}
+    text = (
+        f"{int(result['settings']['idle']):,} idle connections take {taken['own']:.1f} MB; at "
+        f"4294e90, {taken['before']:.1f} MB."
+    )
+    return f"{table(head, rows)}\n\n{text}\n\n{source(result)}"
+
+
 def soak(result: Result) -> str:
     """What a long run with faults goes on taking."""
     found = result["summary"]

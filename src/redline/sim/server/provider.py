@@ -185,11 +185,12 @@ class Provider:
         if self._slots.is_full:
             self._reply(exchange, ticket, _FULL, "overloaded")
             return None
-        rejection = self._admission.ask(self._charge(draft), ticket.arrival_s)
-        if rejection is not None:
-            over = self._rejected(rejection, ticket.arrival_s)
-            self._reply(exchange, ticket, over, "rejected", rejection.limit)
-            return None
+        if self._admission.has_limits:
+            rejection = self._admission.ask(self._charge(draft), ticket.arrival_s)
+            if rejection is not None:
+                over = self._rejected(rejection, ticket.arrival_s)
+                self._reply(exchange, ticket, over, "rejected", rejection.limit)
+                return None
         fault = self._settings.faults.draw(self._fault_rng)
         first_s = self._settings.latency.draw_s(self._latency_rng)
         if fault in _AT_THE_DOOR:
