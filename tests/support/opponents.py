@@ -9,7 +9,6 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ KINDS = ("fixed", "moving", "counter", "bucket")
 SPARE_GUARD_S, SHARE, ALLOWANCE_S = 0.005, 0.01, 0.02
 _BURSTS = ("fixed", "moving", "bucket")
 Sends = list[tuple[int, float]]  # the call's number, and the time of the write
-_NUMBER: ContextVar[int] = ContextVar("number")
 
 
 @dataclass(frozen=True)
@@ -152,15 +150,15 @@ def judged(server: Opponent, run: str, sends: Sends, guard_s: float | None = Non
 
 
 class _Stamping(HttpBackend):
-    """Keeps the stamp of every write, which is made in the task of its call."""
+    """Keeps the number and the stamp of every write."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint)
         self.sends: Sends = []
 
-    def wrote(self, exchange: Any, sent_s: float) -> None:
-        super().wrote(exchange, sent_s)
-        self.sends.append((_NUMBER.get(), sent_s))
+    def wrote(self, attempt: Any, call: Call, sent_s: float) -> None:
+        super().wrote(attempt, call, sent_s)
+        self.sends.append((int(attempt.request.url.rpartition("=")[2]), sent_s))
 
 
 async def send_all(
@@ -174,7 +172,6 @@ async def send_all(
     backend = _Stamping(endpoint)
 
     async def call(number: int) -> None:
-        _NUMBER.set(number)
         request = Request(method="GET", url=f"/chat?run={run}&n={number}")
         outcome = await backend.send(request, Call())
         while is_repeated and outcome.status != "succeeded":
