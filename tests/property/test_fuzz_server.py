@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from redline.httpserver import connection
+from redline.httpserver import HttpBounds, connection
 from support.catching import assert_caught
-from support.server_fuzzing import fuzz
+from support.server_fuzzing import fuzz, play
+from support.smuggling import NEXT
 
 
 def test_faults_in_requests_break_no_law() -> None:
@@ -17,6 +18,15 @@ def test_faults_in_requests_break_no_law() -> None:
     assert figures.requests_checked > 1_000
     assert figures.requests_by_h11 > 50
     assert {"400", "413", "kept"} <= set(figures.outcomes)
+
+
+@pytest.mark.parametrize("kind", ["whole", "parts", "late", "at once"])
+@pytest.mark.parametrize("cut", [51, 52, 53, 1001, 65_000])
+def test_a_body_that_is_whole_before_it_is_read_holds_nothing_up(kind: str, cut: int) -> None:
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 66000\r\n\r\n"
+    data = head + b"x" * 66_000
+    pieces = [data[:cut], data[cut:], NEXT]
+    assert play(connection, pieces, kind, HttpBounds()).statuses == [200, 200]
 
 
 class Shortened(connection.Connection):

@@ -81,7 +81,7 @@ class Peer:
 
     async def send(self, data: bytes, *, step: int = 0) -> None:
         """Sends it at once, or `step` bytes at a time."""
-        for start in range(0, len(data), step or len(data)):
+        for start in range(0, len(data), step or len(data) or 1):
             self.writer.write(data[start : start + (step or len(data))])
             if step:
                 await asyncio.sleep(0)

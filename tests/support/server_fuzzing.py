@@ -339,6 +339,9 @@ def _plain(head: h11.Request, body: bytes) -> Seen | None:
 def _generated(rng: random.Random) -> tuple[bytes, Seen, int]:
     """A request as a client may send it, what is in it, and its body's largest size."""
     body = rng.choice((b"", b"{}", NEXT, rng.randbytes(rng.randrange(300)), b"ab" * 500))
+    if rng.random() < 0.01:
+        # About as much as waits for a handler at most.
+        body = b"x" * rng.randrange(60_000, 90_000)
     method = rng.choice(("POST", "POST", "PUT", "GET", "HEAD"))
     path = rng.choice(("/", "/a/b", "/" + "x" * 300))
     lines = [b"Host: x"]

@@ -1,13 +1,12 @@
 """One connection: llhttp reads requests, which are answered in their order.
 
-state      from                        ends with
-idle       the connection, a response  the first bytes of a head; idle_s, then it closes
-head       those bytes                 the end of the head; head_s, then 408
-answering  the end of the head         the end of the response; then idle, head or answering
-lingering  a response before the end   the client's close, or 2 s; what comes is dropped, for
-           of its request              unread bytes would turn the close into a reset
-lost       the client's close, a
-           reset, or our own close
+state      from                          ends with
+idle       the connection, a response    the first bytes of a head; idle_s, then it closes
+head       those bytes                   the end of the head; head_s, then 408
+answering  the end of the head           the end of the response; then idle, head or answering
+lingering  a response before the end     the client's close, or 2 s; what comes is dropped, for
+           of its request                unread bytes would turn the close into a reset
+lost       a close by either side        nothing more: handlers are cancelled
 
 A handler that can answer at once does so where its request is read; what others must await, one
 task awaits. The connection is read meanwhile: a client that leaves cancels the task. Requests that
@@ -273,6 +272,9 @@ class Connection(asyncio.Protocol):
             self._refuse(_too_long_head(self._service.bounds))
         elif self._bare_bytes and not self._is_in_head and self._incoming is None:
             self._begin_head()
+        # Not within the parser: a body that is whole by now holds nothing up.
+        if self._is_full():
+            self._pause_reading()
 
     def _parse_body(self) -> None:
         """Reads the body of a request that offers an upgrade, which httptools leaves out.
@@ -385,9 +387,8 @@ class Connection(asyncio.Protocol):
         incoming = self._incoming
         if incoming is None:
             return
-        if incoming.receive(data):
-            self._pause_reading()
-        elif incoming.has_failed:
+        incoming.receive(data)
+        if incoming.has_failed:
             self._is_ending = True
             raise _StopError
 
@@ -410,8 +411,6 @@ class Connection(asyncio.Protocol):
 
     def _enqueue(self, exchange: Exchange, fault: Fault | None) -> None:
         self._queue.append((exchange, fault))
-        if len(self._queue) >= _MOST_WAITING:
-            self._pause_reading()
 
     def _advance(self) -> None:
         """Answers what waits, up to the first request whose answer must be awaited."""

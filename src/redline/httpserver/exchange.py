@@ -313,8 +313,8 @@ class Exchange:
         """The body is compressed."""
         self._inflate = Inflate(may_be_raw=may_be_raw)
 
-    def receive(self, data: bytes) -> bool:
-        """Takes a part of the body. True if no more should be read for now."""
+    def receive(self, data: bytes) -> None:
+        """Takes a part of the body."""
         most_bytes = self._channel.most_body_bytes
         self._received += len(data)
         size_bytes = self._received
@@ -323,13 +323,13 @@ class Exchange:
                 data = self._inflate.take(data, most_bytes - self._inflated + 1)
             except BadCompressionError as error:
                 self.fail(BodyError(400, str(error)))
-                return False
+                return
             # Much compressed data may stand for none.
             self._inflated += len(data)
             size_bytes = max(size_bytes, self._inflated)
         if size_bytes > most_bytes:
             self.fail(BodyError(413, f"the body is longer than {most_bytes:,} bytes"))
-            return False
+            return
         if not self._body:
             self._body = data
         else:
@@ -339,7 +339,6 @@ class Exchange:
             self._body += data
         if not self._is_whole_wanted:
             self._wake()
-        return self.is_full
 
     def receive_end(self) -> None:
         """The body is whole."""
