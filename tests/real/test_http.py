@@ -31,6 +31,7 @@ from redline.clock import SYSTEM
 from redline.errors import (
     BadReply,
     BadRow,
+    BudgetSpent,
     Disconnected,
     NoEndpoint,
     OverLimit,
@@ -512,6 +513,59 @@ def test_what_comes_before_a_write_is_done_before_its_stamp(run: Run) -> None:
         assert [seen for _, seen in stamps] == [0, 1, 2]
         # The server's clock begins with the write: what takes long before it is not the server's.
         assert all(done <= sent for done, (sent, _) in zip(done_s, stamps, strict=True))
+
+    run(main())
+
+
+@pytest.mark.parametrize("refusal", [BudgetSpent("spent"), ValueError("a defect")])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_refusal_to_write_ends_its_own_call_alone(
+    run: Run, refusal: Exception, is_streamed: bool
+) -> None:
+    def refuse() -> None:
+        raise refusal
+
+    async def main() -> None:
+        async with RawServer(replying(answer(chat("a")))) as server:
+            backend = backend_of(server)
+            # Two connections that have carried an answer.
+            await asyncio.gather(*[backend.send(ASK, Call()) for _ in range(2)])
+            sink = Keeps() if is_streamed else None
+            refused = asyncio.create_task(backend.send(ASK, Call(on_write=refuse), sink))
+            other = asyncio.create_task(backend.send(ASK, Call()))
+            assert (await other).output == "a"
+            if isinstance(refusal, BudgetSpent):
+                assert (await refused).error is refusal
+            else:
+                with pytest.raises(ValueError, match="a defect"):
+                    await refused
+            assert sink is None or not sink.texts
+            assert len(server.seen) == 3
+            assert_nothing_held(backend)
+            assert (await backend.send(ASK, Call())).output == "a"
+            await backend.aclose()
+
+    run(main())
+
+
+def test_a_failure_before_the_writes_ends_the_calls_that_are_due(run: Run) -> None:
+    fails = [True]
+
+    def before_write() -> None:
+        if fails:
+            raise ValueError("a defect")
+
+    async def main() -> None:
+        async with RawServer(replying(answer(chat("a")))) as server:
+            backend = HttpBackend(Endpoint(base_url=server.base_url), before_write=before_write)
+            async with asyncio.timeout(5):
+                calls = [backend.send(ASK, Call()) for _ in range(3)]
+                found = await asyncio.gather(*calls, return_exceptions=True)
+            assert [str(error) for error in found] == ["a defect"] * 3
+            assert not server.seen
+            fails.clear()
+            assert (await backend.send(ASK, Call())).output == "a"
+            await backend.aclose()
 
     run(main())
 

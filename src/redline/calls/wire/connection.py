@@ -65,7 +65,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._exchange: Exchange | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._error: CallError | None = None
+        self._error: Exception | None = None
         self._refusal: CallError | None = None  # what a callback of the parser raised
         self._unread: select.poll | None = None  # tells whether the socket has bytes for us
         self._is_reusable = True
@@ -112,7 +112,10 @@ class Connection(asyncio.Protocol):
         return waiter
 
     def leave(self) -> None:
-        """Stamps and writes the request of its exchange, unless that was given up meanwhile."""
+        """Stamps and writes the request of its exchange, unless that was given up meanwhile.
+
+        Raises what the exchange raises; the request is not written then.
+        """
         exchange, waiter, is_kept = self._exchange, self._waiter, self.is_used
         # A cancelled task runs on in the next turn of the loop only; its waiter is done already.
         if exchange is None or not self._is_due or waiter is None or waiter.done():
@@ -124,17 +127,18 @@ class Connection(asyncio.Protocol):
             self.is_stale = True
             self._wake()
             return
-        try:
-            exchange.leave(self._alarm, is_kept=is_kept)
-        except CallError as error:
-            self._error = error
-            self._wake()
-            return
+        exchange.leave(self._alarm, is_kept=is_kept)
         self.is_used = True
         self.is_done = self.has_head = False
         self._pairs = []
         self._size = self._bare_bytes = 0
         self._write(exchange)
+
+    def refuse(self, error: Exception) -> None:
+        """Ends the exchange with `error`; its request is not written."""
+        self._is_due = False
+        self._error = error
+        self._wake()
 
     def _write(self, exchange: Exchange) -> None:
         assert self._transport is not None
@@ -170,6 +174,8 @@ class Connection(asyncio.Protocol):
 
     async def head(self) -> None:
         """Returns once the answer's headers are there. Raises CallError."""
+        if self._error is not None:
+            raise self._error
         while not self.has_head:
             await self._change()
 

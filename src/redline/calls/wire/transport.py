@@ -57,9 +57,17 @@ class Outbox:
 
     def _leave(self) -> None:
         due, self._due = self._due, []
-        self._before_write()
+        try:
+            self._before_write()
+        except Exception as error:
+            for connection in due:
+                connection.refuse(error)
+            return
         for connection in due:
-            connection.leave()
+            try:
+                connection.leave()
+            except Exception as error:
+                connection.refuse(error)
 
 
 class Transport:
