@@ -190,7 +190,12 @@ def source_of(commit: str) -> Path:
         with tempfile.TemporaryDirectory(dir=PEERS) as made:
             with tarfile.open(fileobj=io.BytesIO(archive)) as files:
                 files.extractall(Path(made) / "all", filter="data")
-            (Path(made) / "all").rename(folder)
+            try:
+                (Path(made) / "all").rename(folder)
+            except OSError:
+                # Another process has extracted it meanwhile.
+                if not folder.is_dir():
+                    raise
     return folder / "src"
 
 

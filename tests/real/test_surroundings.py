@@ -108,10 +108,13 @@ def test_ctrl_c_during_imports_is_one_line_and_the_status_of_an_interrupt(module
         env=clean_environ(),
     ) as process:
         assert process.stderr is not None
-        for line in process.stderr:
-            if line.split("|")[-1].strip().startswith(module):
-                break
-        process.send_signal(signal.SIGINT)
-        said = [line for line in process.stderr if not line.startswith("import time:")]
-        assert process.wait(60) == 130
+        try:
+            for line in process.stderr:
+                if line.split("|")[-1].strip().startswith(module):
+                    break
+            process.send_signal(signal.SIGINT)
+            said = [line for line in process.stderr if not line.startswith("import time:")]
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
     assert said == ["interrupted\n"]
