@@ -92,6 +92,7 @@ class Connection(asyncio.Protocol):
         self._inflate: Inflate | None = None
         self._is_paused = False
         self._is_streamed = False
+        self._wakes_early = False  # when the head of the answer is here
 
     @property
     def is_open(self) -> bool:
@@ -107,6 +108,7 @@ class Connection(asyncio.Protocol):
         self._exchange = exchange
         self._is_due = True
         self._is_streamed = is_streamed
+        self._wakes_early = is_streamed or exchange.is_head
         self._waiting = 0
         waiter = self._waiter = self._loop.create_future()
         return waiter
@@ -390,12 +392,14 @@ class Connection(asyncio.Protocol):
         self.headers = headers
         self.has_head = True
         self._bare_bytes = self._interim = 0
+        if self._wakes_early:
+            self._head_came()
+
+    def _head_came(self) -> None:
         if self._exchange is not None and self._exchange.is_head:
             # httptools cannot tell llhttp, which would read the next answer as the body.
             self.is_done, self._is_reusable = True, False
-            self._wake()
-        elif self._is_streamed:
-            self._wake()
+        self._wake()
 
     def _check_size(self) -> None:
         # Some of the bytes may be the body's.
