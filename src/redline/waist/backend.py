@@ -33,7 +33,7 @@ _RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 class _Given(msgspec.Struct, frozen=True, kw_only=True):
     """What a Request is constructed with."""
 
-    body: Any = None
+    body: Any = msgspec.UNSET
     raw: bytes | None = None
     method: str = "POST"
     url: str = "/v1/chat/completions"
@@ -58,7 +58,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
 
     def __post_init__(self) -> None:
         # After `msgspec.structs.replace(request, body=...)`, the old bytes must not be sent.
-        if self.raw is not None and _body_of(self) is not None:
+        if self.raw is not None and _body_of(self) is not msgspec.UNSET:
             msgspec.structs.force_setattr(self, "raw", None)
 
     @property  # type: ignore[misc]  # mypy knows no field that is read in another way
@@ -66,7 +66,8 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
         """What is asked; `raw` itself if it is not JSON."""
         raw = self.raw
         if raw is None:
-            return _body_of(self)
+            body = _body_of(self)
+            return None if body is msgspec.UNSET else body
         read = self.__dict__
         if "body" not in read:
             try:

@@ -41,6 +41,13 @@ def test_another_body_takes_the_place_of_the_json() -> None:
     assert (request.raw, request.body) == (None, {"model": "b"})
 
 
+def test_a_request_can_give_its_json_up() -> None:
+    request = msgspec.structs.replace(Request(raw=b'{"model":"a"}'), body=None, method="GET")
+    assert (request.raw, request.body) == (None, None)
+    assert request == Request(method="GET")
+    assert Request().body is None
+
+
 def test_another_url_keeps_the_json() -> None:
     request = Request(raw=b'{ "model":"a"}')
     assert request.body == {"model": "a"}
