@@ -671,6 +671,59 @@ def test_a_post_whose_kept_connection_fails_is_repeated_once_on_a_new_one(run: R
     run(main())
 
 
+def test_a_call_that_may_start_no_attempt_any_more_is_not_repeated(run: Run) -> None:
+    """A run that is drained sets the deadline of its calls on the wire to -inf."""
+
+    async def main() -> None:
+        call = Call()
+
+        async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+            if len(server.seen) == 2:
+                call.deadline_s = -math.inf
+                writer.close()
+                return
+            writer.write(answer(chat("a")))
+            await writer.drain()
+
+        heard = Heard()
+        async with RawServer(handle) as server:
+            backend = backend_of(server, listener=heard)
+            assert (await backend.send(ASK, Call())).is_success
+            outcome = await backend.send(ASK, call)
+            assert isinstance(outcome.error, TimedOut)
+            assert outcome.error.phase == "row"
+            assert len(server.seen) == heard.starts == len(heard.ends) == 2
+            assert_nothing_held(backend)
+            await backend.aclose()
+
+    run(main())
+
+
+def test_a_call_whose_connection_is_lost_after_its_grant_takes_no_second_place(run: Run) -> None:
+    class Counting(HttpBackend):
+        places = 0
+
+        async def go_ahead(self, attempt: Any) -> None:
+            await super().go_ahead(attempt)
+            self.places += 1
+
+    async def main() -> None:
+        async with RawServer(replying(answer(chat("a")))) as server:
+            limits = Limits(requests="2/1s", profile="fixed")
+            backend = Counting(Endpoint(base_url=server.base_url, limits=limits))
+            calls = [asyncio.create_task(backend.send(ASK, Call())) for _ in range(3)]
+            await until(lambda: sum(call.done() for call in calls) == 2)
+            await until(lambda: backend.limiter.waiting == 1)
+            server.hang_up()
+            assert all([(await call).is_success for call in calls])
+            # Its grant is the same, and no other call waits behind it.
+            assert backend.places == 3
+            assert server.connections == 4
+            await backend.aclose()
+
+    run(main())
+
+
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_a_post_is_not_repeated_on_a_new_connection_or_when_it_must_go_out_once(
     run: Run, is_kept: bool

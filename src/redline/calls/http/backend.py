@@ -79,7 +79,9 @@ class _Attempt(Exchange):
             self.grant.release()
 
     async def get_ready(self) -> None:
-        await self._backend.go_ahead(self)
+        # Its connection may have been lost since it had its grant.
+        if not self.has_grant:
+            await self._backend.go_ahead(self)
 
     def acquire_now(self) -> Grant | None:
         grant = self._backend.limiter.acquire_now(self.cost)
@@ -300,6 +302,8 @@ class HttpBackend:
         It waits for the limits as any other, and is no retry: the row has done nothing wrong.
         """
         attempt.again(repeat)
+        if attempt.call.deadline_s <= self.clock.now_s():
+            raise TimedOut("row")
         self._load(attempt, request)
         try:
             return await self._transport.exchange(attempt, take, kind)

@@ -155,6 +155,11 @@ class Exchange(ABC):
         """A connection is to be made."""
         self._enter("connect", self._clock.now_s() + self._timeouts.connect_s)
 
+    @property
+    def has_grant(self) -> bool:
+        """It holds a grant that no write has used."""
+        return self.grant is not None and not self._is_spent
+
     def may_leave(self) -> bool:
         """True if it holds its grant, or there is one to be had without waiting."""
         if self._is_spent:
