@@ -103,8 +103,13 @@ def _without(*names: str) -> Breaking:
 
 def _flushes_late(base: Any) -> Any:
     class Late(base):  # type: ignore[misc]
-        def __init__(self, *given: Any, before_write: Any, **named: Any) -> None:
-            super().__init__(*given, **named)
+        def flush(self) -> None:
+            if asyncio.current_task() is not None:
+                # The sync's own.
+                super().flush()
+                return
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, super().flush)
 
     return Late
 
@@ -172,7 +177,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a slot is used again before its line is written",
-        HttpBackend,
+        Journal,
         _flushes_late,
         ("a death costs",),
         is_rare=True,
