@@ -202,5 +202,5 @@ def _on_one_line(body: bytes) -> bytes:
     try:
         return _encode(msgspec.json.decode(body))
     except msgspec.DecodeError:
-        # A number that is out of range where nobody has read it.
+        # A number that is out of range, in a field that nothing has read.
         return loose_json.mended(body)

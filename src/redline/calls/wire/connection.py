@@ -1,8 +1,9 @@
 """One keep-alive HTTP/1.1 connection: bytes go out as they are, answers are parsed by llhttp.
 
   state     meaning                                        may turn to
-  idle      stands, nothing is asked                       waiting, closed
-  waiting   a request is written                           head, closed
+  idle      it is up, and nothing is asked                 due, closed
+  due       an exchange has it; nothing is written yet     waiting, idle, closed
+  waiting   the request is written                         head, closed
   head      the answer's first bytes are here              body, closed
   body      its headers are read                           done, closed
   done      the answer is whole                            idle, closed

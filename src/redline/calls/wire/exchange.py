@@ -1,9 +1,8 @@
 """One request and its answer on the wire: its bytes, its clocks, its grant.
 
-Phases of an exchange: connect -> row (at the gate, only the row's deadline counts) -> first_byte ->
-attempt. The gate stands between the connection and the write: the connection is up, nothing is
-written. So the limits are waited for with the connection in hand, and the send stamp is the time of
-the write.
+Phases of an exchange: connect -> row (only the row's deadline counts) -> first_byte -> attempt. In
+the second one the connection is up and nothing is written: the limits are waited for with the
+connection in hand, and the stamp is the time of the write.
 """
 
 from __future__ import annotations
@@ -122,8 +121,10 @@ class Exchange(ABC):
         """The request is written at sent_s."""
 
     async def get_ready(self) -> None:
-        """Returns when a connection may be taken to wait for the grant with."""
-        # Who bounds how many do so waits for a place.
+        """Returns when a connection may be taken to wait for the grant with.
+
+        At once, unless a subclass bounds how many exchanges do so.
+        """
         return
 
     def carry(self, head: bytes, body: bytes | None, deadline_s: float = math.inf) -> None:
