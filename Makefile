@@ -69,6 +69,9 @@ bench: $(TESTS) ## measure all that docs/benchmarks.md shows; about four hours
 	-@$(BIN)/python bench/soak.py
 	-@$(BIN)/python bench/transports.py
 	-@$(BIN)/python bench/server.py
+	-@$(BIN)/python bench/relay.py
+	-@$(BIN)/python bench/opcodes.py --instructions 4294e90 . --most 0.65
+	-@$(BIN)/python bench/versions.py 4294e90 --most 0.65
 	-@$(BIN)/python bench/article.py
 	-@$(BIN)/python bench/memory.py
 	-@$(BIN)/python bench/limits.py

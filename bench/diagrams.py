@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -61,7 +61,7 @@ STEPS = (
     Step("redline.calls.http.backend.HttpBackend.send", "one attempt at one endpoint"),
     Step("redline.limits.wait.slots.Slots.take_free", "slot: a bound on calls in flight"),
     Step("redline.calls.wire.transport.Transport.exchange", "HTTP/1.1, also through a proxy"),
-    Step("redline.calls.wire.pool.Pool.take", "connection: the last one used, or a new one"),
+    Step("redline.calls.wire.pool.Pool.take_now", "connection: the last one used, or a new one"),
     Step("redline.limits.wait.limiter.Limiter.acquire_now", "grant: requests and tokens together"),
     Step("redline.journal.journal.Journal.flush", "before_write: once for all that is due now"),
     Step("redline.calls.wire.connection.Connection.leave", "stamps the request and writes it"),
@@ -142,11 +142,12 @@ def arrow(x: float, y: float, to_y: float) -> str:
     return f'{line}<path class="head" d="M{x - 4:.1f} {to_y - 7:.1f}h8l-4 7z"/>'
 
 
-def svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
+def svg(width: float, height: float, title: str, parts: Sequence[str], style: str = _STYLE) -> str:
+    """A picture on a card of this size, in pixels."""
     size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">'
     card = f'<rect class="card" width="{width:.0f}" height="{height:.0f}" rx="6"/>'
-    lines = [head, f"<title>{title}</title>", f"<style>{_STYLE}</style>", card, *parts, "</svg>"]
+    lines = [head, f"<title>{title}</title>", f"<style>{style}</style>", card, *parts, "</svg>"]
     return "\n".join(lines) + "\n"
 
 
@@ -292,17 +293,18 @@ def wrapped(words: str, most: int) -> Iterator[str]:
 PICTURES = {"layers.svg": layers, "call.svg": call, "batch.svg": batch}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+def main(pictures: Mapping[str, Callable[[], str]], what: str) -> int:
+    """Writes the pictures that have changed; with --check, the status says whether any has."""
+    parser = argparse.ArgumentParser(description=what)
     parser.add_argument("--check", action="store_true", help="write nothing")
     is_check = parser.parse_args().check
     status = 0
-    for name, draw in PICTURES.items():
+    for name, draw in pictures.items():
         path, drawn = FOLDER / name, draw()
         if path.exists() and path.read_text("utf-8") == drawn:
             continue
         if is_check:
-            print(f"{name} is not up to date: run python bench/diagrams.py", file=sys.stderr)
+            print(f"{name} is not up to date: run python {sys.argv[0]}", file=sys.stderr)
             status = 1
         else:
             path.write_text(drawn, "utf-8")
@@ -311,4 +313,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PICTURES, "The diagrams of docs/architecture.md, drawn from the source."))

@@ -1,8 +1,8 @@
 """The fuzz campaign of redline's own transport: seeded faults in answers, in random pieces.
 
 Twenty parts of half a minute, each with its own seed. Each counts its executions and the lines of
-connection.py and inflate.py that they reached, and fails if the law of tests/support/fuzzing.py
-breaks or fewer than 90 % of the lines were reached.
+connection.py, answer_form.py and both inflate.py that they reached, and fails if the law of
+tests/support/fuzzing.py breaks or fewer than 90 % of the lines were reached.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import record
 
 sys.path.insert(0, str(record.ROOT / "tests"))
 
-from redline.calls.wire import connection, inflate
+from redline import inflate as decompression
+from redline.calls.wire import answer_form, connection, inflate
 from support.fuzzing import fuzz
 
 LASTS_S = 30.0
@@ -45,7 +46,7 @@ def parts() -> Iterator[tuple[str, int, Work]]:
 
 def _work(seed: int) -> Work:
     def work(_: Path) -> dict[str, Any]:
-        modules = (connection, inflate)
+        modules = (connection, answer_form, inflate, decompression)
         watched = coverage.Coverage(data_file=None, include=[str(m.__file__) for m in modules])
         watched.start()
         try:

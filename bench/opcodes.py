@@ -1,8 +1,14 @@
-"""Bytecodes and Python frames per row: python bench/opcodes.py [COMMIT ...] [--top 20].
+"""What a row costs in work, without the noise of a clock.
 
-What a row costs in Python, without the noise of a clock: the difference between a run of 1,300 rows
-and one of 300, in all threads, at 16 in flight, against the provider of record.SIM_COMMIT.
-COMMIT: `.` is this checkout, and the default. With two, --top lists the functions that differ most.
+    python bench/opcodes.py [COMMIT ...] [--top 20]                  bytecodes and Python frames
+    python bench/opcodes.py [COMMIT ...] --instructions [--top 20]   machine instructions
+
+The difference between a run of 1,300 rows and one of 300, in all threads, at 16 in flight, against
+the provider of record.SIM_COMMIT, without limits and with one that never binds. Instructions are
+counted by callgrind, take some ten seconds a run, and leave a record.
+COMMIT: `.` is this checkout, and the default. With several, --top lists the functions that differ
+most between the first and the last, and --most R makes the status 1 if the last one costs more than
+R times the first under any load; for 4294e90 the bar is 0.65 of its instructions.
 """
 
 from __future__ import annotations
@@ -13,10 +19,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import callgrind
 import record
 from versions import LOADS, checked_out, write_rows
 
@@ -49,82 +58,141 @@ counts = Counter()
 for code, count in ran.items():
     counts[code.co_qualname] += count
 with open(path, "w") as file:
-    json.dump({"frames": sum(frames.values()), "opcodes": counts}, file)
+    json.dump({"frames": sum(frames.values()), "units": counts}, file)
 sys.exit(status)
 """
 
 
 class Cost(NamedTuple):
-    """Of one row. opcodes: by function."""
+    """Of one row. units: opcodes or instructions, by function. frames: 0 if not counted."""
 
     frames: float
-    opcodes: dict[str, float]
+    units: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.units.values())
 
 
-def counted(source: Path, rows: Path, flags: list[str]) -> tuple[int, dict[str, int]]:
-    """Frames, and opcodes by function, of one run."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "counts.json"
-        subprocess.run(
-            [sys.executable, "-c", COUNT, str(path), "run", str(rows), *FLAGS, *flags],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(source)},
-            check=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        found = json.loads(path.read_text())
-        return found["frames"], found["opcodes"]
+Counted = Callable[[Sequence[str], Path, dict[str, str]], Cost]
 
 
-def cost(source: Path, folder: Path, flags: list[str]) -> Cost:
+def opcodes(arguments: Sequence[str], folder: Path, environment: dict[str, str]) -> Cost:
+    """Of one run of `redline` with these arguments, in `folder`."""
+    path = folder / "counts.json"
+    run([sys.executable, "-c", COUNT, str(path), *arguments], folder, environment)
+    return Cost(**json.loads(path.read_text()))
+
+
+def instructions(arguments: Sequence[str], folder: Path, environment: dict[str, str]) -> Cost:
+    """Of one run of `redline` with these arguments, in `folder`."""
+    path = folder / "callgrind.out"
+    command = [*callgrind.under(path), sys.executable, "-m", "redline", *arguments]
+    run(command, folder, environment)
+    return Cost(0, callgrind.counts(path))
+
+
+def run(command: Sequence[str], folder: Path, environment: dict[str, str]) -> None:
+    quiet = subprocess.DEVNULL
+    subprocess.run(command, cwd=folder, env=environment, check=True, stdout=quiet, stderr=quiet)
+
+
+def cost(source: Path, inputs: Path, flags: Sequence[str], counted: Counted) -> Cost:
     """Of a row, by the difference of two runs."""
-    (few_frames, few), (many_frames, many) = (
-        counted(source, folder / f"{count}.jsonl", flags) for count in (FEW, MANY)
-    )
+    # The same hashes make the same collisions in each run.
+    environment = os.environ | {"PYTHONPATH": str(source), "PYTHONHASHSEED": "0"}
+    found = []
+    for rows in (FEW, MANY):
+        with tempfile.TemporaryDirectory() as name:
+            arguments = ["run", str(inputs / f"{rows}.jsonl"), *FLAGS, *flags]
+            found.append(counted(arguments, Path(name), environment))
+    few, many = found
     rows = MANY - FEW
-    opcodes = {name: (many.get(name, 0) - few.get(name, 0)) / rows for name in {*few, *many}}
-    return Cost((many_frames - few_frames) / rows, opcodes)
+    names = {*few.units, *many.units}
+    units = {name: (many.units.get(name, 0) - few.units.get(name, 0)) / rows for name in names}
+    return Cost((many.frames - few.frames) / rows, units)
+
+
+def compile_all(sources: Sequence[Path]) -> None:
+    """Compiles what a run imports, which the first run of a checkout would do otherwise."""
+    for source in sources:
+        command = [sys.executable, "-m", "compileall", "-q", str(source)]
+        subprocess.run(command, check=True)
 
 
 def differences(first: Cost, last: Cost, most: int) -> list[str]:
-    """The functions whose opcodes differ most."""
-    changes = {
-        name: last.opcodes.get(name, 0.0) - first.opcodes.get(name, 0.0)
-        for name in {*first.opcodes, *last.opcodes}
-    }
+    """The functions whose units differ most."""
+    changes = Counter(last.units)
+    changes.subtract(first.units)
     names = sorted(changes, key=lambda name: -abs(changes[name]))[:most]
     return [
-        f"  {changes[name]:+8.1f}  {first.opcodes.get(name, 0.0):7.1f} -> "
-        f"{last.opcodes.get(name, 0.0):7.1f}  {name}"
+        f"  {changes[name]:+9,.1f}  {first.units.get(name, 0.0):9,.1f} -> "
+        f"{last.units.get(name, 0.0):9,.1f}  {name}"
         for name in names
     ]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Bytecodes and Python frames per row.")
-    parser.add_argument("commits", nargs="*", default=["."])
-    parser.add_argument("--top", type=int, default=0, help="functions to list")
-    given = parser.parse_args()
+def measure(commits: Sequence[str], counted: Counted, top: int) -> dict[str, dict[str, Cost]]:
+    """The cost of a row by load and commit, printed as it is found."""
+    found = dict[str, dict[str, Cost]]()
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        inputs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for count in (FEW, MANY):
-            write_rows(folder / f"{count}.jsonl", count)
+            write_rows(inputs / f"{count}.jsonl", count)
         sources = [
             record.ROOT / "src"
             if commit == "."
-            else stack.enter_context(checked_out(commit, folder / f"commit-{at}"))
-            for at, commit in enumerate(given.commits)
+            else stack.enter_context(checked_out(commit, inputs / f"commit-{at}"))
+            for at, commit in enumerate(commits)
         ]
+        compile_all(sources)
         url = stack.enter_context(record.serving(record.sim("--latency", "0"))).url
+        unit = counted.__name__
         for load, flags in LOADS.items():
-            costs = [cost(source, folder, [*flags, "--base-url", url]) for source in sources]
-            for commit, found in zip(given.commits, costs, strict=True):
-                opcodes = sum(found.opcodes.values())
-                print(f"{load}, {commit}: {opcodes:,.0f} opcodes and {found.frames:,.0f} frames")
-            base = costs[0] if len(costs) > 1 else Cost(0.0, {})
-            print("\n".join(differences(base, costs[-1], given.top)), flush=True)
-    return 0
+            costs = found[load] = {}
+            for commit, source in zip(commits, sources, strict=True):
+                own = costs[commit] = cost(source, inputs, [*flags, "--base-url", url], counted)
+                frames = f" and {own.frames:,.0f} frames" if own.frames else ""
+                share = own.total / costs[commits[0]].total
+                of_first = f", {share:.3f} of {commits[0]}" if len(costs) > 1 else ""
+                print(f"{load}, {commit}: {own.total:,.0f} {unit}{frames}{of_first}", flush=True)
+            first = costs[commits[0]] if len(costs) > 1 else Cost(0, {})
+            print("\n".join(differences(first, costs[commits[-1]], top)), flush=True)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("commits", nargs="*", default=["."])
+    parser.add_argument("--instructions", action="store_true", help="of the machine, by callgrind")
+    parser.add_argument("--top", type=int, default=0, help="functions to list")
+    parser.add_argument("--most", type=float, help="the share of the first that is allowed")
+    parser.add_argument("--results", type=Path, default=record.RESULTS)
+    given = parser.parse_args()
+    commits = list(dict.fromkeys(given.commits))
+    if given.instructions and not callgrind.is_installed():
+        print(callgrind.INSTALL, file=sys.stderr)
+        return 2
+    settings: dict[str, Any] = {"commits": commits, "few": FEW, "many": MANY, "flags": FLAGS}
+    result = record.Record("instructions", {**settings, "loads": LOADS}, {"PYTHONHASHSEED": 0})
+    found = measure(commits, instructions if given.instructions else opcodes, given.top)
+    shares = {
+        load: costs[commits[-1]].total / costs[commits[0]].total for load, costs in found.items()
+    }
+    if given.instructions:
+        result.versions.update(callgrind.versions())
+        summary = {
+            load: {commit: round(cost.total) for commit, cost in costs.items()}
+            for load, costs in found.items()
+        }
+        raw = {
+            load: {
+                commit: dict(Counter(cost.units).most_common(50)) for commit, cost in costs.items()
+            }
+            for load, costs in found.items()
+        }
+        print(f"written: {result.write(given.results, summary, raw)}")
+    return int(given.most is not None and max(shares.values()) > given.most)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ Both are deterministic: the jitter is drawn from a fixed seed, and nothing reads
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import itertools
 import math
@@ -20,14 +19,13 @@ import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
+
+from diagrams import main, svg, text
 
 from redline.limits import Cost, Limits, Rate
 from redline.limits.rule import FIRST_GUARD_S, MARGIN_S, Booking, Rules
 from redline.sim import MovingWindow
-
-FOLDER = Path(__file__).resolve().parent.parent / "docs" / "pictures"
 
 RATE, CALLS, JITTER_S, ANSWER_S = Rate(20, 1.0), 100, 0.05, 0.01
 SEED = 1
@@ -209,19 +207,13 @@ class Axes:
         shown = " ".join(f"{x:.1f},{y:.1f}" for x, y in itertools.starmap(self.at, points))
         return f'<polyline class="{colour} line" points="{shown}"/>'
 
-    def text(self, place: Point, words: str, style: str, anchor: str = "start") -> str:
-        x, y = place
-        return (
-            f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{words}</text>'
-        )
-
     def legend(self, place: Point, words: Mapping[str, str]) -> Iterator[str]:
         """A line of each colour and its meaning, downwards from `place`, in values."""
         x, y = self.at(*place)
         for row, (colour, meaning) in enumerate(words.items()):
             down = y + 25 * row
             yield f'<path class="{colour} line" d="M{x:.1f} {down:.1f}h22"/>'
-            yield self.text((x + 30, down + 4), meaning, f"{colour} name")
+            yield text(x + 30, down + 4, meaning, f"{colour} name")
 
     def grid(
         self, xs: Sequence[tuple[float, str]], ys: Sequence[tuple[float, str]]
@@ -229,11 +221,11 @@ class Axes:
         bottom, right = self.top + self.height, self.left + self.width
         for x, words in xs:
             across = self.at(x, 0)[0]
-            yield self.text((across, bottom + 20), words, "soft", "middle")
+            yield text(across, bottom + 20, words, "soft", "middle")
         for y, words in ys:
             down = self.at(self.most_x, y)[1]
             yield f'<path class="grid" d="M{self.left:.0f} {down:.1f}H{right:.0f}"/>'
-            yield self.text((self.left - 8, down + 4), words, "soft", "end")
+            yield text(self.left - 8, down + 4, words, "soft", "end")
 
 
 def stairs(times_s: Sequence[float]) -> list[Point]:
@@ -244,16 +236,6 @@ def stairs(times_s: Sequence[float]) -> list[Point]:
     return points
 
 
-def _svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}" role="img">'
-    )
-    card = f'<rect class="card" width="{width}" height="{height}" rx="6"/>'
-    lines = [head, f"<title>{title}</title>", f"<style>{_STYLE}</style>", card, *parts, "</svg>"]
-    return "\n".join(lines) + "\n"
-
-
 def sends() -> str:
     """The first picture."""
     axes = Axes(most_x=6.0, most_y=CALLS)
@@ -261,7 +243,7 @@ def sends() -> str:
     windows = math.ceil(CALLS / RATE.count)
     allowed = [float(i // RATE.count) * RATE.window_s for i in range(CALLS)]
     title = f"{CALLS} calls, {RATE.count} allowed in any second, each 0 to 50 ms late"
-    parts = [axes.text((axes.left, 24), title, "text title")]
+    parts = [text(axes.left, 24, title, "text title")]
     parts += axes.grid(
         [(x, f"{x} s") for x in range(windows + 2)],
         [(y, str(y)) for y in range(0, CALLS + 1, RATE.count)],
@@ -281,7 +263,7 @@ def sends() -> str:
             "tutorial": f"tutorials' bucket: {len(found['tutorial'].rejected)} rejected (crosses)",
         },
     )
-    return _svg(700, 384, f"Calls that the server let in, over time: {title}", parts)
+    return svg(700, 384, f"Calls that the server let in, over time: {title}", parts, _STYLE)
 
 
 def guard() -> str:
@@ -289,7 +271,7 @@ def guard() -> str:
     windows_s = (1, 2, 6, 10, 30, 60)
     axes = Axes(most_x=60.0, most_y=6.0, least_x=1.0, is_log_x=True, height=220.0)
     title = "Share of a limit that the guard costs, by the length of the window"
-    parts = [axes.text((axes.left, 24), title, "text title")]
+    parts = [text(axes.left, 24, title, "text title")]
     parts += axes.grid([(x, f"{x} s") for x in windows_s], [(y, f"{y} %") for y in range(0, 7, 2)])
     steps = [60 ** (step / 60) for step in range(61)]
     for colour, (guard_s, _) in GUARDS.items():
@@ -300,30 +282,11 @@ def guard() -> str:
         for colour, (guard_s, when) in GUARDS.items()
     }
     parts += axes.legend((5.0, 5.75), words)
-    return _svg(700, 304, title, parts)
+    return svg(700, 304, title, parts, _STYLE)
 
 
 PICTURES = {"sends.svg": sends, "guard.svg": guard}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    is_check = parser.parse_args().check
-    FOLDER.mkdir(exist_ok=True)
-    status = 0
-    for name, draw in PICTURES.items():
-        path, drawn = FOLDER / name, draw()
-        if path.exists() and path.read_text("utf-8") == drawn:
-            continue
-        if is_check:
-            print(f"{name} is not what bench/plot.py draws", file=sys.stderr)
-            status = 1
-        else:
-            path.write_text(drawn, "utf-8")
-            print(f"drawn: {path}")
-    return status
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PICTURES, "The pictures of docs/limits.md, drawn from a simulation."))

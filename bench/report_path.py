@@ -24,7 +24,7 @@ def profile(result: Result) -> str:
 def journal(result: Result) -> str:
     """What the journal costs, and how often it calls the kernel."""
     head = ["load", "rows/s with", "rows/s without", "lost", "CPU s per 1,000 with", "without"]
-    head += ["bytes a row", "fsyncs", "writes"]
+    head += ["the journal, us a row", "of the CPU", "bytes a row", "fsyncs", "writes"]
     rows = []
     for load, row in result["summary"].items():
         calls = row["calls"]
@@ -36,12 +36,79 @@ def journal(result: Result) -> str:
                 f"{row['lost']:.1%}",
                 f"{row['cpu_s_per_1000_on']:.3f}",
                 f"{row['cpu_s_per_1000_off']:.3f}",
+                f"{1000 * (row['cpu_s_per_1000_on'] - row['cpu_s_per_1000_off']):.0f}",
+                f"{1 - row['cpu_s_per_1000_off'] / row['cpu_s_per_1000_on']:.1%}",
                 f"{row['bytes_a_row']:,}",
                 f"{calls.get('fsync', 0) + calls.get('fdatasync', 0):,}",
                 f"{calls.get('write', 0):,}",
             ]
         )
     return f"{table(head, rows)}\n\n{source(result)}"
+
+
+def instructions(result: Result) -> str:
+    """Machine instructions of a row, by commit."""
+    commits = result["settings"]["commits"]
+    head = ["load", *(result["commit"][:12] if name == "." else name for name in commits), "share"]
+    rows = []
+    for load, counts in result["summary"].items():
+        share = counts[commits[-1]] / counts[commits[0]]
+        rows.append([load, *(f"{counts[name]:,}" for name in commits), f"{share:.3f}"])
+    return f"{table(head, rows)}\n\n{source(result)}"
+
+
+def versions(result: Result) -> str:
+    """CPU time of a call under two commits."""
+    settings = result["settings"]
+    new = result["commit"][:12] if settings["new"] == "HEAD" else settings["new"]
+    head = [
+        "load",
+        f"{settings['old']}, CPU s per 1,000 calls",
+        new,
+        "ratio",
+        "min to max",
+        "bound",
+    ]
+    rows = [
+        [
+            load,
+            f"{one['old_cpu_s_per_1000']:.4f}",
+            f"{one['new_cpu_s_per_1000']:.4f}",
+            f"{one['ratio']:.3f}",
+            f"{one['ratio_min']:.3f} to {one['ratio_max']:.3f}",
+            f"{one['bound']:.3f}",
+        ]
+        for load, one in result["summary"].items()
+    ]
+    return f"{table(head, rows)}\n\n{source(result)}"
+
+
+_FRONTS = {
+    "bare": "bare passthrough",
+    "redline": "redline, without limits",
+    "limited": "redline, limits of requests and tokens",
+}
+
+
+def relay(result: Result) -> str:
+    """What forwarding a request costs, beside a bare passthrough."""
+    summary = result["summary"]
+    head = ["front", "CPU s per 1,000 requests", "times the bare one", "min to max"]
+    rows = [
+        [
+            shown,
+            f"{one['cpu_s_per_1000']:.4f}",
+            f"{one['ratio']:.2f}",
+            f"{one['ratio_min']:.2f} to {one['ratio_max']:.2f}",
+        ]
+        for front, shown in _FRONTS.items()
+        for one in [summary[front]]
+    ]
+    verdict = (
+        "kept" if summary["limited"]["ratio"] <= result["settings"]["most_ratio"] else "missed"
+    )
+    bar = f"The bar of {result['settings']['most_ratio']:g} times within limits is {verdict}."
+    return f"{table(head, rows)}\n\n{bar}\n\n{source(result)}"
 
 
 # What a record's summary says, in words, by its name there and how its figure is written.

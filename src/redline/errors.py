@@ -3,6 +3,7 @@
 RedlineError
   ConfigError            fix the settings, then run again
   CallError              one attempt of one call failed
+    Withdrawn            a pool took the call back before it was written
     Retryable            the same call may succeed later
       RateLimited        429: wait `retry_after_s`, or back off
       TimedOut           `phase` says which clock ran out
@@ -26,7 +27,7 @@ Every error says what happened, where, and what to do about it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 
@@ -85,11 +86,39 @@ class NoEndpoint(RedlineError):
 class CallError(RedlineError):
     """One attempt failed. `status` is the HTTP status, or None where none came."""
 
+    _body: bytes | Callable[[], bytes] = b""
+
     def __init__(
         self, what: str, *, where: str = "", hint: str = "", status: int | None = None
     ) -> None:
         super().__init__(what, where=where, hint=hint)
         self.status = status
+
+    @property
+    def body(self) -> bytes:
+        """The body of the HTTP answer that this error is, at most 64 KiB; b"" if there was none.
+
+        Secrets in it are replaced as in the message.
+        """
+        body = self._body
+        if not isinstance(body, bytes):
+            body = self._body = body()
+        return body
+
+    def keep_body(self, body: bytes | Callable[[], bytes]) -> None:
+        """Sets `body`. A function is called when it is first read: a long body is slow to mask."""
+        self._body = body
+
+    def __reduce__(self) -> tuple[object, ...]:
+        self.keep_body(self.body)
+        return super().__reduce__()
+
+
+class Withdrawn(CallError):
+    """A pool took the call back before it was written, and asks another endpoint.
+
+    It is charged to nothing: it is no attempt, and no retry follows.
+    """
 
 
 class Retryable(CallError):

@@ -64,6 +64,12 @@ def test_another_host_is_refused_before_anything_is_sent(cli: Cli, rows: Rows, h
     assert not Path("out.jsonl").exists()
 
 
+@pytest.mark.parametrize("url", ["htp://h/v1", "http://a b/v1", "http://.../v1", "h/v1"])
+def test_what_is_no_url_is_said_to_be_none(cli: Cli, rows: Rows, url: str) -> None:
+    told = cli("run", rows({"prompt": "a"}), "--base-url", url)
+    assert (told.status, told.err.splitlines()[0]) == (2, f"error: not a base URL: {url}")
+
+
 def test_every_way_to_name_the_host_is_alike(
     cli: Cli, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,7 +76,7 @@ def test_a_malformed_flag_is_named(cli: Cli, rows: Rows, value: str) -> None:
     where = ("--base-url", "http://h.invalid/v1", "--proxy", value)
     told = cli("run", rows({"prompt": "a"}), "--model", "m", *where)
     assert told.status == 2
-    assert told.err.startswith("error: the proxy is not an http:// URL\nwhere: --proxy\n")
+    assert told.err.startswith("error: the proxy is not the URL of an HTTP proxy\nwhere: --proxy\n")
 
 
 @pytest.mark.parametrize(

@@ -246,10 +246,14 @@ def test_an_empty_file_is_a_new_output(bench: Bench) -> None:
     assert bench.work(named("a")) == ["a"]
 
 
-def test_a_damaged_manifest_is_told_and_may_be_overruled(bench: Bench) -> None:
+@pytest.mark.parametrize("damage", ["cut", "not UTF-8"])
+def test_a_damaged_manifest_is_told_and_may_be_overruled(bench: Bench, damage: str) -> None:
     bench.work(named("a"))
     manifest = bench.output.parent / "labels.redline" / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes()[:40])
+    data = manifest.read_bytes()
+    manifest.write_bytes(
+        data[:40] if damage == "cut" else data.replace(b'"redline": "', b'"redline": "\xff')
+    )
     with pytest.raises(redline.errors.JournalError, match=r"manifest\.json is damaged") as caught:
         bench.work(named("a", "b"))
     assert "--force" in caught.value.hint

@@ -89,7 +89,7 @@ def test_a_wrong_value_or_a_constant_too_many_is_noticed() -> None:
         "rule/guard.py PRIOR_S = (0.05,) is not in the page",
         "the page has PRIOR_S = (0.04,)",
     ]
-    assert len(missing(PAGE.replace("| `_UNTOLD` | 256 |", "| `_TOLD` | 256 |"))) == 2
+    assert len(missing(PAGE.replace("| `_SLOTS` | 4200 |", "| `_PLACES` | 4200 |"))) == 2
 
 
 def test_the_ring_of_kept_sends_has_room_for_all_records() -> None:

@@ -10,7 +10,6 @@ import asyncio
 import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 from faults.network import Numbered
@@ -18,7 +17,7 @@ from faults.script import MODEL, Script
 from faults.trace import Trace, Tried, Try
 from redline.calls import FunctionBackend, HttpBackend, Retry
 from redline.calls.tokens import TOKENIZERS
-from redline.calls.wire import Connection, Deadline, pool
+from redline.calls.wire import Connection, Deadline
 from redline.clock import SYSTEM
 from redline.job.work import Runner
 from redline.journal import Journal, ResultsFile
@@ -94,13 +93,8 @@ def assemble(part: object = None, breaking: Breaking | None = None) -> Parts:
 
     @contextmanager
     def parts() -> Iterator[None]:
-        time = pool.time
         with Swap(*fakes):
-            pool.time = SimpleNamespace(monotonic=CLOCK.now_s)  # type: ignore[assignment]
-            try:
-                yield
-            finally:
-                pool.time = time
+            yield
 
     return parts
 
@@ -180,6 +174,7 @@ def _traced_http(base: Any) -> Any:
             super().wrote(exchange, *given)
             one = part.ways[id(call)].tries[-1]
             one.writes, one.bookings = one.writes + 1, exchange.grant.taken
+            one.exchange = exchange
             part.note(_name(exchange.request.body), call.attempts, "written")
 
     return TracedHttp
@@ -217,12 +212,13 @@ def _traced_file(base: Any) -> Any:
         def __init__(self, path: Any, on_found: Any) -> None:
             self._lines = 0
             super().__init__(path, on_found)
+            self._take, self.add = self.add, self._counted
             # What an earlier process left has been there for long enough.
             self._tell_synced()
 
-        def add(self, line: bytes) -> None:
+        def _counted(self, line: bytes) -> None:
             self._lines += 1
-            super().add(line)
+            self._take(line)
 
         def flush(self) -> None:
             lines, self._lines = self._lines, 0

@@ -31,7 +31,7 @@ class Asked:
 class Try:
     """One attempt as the client made it. ended_s: None while it lasts.
 
-    writes: two where a kept connection has failed the first one.
+    writes: two if a kept connection has failed the first one. exchange: what was written.
     bookings: what it took from the limits; used: input and output tokens, as its answer says.
     """
 
@@ -39,6 +39,7 @@ class Try:
     writes: int = 0
     ended_s: float | None = None
     is_cancelled: bool = False
+    exchange: Any = None
     error: Any = None
     bookings: list[Any] = field(default_factory=list)
     used: tuple[int, int] | None = None
@@ -46,6 +47,11 @@ class Try:
     @property
     def is_written(self) -> bool:
         return self.writes > 0
+
+    @property
+    def awaits_repeat(self) -> bool:
+        """Its connection has failed it, and it waits to be written on another one."""
+        return self.writes == 1 and self.exchange is not None and self.exchange.needs_new
 
 
 @dataclass

@@ -25,10 +25,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from redline.apis import replies as apis
-from redline.calls import Call, Outcome, Request, Sink, failed
+from redline.calls import Call, Load, Outcome, Request, Sink, failed
 from redline.calls.cache import AnswerStore, Cached
 from redline.errors import Rejected, ServerFailed, TimedOut
-from redline.limits import Cost
 from redline.testing import VirtualClock, virtual_run
 from support.catching import assert_caught
 
@@ -82,8 +81,8 @@ class Inner:
         self.problems: list[str] = []
         self.number = 0
 
-    def room(self, cost: Cost, now_s: float) -> float:
-        return 0.0
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        return Load()
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         text, is_determined = request.body["text"], "seed" in request.body

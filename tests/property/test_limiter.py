@@ -30,6 +30,7 @@ from support.catching import assert_caught
 GUARD_S = 0.05
 SLACK_S = 1e-6
 HARD = ("any", "counter", "fixed", "moving")
+BURSTS = ("fixed", "moving")
 FIRST = {"requests": Rate(4, 1.0), "tokens": Rate(100, 2.0)}
 OTHERS = {
     "requests": [Rate(2, 1.0), Rate(9, 1.0), Rate(3, 0.5), Rate(6, 1.5)],
@@ -74,8 +75,9 @@ class Caller:
 
 @dataclass
 class Scenario:
-    """What happens in one run. changes: (when, what, with which value)."""
+    """What happens in one run. changes: (when, what, with which value). kinds: what is limited."""
 
+    kinds: list[str]
     profile: str
     lates_s: list[float]
     callers: list[Caller]
@@ -97,12 +99,12 @@ def caller(chance: random.Random) -> Caller:
     )
 
 
-def scenario(chance: random.Random) -> Scenario:
+def scenario(chance: random.Random, kinds: Sequence[str] = ("requests", "tokens")) -> Scenario:
     callers = [caller(chance) for _ in range(chance.randint(1, 24))]
     changes: list[tuple[float, str, Any]] = []
     for _ in range(chance.randint(0, 4)):
         at_s = round(chance.uniform(0, 5), 2)
-        what = chance.choice(["requests", "tokens", "share", "park", "suspend"])
+        what = chance.choice([*kinds, "share", "park", "suspend"])
         value: Any = round(chance.uniform(0.1, 3), 1)
         if what in OTHERS:
             value = chance.choice(OTHERS[what])
@@ -111,7 +113,9 @@ def scenario(chance: random.Random) -> Scenario:
         changes.append((at_s, what, value))
     lates_s = [chance.choice([0.0, 0.001, 0.004, 0.03]) for _ in range(4)]
     profile = chance.choice(HARD)
-    return Scenario(profile, lates_s, callers, sorted(changes, key=lambda change: change[0]))
+    return Scenario(
+        list(kinds), profile, lates_s, callers, sorted(changes, key=lambda change: change[0])
+    )
 
 
 class LateLoop(VirtualLoop):
@@ -147,10 +151,9 @@ class World:
         self.clock = SleepyClock(asyncio.get_running_loop())
         self.limiter = kind(
             Limits(
-                requests=FIRST["requests"],
-                tokens=FIRST["tokens"],
                 profile=plan.profile,
                 guard_s=GUARD_S,
+                **{kind: FIRST[kind] for kind in plan.kinds},
             ),
             self.clock,
         )
@@ -158,26 +161,36 @@ class World:
         # (moment, clock, caller) of each booking, and (moment, clock, kind, rate) of each change.
         self.booked: list[tuple[int, float, Caller]] = []
         self.rates: list[tuple[int, float, str, Rate]] = [
-            (next(self.moments), 0.0, name, rate) for name, rate in FIRST.items()
+            (next(self.moments), 0.0, name, FIRST[name]) for name in plan.kinds
         ]
         self.share = 1.0
         self.parked: list[tuple[float, float]] = []
-        self._stated = dict(FIRST)
+        self._stated = {name: FIRST[name] for name in plan.kinds}
         self._spy()
 
     def _spy(self) -> None:
         by_cost = {id(caller.cost): caller for caller in self.plan.callers}
-        book = self.limiter.rules.book
+        book, acquire_now = self.limiter.rules.book, self.limiter.acquire_now
 
-        def noted(cost: Cost, now_s: float, *more: Any) -> Any:
+        def note(cost: Cost, now_s: float) -> None:
             caller = by_cost.get(id(cost))
             if caller is not None:
                 self.booked.append((next(self.moments), now_s, caller))
                 if caller.is_cancelled_in_its_tick and caller.task is not None:
                     asyncio.get_running_loop().call_soon(caller.task.cancel)
+
+        def noted(cost: Cost, now_s: float, *more: Any) -> Any:
+            note(cost, now_s)
             return book(cost, now_s, *more)
 
-        self.limiter.rules.book = noted
+        def noted_now(cost: Cost) -> Grant | None:
+            count = len(self.booked)
+            grant: Grant | None = acquire_now(cost)
+            if grant is not None and len(self.booked) == count:
+                note(cost, self.clock.now_s())
+            return grant
+
+        self.limiter.rules.book, self.limiter.acquire_now = noted, noted_now
 
     async def call(self, caller: Caller) -> None:
         await asyncio.sleep(caller.arrive_s)
@@ -261,7 +274,7 @@ def amount_of(caller: Caller, name: str) -> int:
 def check_windows(world: World) -> None:
     """No window and guard ever holds more than the count that stood when its last was booked."""
     booked_at = {id(caller): (moment, at_s) for moment, at_s, caller in world.booked}
-    for name in FIRST:
+    for name in world.plan.kinds:
         rates = [(moment, at_s, rate) for moment, at_s, kind, rate in world.rates if kind == name]
         # What the limiter can know: a longer window begins with what the shorter one still counted.
         known_s = [-LONG_S]
@@ -326,8 +339,9 @@ def check_parking(world: World) -> None:
 def check_accounts(world: World, now_s: float) -> None:
     """What each window counts is what was sent in it, and nothing else."""
     assert world.limiter.waiting == 0
-    last = {name: [rate for _, _, kind, rate in world.rates if kind == name][-1] for name in FIRST}
-    is_same_window = len({(kind, rate.window_s) for _, _, kind, rate in world.rates}) == len(FIRST)
+    kinds = world.plan.kinds
+    last = {name: [rate for _, _, kind, rate in world.rates if kind == name][-1] for name in kinds}
+    is_same_window = len({(kind, rate.window_s) for _, _, kind, rate in world.rates}) == len(kinds)
     for line in world.limiter.rules.lines if is_same_window else []:
         span_s = last[line.kind].window_s + GUARD_S
         # Sends within 1/4096 of a window count as one.
@@ -348,11 +362,13 @@ async def check_afterwards(world: World) -> None:
     for line in limiter.rules.lines:
         assert line.window.used(now_s) == 0
         assert line.window.wait_s(line.window.rate.count, now_s) == 0
-    most = min(line.window.rate.count for line in limiter.rules.lines if line.kind == "tokens")
+    counts = [line.window.rate.count for line in limiter.rules.lines if line.kind == "tokens"]
+    most = min(counts, default=0)
     assert limiter.room_s(Cost(most), now_s) == 0
     grant = await limiter.acquire(most)
     grant.sent(now_s)
-    assert limiter.room_s(Cost(1), now_s) > 0
+    # A burst of requests has room for the next one.
+    assert limiter.room_s(Cost(1), now_s) > 0 or (not counts and world.plan.profile in BURSTS)
 
 
 def check(kind: Any, plan: Scenario) -> None:
@@ -375,6 +391,12 @@ def test_whatever_happens_the_limiter_keeps_its_promises(chance: random.Random) 
     check(Limiter, scenario(chance))
 
 
+@settings(max_examples=150, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_a_limit_on_requests_alone_is_kept_by_its_shorter_way(chance: random.Random) -> None:
+    check(Limiter, scenario(chance, ["requests"]))
+
+
 # Wrong limiters. A few scenarios are enough to catch each of them.
 
 DRAWN = 150
@@ -384,6 +406,12 @@ DRAWN = 150
 def check_drawn(kind: Any) -> None:
     for seed in range(DRAWN):
         check(kind, scenario(random.Random(seed)))
+
+
+@functools.cache
+def check_requests_drawn(kind: Any) -> None:
+    for seed in range(DRAWN):
+        check(kind, scenario(random.Random(seed), ["requests"]))
 
 
 class Unguarded(Limiter):
@@ -403,8 +431,10 @@ class OneMore(Limiter):
 class FromTheGrant(Limiter):
     """Begins a window at the grant and not at the write."""
 
-    def mark_sent(self, taken: list[Booking], now_s: float) -> None:
-        super().mark_sent(taken, taken[0].booked_s)
+    async def acquire(self, cost: Cost | int = 0, priority: int = 0) -> Grant:
+        grant = await super().acquire(cost, priority)
+        grant.sent(grant.taken[0].booked_s)
+        return grant
 
 
 class Leaking(Limiter):
@@ -442,7 +472,7 @@ class Passing(Limiter):
 
     def acquire_now(self, cost: Cost) -> Grant | None:
         now_s = self.now_s()
-        if self.room_s(cost, now_s) > 0:
+        if self.rules.wait_s(cost, now_s) > 0:
             return None
         return Grant(self, self.rules.book(cost, now_s), cost, 0.0)
 
@@ -483,3 +513,20 @@ def more(rate: Rate) -> Rate:
 )
 def test_wrong_limiters_are_caught(wrong: type[Limiter]) -> None:
     assert_caught(check_drawn, Limiter, wrong)
+
+
+class NotWritten(Limiter):
+    """Begins the window of a call that went at once at its grant, whenever it is written."""
+
+    def acquire_now(self, cost: Cost) -> Grant | None:
+        grant = super().acquire_now(cost)
+        if grant is not None:
+            grant.sent(self.now_s())
+        return grant
+
+
+@pytest.mark.parametrize(
+    "wrong", [Unguarded, OneMore, NotWritten, Leaking, LastFirst, Passing, Unparked, Fresh]
+)
+def test_wrong_limiters_of_requests_alone_are_caught(wrong: type[Limiter]) -> None:
+    assert_caught(check_requests_drawn, Limiter, wrong)

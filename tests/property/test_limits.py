@@ -118,10 +118,8 @@ def test_any_is_never_rejected_by_the_smallest_bucket(data: st.DataObject) -> No
 @given(data=st.data())
 def test_weighted_calls_are_never_rejected(server: str, data: st.DataObject) -> None:
     rate = Rate(data.draw(st.integers(2, 400)), 1.0)
-    # The bucket's guard is capacity kept free, so no request may need that part.
-    most = rate.count if server == "moving" else max(1, math.floor(rate.count * 0.9))
     window = Window(rate, profile=server, guard_s=GUARD_S)
-    driven = drive(window, data.draw(asks(most, is_plain=True)))
+    driven = drive(window, data.draw(asks(rate.count, is_plain=True)))
     jitters_s = data.draw(st.lists(seconds(GUARD_S - 1e-3), min_size=1, max_size=8))
     assert rejections(SERVERS[server](rate), driven.sends, jitters_s) == 0
 

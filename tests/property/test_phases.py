@@ -69,10 +69,32 @@ class Held:
     def book(self, amount: int, now_s: float, late_s: float) -> Any:
         if self._chance.random() < 0.3:
             self._until_s = now_s + self._chance.choice([0.01, 0.05, 0.3])
+        if late_s == 0 and (booking := self._window.book_now(now_s, amount)) is not None:
+            return booking
         return self._window.book(amount, now_s, late_s, busy_s=now_s)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._window, name)
+
+
+def calm_at_first(chance: random.Random, count: int) -> list[Ask]:
+    """Callers that leave most of the limit unused for some windows, and then use all of it.
+
+    The former come together, and some shortly before the latter.
+    """
+    begin_s = chance.uniform(2, 5)
+    bursts_s = [chance.uniform(0, begin_s) for _ in range(3)] + [begin_s - chance.uniform(0, 1.2)]
+    asked = [Ask(chance.choice(bursts_s), chance.randint(1, count // 20)) for _ in range(20)]
+    return [*asked, *(Ask(begin_s, chance.randint(1, count // 10)) for _ in range(40))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_no_phase_reads_more_than_the_limit_after_a_calm(chance: random.Random) -> None:
+    count = chance.choice([20, 100, 1000])
+    window = Window(Rate(count, 1.0), kind="tokens", guard_s=GUARD_S)
+    driven = drive(Held(window, chance), calm_at_first(chance, count))
+    assert highest_reading(driven.sends, 1.0, GUARD_S) <= count + 1e-6
 
 
 @settings(max_examples=40, deadline=None)

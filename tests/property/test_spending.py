@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redline.calls import Call, Outcome, Reply, Request, Retry, RetryPolicy, failed
+from redline.calls import Call, Load, Outcome, Reply, Request, Retry, RetryPolicy, failed
 from redline.calls.cost import NOTHING, Allowance, Amount, Metered, Price, Prices, Spending
 from redline.calls.tokens import worst_of
 from redline.errors import BadReply, BudgetSpent, Disconnected, RateLimited, ServerFailed, TimedOut
@@ -35,8 +35,8 @@ class Biller:
         self.most_billed = NOTHING
         self._fault_share = chance.choice((0.0, 0.05, 0.3))
 
-    def room(self, cost: Any, now_s: float) -> float:
-        return 0.0
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        return Load()
 
     async def aclose(self) -> None:
         pass

@@ -87,3 +87,12 @@ def test_the_http_server_under_wrk(tmp_path: Path) -> None:
         assert result["summary"][load]["ratio"] > 0
     for sizes in result["summary"]["idle"].values():
         assert 0 < sizes["before_mb"] <= sizes["with_mb"]
+
+
+@pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
+def test_the_relay_beside_a_bare_passthrough(tmp_path: Path) -> None:
+    result = bench("relay", tmp_path, "--rounds", "1", "--seconds", "1")
+    fronts = [run["front"] for run in result["raw"]]
+    assert sorted(fronts) == ["bare", "limited", "redline"]
+    assert all(run["requests"] > 100 for run in result["raw"])
+    assert result["summary"]["bare"]["ratio"] == 1.0

@@ -30,7 +30,7 @@ pytest.importorskip("torch")
 import redline
 from crash.killing import COMMAND, clean_environ
 from redline import EngineSettings, LocalEngine
-from redline.calls import Call, Request
+from redline.calls import Call, Health, Request
 from redline.engine.model import Runner
 from redline.engine.step import Core
 from redline.errors import ConfigError, NoEndpoint, Rejected, TimedOut
@@ -250,7 +250,7 @@ def test_an_engine_that_fails_tells_everybody(
             await found.engine.thread.has_failed()
             with pytest.raises(openai.InternalServerError, match="the memory is gone"):
                 await client.completions.create(model="m", prompt="a")
-            assert found.engine.backend.room(redline.Cost(), 0.0) == float("inf")
+            assert found.engine.backend.load(0.0).state is Health.GONE
             health = client.base_url.copy_with(path="/health")
             with pytest.raises(openai.InternalServerError, match="The backend is down"):
                 await client.get(str(health), cast_to=object)

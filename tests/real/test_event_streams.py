@@ -32,12 +32,14 @@ WHOLE = events(part("Hel"), part("lo"), END, DONE)
 HALF = events(part("Hel"))
 
 
-async def streamed(data: bytes, size: int, **body: Any) -> tuple[str, Exception | None]:
+async def streamed(
+    data: bytes, size: int, kind: bytes = b"text/event-stream", **body: Any
+) -> tuple[str, Exception | None]:
     """The text that `data` gives when it comes in pieces of this size, and how it failed."""
 
     async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked"
-        writer.write(head + b"\r\n\r\n")
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head % kind)
         for start in range(0, len(data), size):
             piece = data[start : start + size]
             writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
@@ -69,11 +71,43 @@ async def streamed(data: bytes, size: int, **body: Any) -> tuple[str, Exception 
         WHOLE + events(b'{"error": {"message": "too late"}}'),
         WHOLE.replace(b'"stop"', b"1"),
         WHOLE.replace(b'{"model"', b'{"x": NaN, "model"'),
+        WHOLE.replace(b"\n\n", b"\n\ndata: \n\n: still here\n\n"),
+        WHOLE.replace(b"[DONE]", b" [DONE] "),
     ],
-    ids=["bom", "cr", "crlf", "more after the end", "an error after it", "integer", "nan"],
+    ids=[
+        *("bom", "cr", "crlf", "more after the end", "an error after it", "integer", "nan"),
+        *("heartbeats", "spaces around the end"),
+    ],
 )
 async def test_a_whole_stream_is_read(data: bytes, size: int) -> None:
     assert await streamed(data, size) == ("Hello", None)
+
+
+async def test_a_content_type_may_have_capitals() -> None:
+    assert await streamed(WHOLE, 7, kind=b"Text/Event-Stream;charset=UTF-8") == ("Hello", None)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [b'"x": NaN', rb'"x": "\ud800"', b'"x": 1e999', b'"x": 1', b'"x": "\xff"'],
+    ids=["nan", "half a pair", "infinite", "proper", "no utf-8"],
+)
+async def test_an_answer_that_is_not_streamed_is_one_chunk_or_an_error(extra: bytes) -> None:
+    message = b'{"choices": [{"message": {"content": "Hello"}, "finish_reason": "stop"}], %b}'
+    text, error = await streamed(message % extra, 10_000, kind=b"application/json")
+    if b"\xff" in extra:
+        assert isinstance(error, redline.errors.BadReply)
+    else:
+        assert (text, error) == ("Hello", None)
+
+
+@pytest.mark.parametrize("depth", [300, 900, 5_000])
+@pytest.mark.parametrize("value", [b"NaN", b"1"])
+async def test_an_event_that_is_nested_deeply_is_read_or_an_error(depth: int, value: bytes) -> None:
+    deep = b'{"a":' * depth + value + b"}" * depth
+    text, error = await streamed(HALF + events(b'{"x": %b}' % deep, END, DONE), 10_000)
+    assert text == "Hel"
+    assert error is None or isinstance(error, redline.errors.BadReply)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +122,8 @@ async def test_a_whole_stream_is_read(data: bytes, size: int) -> None:
         (events(part("lo", "network_error")), "network_error"),
         (events(part("lo", "insufficient_system_resource")), "insufficient_system_resource"),
         (events(part("", error={"code": 502, "message": "died"})), "HTTP 502: died"),
+        (events(part("", error={"code": 502, "message": "died \ud800"})), "HTTP 502: died"),
+        (events(b'{"error": {"message": "died", "code": 502, "x": NaN}}'), "HTTP 502: died"),
     ],
 )
 @pytest.mark.parametrize("end", [events(DONE), events(END, DONE), b""])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -20,13 +22,15 @@ from redline.sim import SimSettings
 from redline.sim.server import Sim
 from redline.testing import ScriptedBackend
 from support.http_peer import Peer
-from support.smuggling import NEXT, REFUSED
+from support.smuggling import CHUNKED, ENDLESS, NEXT, REFUSED, TAKEN, post
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
 CHAT = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).encode()
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 GOOD = HEAD % len(CHAT) + CHAT
+# Zeros, more of them than the front takes; sim takes them, and finds no JSON.
+BOMB = gzip.compress(bytes(40 * 2**20), 1, mtime=0)
 PROGRAM = "import sys; from redline.cli import main; main(['sim', *sys.argv[1:]])"
 
 
@@ -48,25 +52,103 @@ async def peer(port: int) -> AsyncIterator[Peer]:
 
 
 async def attack(port: int) -> None:
-    """Sends every request that is to be refused, and others that end too early."""
-    for name, data in REFUSED.items():
-        async with peer(port) as client:
-            await client.send(data + NEXT)
-            found = await client.answer()
-            # Those with a path that does not exist may be refused for that first.
-            assert 400 <= found.status <= 505, name
-            assert found.headers["connection"] == "close", name
-            assert await client.rest() == b"", name
-    for data in (b"", b"G", GOOD[:-1], GOOD[:40], GOOD + GOOD[:40], GOOD * 100, bytes(300)):
-        for is_reset in (False, True):
-            async with peer(port) as client:
-                client.writer.write(data)
-                await asyncio.sleep(0)
-                if is_reset:
-                    client.writer.transport.abort()
+    """All that hostile clients send; the server must answer the next client as ever."""
+    await refused(port)
+    await taken(port)
+    await compressed(port)
+    await cut_short(port)
+    await unread(port)
     async with peer(port) as client:
         for _ in range(3):
             assert (await client.ask(GOOD)).status == 200
+
+
+async def refused(port: int) -> None:
+    """Requests that are refused, alone and behind a good one; what follows is not answered."""
+    for name, data in {**REFUSED, **ENDLESS}.items():
+        for before in (b"", GOOD):
+            async with peer(port) as client:
+                sending = asyncio.create_task(client.send(before + data + NEXT))
+                if before:
+                    assert (await client.answer()).status == 200, name
+                found = await client.answer()
+                # Those with a path that does not exist may be refused for that first.
+                assert 400 <= found.status <= 505, name
+                assert found.headers["connection"] == "close", name
+                assert await client.rest() == b"", name
+                await asyncio.wait([sending])
+                # The server may have closed before all was sent.
+                assert isinstance(sending.exception(), ConnectionError | None), name
+
+
+async def taken(port: int) -> None:
+    """Odd requests that are right: each has one answer, and so has the next."""
+    for name, (data, method, *_) in TAKEN.items():
+        async with peer(port) as client:
+            found = await client.ask(data + GOOD, method)
+            assert found.status in (200, 404, 405, 400), name
+            if found.headers.get("connection") != "close":
+                assert (await client.answer()).status == 200, name
+    for path, status in (("/v1/models", 200), ("/nothing", 404)):
+        async with peer(port) as client:
+            ask = f"HEAD {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+            found = await client.ask(ask, "HEAD")
+            assert (found.status, found.body) == (status, b""), path
+            assert (await client.ask(GOOD)).status == 200, path
+
+
+async def compressed(port: int) -> None:
+    """A body that is small on the wire only, and one that is compressed twice."""
+    for coding in (b"gzip", b"gzip, gzip"):
+        lines = (b"Content-Encoding: %b\r\n" % coding, b"Content-Length: %d\r\n" % len(BOMB))
+        ask = post(*lines, body=BOMB).replace(b"/first", b"/v1/chat/completions")
+        async with peer(port) as client:
+            found = await client.ask(ask)
+            assert found.status in (400, 413, 415), coding
+            if found.headers.get("connection") == "close":
+                assert await client.rest() == b"", coding
+            else:
+                assert (await client.ask(GOOD)).status == 200, coding
+
+
+async def cut_short(port: int) -> None:
+    """Requests that end too early, by a close, by the end of sending, and by a reset."""
+    expecting = GOOD.replace(b"Host: x", b"Host: x\r\nExpect: 100-continue")
+    chunks = post(CHUNKED, body=b"5\r\nhello\r\n5\r\nhel")
+    halves = (b"", b"G", GOOD[:-1], GOOD[:40], GOOD + GOOD[:40], GOOD * 100, bytes(300), chunks)
+    for data in (*halves, expecting[: -len(CHAT)], expecting[:-1]):
+        for end in ("close", "half-close", "reset"):
+            async with peer(port) as client:
+                client.writer.write(data)
+                await asyncio.sleep(0)
+                if end == "half-close":
+                    client.writer.write_eof()
+                    await client.reader.read()
+                elif end == "reset":
+                    client.writer.transport.abort()
+    async with peer(port) as client:
+        await client.send(expecting[: -len(CHAT)])
+        assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await client.send(CHAT)
+        assert (await client.answer()).status == 200
+
+
+async def unread(port: int) -> None:
+    """A client that asks much and reads nothing, and one that sends byte by byte."""
+    loop = asyncio.get_running_loop()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await loop.sock_connect(client, ("127.0.0.1", port))
+        sending = asyncio.create_task(loop.sock_sendall(client, GOOD * 200_000))
+        _, running = await asyncio.wait([sending], timeout=0.2)
+        # It is not read without end.
+        assert running
+        sending.cancel()
+        await asyncio.wait([sending])
+    async with peer(port) as client:
+        await client.send(GOOD, step=1)
+        assert (await client.answer()).status == 200
 
 
 async def settled(sim: Sim) -> dict[str, Any]:

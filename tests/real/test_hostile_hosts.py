@@ -68,6 +68,7 @@ def test_a_host_without_an_address_is_one_error(run: Run) -> None:
             with pytest.raises(Disconnected, match="Name or service not known") as caught:
                 await asker.ask()
             assert not caught.value.was_sent
+            assert caught.value.hint == "check the host in --base-url, and the network"
 
     run(main())
 
@@ -146,5 +147,23 @@ def test_http_where_https_is_meant_is_one_error(run: Run) -> None:
             async with Asker(url, timeouts=timeouts) as asker:
                 with pytest.raises((Disconnected, TimedOut)):
                     await asker.ask()
+
+    run(main())
+
+
+def test_what_answers_tls_with_http_is_named(run: Run) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def main() -> None:
+        async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with Asker(f"https://127.0.0.1:{port}/v1") as asker:
+                with pytest.raises(Disconnected) as caught:
+                    await asker.ask()
+            assert "write http:// in --base-url" in caught.value.hint
 
     run(main())

@@ -8,7 +8,7 @@ import math
 import re
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import pytest
@@ -16,17 +16,19 @@ import pytest
 from redline.calls import (
     Call,
     Chunk,
-    Cost,
     Endpoint,
+    Health,
     HttpBackend,
     Outcome,
     Request,
     Retry,
     RetryPolicy,
+    Shared,
+    Sink,
     Timeouts,
 )
 from redline.calls.http import outage
-from redline.calls.wire import Exchange
+from redline.calls.wire import Exchange, ReplyMemory
 from redline.clock import SYSTEM
 from redline.errors import (
     BadReply,
@@ -73,12 +75,30 @@ class Heard(Attempts):
         return self.attempts
 
 
-class Keeps:
+class Keeps(Sink):
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.heads: list[tuple[int, str | None]] = []
+
+    async def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        assert not self.texts
+        self.heads.append((status, headers.get("content-type")))
 
     async def put(self, chunk: Chunk) -> None:
+        assert self.heads
         self.texts.append(chunk.text)
+
+
+class Relays(Keeps):
+    relays = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.raw = b""
+
+    async def put(self, chunk: Chunk) -> None:
+        await super().put(chunk)
+        self.raw += chunk.raw
 
 
 def replying(*answers: bytes | None) -> Any:
@@ -156,6 +176,8 @@ def test_a_call_and_its_reply(run: Run) -> None:
         assert (outcome.status, outcome.output, outcome.endpoint) == ("succeeded", "hi", "e")
         assert outcome.reply is not None
         assert (outcome.reply.request_id, outcome.reply.output_tokens) == ("r-1", 2)
+        assert outcome.reply.headers["x-request-id"] == "r-1"
+        assert outcome.reply.headers["content-length"] == str(len(outcome.reply.body))
         assert outcome.latency_s > 0
         (seen,) = server.seen
         assert (seen.method, seen.target) == ("POST", "/v1/chat/completions")
@@ -164,6 +186,61 @@ def test_a_call_and_its_reply(run: Run) -> None:
         assert seen.headers["x-team"] == "a"
         assert seen.headers["content-type"] == "application/json"
         assert seen.headers["user-agent"].startswith("redline/")
+
+    run(main())
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_an_attempt_says_when_it_came_how_far(run: Run, status: int) -> None:
+    async def main() -> None:
+        async with RawServer(replying(answer(chat("hi"), status=status))) as server:
+            backend = backend_of(server, limits=Limits(requests="1/1s", concurrency=1), name="e")
+            await backend.send(ASK, Call())
+            began_s = SYSTEM.now_s()
+            waits, call = backend.send(ASK, Call()), backend.send(ASK, Call())
+            outcomes = await asyncio.gather(waits, call)
+            await backend.aclose()
+        for outcome, waited in zip(outcomes, (False, True), strict=True):
+            (one,) = outcome.tried
+            assert (one.endpoint, one.error, one.was_sent) == ("e", outcome.error, True)
+            assert (one.slot_s is not None) == waited
+            marks = [one.eligible_s, one.slot_s, one.connected_s, one.granted_s, one.sent_s]
+            marks += [one.first_byte_s, one.complete_s]
+            found = [mark for mark in marks if mark is not None]
+            assert len(found) == 6 + waited
+            assert began_s <= found[0]
+            assert found == sorted(found)
+            assert one.first_token_s is None
+        assert (outcomes[0].error is None) == (status == 200)
+
+    run(main())
+
+
+def test_an_attempt_that_waited_for_nothing_has_the_marks_of_its_exchange(run: Run) -> None:
+    async def main() -> None:
+        async with RawServer(replying(answer(chat("hi")))) as server:
+            backend = backend_of(server)
+            (first,) = (await backend.send(ASK, Call())).tried
+            (second,) = (await backend.send(ASK, Call())).tried
+            await backend.aclose()
+        assert first.connected_s is not None  # it was connected first
+        assert second.eligible_s is second.slot_s is second.connected_s is second.granted_s is None
+        assert second.sent_s is not None
+        assert second.first_byte_s is not None
+        assert first.complete_s < second.sent_s < second.first_byte_s < second.complete_s
+
+    run(main())
+
+
+def test_an_attempt_without_a_connection_was_not_sent(run: Run) -> None:
+    async def main() -> None:
+        backend = backend_of(None, base_url="http://127.0.0.1:9/v1", name="e")
+        outcome = await backend.send(ASK, Call())
+        await backend.aclose()
+        (one,) = outcome.tried
+        assert (one.endpoint, one.error, one.was_sent) == ("e", outcome.error, False)
+        assert one.eligible_s is not None
+        assert one.eligible_s < one.complete_s
 
     run(main())
 
@@ -392,6 +469,33 @@ def test_a_gzipped_answer_is_read_and_its_whole_size_counts(run: Run) -> None:
     run(main())
 
 
+def test_endpoints_share_one_bound_of_long_answers_and_keep_their_own_of_each(run: Run) -> None:
+    async def main() -> None:
+        async with RawServer(replying(answer(chat("x" * 5_000)))) as server:
+            intake = ReplyMemory(64 * 1024 * 1024)
+            backends = [
+                HttpBackend(
+                    Endpoint(base_url=server.base_url, max_reply_bytes=most),
+                    shared=Shared(intake=intake),
+                )
+                for most in (4_000, 64 * 1024 * 1024)
+            ]
+            small, large = [await backend.send(ASK, Call()) for backend in backends]
+            assert isinstance(small.error, BadReply)
+            assert large.is_success
+            held = intake.hold(1 << 30)
+            tasks = [asyncio.create_task(backend.send(ASK, Call())) for backend in backends]
+            await asyncio.sleep(0.05)
+            assert len(server.seen) == 2
+            held.release()
+            small, large = await asyncio.gather(*tasks)
+            assert large.is_success
+            for backend in backends:
+                await backend.aclose()
+
+    run(main())
+
+
 def test_a_redirect_is_refused_and_the_key_stays_here(run: Run) -> None:
     async def main() -> None:
         async with RawServer(replying(answer(chat("stolen")))) as other:
@@ -489,6 +593,36 @@ def test_the_key_is_cut_out_of_what_a_server_says(run: Run) -> None:
             outcome = await send_once(server, api_key=SECRET)
         assert isinstance(outcome.error, Refused)
         assert what(outcome) == ("the endpoint refused the key: HTTP 401: Incorrect key: <key>.")
+
+    run(main())
+
+
+@pytest.mark.parametrize("sink", [None, "a sink"])
+@pytest.mark.parametrize("padding", [0, 5_000, 100_000])
+def test_the_body_of_an_error_is_kept_without_the_key(run: Run, padding: int, sink: object) -> None:
+    async def main() -> None:
+        pad = "x" * padding
+        body = {"pad": pad, "error": {"message": f"no such model, {SECRET}"}, "a": [1, "\u00e9"]}
+        reply = answer(body, status=404)
+        async with RawServer(replying(reply)) as server:
+            backend = backend_of(server, api_key=SECRET)
+            outcome = await backend.send(ASK, Call(), Keeps() if sink else None)
+            await backend.aclose()
+        assert isinstance(outcome.error, Rejected)
+        sent = reply.partition(b"\r\n\r\n")[2]
+        masked = sent.replace(SECRET.encode(), b"<key>")
+        assert outcome.error.body == masked[: 64 * 1024]
+        assert (SECRET.encode() in sent, SECRET.encode() in outcome.error.body) == (True, False)
+
+    run(main())
+
+
+def test_an_error_without_an_answer_has_no_body(run: Run) -> None:
+    async def main() -> None:
+        async with RawServer(replying(None)) as server:
+            outcome = await send_once(server)
+        assert isinstance(outcome.error, Disconnected)
+        assert outcome.error.body == b""
 
     run(main())
 
@@ -765,7 +899,9 @@ def test_a_cancelled_call_gives_everything_back(run: Run, place: str) -> None:
             if place == "slot":
                 calls.append(asyncio.create_task(backend.send(ASK, Call())))
                 await asyncio.sleep(0)
-                assert backend.room(Cost(), SYSTEM.now_s()) > 0
+                load = backend.load(SYSTEM.now_s())
+                assert (load.in_flight, load.waiting, load.binds) == (1, 1, "1 calls in flight")
+                assert load.room_s > 0
             for call in reversed(calls):
                 call.cancel()
             results = await asyncio.gather(*calls, return_exceptions=True)
@@ -831,7 +967,11 @@ def test_retry_after_parks_the_endpoint(run: Run, status: int, is_parked: bool) 
             assert outcome.error.status == status
             parked = [event for event in heard.events if isinstance(event, EndpointParked)]
             assert len(parked) == is_parked
-            assert (backend.room(Cost(), SYSTEM.now_s()) > 1) == is_parked
+            load = backend.load(SYSTEM.now_s())
+            assert (load.room_s > 1) == is_parked
+            assert (load.parked_until_s > SYSTEM.now_s() + 1) == is_parked
+            assert load.binds == ("the endpoint asked to wait" if is_parked else "")
+            assert load.state is Health.READY
             if status == 429:
                 assert isinstance(outcome.error, RateLimited)
             await backend.aclose()
@@ -877,10 +1017,14 @@ def test_an_endpoint_that_comes_back_ends_the_outage(run: Run) -> None:
             held.bind(("127.0.0.1", 0))
             backend = backend_of(None, base_url=f"http://127.0.0.1:{held.getsockname()[1]}/v1")
             assert outage.is_unreachable((await backend.send(ASK, Call())).error)
-            assert backend.room(Cost(), SYSTEM.now_s()) > 0
+            load = backend.load(SYSTEM.now_s())
+            assert (load.state, load.binds) == (Health.DEGRADED, "the endpoint is out of reach")
+            assert load.room_s > 0
+            assert load.parked_until_s > SYSTEM.now_s()
             async with await asyncio.start_server(handle, sock=held):
                 assert (await backend.send(ASK, Call())).is_success
-                assert backend.room(Cost(), SYSTEM.now_s()) == 0
+                assert backend.load(SYSTEM.now_s()).room_s == 0
+                assert backend.load(SYSTEM.now_s()).state is Health.READY
             await backend.aclose()
 
     run(main())
@@ -938,10 +1082,13 @@ def test_a_stream(run: Run, data: bytes, texts: list[str], kind: type | None) ->
             backend, sink, call = backend_of(server), Keeps(), Call()
             outcome = await backend.send(ASK, call, sink)
             assert sink.texts == texts
+            assert sink.heads == ([(200, "text/event-stream")] if texts else [])
             assert call.committed == bool(texts)
             assert type(outcome.error) is (kind or type(None))
             if kind is None:
                 assert outcome.output == "aa"
+            (one,) = outcome.tried
+            assert (one.first_token_s is not None) == bool(texts)
             body = server.seen[0].json()
             assert isinstance(body, dict)
             assert body["stream"] is True
@@ -964,12 +1111,37 @@ def test_a_model_that_is_lost_within_a_stream_says_so_without_the_key(run: Run) 
     run(main())
 
 
-def test_a_server_that_ignores_the_wish_for_a_stream_is_read_whole(run: Run) -> None:
+def test_a_stream_is_relayed_byte_for_byte(run: Run) -> None:
     async def main() -> None:
-        async with RawServer(replying(answer(chat("whole")))) as server:
-            backend = backend_of(server)
-            outcome = await backend.send(ASK, Call(), Keeps())
+        usage = b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}'
+        data = stream(A, A, END, usage, b"[DONE]")
+        async with RawServer(raw(data)) as server:
+            backend, sink = backend_of(server), Relays()
+            outcome = await backend.send(ASK, Call(), sink)
+            await backend.aclose()
+        assert sink.raw == data.partition(b"\r\n\r\n")[2]
+        assert sink.heads == [(200, "text/event-stream")]
+        assert outcome.reply is not None
+        assert (outcome.output, outcome.reply.finish_reason) == (None, "stop")
+        assert (outcome.reply.input_tokens, outcome.reply.output_tokens) == (3, 2)
+        assert outcome.reply.headers["content-type"] == "text/event-stream"
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", [Keeps, Relays])
+def test_a_server_that_ignores_the_wish_for_a_stream_is_read_whole(
+    run: Run, kind: type[Keeps]
+) -> None:
+    async def main() -> None:
+        reply = answer(chat("whole"), Content_Type="application/json")
+        async with RawServer(replying(reply)) as server:
+            backend, sink = backend_of(server), kind()
+            outcome = await backend.send(ASK, Call(), sink)
             assert outcome.output == "whole"
+            assert sink.heads == [(200, "application/json")]
+            if isinstance(sink, Relays):
+                assert sink.raw == reply.partition(b"\r\n\r\n")[2]
             await backend.aclose()
 
     run(main())

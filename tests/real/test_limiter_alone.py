@@ -235,10 +235,13 @@ def check_windows(kind: Any) -> None:
 
 
 class Unsent(Limiter):
-    """Takes what is sent for what is given back."""
+    """Takes what goes at once for what is given back."""
 
-    def mark_sent(self, taken: Any, now_s: float) -> None:
-        self.give_back(taken)
+    def acquire_now(self, cost: Cost) -> Any:
+        grant = super().acquire_now(cost)
+        if grant is not None:
+            grant.release()
+        return grant
 
 
 class Unsettled(Limiter):

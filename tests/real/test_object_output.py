@@ -242,7 +242,7 @@ def test_a_lost_note_of_the_upload_is_no_change_by_somebody_else(store: ObjectSe
     run(asked, limit=3)
     (COPY.parent / "labels.redline" / "objects.json").unlink()
     assert run(asked, limit=5).succeeded == 2
-    (COPY.parent / "labels.redline" / "objects.json").write_bytes(b'{"url":')
+    (COPY.parent / "labels.redline" / "objects.json").write_bytes(b'{"url":"\xff"}')
     assert run(asked).succeeded == 3
     assert asked.names == ALL
     assert sorted(names_in(store.get("data", "out/labels.jsonl"))) == ALL

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from redline.apis import replies as apis
-from redline.calls import Call, Chunk, Outcome, Reply, Request, Retry, RetryPolicy
+from redline.calls import Call, Chunk, Outcome, Reply, Request, Retry, RetryPolicy, Sink
 from redline.calls.cache import AnswerStore, Cached
 from redline.errors import BadReply, Disconnected, Refused, Rejected, ServerFailed, TimedOut
 from redline.testing import ScriptedBackend, Step, VirtualClock, virtual_run
@@ -365,7 +365,7 @@ def test_it_stands_outside_the_retry(tmp_path: Path) -> None:
     virtual_run(main())
 
 
-class Chunks:
+class Chunks(Sink):
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
 
@@ -397,9 +397,9 @@ def test_a_body_that_is_no_json_is_passed_on(tmp_path: Path) -> None:
     play(tmp_path, [answer()], story)
 
 
-def test_room_is_that_of_the_backend(tmp_path: Path) -> None:
+def test_its_load_is_that_of_the_backend(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         world.backend.room_s = 7.0
-        assert world.cached.room(None, 0.0) == 7.0
+        assert world.cached.load(0.0).room_s == 7.0
 
     play(tmp_path, [answer()], story)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from redline.calls import Call, Chunk, Outcome, Reply, Request, Retry, RetryPolicy
+from redline.calls import Call, Chunk, Outcome, Reply, Request, Retry, RetryPolicy, Sink
 from redline.errors import (
     BadReply,
     CallError,
@@ -99,6 +99,37 @@ def test_attempts_are_counted(error: CallError, max_retries: int) -> None:
 def test_it_stops_at_the_first_success(failures: int) -> None:
     outcome, _ = call_once([broken()] * failures + [OK])
     assert (outcome.status, outcome.attempts) == ("succeeded", failures + 1)
+
+
+def test_the_outcome_says_what_was_tried() -> None:
+    errors = [broken(), RateLimited("full", status=429, retry_after_s=7.0), unreachable()]
+    for error in errors:
+        error.keep_body(b"long")
+    outcome, backend = call_once([*errors, OK], latency_s=0.5)
+    assert [type(one.error) for one in outcome.tried] == [*map(type, errors), type(None)]
+    assert [one.sent_s for one in outcome.tried] == [send.at_s for send in backend.sends]
+    assert [one.complete_s for one in outcome.tried] == [send.at_s + 0.5 for send in backend.sends]
+    assert {one.endpoint for one in outcome.tried} == {"scripted"}
+    # What waits for its retry keeps no bodies.
+    assert all(one.error.body == b"" for one in outcome.tried if isinstance(one.error, CallError))
+
+
+@pytest.mark.parametrize("most", [3, 60])
+def test_the_last_attempts_are_kept_and_the_last_body(most: int) -> None:
+    error = broken()
+    error.keep_body(b"why")
+    outcome, _ = call_once([error], max_retries=most)
+    assert (outcome.attempts, len(outcome.tried)) == (most + 1, min(32, most + 1))
+    assert outcome.tried[-1].error is outcome.error
+    assert isinstance(outcome.error, CallError)
+    assert outcome.error.body == b"why"
+
+
+def test_a_row_that_is_late_says_what_was_tried() -> None:
+    outcome, _ = call_once([broken()], call=Call(deadline_s=2.0), latency_s=1.0)
+    assert isinstance(outcome.error, TimedOut)
+    assert len(outcome.tried) == outcome.attempts
+    assert isinstance(outcome.tried[-1].error, ServerFailed)
 
 
 @pytest.mark.parametrize("error", [Rejected("bad"), Refused("key"), NoEndpoint("down")])
@@ -393,7 +424,7 @@ def test_a_sink_gets_the_text_and_the_call_is_committed() -> None:
     async def main() -> None:
         chunks: list[Chunk] = []
 
-        class Keeps:
+        class Keeps(Sink):
             async def put(self, chunk: Chunk) -> None:
                 chunks.append(chunk)
 

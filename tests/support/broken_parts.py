@@ -32,10 +32,7 @@ def keeps_torn_lines(base: Any) -> Any:
         def __init__(self, path: Any, on_found: Any) -> None:
             old = path.read_bytes() if path.exists() else b""
             super().__init__(path, on_found)
-            self._half = old[old.rfind(b"\n") + 1 :]
-
-        def add(self, line: bytes) -> None:
-            super().add(self._half + line)
-            self._half = b""
+            half, add = [old[old.rfind(b"\n") + 1 :]], self.add
+            self.add = lambda line: add((half.pop() if half else b"") + line)
 
     return Torn

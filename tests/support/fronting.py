@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from redline.calls import Backend, Call, Chunk, Cost, Outcome, Reply, Request, Sink, failed
+from redline.calls import Backend, Call, Chunk, Load, Outcome, Reply, Request, Sink, failed
 from redline.errors import CallError
 from redline.serve.http import Front
 
@@ -41,8 +41,8 @@ class Told:
         self._end = end
         self._deaf_to = deaf_to
 
-    def room(self, cost: Cost, now_s: float) -> float:
-        return 0.0
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        return Load()
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         self.calls.append(call)

@@ -2,7 +2,8 @@
 
 The law of each execution: it ends in one answer or one CallError; the answer to what is beyond
 doubt well formed is the right one; no answer is made of what has not come; another cut of the same
-bytes gives the same; and where the connection is kept, the next exchange gets its own answer.
+bytes gives the same, also on a connection that has carried an answer of this form; and where the
+connection is kept, the next exchange gets its own answer.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import random
 import time
 import zlib
 from collections import Counter
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
 from redline.errors import BadReply
 from support import reference
 from support.answers import RIGHT, WRONG, chunked, head
+from support.mutating import cut, mutated
 from support.wires import Case, Result, exchange
 
 _SEEDS = [data for data, *_ in [*RIGHT.values(), *WRONG.values()] if 0 < len(data) < 2_000]
@@ -34,6 +35,8 @@ _TOKENS = [
 ]  # fmt: skip
 _ENDINGS = ("ring", "eof", "reset")
 _BOUNDS = (1, 10, 100, 1_000, 100_000, 100_000)
+# Written whole, in one part behind the head, and in several.
+_ASKED = (*[b"body"] * 8, b"b" * 50_000, b"b" * 600_000)
 
 
 @dataclass
@@ -74,21 +77,26 @@ def fuzz(
 
 
 def _one(module: ModuleType, rng: random.Random, figures: Figures) -> None:
-    data = _generated(rng) if rng.random() < 0.5 else rng.choice(_SEEDS)
+    data = right = _generated(rng) if rng.random() < 0.5 else rng.choice(_SEEDS)
     for _ in range(rng.choice((0, 0, 0, 1, 1, 2, 5))):
-        data = _mutated(rng, data)
+        data = mutated(rng, data, _TOKENS, _SEEDS)
     ending, most_bytes = rng.choice(_ENDINGS), rng.choice(_BOUNDS)
     both = []
     for _ in range(2):
-        pieces = _cut(rng, data)
+        pieces = cut(rng, data)
         reads = rng.choice(("whole", "whole", "stream", "rest"))
         is_lazy, is_held = rng.random() < 0.5, rng.random() < 0.2
-        case = Case(pieces, ending, reads, most_bytes, is_lazy=is_lazy, is_held=is_held)
+        # Half of the connections know the form of the answer.
+        before = rng.choice((b"", right))
+        asked = rng.choice(_ASKED)
+        takes_all = asked == b"body" or rng.random() < 0.8
+        case = Case(pieces, ending, reads, most_bytes, is_lazy, is_held, before, asked, takes_all)
         try:
             both.append(exchange(module, case))
             _judge(case, data, both, figures)
         except AssertionError as error:
-            raise AssertionError(f"{error}: {case}") from error
+            shown = replace(case, asked=case.asked[:5])
+            raise AssertionError(f"{error}: {len(case.asked)} bytes asked, {shown}") from error
         figures.executions += 1
 
 
@@ -137,44 +145,12 @@ def _generated(rng: random.Random) -> bytes:
     elif framing == "chunks":
         lines.append("Transfer-Encoding: chunked")
         trailers = rng.choice((b"", b"", b"X-Sum: 1\r\n"))
-        body = chunked(*_cut(rng, body), trailers=trailers)
+        body = chunked(*cut(rng, body), trailers=trailers)
     if rng.random() < 0.2:
         lines.append(f"Connection: {rng.choice(('close', 'keep-alive', 'Upgrade'))}")
     rng.shuffle(lines)
     status = rng.choice((200, 200, 200, 204, 304, 400, 429, 500, 103))
     version = rng.choice(("1.1", "1.1", "1.1", "1.0"))
     before = head(status="HTTP/1.1 100 Continue") * rng.choice((0, 0, 0, 1, 2, 33))
-    return before + head(*lines, status=f"HTTP/{version} {status} Status") + body
-
-
-def _mutated(rng: random.Random, data: bytes) -> bytes:
-    at = rng.randrange(len(data) + 1)
-    size = rng.choice((1, 1, 2, 5, 20, 100))
-    kind = rng.randrange(7)
-    if kind == 0:
-        return data[:at] + bytes((rng.randrange(256),)) + data[at + 1 :]
-    if kind == 1:
-        return data[:at] + data[at + size :]
-    if kind == 2:
-        return data[: at + size] + data[at:]
-    if kind == 3:
-        return data[:at] + rng.choice(_TOKENS) + data[at:]
-    if kind == 4:
-        other = rng.choice(_SEEDS)
-        return data[:at] + other[rng.randrange(len(other)) :]
-    if kind == 5:
-        return data[:at]
-    # A token behind a line's end, where it is a header or a chunk of its own.
-    places = [i + 2 for i in range(len(data) - 1) if data[i : i + 2] == b"\r\n"] or [at]
-    place = rng.choice(places)
-    return data[:place] + rng.choice(_TOKENS) + data[place:]
-
-
-def _cut(rng: random.Random, data: bytes) -> list[bytes]:
-    most = rng.choice((1, 2, 3, 10, 50))
-    if not data:
-        return []
-    if rng.random() < 0.1 and len(data) < 600:
-        return [data[at : at + 1] for at in range(len(data))]
-    edges = sorted({0, len(data), *(rng.randrange(len(data)) for _ in range(most - 1))})
-    return [data[a:b] for a, b in pairwise(edges)]
+    reason = rng.choice(("OK", "OK", "Status"))
+    return before + head(*lines, status=f"HTTP/{version} {status} {reason}") + body

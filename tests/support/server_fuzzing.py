@@ -16,13 +16,13 @@ import zlib
 from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from itertools import pairwise
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import h11
 
 from redline.httpserver import TEXT, Exchange, HttpBounds, header_lines
+from support.mutating import cut, mutated
 from support.smuggling import NEXT, REFUSED, TAKEN
 
 _SEEDS = [*REFUSED.values(), *(data for data, *_ in TAKEN.values())]
@@ -253,12 +253,12 @@ def _one(module: ModuleType, rng: random.Random, figures: Figures) -> None:
         if rng.random() < 0.5:
             data = rng.choice(_SEEDS) + (data if rng.random() < 0.5 else NEXT)
         for _ in range(rng.choice((0, 1, 1, 2, 5))):
-            data = _mutated(rng, data)
+            data = mutated(rng, data, _TOKENS, _SEEDS)
     most = rng.choice((10, 100, 1_000, 100_000, 100_000))
     bounds = HttpBounds(most_body_bytes=most)
     results = []
     for _ in range(2):
-        pieces, kind = _cut(rng, data), rng.choice(_HANDLERS)
+        pieces, kind = cut(rng, data), rng.choice(_HANDLERS)
         try:
             results.append(play(module, pieces, kind, bounds))
             _judge(results, truth if is_true else None, data, most, figures)
@@ -365,7 +365,7 @@ def _generated(rng: random.Random) -> tuple[bytes, Seen, int]:
     elif rng.random() < 0.8:
         lines.append(b"Transfer-Encoding: chunked")
         trailers = rng.choice((b"", b"", b"X-Sum: 1\r\n"))
-        chunks = [b"%x\r\n%b\r\n" % (len(part), part) for part in _cut(rng, sent)]
+        chunks = [b"%x\r\n%b\r\n" % (len(part), part) for part in cut(rng, sent)]
         sent = b"".join(chunks) + b"0\r\n" + trailers + b"\r\n"
     else:
         lines = [line for line in lines if not line.startswith(b"Content-Encoding")]
@@ -374,33 +374,3 @@ def _generated(rng: random.Random) -> tuple[bytes, Seen, int]:
     rng.shuffle(lines)
     head = b"\r\n".join((f"{method} {path}?q HTTP/1.1".encode(), *lines))
     return head + b"\r\n\r\n" + sent, Seen(method, path, body), size
-
-
-def _mutated(rng: random.Random, data: bytes) -> bytes:
-    at = rng.randrange(len(data) + 1)
-    size = rng.choice((1, 1, 2, 5, 20, 100))
-    kind = rng.randrange(6)
-    if kind == 0:
-        return data[:at] + bytes((rng.randrange(256),)) + data[at + 1 :]
-    if kind == 1:
-        return data[:at] + data[at + size :]
-    if kind == 2:
-        return data[: at + size] + data[at:]
-    if kind == 3:
-        return data[:at] + rng.choice(_TOKENS) + data[at:]
-    if kind == 4:
-        return data[:at] + rng.choice(_SEEDS)
-    # A token behind a line's end, where it is a header or a chunk of its own.
-    places = [i + 2 for i in range(len(data) - 1) if data[i : i + 2] == b"\r\n"] or [at]
-    place = rng.choice(places)
-    return data[:place] + rng.choice(_TOKENS) + data[place:]
-
-
-def _cut(rng: random.Random, data: bytes) -> list[bytes]:
-    most = rng.choice((1, 2, 3, 10, 50))
-    if not data:
-        return []
-    if rng.random() < 0.1 and len(data) < 600:
-        return [data[at : at + 1] for at in range(len(data))]
-    edges = sorted({0, len(data), *(rng.randrange(len(data)) for _ in range(most - 1))})
-    return [data[a:b] for a, b in pairwise(edges)]

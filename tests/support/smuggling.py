@@ -37,6 +37,8 @@ REFUSED: dict[str, bytes] = {
     "gzip and chunked": post(b"Transfer-Encoding: gzip, chunked\r\n", body=END),
     "chunked twice in a list": post(b"Transfer-Encoding: chunked, chunked\r\n", body=END),
     "chunked twice": post(CHUNKED, CHUNKED, body=END),
+    "chunked and identity in a list": post(b"Transfer-Encoding: chunked, identity\r\n", body=END),
+    "identity and chunked in a list": post(b"Transfer-Encoding: identity, chunked\r\n", body=END),
     "chunked and identity": post(CHUNKED, b"Transfer-Encoding: identity\r\n", body=END),
     "identity": post(b"Transfer-Encoding: identity\r\n", body=END),
     "an unknown coding": post(b"Transfer-Encoding: xchunked\r\n", body=END),
@@ -86,6 +88,10 @@ REFUSED: dict[str, bytes] = {
     "two hosts": post(b"Host: y\r\n"),
     "the same host twice": post(b"Host: x\r\n"),
     "a list of hosts": post(host=b"Host: x, y\r\n"),
+    "an absolute target and two hosts": get(
+        b"GET http://y/first HTTP/1.1\r\n", b"Host: x\r\n", b"Host: y\r\n"
+    ),
+    "an absolute target without a host": get(b"GET http://y/first HTTP/1.1\r\n", b"A: b\r\n"),
     "a host with a path": post(host=b"Host: x/y\r\n"),
     "a host with a user": post(host=b"Host: a@x\r\n"),
     "a host in two words": post(host=b"Host: x y\r\n"),
@@ -95,6 +101,9 @@ REFUSED: dict[str, bytes] = {
     "HTTP/2.0": get(b"GET /first HTTP/2.0\r\n"),
     "HTTP/0.9": get(b"GET /first HTTP/0.9\r\n"),
     "HTTP/1.10": get(b"GET /first HTTP/1.10\r\n"),
+    "no version": b"GET /first\r\n\r\n",
+    "no version and a header": b"GET /first\r\nHost: x\r\n\r\n",
+    "no target": b"GET HTTP/1.1\r\nHost: x\r\n\r\n",
     "lower-case http": get(b"GET /first http/1.1\r\n"),
     "the preface of HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "a tab in the request line": get(b"GET\t/first HTTP/1.1\r\n"),
@@ -116,6 +125,9 @@ REFUSED: dict[str, bytes] = {
     "no line end after a chunk": post(CHUNKED, body=b"1\r\na" + END),
     "other bytes after a chunk": post(CHUNKED, body=b"1\r\naXX" + END),
     "a size with 0x": post(CHUNKED, body=b"0x1\r\na\r\n" + END),
+    "a size with a sign": post(CHUNKED, body=b"+1\r\na\r\n" + END),
+    "a size with an underscore": post(CHUNKED, body=b"1_0\r\n0123456789abcdef\r\n" + END),
+    "a size in words": post(CHUNKED, body=b"one\r\na\r\n" + END),
     "a negative size": post(CHUNKED, body=b"-1\r\na\r\n" + END),
     "a space after a size": post(CHUNKED, body=b"1 \r\na\r\n" + END),
     "a space before a size": post(CHUNKED, body=b" 1\r\na\r\n" + END),
@@ -127,6 +139,20 @@ REFUSED: dict[str, bytes] = {
     "LF after the last chunk": post(CHUNKED, body=b"1\r\na\r\n0\r\n\n"),
     "LF after the last size": post(CHUNKED, body=b"1\r\na\r\n0\n\r\n"),
     "a folded trailer": post(CHUNKED, body=b"1\r\na\r\n0\r\nA: b\r\n c\r\n\r\n"),
+}
+
+# Larger than a server takes. Each is answered with one error, as above.
+MUCH = b"x" * 150_000
+ENDLESS: dict[str, bytes] = {
+    "a long target": get(b"GET /" + MUCH + b" HTTP/1.1\r\n"),
+    "a long method": MUCH + b" /first HTTP/1.1\r\n",
+    "a long value": post(b"A: " + MUCH + b"\r\n"),
+    "a long name": post(MUCH + b": a\r\n"),
+    "many fields": post(*(b"A%d: b\r\n" % number for number in range(20_000))),
+    "a long extension": post(CHUNKED, body=b"1;" + MUCH + b"\r\na\r\n" + END),
+    "a long extension in pieces": post(CHUNKED, body=b"1" + b";a=b" * 40_000 + b"\r\na\r\n" + END),
+    "long trailers": post(CHUNKED, body=b"1\r\na\r\n0\r\nA: " + MUCH + b"\r\n\r\n"),
+    "a long size": post(CHUNKED, body=b"0" * 150_000 + b"1\r\na\r\n" + END),
 }
 
 # Odd, and right: method, path and body of each. The next request on the connection is answered.

@@ -22,6 +22,7 @@ from redline.calls.wire import Answer, Deadlines, Exchange, Transport
 from redline.limits import Limits, Rate
 from redline.sim import Admission, Charge
 from redline.testing import VirtualClock, virtual_run
+from support.swapping import Swap
 
 ALGORITHMS = ("fixed", "moving", "counter", "bucket")
 _WORDS = ("the", "of", "a", "house", "river", "standing", "between", "every", "morning", "people")
@@ -216,6 +217,7 @@ class _Server(Transport):
         usage = self._requests.usage.pop(int(body["user"]))
         async with Deadlines(VirtualClock(loop)).timeout() as alarm:
             exchange.follow(alarm)
+            await exchange.get_ready()
             await exchange.wait_for_grant()
             exchange.leave(alarm, is_kept=False)
             most = body.get("max_tokens", usage[1])
@@ -272,7 +274,8 @@ async def _drive(setting: Setting, backend_class: type[HttpBackend]) -> Found:
     requests = _Requests(setting.traffic, random.Random(f"{setting.seed} calls"))
     server = _Server(endpoint, found, requests)
     clock = VirtualClock(asyncio.get_running_loop())
-    backend = backend_class(endpoint, clock=clock, transport=server)
+    with Swap((Transport, lambda *_: server)):
+        backend = backend_class(endpoint, clock=clock)
 
     async def work() -> None:
         while True:

@@ -11,7 +11,7 @@ from typing import Any
 from redline.calls import Timeouts
 from redline.calls.wire import Deadlines, ReplyMemory
 from redline.clock import SYSTEM
-from redline.errors import CallError, TimedOut
+from redline.errors import CallError
 from support.asking import Asked
 from support.raw_server import answer
 
@@ -19,7 +19,10 @@ _TIMEOUTS = Timeouts()
 
 
 class FakeTransport(asyncio.Transport):
-    """Keeps what is written. unsent: how many bytes of it wait to be sent."""
+    """Keeps what is written. unsent: how many bytes of it wait to be sent.
+
+    is_slow: after each write it asks its protocol to pause, until `drain`.
+    """
 
     def __init__(self, **extra: Any) -> None:
         super().__init__(extra)
@@ -27,9 +30,20 @@ class FakeTransport(asyncio.Transport):
         self.unsent = 0
         self.is_aborted = False
         self.is_paused = False
+        self.is_slow = False
+        self.protocol: Any = None
 
     def write(self, data: Any) -> None:
         self.written += data
+        if self.is_slow:
+            self.unsent = len(data)
+            self.protocol.pause_writing()
+
+    def drain(self) -> None:
+        """The peer has taken everything, and takes what is written next as slowly."""
+        while self.unsent and not self.is_aborted:
+            self.unsent = 0
+            self.protocol.resume_writing()
 
     def abort(self) -> None:
         self.is_aborted = True
@@ -56,7 +70,9 @@ class Case:
 
     reads: `whole`, or `stream` with its answer taken apart. is_lazy: the reader wakes only once
     everything has come, or the transport is paused. is_held: after each piece, other answers leave
-    no room for a moment.
+    no room for a moment. before: the answer to an earlier request on the same connection, in one
+    piece; a connection that does not survive it is replaced by a new one. asked: the body of the
+    request. takes_all: the server reads the whole request, in parts; otherwise it answers before.
     """
 
     pieces: Iterable[bytes]
@@ -65,6 +81,9 @@ class Case:
     most_bytes: int = 100_000
     is_lazy: bool = False
     is_held: bool = False
+    before: bytes = b""
+    asked: bytes = b"body"
+    takes_all: bool = True
 
 
 @dataclass
@@ -140,14 +159,29 @@ def _exchange(module: ModuleType, case: Case) -> Result:
     lost: list[Any] = []
     transport = FakeTransport()
     memory = ReplyMemory(case.most_bytes)
-    connection = module.Connection(lost.append, memory, Deadlines(SYSTEM))
-    connection.connection_made(transport)
+
+    def connected() -> Any:
+        connection = module.Connection(lost.append, memory, Deadlines(SYSTEM))
+        transport.protocol = connection
+        connection.connection_made(transport)
+        return connection
+
+    connection = connected()
+    if case.before and not _is_asked_before(connection, case.before):
+        lost.clear()
+        transport = FakeTransport()
+        connection = connected()
+    transport.written = b""
     asked = Asked(_TIMEOUTS, SYSTEM)
-    asked.carry(b"head", b"body")
+    asked.carry(b"head", case.asked)
     assert asked.may_leave()
     connection.open(asked, is_streamed=case.reads != "whole")
+    transport.is_slow = len(case.asked) > len(b"body")
     connection.leave()
-    assert transport.written == b"headbody"
+    if case.takes_all:
+        transport.drain()
+        assert transport.written == b"head" + case.asked
+    transport.is_slow = False
     reader = _Reader(_read(connection, case.reads))
     result = Result()
     is_released = False
@@ -176,7 +210,7 @@ def _exchange(module: ModuleType, case: Case) -> Result:
         if not case.is_lazy:
             read()
     if case.ending == "ring" and not reader.is_over:
-        connection.fail(TimedOut("attempt", 1.0))
+        connection.time_is_up()
     if case.ending == "eof" and not transport.is_aborted:
         if transport.is_paused:
             read()
@@ -189,14 +223,26 @@ def _exchange(module: ModuleType, case: Case) -> Result:
     result.is_reusable, result.lost = result.is_reusable and not lost, len(lost)
     assert len(lost) <= 1
     assert len(result.body) <= case.most_bytes
+    assert case.takes_all or not result.is_reusable, "the rest of a request is still to be written"
     if result.is_reusable:
         _asks_again(connection, transport)
     return result
 
 
+def _is_asked_before(connection: Any, data: bytes) -> bool:
+    """The connection has had this answer, and may serve another exchange."""
+    asked = Asked(_TIMEOUTS, SYSTEM)
+    assert asked.may_leave()
+    connection.open(asked, is_streamed=False)
+    connection.leave()
+    connection.data_received(data)
+    return bool(connection.release())
+
+
 def _asks_again(connection: Any, transport: FakeTransport) -> None:
     """The next exchange on the connection gets its own answer."""
     assert not transport.is_paused
+    assert connection.is_open
     asked = Asked(_TIMEOUTS, SYSTEM)
     assert asked.may_leave()
     connection.open(asked, is_streamed=False)

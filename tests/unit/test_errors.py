@@ -62,7 +62,7 @@ def test_the_tree_is_the_one_drawn_at_the_top_of_the_file() -> None:
         parent = next(above for level, above in reversed(drawn[:index]) if level < depth)
         assert getattr(errors, name).__base__ is getattr(errors, parent), name
     public = {name for name, value in vars(errors).items() if isinstance(value, type)}
-    assert public - {"ClassVar", "Iterable"} == {name for _, name in drawn}
+    assert public - {"Callable", "ClassVar", "Iterable"} == {name for _, name in drawn}
 
 
 @pytest.mark.parametrize("error", [NoEndpoint, Refused, Unpaid])
@@ -86,6 +86,15 @@ def test_the_others_do_not(error: type[RedlineError]) -> None:
 )
 def test_on_one_line(where: str, hint: str, text: str) -> None:
     assert str(RedlineError("it broke", where=where, hint=hint)) == text
+
+
+def test_a_body_that_is_slow_to_read_is_read_once_and_before_pickling() -> None:
+    read = []
+    error = Rejected("no", status=400)
+    assert error.body == b""
+    error.keep_body(lambda: read.append(1) or b"why")  # type: ignore[func-returns-value]
+    assert pickle.loads(pickle.dumps(error)).body == error.body == b"why"
+    assert read == [1]
 
 
 @pytest.mark.parametrize(

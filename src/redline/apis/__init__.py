@@ -29,7 +29,6 @@ from redline.apis.choices import (
     ChoicesWriter,
     Form,
     SampledRequest,
-    choice_object,
     drafts,
     has_ended,
     is_usage_event,

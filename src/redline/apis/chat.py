@@ -32,22 +32,48 @@ API = Api(
 )
 
 
-def _message(content: str | None, tool_calls: Any = None) -> Object:
-    message = {"role": "assistant", "content": content, "refusal": None}
-    return {"message": {**message, "tool_calls": tool_calls} if tool_calls else message}
+def _choice(
+    index: int,
+    text: str | None,
+    finish_reason: str | None = None,
+    *,
+    logprobs: Object | None = None,
+    tool_calls: Any = None,
+) -> Object:
+    message = {"role": "assistant", "content": text, "refusal": None}
+    if tool_calls:
+        message["tool_calls"] = tool_calls
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": logprobs,
+        "finish_reason": finish_reason,
+    }
 
 
-def _delta(text: str) -> Object:
-    return {"delta": {"content": text} if text else {}}
+def _piece(
+    index: int,
+    text: str,
+    finish_reason: str | None = None,
+    *,
+    logprobs: Object | None = None,
+) -> Object:
+    delta = {"content": text} if text else {}
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def _opening(index: int) -> Object:
+    message = {"role": "assistant", "content": "", "refusal": None}
+    return {"index": index, "delta": message, "logprobs": None, "finish_reason": None}
 
 
 FORM = Form(
     id_prefix="chatcmpl",
     whole="chat.completion",
     event="chat.completion.chunk",
-    content=_message,
-    delta=_delta,
-    opening={"delta": _message("")["message"]},
+    choice=_choice,
+    piece=_piece,
+    opening=_opening,
 )
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from redline.apis.error_inside import judge_choice, judge_part
+from redline.apis.event_stream import event_bytes
 from redline.apis.loose_json import number
 from redline.apis.request_parts import Count, ResponseFormat, StreamOptions
 from redline.apis.usage import Counts
@@ -263,27 +264,46 @@ def _finish(choice: _Choice, output: Any) -> str | None:
     return str(reason) if isinstance(reason, int) else reason
 
 
+class WriteChoice(Protocol):
+    """Makes a choice of a whole answer."""
+
+    def __call__(
+        self,
+        index: int,
+        text: str | None,
+        finish_reason: str | None = None,
+        *,
+        logprobs: Object | None = None,
+        tool_calls: Any = None,
+    ) -> Object: ...
+
+
+class WritePiece(Protocol):
+    """Makes what an event says of a choice. text: what is new; empty for none."""
+
+    def __call__(
+        self,
+        index: int,
+        text: str,
+        finish_reason: str | None = None,
+        *,
+        logprobs: Object | None = None,
+    ) -> Object: ...
+
+
 class Form(NamedTuple):
     """What one of the two APIs writes differently.
 
-    id_prefix: of an answer's id. whole, event: the `object` of an answer and of an event.
-    content: what a choice says: its text, and the tool calls of a chat. delta: what is new of its
-    text. opening: what the first event of a choice holds; None if that is text.
+    id_prefix: of an answer's id. whole, event: the `object` of an answer and of an event. opening:
+    makes the piece that comes before the text of the choice with this index; None if none does.
     """
 
     id_prefix: str
     whole: str
     event: str
-    content: Callable[[str | None, Any], Object]
-    delta: Callable[[str], Object]
-    opening: Object | None = None
-
-
-def choice_object(
-    index: int, content: Object, finish_reason: str | None = None, logprobs: Object | None = None
-) -> Object:
-    """A choice, or what is new of one. content: from `Form.content` or `Form.delta`."""
-    return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
+    choice: WriteChoice
+    piece: WritePiece
+    opening: Callable[[int], Object] | None = None
 
 
 class ChoicesWriter(NamedTuple):
@@ -299,27 +319,38 @@ class ChoicesWriter(NamedTuple):
     model: str
     includes_usage: bool = False
 
-    def whole(self, made: list[Object], usage: Object | None) -> Object:
+    def whole(self, choices: list[Object], usage: Object | None) -> Object:
         """The answer with these choices."""
-        return {**self._shell(self.form.whole, made), "usage": usage}
+        return {
+            "id": f"{self.form.id_prefix}-{self.name}",
+            "object": self.form.whole,
+            "created": self.created_s,
+            "model": self.model,
+            "choices": choices,
+            "usage": usage,
+        }
 
-    def event(self, *made: Object) -> Object:
-        """An event with what is new of these choices."""
-        shell = self._shell(self.form.event, list(made))
-        return {**shell, "usage": None} if self.includes_usage else shell
+    def event(self, *pieces: Object) -> Object:
+        """An event with these pieces."""
+        event = self.whole(list(pieces), None)
+        event["object"] = self.form.event
+        if not self.includes_usage:
+            del event["usage"]
+        return event
 
     def last(self, usage: Object) -> list[Object]:
         """The event after all choices, if the usage was asked for."""
-        return [{**self._shell(self.form.event, []), "usage": usage}] if self.includes_usage else []
+        return [{**self.event(), "usage": usage}] if self.includes_usage else []
 
-    def _shell(self, kind: str, made: list[Object]) -> Object:
-        return {
-            "id": f"{self.form.id_prefix}-{self.name}",
-            "object": kind,
-            "created": self.created_s,
-            "model": self.model,
-            "choices": made,
-        }
+    def encoder(self) -> Callable[[Object], bytes]:
+        """Makes the bytes of an event with one piece; what all events share is encoded once."""
+        # No bracket follows that of the empty list of choices.
+        begin, _, end = event_bytes(self.event()).rpartition(b"]")
+
+        def encode(piece: Object) -> bytes:
+            return b"%b%b]%b" % (begin, msgspec.json.encode(piece), end)
+
+        return encode
 
 
 def is_usage_event(event: Object) -> bool:

@@ -28,10 +28,26 @@ API = Api(
 )
 
 
-def _text(content: str | None, tool_calls: Any = None) -> Object:
-    return {"text": content or ""}
+def _choice(
+    index: int,
+    text: str | None,
+    finish_reason: str | None = None,
+    *,
+    logprobs: Object | None = None,
+    tool_calls: Any = None,
+) -> Object:
+    return {
+        "index": index,
+        "text": text or "",
+        "logprobs": logprobs,
+        "finish_reason": finish_reason,
+    }
 
 
 FORM = Form(
-    id_prefix="cmpl", whole="text_completion", event="text_completion", content=_text, delta=_text
+    id_prefix="cmpl",
+    whole="text_completion",
+    event="text_completion",
+    choice=_choice,
+    piece=_choice,
 )

@@ -14,10 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from redline.apis.errors import judge
-from redline.apis.loose_json import number
+from redline.apis.loose_json import encoded, number
 from redline.errors import BadReply, CallError, NoEndpoint, ServerFailed
 
 _LONGEST_QUOTE = 300
@@ -89,7 +87,7 @@ def judge_error(value: Any, headers: Mapping[str, str], wall_s: float) -> CallEr
     error = value.get("error") if isinstance(value, dict) else value
     inner = error if isinstance(error, dict) else {}
     outer = value if isinstance(value, dict) else {}
-    raw = msgspec.json.encode(value)
+    raw = encoded(value)
     status = _status_of(inner) or _status_of(outer)
     if status is None:
         found = inner.get("message") or error or outer.get("message") or outer

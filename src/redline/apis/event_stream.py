@@ -6,6 +6,8 @@ with `data: [DONE]`, and what follows that is not a part of the answer.
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from redline.apis.loose_json import BOM
@@ -14,6 +16,11 @@ from redline.errors import BadReply
 DONE = b"[DONE]"
 DONE_EVENT = b"data: %b\n\n" % DONE
 _LONGEST_EVENT_BYTES = 8 * 1024 * 1024
+_LINE_ENDS = (b"\n", b"\r")
+# Two ends of lines. They are atomic: CR LF is one of them and not two.
+_BLANK_LINE = re.compile(rb"(?>\r\n?|\n)(?>\r\n?|\n)")
+# Its LF may be on its way; a server that ends lines with CR alone is not waited for.
+_MAY_GO_ON = frozenset({b"\r\n\r", b"\n\r"})
 
 
 def event_bytes(event: object, name: str = "") -> bytes:
@@ -27,45 +34,98 @@ class ErrorData(bytes):
 
 
 class EventParser:
-    """Bytes in, the data of whole events out, wherever the bytes were cut."""
+    """Bytes in, whole events out, wherever the bytes were cut."""
 
     def __init__(self) -> None:
         self._rest = b""
+        # What has come since without the end of a line, so that a long line is joined once.
+        self._pieces: list[bytes] = []
+        self._size = 0
         self._is_first = True
-        self._ends_with_cr = False
 
     def feed(self, data: bytes) -> list[bytes]:
         """The data of each event that `data` completes, as ErrorData for errors.
 
         Raises BadReply for an endless event.
         """
-        if self._is_first:
-            data, self._rest = self._rest + data, b""
-            if BOM.startswith(data):
-                self._rest = data
-                return []
-            data = data.removeprefix(BOM)
+        return [found for _, found in self.blocks(data) if found is not None]
+
+    def blocks(self, data: bytes) -> list[tuple[bytes, bytes | None]]:
+        """What `data` completes, as it came with its blank line, and its data as from `feed`.
+
+        The data is None for a block that is no event, such as a comment. All blocks and `left` are
+        what was fed, byte for byte. Raises BadReply for an endless event.
+        """
+        is_next = not (self._rest or self._pieces or self._is_first)
+        if is_next and _is_line(data) and data.find(b"\r") < 0:
+            # As most reads are: one event.
+            return [(data, data[6:-2].strip() or None)]
+        if data.find(b"\n") < 0 and data.find(b"\r") < 0 and self._rest[-1:] not in _LINE_ENDS:
+            self._pieces.append(data)
+            self._size += len(data)
+            self._check_size()
+            return []
+        whole = self.left() + data
+        if whole.find(b"\r") < 0:
+            *ended, rest = whole.split(b"\n\n")
+            raws = [block + b"\n\n" for block in ended]
+        else:
+            raws, rest = _split(whole)
+        self._rest, self._size = rest, len(rest)
+        self._check_size()
+        if self._is_first and raws:
             self._is_first = False
-        if data:
-            # A line ends with CR, LF or both, which may come apart.
-            is_second_half = self._ends_with_cr and data.startswith(b"\n")
-            self._ends_with_cr = data.endswith(b"\r")
-            data = data[1:] if is_second_half else data
-            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        *events, self._rest = (self._rest + data).split(b"\n\n")
-        if len(self._rest) > _LONGEST_EVENT_BYTES:
-            raise BadReply(f"a streamed event is longer than {_LONGEST_EVENT_BYTES:,} bytes")
-        return [found for event in events if (found := _data_of(event)) is not None]
+            first = (raws[0], _data_of(raws[0].removeprefix(BOM)))
+            return [first, *((raw, _data_of(raw)) for raw in raws[1:])]
+        return [(raw, _data_of(raw)) for raw in raws]
 
     def rest(self) -> bytes | None:
         """The data of an event that the stream's end has cut short; None for none."""
-        return _data_of(self._rest)
+        rest = self.left()
+        return _data_of(rest.removeprefix(BOM) if self._is_first else rest)
+
+    def left(self) -> bytes:
+        """What has come behind the last whole block, as it came."""
+        if self._pieces:
+            self._rest = b"".join((self._rest, *self._pieces))
+            self._pieces.clear()
+        return self._rest
+
+    def _check_size(self) -> None:
+        if self._size > _LONGEST_EVENT_BYTES:
+            raise BadReply(f"a streamed event is longer than {_LONGEST_EVENT_BYTES:,} bytes")
+
+
+def _split(whole: bytes) -> tuple[list[bytes], bytes]:
+    """The blocks of lines that end with CR, LF or both, each with its blank line, and the rest."""
+    raws, start = [], 0
+    for end in _BLANK_LINE.finditer(whole):
+        if end.end() == len(whole) and end[0] in _MAY_GO_ON:
+            break
+        raws.append(whole[start : end.end()])
+        start = end.end()
+    return raws, whole[start:]
+
+
+def _is_line(event: bytes) -> bool:
+    """It is one line of data, and a blank one."""
+    return (
+        event.startswith(b"data: ")
+        and event.find(b"\n") == len(event) - 2
+        and (event.endswith(b"\n\n"))
+    )
 
 
 def _data_of(event: bytes) -> bytes | None:
+    if _is_line(event):
+        # As most are.
+        return event[6:-2].strip() or None
+    if event.find(b"\r") >= 0:
+        event = event.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     lines = event.split(b"\n")
-    parts = [line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")]
+    parts = [line[5:].strip() for line in lines if line.startswith(b"data:")]
     names = [line[6:].strip() for line in lines if line.startswith(b"event:")]
     if names[-1:] == [b"error"]:
         return ErrorData(b"\n".join(parts))
-    return b"\n".join(parts) if parts else None
+    # An event without data is a heartbeat.
+    return b"\n".join(parts) or None

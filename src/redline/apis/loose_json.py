@@ -13,6 +13,8 @@ import json
 import math
 from typing import Any
 
+import msgspec
+
 BOM = b"\xef\xbb\xbf"
 
 
@@ -24,6 +26,22 @@ def parsed(data: bytes) -> Any:
 def mended(data: bytes) -> bytes:
     """The same value as proper JSON. Raises ValueError or RecursionError."""
     return json.dumps(clean(parsed(data)), ensure_ascii=False).encode()
+
+
+def decoded(data: bytes) -> Any:
+    """The value of JSON, proper or not, as it is clean. Raises ValueError or RecursionError."""
+    try:
+        return msgspec.json.decode(data)
+    except ValueError:
+        return clean(parsed(data))
+
+
+def encoded(value: Any) -> bytes:
+    """The value as proper JSON, whose strings may hold lone surrogates."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(clean(value))
 
 
 def clean(value: Any) -> Any:

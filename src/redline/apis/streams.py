@@ -6,10 +6,30 @@ from typing import Any
 
 import msgspec
 
-from redline.apis import chat, loose_json, responses
+from redline.apis import chat, responses
 from redline.apis.choices import Object, text_of
 from redline.apis.error_inside import ErrorInside, is_error_event, judge_choice
+from redline.apis.loose_json import encoded, paired
 from redline.errors import Disconnected
+
+
+class _ChoiceHead(msgspec.Struct):
+    index: int | None = None
+    finish_reason: Any = None
+    error: Any = None
+
+
+class _EventHead(msgspec.Struct):
+    """The fields of an event that matter if its text does not."""
+
+    type: Any = None
+    object: Any = None
+    error: Any = None
+    usage: Any = None
+    choices: list[_ChoiceHead] | None = None
+
+
+_HEAD = msgspec.json.Decoder(_EventHead)
 
 
 class StreamedAnswer:
@@ -31,7 +51,7 @@ class StreamedAnswer:
         kind = event.get("type")
         if isinstance(kind, str) and kind.startswith("response."):
             if responses.is_last(event):
-                self._response = _encoded(event.get("response"))
+                self._response = encoded(event.get("response"))
             return responses.text_of_event(event)
         if isinstance(event.get("usage"), dict):
             self._known["usage"] = event["usage"]
@@ -47,6 +67,32 @@ class StreamedAnswer:
             first = text if index == 0 else first
         return first
 
+    def skim(self, event: bytes) -> bool:
+        """True if the event has nothing but more of a choice's text; False if `add` must read it.
+
+        An answer whose events were skimmed has no text.
+        """
+        try:
+            head = _HEAD.decode(event)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return False
+        kind = head.type
+        if isinstance(kind, str) and kind.startswith("response."):
+            return not (head.error or responses.is_last({"type": kind}))
+        if not self._known or head.usage or head.error or "error" in (kind, head.object):
+            return False
+        for choice in head.choices or []:
+            if choice.error or choice.finish_reason is not None:
+                return False
+            if (choice.index or 0) not in self._choices:
+                return False
+        return True
+
+    @property
+    def finish_reasons(self) -> list[Any]:
+        """That of each choice, as the endpoint says; None until it has."""
+        return [self._choices[index].finish_reason for index in sorted(self._choices)]
+
     def whole(self, *, is_done: bool) -> tuple[str, bytes]:
         """The url and the body of the same answer unstreamed.
 
@@ -54,22 +100,13 @@ class StreamedAnswer:
         """
         if self._response is not None:
             return responses.API.path, self._response
-        choices = [self._choices[index] for index in sorted(self._choices)]
-        reasons = [choice.finish_reason is not None for choice in choices]
+        reasons = [reason is not None for reason in self.finish_reasons]
         # Some servers give no reason at all; one that gives it gives it for each choice.
         has_ended = bool(reasons) and all(reasons)
         if not has_ended and (any(reasons) or not is_done):
             raise Disconnected("the stream ended before its answer was whole")
         parts = [choice.whole(index) for index, choice in sorted(self._choices.items())]
-        return chat.API.path, _encoded({**self._known, "choices": parts})
-
-
-def _encoded(value: Any) -> bytes:
-    try:
-        return msgspec.json.encode(value)
-    except UnicodeEncodeError:
-        # Halves of a surrogate pair, which may have come with different events.
-        return msgspec.json.encode(loose_json.clean(value))
+        return chat.API.path, encoded({**self._known, "choices": parts})
 
 
 class _Choice:
@@ -106,7 +143,7 @@ class _Choice:
             text, self._half = self._half + text, ""
         if text and "\ud800" <= text[-1] <= "\udbff":
             text, self._half = text[:-1], text[-1]
-        return text if text.isascii() else loose_json.paired(text)
+        return text if text.isascii() else paired(text)
 
     def whole(self, index: int) -> Object:
         """The choice as an unstreamed answer holds it."""

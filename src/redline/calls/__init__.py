@@ -2,8 +2,21 @@
 
 from redline.calls.cache import Cache
 from redline.calls.client import Client, FunctionBackend, Retry, RetryPolicy
-from redline.calls.http import HttpBackend, Stores, refuse_partial
+from redline.calls.http import HttpBackend, Shared, Stores, refuse_partial
 from redline.calls.tokens import TokenEstimator
-from redline.calls.wire import Endpoint, Timeouts
+from redline.calls.wire import Endpoint, Timeouts, is_http_url
 from redline.limits import Cost
-from redline.waist import Backend, Call, Chunk, Outcome, Reply, Request, Sink, failed
+from redline.waist import (
+    Attempt,
+    Backend,
+    Call,
+    Chunk,
+    Health,
+    Load,
+    Member,
+    Outcome,
+    Reply,
+    Request,
+    Sink,
+    failed,
+)

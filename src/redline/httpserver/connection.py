@@ -8,6 +8,9 @@ lingering  a response before the end     the client's close, or 2 s; what comes 
            of its request                unread bytes would turn the close into a reset
 lost       a close by either side        nothing more: handlers are cancelled
 
+A head that is like one before, but for the length of its body, is compared and not parsed; see
+request_form.py.
+
 A handler that can answer at once does so where its request is read; what others must await, one
 task awaits. The connection is read meanwhile: a client that leaves cancels the task. Requests that
 come meanwhile wait in order; reading pauses when there are 16, or when 64 KiB of a body wait.
@@ -25,20 +28,31 @@ import httptools
 
 from redline.httpserver.bounds import HttpBounds
 from redline.httpserver.exchange import BodyError, ClientGoneError, Exchange, State
-from redline.httpserver.framing import Fault, coding_of, fault_of, framing_of
+from redline.httpserver.framing import (
+    SHORT_BYTES,
+    Fault,
+    FaultError,
+    check_fields,
+    coding_of,
+    framing_of,
+    read_line,
+    read_short_line,
+)
 from redline.httpserver.heads import TEXT, date_line, shown, status_line
+from redline.httpserver.request_form import RequestForm
 
 # The parser gets at most so much at once, so that few requests can follow the 16th.
 _PIECE_BYTES = 16 * 1024
 _MOST_WAITING = 16
+# A client that lays out its requests in ever new ways is left to llhttp.
+_MOST_FORMS = 8
 _LINGER_S = 2.0
 # Less progress than that in unread_s is none.
 _LEAST_TAKEN_BYTES = 64 * 1024
 
-_METHODS = {
-    name.encode(): name
-    for name in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
-}
+_NO_LINE = ("", "/", b"", True)
+
+_OVER = State.OVER
 
 # A plain function answers at once, or returns the coroutine that does.
 Handler = Callable[[Exchange], Coroutine[Any, Any, None] | None]
@@ -97,12 +111,22 @@ class Connection(asyncio.Protocol):
     """read_by_s, write_by_s: when `check` is due, on the loop's clock."""
 
     transport: asyncio.Transport
+    # An object with more than 30 attributes in a dict is slow to use (CPython 3.11).
+    __slots__ = (
+        *("_bare_bytes", "_bounds", "_current", "_drain", "_fields", "_form"),
+        *("_forms_left", "_framing", "_idle_s", "_incoming", "_is_ending", "_is_in_head"),
+        *("_is_lingering", "_is_read_paused", "_loop", "_most_head_bytes", "_parser"),
+        *("_queue", "_rest", "_target", "_task", "_unparsed", "_unwritten", "_waiter"),
+        *("is_lost", "is_write_paused", "most_body_bytes", "read_by_s", "service"),
+        *("transport", "write_by_s"),
+    )
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        self.service = service
+        self._bounds = service.bounds
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
-        self._queue: deque[tuple[Exchange, Fault | None]] = deque()
+        self._queue: deque[Exchange] = deque()
         self._incoming: Exchange | None = None  # its body is not whole
         self._current: Exchange | None = None  # its handler runs
         self._rest: Coroutine[Any, Any, None] | None = None  # of its handler, for the task
@@ -114,6 +138,8 @@ class Connection(asyncio.Protocol):
         self._bare_bytes = 0  # received since the last byte of a body, or since a request's end
         self._framing = b""  # of a request that offers an upgrade: its length or its coding
         self._unparsed = memoryview(b"")
+        self._form: RequestForm | None = None
+        self._forms_left = _MOST_FORMS
         self._is_read_paused = False
         self._is_in_head = False
         self._is_ending = False  # no further request is read
@@ -121,14 +147,12 @@ class Connection(asyncio.Protocol):
         self._unwritten = 0
         self.is_lost = False
         self.is_write_paused = False
+        self._most_head_bytes = service.bounds.most_head_bytes
+        self._idle_s = service.bounds.idle_s
         self.most_body_bytes = service.bounds.most_body_bytes
         # Clients may connect long before they ask.
         self.read_by_s = self._loop.time() + service.bounds.idle_s
         self.write_by_s = inf
-
-    @property
-    def service(self) -> Service:
-        return self._service
 
     @property
     def task(self) -> asyncio.Task[None] | None:
@@ -139,7 +163,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are none of asyncio's, though they do the same.
         self.transport = cast(asyncio.Transport, transport)
-        service = self._service
+        service = self.service
         service.connections.add(self)
         if len(service.connections) > service.bounds.most_connections:
             fault = Fault(503, "too many connections")
@@ -151,12 +175,22 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_ending:
             return
+        is_first = not (self._bare_bytes or self._queue or self._unparsed or self._incoming)
+        form = self._form
+        if form is not None and is_first:
+            body = form.body(data, self.most_body_bytes)
+            if body is not None:
+                self._queue.append(Exchange(self, form.line, form.fields, True, body=body))
+                self._advance()
+                return
         if len(data) > _PIECE_BYTES or self._unparsed:
             self._unparsed = memoryview(bytes(self._unparsed) + data)
             self._parse_on()
         else:
             self._parse(data)
         if self._queue:
+            if is_first and self._forms_left:
+                self._learn_form(data)
             self._advance()
 
     def eof_received(self) -> None:
@@ -167,7 +201,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lose()
-        self._service.leave(self)
+        self.service.leave(self)
         # It refers to this connection.
         del self._parser
 
@@ -196,7 +230,7 @@ class Connection(asyncio.Protocol):
     def read_body(self) -> None:
         """The handler waits for the body."""
         if self.read_by_s == inf:
-            self.read_by_s = self._loop.time() + self._service.bounds.body_s
+            self.read_by_s = self._loop.time() + self._bounds.body_s
         self._read_on()
 
     def close(self) -> None:
@@ -209,7 +243,7 @@ class Connection(asyncio.Protocol):
     def _bound_writing(self) -> None:
         """From now on the client must take what was written."""
         self._unwritten = self.transport.get_write_buffer_size()
-        self.write_by_s = self._loop.time() + self._service.bounds.unread_s
+        self.write_by_s = self._loop.time() + self._bounds.unread_s
 
     # What the service calls.
 
@@ -219,7 +253,7 @@ class Connection(asyncio.Protocol):
             left = self.transport.get_write_buffer_size()
             if left + _LEAST_TAKEN_BYTES <= self._unwritten:
                 self._unwritten = left
-                self.write_by_s = now_s + self._service.bounds.unread_s
+                self.write_by_s = now_s + self._bounds.unread_s
             else:
                 self.transport.abort()
                 return
@@ -234,7 +268,7 @@ class Connection(asyncio.Protocol):
         elif self._current is not None:
             self._is_ending = True
             self._current.fail(
-                BodyError(408, f"the body did not come within {self._service.bounds.body_s:g} s")
+                BodyError(408, f"the body did not come within {self._bounds.body_s:g} s")
             )
         elif self._is_in_head:
             self._refuse(Fault(408, "the head of the request did not come in time"))
@@ -251,9 +285,18 @@ class Connection(asyncio.Protocol):
 
     # Reading.
 
+    def _learn_form(self, data: bytes) -> None:
+        """The next request may be of the form of this one, which came whole in one read."""
+        exchange = self._queue[0]
+        if len(self._queue) == 1 and exchange.is_complete and exchange.is_kept:
+            self._forms_left -= 1
+            form = exchange.form(data)
+            if form is not None:
+                self._form = form
+
     def _parse(self, data: bytes | memoryview) -> None:
-        self._bare_bytes += len(data)
         while True:
+            self._bare_bytes += len(data)
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
@@ -268,12 +311,14 @@ class Connection(asyncio.Protocol):
                     reason = " ".join(str(error).split())
                     self._refuse(Fault(400, f"the request is not HTTP: {reason}"))
             break
-        if self._bare_bytes > self._service.bounds.most_head_bytes and not self._is_ending:
-            self._refuse(_too_long_head(self._service.bounds))
-        elif self._bare_bytes and not self._is_in_head and self._incoming is None:
-            self._begin_head()
+        incoming = self._incoming
+        if self._bare_bytes:
+            if self._bare_bytes > self._most_head_bytes and not self._is_ending:
+                self._refuse(self._too_long_head().fault)
+            elif incoming is None and not self._is_in_head:
+                self._begin_head()
         # Not within the parser: a body that is whole by now holds nothing up.
-        if self._is_full():
+        if (incoming is not None and incoming.is_full) or len(self._queue) >= _MOST_WAITING:
             self._pause_reading()
 
     def _parse_body(self) -> None:
@@ -288,7 +333,7 @@ class Connection(asyncio.Protocol):
         """Some of a head has come."""
         self._is_in_head = True
         if self._current is None:
-            by_s = self._loop.time() + self._service.bounds.head_s
+            by_s = self._loop.time() + self._bounds.head_s
             self.read_by_s = min(self.read_by_s, by_s)
 
     def _parse_on(self) -> None:
@@ -327,8 +372,11 @@ class Connection(asyncio.Protocol):
         if self._incoming is not None:
             self._incoming.fail(BodyError(*fault))
             return
-        exchange = Exchange(self, "", b"/", {}, is_http_1_1=True, is_kept=False)
-        self._enqueue(exchange, fault)
+        self._queue.append(Exchange(self, _NO_LINE, {}, False, fault=fault))
+
+    def _too_long_head(self) -> FaultError:
+        most = f"the head of the request is longer than {self._most_head_bytes:,} bytes"
+        return FaultError(431, most)
 
     # What the parser calls. It goes on with what follows a request, so each checks for the end.
 
@@ -339,7 +387,9 @@ class Connection(asyncio.Protocol):
         name = name.lower()
         value = value.strip(b" \t")
         fields = self._fields
-        fields[name] = fields[name] + b", " + value if name in fields else value
+        if name in fields:
+            value = fields[name] + b", " + value
+        fields[name] = value
 
     def on_headers_complete(self) -> None:
         parser = self._parser
@@ -349,36 +399,43 @@ class Connection(asyncio.Protocol):
             self._framing = b""
             return
         self._is_in_head = False
-        method = _METHODS.get(parser.get_method(), "")
-        version = parser.get_http_version()
-        bounds = self._service.bounds
-        fault = fault_of(method, target, version, fields)
-        if self._bare_bytes > bounds.most_head_bytes:
-            # Some of the bytes may be those of a body or of other requests.
-            size = len(target) + sum(len(name) + len(fields[name]) + 4 for name in fields)
-            fault = _too_long_head(bounds) if size > bounds.most_head_bytes else fault
-        if fault is not None:
-            self._refuse(fault)
-            raise _StopError
-        is_kept = parser.should_keep_alive()
-        exchange = Exchange(
-            self, method, target, fields, is_http_1_1=version == "1.1", is_kept=is_kept
-        )
+        try:
+            if self._bare_bytes > self._most_head_bytes:
+                # Some of the bytes may be those of a body or of other requests.
+                size = len(target) + sum(len(name) + len(fields[name]) + 4 for name in fields)
+                if size > self._most_head_bytes:
+                    raise self._too_long_head()
+            # Only HTTP/1.1 is kept without being asked; the version is costly to ask for.
+            is_kept = parser.should_keep_alive()
+            is_plain = is_kept and b"connection" not in fields
+            version = "1.1" if is_plain else parser.get_http_version()
+            read = read_short_line if len(target) <= SHORT_BYTES else read_line
+            line = read(parser.get_method(), target, version)
+            check_fields(fields, is_http_1_1=line[3])
+        except FaultError as error:
+            self._refuse(error.fault)
+            raise _StopError from None
+        exchange = Exchange(self, line, fields, is_kept)
         self._bare_bytes = 0
         self._incoming = exchange
+        self._queue.append(exchange)
+        if b"content-length" in fields or b"content-encoding" in fields:
+            self._prepare_body(exchange, fields)
+        if b"upgrade" in fields and parser.should_upgrade():
+            self._framing = framing_of(fields)
+
+    def _prepare_body(self, exchange: Exchange, fields: dict[bytes, bytes]) -> None:
+        """Refuses a body that is too long or compressed by an unknown coding."""
         if b"content-encoding" in fields:
             coding = coding_of(fields)
             if isinstance(coding, Fault):
                 exchange.fail(BodyError(*coding))
             elif coding is not None:
                 exchange.inflate(may_be_raw=coding)
-        if b"content-length" in fields and int(fields[b"content-length"]) > bounds.most_body_bytes:
-            most = f"the body is longer than {bounds.most_body_bytes:,} bytes"
+        if int(fields.get(b"content-length", b"0")) > self.most_body_bytes:
+            most = f"the body is longer than {self.most_body_bytes:,} bytes"
             exchange.fail(BodyError(413, most))
-        if b"upgrade" in fields and parser.should_upgrade():
-            self._framing = framing_of(fields)
-        self._enqueue(exchange, None)
-        if exchange.has_failed:
+        if exchange.error is not None:
             self._is_ending = True
             raise _StopError
 
@@ -388,56 +445,54 @@ class Connection(asyncio.Protocol):
         if incoming is None:
             return
         incoming.receive(data)
-        if incoming.has_failed:
+        if incoming.error is not None:
             self._is_ending = True
             raise _StopError
 
     def on_message_complete(self) -> None:
         if self._framing:
             return
-        incoming, self._incoming = self._incoming, None
         self._bare_bytes = 0
-        # Trailers are dropped: they must not pass for headers (RFC 9110, 6.5.1).
-        self._fields = {}
+        if self._fields:
+            # Trailers are dropped: they must not pass for headers (RFC 9110, 6.5.1).
+            self._fields = {}
+        incoming = self._incoming
         if incoming is None:
             return
+        self._incoming = None
         incoming.receive_end()
         if incoming is self._current:
             self.read_by_s = inf
-        if not incoming.is_kept or incoming.has_failed:
+        if not incoming.is_kept or incoming.error is not None:
             self._is_ending = True
 
     # Answering.
-
-    def _enqueue(self, exchange: Exchange, fault: Fault | None) -> None:
-        self._queue.append((exchange, fault))
 
     def _advance(self) -> None:
         """Answers what waits, up to the first request whose answer must be awaited."""
         queue = self._queue
         while queue and self._current is None and not self.is_write_paused:
-            exchange, fault = queue.popleft()
-            self._current = exchange
-            self.read_by_s = inf
+            exchange = queue.popleft()
             if self._is_read_paused:
                 self._read_on()
             try:
-                if fault is None:
-                    self._rest = self._service.handle(exchange)
+                if exchange.fault is None:
+                    handle = self.service.handle
+                    self._rest = handle(exchange)
                 else:
-                    exchange.refuse(fault)
+                    exchange.refuse(exchange.fault)
             except Exception as error:
                 self._fail(exchange, error)
             if self._rest is not None:
-                self._wake_task()
+                self._current = exchange
+                self.read_by_s = inf
+                waiter = self._waiter
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(None)
+                elif self._task is None:
+                    self._task = self._loop.create_task(self._answer_rest())
                 return
             self._conclude(exchange)
-
-    def _wake_task(self) -> None:
-        if self._task is None:
-            self._task = self._loop.create_task(self._answer_rest())
-        elif self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
     async def _answer_rest(self) -> None:
         """Awaits one handler after the other, until the connection ends."""
@@ -453,8 +508,10 @@ class Connection(asyncio.Protocol):
                     await rest
                 except Exception as error:
                     self._fail(exchange, error)
+                self._current = None
                 self._conclude(exchange)
-                self._advance()
+                if self._queue:
+                    self._advance()
         except asyncio.CancelledError:
             self.transport.abort()
             raise
@@ -463,15 +520,15 @@ class Connection(asyncio.Protocol):
 
     def _conclude(self, exchange: Exchange) -> None:
         """A handler has returned."""
-        if exchange.state is not State.OVER:
+        if exchange.state is not _OVER:
             exchange.refuse(Fault(500, "the request was not answered"))
-        self._current = None
         if not exchange.is_kept or self.is_lost:
             self._queue.clear()
             self._finish(exchange)
-        elif not self._queue:
-            bounds = self._service.bounds
-            wait_s = bounds.head_s if self._is_in_head else bounds.idle_s
+        elif self._queue:
+            self.read_by_s = inf
+        else:
+            wait_s = self._bounds.head_s if self._is_in_head else self._idle_s
             self.read_by_s = self._loop.time() + wait_s
 
     def _fail(self, exchange: Exchange, error: Exception) -> None:
@@ -518,7 +575,3 @@ class Connection(asyncio.Protocol):
                 # Its task has not begun to await it.
                 self._rest.close()
                 self._rest = None
-
-
-def _too_long_head(bounds: HttpBounds) -> Fault:
-    return Fault(431, f"the head of the request is longer than {bounds.most_head_bytes:,} bytes")

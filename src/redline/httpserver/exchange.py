@@ -17,15 +17,17 @@ from socket import SO_LINGER, SOL_SOCKET
 from typing import Protocol
 from urllib.parse import parse_qsl
 
-from redline.httpserver.framing import Fault, split_target
+from redline.httpserver.framing import Fault, Line
 from redline.httpserver.heads import BODILESS, CONTINUE, JSON, TEXT, shown, status_line
-from redline.httpserver.inflate import BadCompressionError, Inflate
+from redline.httpserver.request_form import RequestForm, form_of
+from redline.inflate import BadCompressionError, Inflate
 
 # From here on a body is written on its own and not copied behind its head.
 _LARGE_BYTES = 64 * 1024
 # More of a body is not read before the handler takes it.
 _WAITING_BYTES = 64 * 1024
 _MOST_QUERY_FIELDS = 1000
+_END = b"\r\n"
 
 
 class State(Enum):
@@ -34,6 +36,10 @@ class State(Enum):
     WAITING = 1
     STREAMING = 2
     OVER = 3
+
+
+# An enum's members are slow to look up.
+_WAITING, _STREAMING, _OVER = State
 
 
 class BodyError(Exception):
@@ -66,6 +72,7 @@ class Channel(Protocol):
 
     @property
     def service(self) -> Shared: ...
+
     async def drained(self) -> None: ...
     def read_body(self) -> None: ...
     def close(self) -> None: ...
@@ -74,38 +81,40 @@ class Channel(Protocol):
 class Exchange:
     """method: upper-case. path: decoded. Made by the connection, for one handler.
 
-    is_kept: the connection serves another request after this one.
+    is_kept: the connection serves another request after this one. body: the whole one of a request
+    whose head is known, see request_form.py. fault: why no handler sees it.
     """
 
-    _body: bytes | bytearray = b""
     _received = 0
     _inflated = 0
-    _error: BodyError | None = None
+    error: BodyError | None = None
     _waiter: asyncio.Future[None] | None = None
     _inflate: Inflate | None = None
     _is_whole_wanted = False
     _unsent_head = b""
     _is_chunked = True
-    # The body of the request has been received to its end.
-    is_complete = False
 
     def __init__(
         self,
         channel: Channel,
-        method: str,
-        target: bytes,
+        line: Line,
         fields: dict[bytes, bytes],
-        *,
-        is_http_1_1: bool,
         is_kept: bool,
+        *,
+        body: bytes | None = None,
+        fault: Fault | None = None,
     ) -> None:
         self._channel = channel
         self._fields = fields
-        self._is_http_1_1 = is_http_1_1
-        self.method = method
-        self.path, self._query = split_target(target)
-        self.state = State.WAITING
+        self.method, self.path, self._query, self._is_http_1_1 = line
         self.is_kept = is_kept
+        self.fault = fault
+        self.state = _WAITING
+        self._body: bytes | bytearray = body or b""
+        # The body of the request has been received to its end.
+        self.is_complete = body is not None
+        # Of a body that came with a known head, which states another length.
+        self._size = None if body is None else len(body)
 
     # The request.
 
@@ -113,7 +122,10 @@ class Exchange:
     def headers(self) -> Mapping[str, str]:
         """Values by lower-case name; those of a repeated header are joined by commas."""
         fields = self._fields
-        return {name.decode("latin-1"): fields[name].decode("latin-1") for name in fields}
+        headers = {name.decode("latin-1"): fields[name].decode("latin-1") for name in fields}
+        if self._size is not None:
+            headers["content-length"] = str(self._size)
+        return headers
 
     @cached_property
     def query(self) -> Mapping[str, str]:
@@ -130,9 +142,9 @@ class Exchange:
 
     async def body(self) -> bytes:
         """The rest of the body, decompressed. It can be read once. Raises BodyError."""
-        if not self.is_complete or self._error is not None:
+        if not self.is_complete or self.error is not None:
             self._is_whole_wanted = True
-            while not self.is_complete or self._error is not None:
+            while not self.is_complete or self.error is not None:
                 await self._change()
         return self.received()
 
@@ -143,14 +155,14 @@ class Exchange:
 
     async def part(self) -> bytes:
         """The next part of the body, decompressed; empty at its end. Raises BodyError."""
-        while self._error is not None or not (self._body or self.is_complete):
+        while self.error is not None or not (self._body or self.is_complete):
             await self._change()
         return self.received()
 
     async def _change(self) -> None:
         """Waits for more of the body."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         if not self._received and self._is_http_1_1 and not self._channel.is_lost:
             expect = self._fields.get(b"expect")
             if expect is not None and expect.lower() == b"100-continue":
@@ -183,14 +195,14 @@ class Exchange:
         fields: header lines, such as `header_lines` makes, without a length and a date. is_last:
         the connection closes after it. Sends nothing to a client that is gone.
         """
-        if self.state is not State.WAITING:
+        if self.state is not _WAITING:
             raise RuntimeError("the response has already begun")
-        self.state = State.OVER
+        self.state = _OVER
         channel = self._channel
         if channel.is_lost:
             self.is_kept = False
             return
-        head = self.head(status, len(body), fields, is_last=is_last)
+        head = self.head(status, len(body), fields, is_last)
         if self.method == "HEAD" or status in BODILESS:
             channel.transport.write(head)
         elif len(body) < _LARGE_BYTES:
@@ -199,7 +211,7 @@ class Exchange:
             channel.transport.writelines((head, body))
 
     def head(
-        self, status: int, size_bytes: int, fields: bytes = JSON, *, is_last: bool = False
+        self, status: int, size_bytes: int, fields: bytes = JSON, is_last: bool = False
     ) -> bytes:
         """The head that `respond` sends before a body of this size."""
         service = self._channel.service
@@ -207,7 +219,18 @@ class Exchange:
         if is_last or not self.is_complete or service.is_draining:
             self.is_kept = False
         size = b"" if status in BODILESS else b"content-length: %d\r\n" % size_bytes
-        return b"".join((status_line(status), fields, size, service.date, self._head_end()))
+        end = _END if self.is_kept and self._is_http_1_1 else self._head_end()
+        return b"".join((status_line(status), fields, size, service.date, end))
+
+    def respond_in_one_chunk(self, status: int, body: bytes, fields: bytes = JSON) -> None:
+        """The same for a body whose length is not stated, as that of a stream that has ended."""
+        self._begin(status, fields)
+        self.state = _OVER
+        if self._channel.is_lost:
+            self.is_kept = False
+        else:
+            self._channel.transport.write(self._unsent_head + self._framed(body) + self._last())
+            self._unsent_head = b""
 
     async def begin(self, status: int, fields: bytes = JSON, data: bytes = b"") -> None:
         """Begins a response of any length.
@@ -215,9 +238,14 @@ class Exchange:
         fields: as for `respond`. data: of the body. Without it, the head waits for the first write,
         so that both leave together. Raises ClientGoneError; cancelled when the client leaves.
         """
-        if self.state is not State.WAITING:
+        self._begin(status, fields)
+        if data:
+            await self.write(data)
+
+    def _begin(self, status: int, fields: bytes) -> None:
+        if self.state is not _WAITING:
             raise RuntimeError("the response has already begun")
-        self.state = State.STREAMING
+        self.state = _STREAMING
         service = self._channel.service
         self._is_chunked = self._is_http_1_1
         framing = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
@@ -226,34 +254,32 @@ class Exchange:
             self.is_kept = False
         head = (status_line(status), fields, framing, service.date, self._head_end())
         self._unsent_head = b"".join(head)
-        if data:
-            await self.write(data)
 
     async def write(self, data: bytes) -> None:
         """Sends the next part of the body. Returns once the client has room for more.
 
         Raises ClientGoneError; cancelled when the client leaves.
         """
-        await self._write(self._framed(data))
+        self._send(self._framed(data))
+        if self._channel.is_write_paused:
+            await self._channel.drained()
 
     async def end(self, data: bytes = b"") -> None:
         """Sends the last part of the body, and its end. Raises ClientGoneError."""
-        last = b"0\r\n\r\n" if self._is_chunked and self.method != "HEAD" else b""
-        await self._write(self._framed(data) + last, is_last=True)
+        self._send(self._framed(data) + self._last())
+        self.state = _OVER
+        await self.drained()
 
-    async def _write(self, framed: bytes, *, is_last: bool = False) -> None:
+    def _send(self, framed: bytes) -> None:
         channel = self._channel
-        if self.state is not State.STREAMING:
+        if self.state is not _STREAMING:
             raise RuntimeError("the response has not begun, or is over")
         if channel.is_lost:
             raise ClientGoneError
-        if is_last:
-            self.state = State.OVER
-        if sent := self._unsent_head + framed:
-            self._unsent_head = b""
-            channel.transport.write(sent)
-        if channel.is_write_paused:
-            await channel.drained()
+        if self._unsent_head:
+            framed, self._unsent_head = self._unsent_head + framed, b""
+        if framed:
+            channel.transport.write(framed)
 
     async def drained(self) -> None:
         """Returns once the client has taken what was written, but for 64 KiB at most."""
@@ -264,7 +290,7 @@ class Exchange:
         """Ends the connection so that what was written never passes for a whole response."""
         if self._unsent_head and not self._channel.is_lost:
             self._channel.transport.write(self._unsent_head)
-        self.state = State.OVER
+        self.state = _OVER
         self.is_kept = False
         if self._is_chunked:
             self._channel.close()
@@ -273,13 +299,13 @@ class Exchange:
 
     def close(self) -> None:
         """Ends the connection in order, once what was written has been sent."""
-        self.state = State.OVER
+        self.state = _OVER
         self.is_kept = False
         self._channel.close()
 
     def reset(self) -> None:
         """Resets the connection: the client sees RST, and not an orderly end."""
-        self.state = State.OVER
+        self.state = _OVER
         self.is_kept = False
         transport = self._channel.transport
         if self._channel.is_lost or transport.is_closing():
@@ -291,7 +317,7 @@ class Exchange:
 
     def refuse(self, fault: Fault) -> None:
         """Answers with an error in plain text, and ends the connection."""
-        if self.state is State.WAITING:
+        if self.state is _WAITING:
             self.respond(fault.status, shown(*fault), TEXT, is_last=True)
         else:
             self.break_off()
@@ -299,8 +325,12 @@ class Exchange:
     def _head_end(self) -> bytes:
         """What becomes of the connection, and the empty line."""
         if self.is_kept:
-            return b"\r\n" if self._is_http_1_1 else b"connection: keep-alive\r\n\r\n"
+            return _END if self._is_http_1_1 else b"connection: keep-alive\r\n\r\n"
         return b"connection: close\r\n\r\n"
+
+    def _last(self) -> bytes:
+        """What ends a body that was framed."""
+        return b"0\r\n\r\n" if self._is_chunked and self.method != "HEAD" else b""
 
     def _framed(self, data: bytes) -> bytes:
         if not data or self.method == "HEAD":
@@ -322,7 +352,7 @@ class Exchange:
             try:
                 data = self._inflate.take(data, most_bytes - self._inflated + 1)
             except BadCompressionError as error:
-                self.fail(BodyError(400, str(error)))
+                self.fail(BodyError(400, f"the compressed body is damaged: {error}"))
                 return
             # Much compressed data may stand for none.
             self._inflated += len(data)
@@ -340,24 +370,26 @@ class Exchange:
         if not self._is_whole_wanted:
             self._wake()
 
+    def form(self, data: bytes) -> RequestForm | None:
+        """The form of this request, which came as `data`; see `form_of`."""
+        line = (self.method, self.path, self._query, self._is_http_1_1)
+        return form_of(data, line, self._fields)
+
     def receive_end(self) -> None:
         """The body is whole."""
         if self._inflate is not None and not self._inflate.is_whole:
             self.fail(BodyError(400, "the compressed body is cut short"))
             return
         self.is_complete = True
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def fail(self, error: BodyError) -> None:
         """The body cannot be read to its end."""
-        if self._error is None and not self.is_complete:
-            self._error = error
+        if self.error is None and not self.is_complete:
+            self.error = error
             self._body = b""
             self._wake()
-
-    @property
-    def has_failed(self) -> bool:
-        return self._error is not None
 
     @property
     def is_full(self) -> bool:

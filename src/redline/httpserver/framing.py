@@ -18,9 +18,16 @@ _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(?::[0-9
 # A name has at most 253 bytes (RFC 1035, 3.1).
 _MOST_HOST_BYTES = 300
 # Clients send few targets again and again; longer ones are not kept.
-_SHORT_BYTES = 200
+SHORT_BYTES = 200
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)([^#]*)", re.IGNORECASE)
+_METHODS = frozenset(
+    (b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE", b"CONNECT")
+)
 _INFLATED = {b"gzip": False, b"x-gzip": False, b"deflate": True}
+
+
+# The method, the path, decoded, the query, as it is, and whether the version is 1.1, not 1.0.
+Line = tuple[str, str, bytes, bool]
 
 
 class Fault(NamedTuple):
@@ -30,63 +37,56 @@ class Fault(NamedTuple):
     reason: str
 
 
-def fault_of(
-    method: str, target: bytes, version: str, fields: Mapping[bytes, bytes]
-) -> Fault | None:
-    """What is wrong with a head that llhttp has accepted, or None.
+class FaultError(Exception):
+    """A request is refused."""
 
-    method: empty for one that is not HTTP's own. fields: values by lower-case name.
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.fault = Fault(status, reason)
+
+
+def read_line(method: bytes, target: bytes, version: str) -> Line:
+    """What a request line that llhttp has accepted asks for. Raises FaultError."""
+    if method not in _METHODS:
+        raise FaultError(501, "the method is not supported")
+    if version not in ("1.1", "1.0"):
+        raise FaultError(505, f"HTTP/{version} is not supported")
+    if method == b"CONNECT":
+        raise FaultError(501, "this server is not a proxy")
+    if target[:1] != b"/" and not (target == b"*" and method == b"OPTIONS"):
+        absolute = _ABSOLUTE.fullmatch(target)
+        if absolute is None or not _HOST.fullmatch(absolute[1]):
+            raise FaultError(400, "the target of the request is not a path")
+        target = absolute[2] if absolute[2][:1] == b"/" else b"/" + absolute[2]
+    elif b"#" in target:
+        raise FaultError(400, "the target of the request is not a path")
+    path, _, query = target.partition(b"?")
+    text = path.decode("ascii")
+    return method.decode(), unquote(text) if "%" in text else text, query, version == "1.1"
+
+
+read_short_line = lru_cache(maxsize=256)(read_line)
+
+
+def check_fields(fields: Mapping[bytes, bytes], *, is_http_1_1: bool) -> None:
+    """Raises FaultError for what is wrong with header fields that llhttp has accepted.
+
+    fields: values by lower-case name.
     """
-    if not method:
-        return Fault(501, "the method is not supported")
-    is_http_1_1 = version == "1.1"
-    if not is_http_1_1 and version != "1.0":
-        return Fault(505, f"HTTP/{version} is not supported")
-    host = fields.get(b"host")
-    if host is None:
-        if is_http_1_1:
-            return Fault(400, "the Host header is missing")
-    elif not _is_host(host):
-        return Fault(400, "the Host header is not a host, or there are several")
+    if b"host" in fields:
+        if not _is_host(fields[b"host"]):
+            raise FaultError(400, "the Host header is not a host, or there are several")
+    elif is_http_1_1:
+        raise FaultError(400, "the Host header is missing")
     if b"transfer-encoding" in fields and (
         not is_http_1_1 or fields[b"transfer-encoding"].lower() != b"chunked"
     ):
-        return Fault(400, "Transfer-Encoding can only be chunked, and only in HTTP/1.1")
-    if method == "CONNECT":
-        return Fault(501, "this server is not a proxy")
-    return None if target[:1] == b"/" and b"#" not in target else _target_fault(method, target)
+        raise FaultError(400, "Transfer-Encoding can only be chunked, and only in HTTP/1.1")
 
 
 @lru_cache(maxsize=256)
 def _is_host(host: bytes) -> bool:
     return len(host) <= _MOST_HOST_BYTES and _HOST.fullmatch(host) is not None
-
-
-def _target_fault(method: str, target: bytes) -> Fault | None:
-    if target == b"*" and method == "OPTIONS":
-        return None
-    absolute = _ABSOLUTE.fullmatch(target)
-    if absolute is None or not _HOST.fullmatch(absolute[1]):
-        return Fault(400, "the target of the request is not a path")
-    return None
-
-
-def split_target(target: bytes) -> tuple[str, bytes]:
-    """Path, decoded, and query, as it is, of a target without a fault."""
-    return _split_short(target) if len(target) <= _SHORT_BYTES else _split(target)
-
-
-def _split(target: bytes) -> tuple[str, bytes]:
-    if target[:1] != b"/" and target != b"*":
-        absolute = _ABSOLUTE.fullmatch(target)
-        assert absolute is not None
-        target = absolute[2] if absolute[2][:1] == b"/" else b"/" + absolute[2]
-    path, _, query = target.partition(b"?")
-    text = path.decode("ascii")
-    return (unquote(text) if "%" in text else text), query
-
-
-_split_short = lru_cache(maxsize=256)(_split)
 
 
 def coding_of(fields: Mapping[bytes, bytes]) -> bool | Fault | None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 
-_STATUS_LINES = {
-    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
-}
 JSON = b"content-type: application/json\r\n"
 TEXT = b"content-type: text/plain; charset=utf-8\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -20,9 +18,10 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
+@lru_cache(maxsize=1000)
 def status_line(status: int) -> bytes:
     """The first line of a response."""
-    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+    return f"HTTP/1.1 {status} {_phrase(status)}\r\n".encode()
 
 
 def header_lines(headers: Mapping[str, str]) -> bytes:
@@ -45,8 +44,12 @@ def date_line() -> bytes:
 
 def shown(status: int, reason: str) -> bytes:
     """The body of an error that the server itself answers with."""
+    return f"{status} {_phrase(status)}: {reason}\n".encode("utf-8", "replace")
+
+
+def _phrase(status: int) -> str:
+    """Empty for a status without a name of its own."""
     try:
-        phrase = HTTPStatus(status).phrase
+        return HTTPStatus(status).phrase
     except ValueError:
-        phrase = ""
-    return f"{status} {phrase}: {reason}\n".encode("utf-8", "replace")
+        return ""

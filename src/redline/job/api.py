@@ -16,7 +16,7 @@ from redline.job.interrupts import GIVE_UP_S, Interrupts
 from redline.job.parts import Parts
 from redline.job.settings import Job, Keywords, lists_options, make_job
 from redline.job.show import Display, Report, TerminalProgress
-from redline.job.work import OnResult, Runner
+from redline.job.work import OnFailure, OnResult, Runner
 from redline.journal import Result
 from redline.process import DaemonThreads, lasting
 
@@ -61,11 +61,20 @@ async def arun(rows: object, **options: Unpack[Keywords]) -> Report:
 
 
 def run_job(
-    job: Job, *, display: Display | None = None, on_result: OnResult | None = None
+    job: Job,
+    *,
+    display: Display | None = None,
+    on_result: OnResult | None = None,
+    on_failure: OnFailure | None = None,
 ) -> Report:
-    """As `run`, for a job that is made already; outcomes go to `on_result` if it is given."""
+    """As `run`, for a job that is made already.
+
+    on_result, on_failure: called with each row that has ended, or failed; None to call nothing.
+    """
     interrupts = Interrupts()
-    return _in_own_loop(lambda: _run_in_loop(job, display, on_result, interrupts), interrupts)
+    return _in_own_loop(
+        lambda: _run_in_loop(job, display, on_result, interrupts, on_failure), interrupts
+    )
 
 
 @lists_options
@@ -209,6 +218,7 @@ async def _run_in_loop(
     display: Display | None,
     on_result: OnResult | None = None,
     interrupts: Interrupts | None = None,
+    on_failure: OnFailure | None = None,
 ) -> Report:
     """The report of the whole run. interrupts: None leaves signals alone."""
     outcomes: list[Outcome] = []
@@ -222,6 +232,7 @@ async def _run_in_loop(
         display=display,
         on_start=None if interrupts is None else interrupts.watch,
         on_result=on_result,
+        on_failure=on_failure,
         on_upload=None if interrupts is None else interrupts.watch_upload,
     )
     report = await execute(job, parts)

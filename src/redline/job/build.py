@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from redline.calls import Backend, FunctionBackend, HttpBackend, Retry, Stores
+from redline.calls import Backend, FunctionBackend, HttpBackend, Retry, Shared, Stores
 from redline.calls.client import check_timeout, function_limiter, label_of
 from redline.calls.cost import NOTHING, Metered, Prices, Spending
 from redline.calls.http import limiter_of
@@ -223,9 +223,6 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
         await batches.prepare()
     if kept is not None:
         kept.journal.start(None if kept.account is None else kept.account.sync)
-    # Under the lock: the sends of another run's window are not this one's to write.
-    if calls.inner is not None:
-        calls.inner.keep(_stores(job))
     return Run(
         job=job,
         tally=tally,
@@ -263,6 +260,7 @@ def _runner(
         bill=bill if bill.reads_replies else None,
         permit=None if given.stream is None else given.stream.permit,
         on_result=given.parts.on_result,
+        on_failure=given.parts.on_failure,
     )
     return Runner(job, wiring)
 
@@ -333,6 +331,8 @@ def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
     before_write = do_nothing if kept is None else kept.journal.flush
     supplied, listeners = given.parts.backend, given.parts.listeners
     listener: Listener = Listeners(tally, *listeners) if listeners else tally
+    # Under the lock: the sends of another run's window are not this one's to write.
+    shared = Shared(limiter=given.limiter, stores=_stores(job))
     inner: HttpBackend | FunctionBackend | None = None
     calls: Backend
     if supplied is not None:
@@ -342,7 +342,7 @@ def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
     elif job.endpoint is not None:
         calls = inner = HttpBackend(
             job.endpoint,
-            limiter=given.limiter,
+            shared=shared,
             before_write=before_write,
             attempts=tally,
             listener=listener,
@@ -353,7 +353,7 @@ def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
             job.call,
             limits=job.limits,
             timeout_s=job.timeout_s,
-            limiter=given.limiter,
+            shared=shared,
             before_write=before_write,
             attempts=tally,
         )

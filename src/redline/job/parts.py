@@ -11,7 +11,7 @@ from redline.errors import ConfigError
 from redline.events import Listener
 from redline.job.settings import BATCHING, Job
 from redline.job.show import Display
-from redline.job.work import OnResult, Results, Runner, Tally
+from redline.job.work import OnFailure, OnResult, Results, Runner, Tally
 from redline.limits import Limits
 from redline.sources import AsyncRows, Source
 
@@ -31,7 +31,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     tally: counts this run's rows and attempts, and is notified of events. Use it for one run only.
     listeners: notified of the same events, after the tally.
     display: shows the run. on_start: gets the runner, to drain or abort it. on_result: gets each
-    row that has ended; the run waits for what it returns. on_upload: gets a function that gives up
+    row that has ended; the run waits for what it returns. on_failure: gets each row that has
+    failed. on_upload: gets a function that gives up
     the upload of the output, when this begins.
     """
 
@@ -43,6 +44,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     display: Display | None = None
     on_start: Callable[[Runner], None] | None = None
     on_result: OnResult | None = None
+    on_failure: OnFailure | None = None
     on_upload: Callable[[Callable[[], None]], None] | None = None
 
     def check(self, job: Job) -> None:

@@ -176,17 +176,20 @@ class Journal:
             line = self._add_failure(result)
         if self._may_replace:
             self._note(result)
-        reply = outcome.reply
-        answer_bytes = 0 if reply is None else len(reply.body)
-        self._has_lines = True
-        if len(line) + len(result.row.content) + answer_bytes > KEPT_ROW_BYTES:
+        if not self._has_lines:
+            self._has_lines = True
+            if not self._is_flush_due:
+                self._is_flush_due = True
+                asyncio.get_running_loop().call_soon(self._flush_turn)
+        size_bytes = len(line) + len(result.row.content)
+        if (reply := outcome.reply) is not None:
+            size_bytes += len(reply.body)
+        # An error may have a long body.
+        if size_bytes > KEPT_ROW_BYTES or outcome.error is not None:
             result = _named(result)
             if len(line) >= _LARGE_LINE_BYTES:
                 self.flush()
         self._group.results.append(result)
-        if not self._is_flush_due:
-            self._is_flush_due = True
-            asyncio.get_running_loop().call_soon(self._flush_turn)
 
     def flush(self) -> None:
         """Writes what was taken. To be called before a request is sent; a failure shows later."""

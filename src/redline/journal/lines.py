@@ -24,16 +24,24 @@ VERSION = 1
 _NOT_ALWAYS = ("cached", "batched", "input", "response")
 _NO_REPLY = Reply(output=None)
 _encode = msgspec.json.Encoder().encode
+_SEALED = b'%b,"crc":"%08x"}\n'
 
 
-class Result(msgspec.Struct, kw_only=True):
+class Result(msgspec.Struct):
     """One finished row, ready to be written. key, mark: which row it is, see `identity`."""
 
     row: Row
     key: int
-    mark: int = 0
     custom_id: str | None
     outcome: Outcome
+    mark: int = 0
+
+    def name_outcome(self) -> None:
+        """Puts the row's name, number and content into its outcome."""
+        outcome = self.outcome
+        outcome.custom_id = self.custom_id
+        outcome.row = self.row.number
+        outcome.input = self.row.data
 
 
 class _Line(msgspec.Struct):
@@ -55,6 +63,7 @@ class _Line(msgspec.Struct):
     batched: bool | msgspec.UnsetType = msgspec.UNSET
     input: Any = msgspec.UNSET
     response: Any = msgspec.UNSET
+    row_hash: str | msgspec.UnsetType = msgspec.UNSET
 
 
 def result_line(result: Result, output: Output) -> bytes:
@@ -63,19 +72,21 @@ def result_line(result: Result, output: Output) -> bytes:
         return _sealed(_batch_fields(result, output), result.mark)
     outcome = result.outcome
     reply = outcome.reply or _NO_REPLY
+    answer = reply.output
     line = _Line(
         VERSION,
-        f"{result.key:016x}",
+        result.key.to_bytes(8).hex(),
         result.custom_id,
         result.row.number,
-        reply.output,
+        answer,
         reply.tool_calls,
         reply.finish_reason,
         reply.usage,
         reply.model,
         outcome.endpoint,
         outcome.attempts,
-        round(outcome.latency_s, 4),
+        # As round(latency_s, 4), in half the time.
+        int(outcome.latency_s * 10_000 + 0.5) / 10_000,
     )
     if outcome.is_cached:
         line.cached = True
@@ -83,11 +94,16 @@ def result_line(result: Result, output: Output) -> bytes:
         line.batched = True
     if output.keep_input:
         line.input = result.row.data
-    if output.raw:
-        line.response = _whole_reply(outcome)
-    if outcome.fields:
-        return _sealed(_with_fields(line, outcome.fields), result.mark)
-    return _sealed(line, result.mark)
+    if type(answer) is not str or output.raw or outcome.fields:
+        if output.raw:
+            line.response = _whole_reply(outcome)
+        fields = _with_fields(line, outcome.fields) if outcome.fields else line
+        return _sealed(fields, result.mark)
+    # No value is written as it came, so there are no line breaks in it.
+    if result.mark:
+        line.row_hash = result.mark.to_bytes(4).hex()
+    body = _encode(line)[:-1]
+    return _SEALED % (body, crc32(body))
 
 
 def _with_fields(line: _Line, fields: dict[str, Any]) -> dict[str, Any]:
@@ -192,9 +208,8 @@ def _sealed(fields: _Line | dict[str, Any], mark: int) -> bytes:
         body = _on_one_line(body)
     body = body[:-1]
     if mark:
-        named = b',"row_hash":"%08x"' % mark
-        return b'%b%b,"crc":"%08x"}\n' % (body, named, crc32(named, crc32(body)))
-    return b'%b,"crc":"%08x"}\n' % (body, crc32(body))
+        body = b'%b,"row_hash":"%08x"' % (body, mark)
+    return _SEALED % (body, crc32(body))
 
 
 def _on_one_line(body: bytes) -> bytes:

@@ -61,7 +61,7 @@ def load(output: Output) -> Manifest | None:
         raise JournalError(f"cannot read {path_of(output)}: {error.strerror}") from error
     try:
         return msgspec.json.decode(data, type=Manifest)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise JournalError(
             f"{path_of(output)} is damaged: {error}",
             hint="go on with these settings by --force, or start over with --restart",

@@ -67,6 +67,8 @@ class ResultsFile:
     def __init__(self, path: Path, on_found: Callable[[Stretch], None]) -> None:
         self.path = path
         self._pending: list[bytes] = []
+        # Takes one whole line, which `flush` writes. No method: it is called for each row.
+        self.add = self._pending.append
         self.size_bytes = 0
         self._synced_bytes: int | None = None
         self._tail = b""
@@ -82,10 +84,6 @@ class ResultsFile:
         except BaseException:
             self.close()
             raise
-
-    def add(self, line: bytes) -> None:
-        """Takes one whole line, which `flush` writes."""
-        self._pending.append(line)
 
     def flush(self) -> None:
         """Appends the lines taken. They survive the process's death, not yet the machine's.

@@ -289,10 +289,7 @@ class Admission:
         self._limits: list[tuple[str, Rate, Window]] = [
             (what, rate, self._make(rate)) for what in KINDS for rate in rates.get(what, ())
         ]
-
-    @property
-    def has_limits(self) -> bool:
-        return bool(self._limits)
+        self.has_limits = bool(self._limits)
 
     @property
     def rates(self) -> dict[str, list[Rate]]:
@@ -318,6 +315,7 @@ class Admission:
                     window.resize(rate, now_s)
                 found.append((what, rate, window))
         self._limits = found
+        self.has_limits = bool(found)
 
     def ask(self, charge: Charge, now_s: float) -> Rejection | None:
         """None when admitted, and then the charge is counted.

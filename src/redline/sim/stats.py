@@ -27,32 +27,22 @@ KEPT_REQUESTS = 100_000
 
 
 class Ticket(msgspec.Struct, gc=False):
-    """One request on its way through.
+    """One request, on its way through or over.
 
     number: from 1, in the order of arrival.
     arrival_s: monotonic; when the request had been read and the limits were asked.
     latency_s: the time it was to take by the settings, tokens included; 0 until drawn.
+    ended_s: monotonic; 0 until it is over. status: None if the client got none. outcome: its class;
+    empty until it is over. detail: the kind of fault, or the limit that refused it.
     """
 
     number: int
     arrival_s: float
     latency_s: float = 0.0
-    is_settled: bool = False
-
-
-class Record(msgspec.Struct, frozen=True, gc=False):
-    """One request that is over. `status` is None where the client got no status.
-
-    outcome: its class. detail: the kind of fault, or the limit that refused it.
-    """
-
-    number: int
-    arrival_s: float
-    latency_s: float
-    ended_s: float
-    status: int | None
-    outcome: str
-    detail: str
+    ended_s: float = 0.0
+    status: int | None = None
+    outcome: str = ""
+    detail: str = ""
 
 
 class Stats:
@@ -69,16 +59,17 @@ class Stats:
         self._by_class = dict.fromkeys(CLASSES, 0)
         self._by_limit: Counter[str] = Counter()
         self._by_fault: Counter[str] = Counter()
-        self._by_status: Counter[str] = Counter()
+        self._by_status: Counter[int | None] = Counter()
         self._prompt_tokens = 0
         self._completion_tokens = 0
-        self._records: deque[Record] = deque(maxlen=KEPT_REQUESTS)
+        self._records: deque[Ticket] = deque(maxlen=KEPT_REQUESTS)
 
     def receive(self, now_s: float) -> Ticket:
         """The ticket of a request that has just come; it is in flight from now on."""
         self._received += 1
         self._in_flight += 1
-        self._most_in_flight = max(self._most_in_flight, self._in_flight)
+        if self._in_flight > self._most_in_flight:
+            self._most_in_flight = self._in_flight
         if self._first_received_s is None:
             self._first_received_s = now_s
         self._last_received_s = now_s
@@ -89,33 +80,41 @@ class Stats:
     ) -> None:
         """Puts the request into its class, once; a second call changes nothing.
 
-        detail: the limit's name for `rejected`, the kind for `faults`.
+        detail: the limit's name for `rejected`, the kind for `faults`. See `answer`.
         """
-        if ticket.is_settled:
+        if ticket.outcome:
             return
-        ticket.is_settled = True
+        ticket.outcome = outcome
+        ticket.status = status
+        ticket.ended_s = now_s
         self._in_flight -= 1
         self._by_class[outcome] += 1
-        self._by_status[str(status) if status is not None else "none"] += 1
+        self._by_status[status] += 1
+        if detail:
+            ticket.detail = detail
         if outcome == "rejected":
             self._by_limit[detail] += 1
         elif outcome == "faults":
             self._by_fault[detail] += 1
-        self._records.append(
-            Record(
-                ticket.number, ticket.arrival_s, ticket.latency_s, now_s, status, outcome, detail
-            )
-        )
+        self._records.append(ticket)
 
-    def spend(self, prompt_tokens: int, completion_tokens: int) -> None:
-        """Counts the tokens of an answered request."""
+    def answer(
+        self, ticket: Ticket, prompt_tokens: int, completion_tokens: int, now_s: float
+    ) -> None:
+        """Settles an answered request, and counts its tokens."""
         self._prompt_tokens += prompt_tokens
         self._completion_tokens += completion_tokens
+        self.settle(ticket, "answered", 200, now_s)
 
     def begin_serving(self) -> None:
         """A request has got its slot."""
         self._serving += 1
         self._most_serving = max(self._most_serving, self._serving)
+
+    def serve_at_once(self) -> None:
+        """A request has got its slot, and gives it back before any other request is seen."""
+        if self._serving >= self._most_serving:
+            self._most_serving = self._serving + 1
 
     def end_serving(self) -> None:
         """A request has given its slot back."""
@@ -136,7 +135,10 @@ class Stats:
             "most_serving": self._most_serving,
             "rejected_by_limit": dict(self._by_limit),
             "faults_by_kind": dict(self._by_fault),
-            "by_status": dict(self._by_status),
+            "by_status": {
+                "none" if status is None else str(status): count
+                for status, count in self._by_status.items()
+            },
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._completion_tokens,
             "tokens": self._prompt_tokens + self._completion_tokens,
@@ -144,10 +146,10 @@ class Stats:
             "last_received_s": self._last_received_s,
         }
 
-    def last(self, limit: int) -> list[Record]:
+    def last(self, limit: int) -> list[Ticket]:
         """The last `limit` requests to end, by their numbers."""
         newest = islice(reversed(self._records), max(0, limit))
-        return sorted(newest, key=lambda record: record.number)
+        return sorted(newest, key=lambda ticket: ticket.number)
 
     def __str__(self) -> str:
         """The sum in one line, as printed at the end."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from functools import lru_cache
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from redline.apis import DONE_EVENT, error_body, event_bytes
-from redline.httpserver import Exchange, header_lines
+from redline.apis import error_body
+from redline.httpserver import JSON, Exchange, header_lines
 
-JSON = "application/json"
+HTML = header_lines({"content-type": "text/html; charset=utf-8"})
 HTML_PAGE = b"<!DOCTYPE html>\n<html><body><h1>Please try again later</h1></body></html>\n"
 # What is due at once goes out in one write, up to the size of a socket buffer.
 _WRITE_BYTES = 65536
@@ -21,38 +19,31 @@ MAX_STALL_S = 3600.0
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
-    """One reply: status, body, headers beyond the usual ones."""
+    """One reply. fields: header lines, such as `header_lines` makes."""
 
     status: int
     body: bytes
-    headers: dict[str, str] = {}
-    content_type: str = JSON
-
-    def fields(self, request_id: str = "") -> bytes:
-        """Its header lines."""
-        fields = _content_type(self.content_type)
-        if request_id:
-            fields += b"x-request-id: %b\r\n" % request_id.encode()
-        return fields + header_lines(self.headers) if self.headers else fields
+    fields: bytes = JSON
 
 
-def send(exchange: Exchange, reply: Reply, request_id: str = "") -> None:
-    """Sends the reply, all at once."""
-    exchange.respond(
-        reply.status, reply.body, reply.fields(request_id), is_last=reply.status == 413
-    )
+def send(exchange: Exchange, reply: Reply, number: int = 0) -> None:
+    """Sends the reply, all at once. number: of the request, for its id; 0 for none."""
+    status, fields = reply.status, reply.fields
+    if number:
+        fields += request_id(number)
+    exchange.respond(status, reply.body, fields, is_last=status == 413)
+
+
+def request_id(number: int) -> bytes:
+    """The header line with the id of a request."""
+    return b"x-request-id: req-sim%d\r\n" % number
 
 
 def send_first_half(exchange: Exchange, reply: Reply) -> None:
     """Sends a reply without the second half of its body, which its head announces; then closes."""
-    head = exchange.head(reply.status, len(reply.body), reply.fields())
+    head = exchange.head(reply.status, len(reply.body), reply.fields)
     exchange.transport.write(head + reply.body[: len(reply.body) // 2])
     exchange.close()
-
-
-@lru_cache(maxsize=8)
-def _content_type(kind: str) -> bytes:
-    return header_lines({"content-type": kind})
 
 
 def json_reply(shown: object) -> Reply:
@@ -66,22 +57,22 @@ def error_reply(
     kind: str,
     *,
     code: str | None = None,
-    headers: dict[str, str] | None = None,
+    headers: Mapping[str, str] = {},
 ) -> Reply:
-    """An error as `error_body` writes it."""
-    return Reply(status, msgspec.json.encode(error_body(message, kind, code=code)), headers or {})
+    """An error as `error_body` writes it. headers: beyond the content type."""
+    body = msgspec.json.encode(error_body(message, kind, code=code))
+    return Reply(status, body, JSON + header_lines(headers))
 
 
 async def send_events(
     exchange: Exchange,
-    events: Iterable[tuple[int, dict[str, Any]]],
+    events: Iterable[tuple[int, bytes]],
     per_token_s: float,
-    finish: Callable[[], None],
-) -> None:
+) -> bytes:
     """Writes the events, each `per_token_s` times its token count after the first moment.
 
-    finish: called once everything but the last piece has been written.
-    The reader's pace is kept: a slow one holds the events back.
+    Returns the last piece, which is due but not yet written. The reader's pace is kept: a slow one
+    holds the events back.
     """
     loop = asyncio.get_running_loop()
     began_s = loop.time()
@@ -93,15 +84,12 @@ async def send_events(
             due.clear()
         if wait_s > 0:
             await asyncio.sleep(wait_s)
-        due += event_bytes(event)
-    finish()
-    await exchange.end(bytes(due) + DONE_EVENT)
+        due += event
+    return bytes(due)
 
 
-async def send_half_events(
-    exchange: Exchange, events: Iterable[tuple[int, dict[str, Any]]]
-) -> None:
+async def send_half_events(exchange: Exchange, events: Iterable[tuple[int, bytes]]) -> None:
     """Writes the first half of the events, the last of them torn in the middle, and no end."""
-    whole = b"".join(event_bytes(event) for _, event in events)
+    whole = b"".join(event for _, event in events)
     await exchange.write(whole[: len(whole) // 2])
     exchange.close()

@@ -248,7 +248,7 @@ def _check_folder(path: Path, name: str) -> None:
     rows = [e for e in entries if e.suffix in (".jsonl", ".csv", ".parquet", ".gz", ".zst")]
     hint = f"give one file of it, like {shlex.quote(str(rows[0]))}" if rows else ""
     raise ConfigError(
-        f"{name} is a folder, but no dataset that save_to_disk wrote",
+        f"{name} is a folder, and not a dataset that save_to_disk wrote",
         hint=hint or "give a file, or the folder that Dataset.save_to_disk wrote",
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from redline.calls import Call, Chunk, Cost, Outcome, Reply, Request, Sink, failed
+from redline.calls import Attempt, Call, Chunk, Health, Load, Outcome, Reply, Request, Sink, failed
 from redline.errors import CallError, ConfigError, NoEndpoint
 
 Step = Outcome | Reply | CallError | NoEndpoint
@@ -33,7 +33,7 @@ class ScriptedBackend:
     script: what becomes of send 1, 2, ... (the last step is repeated), or a function of the Send.
     A Reply succeeds, an error fails, an Outcome is returned as a copy.
     latency_s: seconds of the loop's time that a send takes, 0 or more; or a function of the Send.
-    room_s: what `room` answers; it can be set at any time.
+    room_s: for how long it is parked, as its load says; it can be set at any time.
     Given a sink, a reply's text goes there as one chunk before the outcome.
     Raises ConfigError for an empty script.
     """
@@ -58,8 +58,13 @@ class ScriptedBackend:
         self._script = script
         self._latency_s = latency_s
 
-    def room(self, cost: Cost, now_s: float) -> float:
-        return math.inf if self.is_closed else self.room_s
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        return Load(
+            state=Health.GONE if self.is_closed else Health.READY,
+            in_flight=self.in_flight,
+            room_s=math.inf if self.is_closed else self.room_s,
+            parked_until_s=now_s + self.room_s if self.room_s else -math.inf,
+        )
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         now_s = asyncio.get_running_loop().time()
@@ -76,6 +81,7 @@ class ScriptedBackend:
             outcome = self._outcome(send)
             if sink is not None and outcome.is_success and isinstance(outcome.output, str):
                 call.committed = True
+                await sink.begin(200, {})
                 await sink.put(Chunk(outcome.output, {"text": outcome.output}))
         except asyncio.CancelledError:
             self.cancelled += 1
@@ -94,10 +100,16 @@ class ScriptedBackend:
         if isinstance(step, Outcome):
             step.error = copy.copy(step.error)
             return step
-        latency_s = asyncio.get_running_loop().time() - send.at_s
+        now_s = asyncio.get_running_loop().time()
+        latency_s = now_s - send.at_s
         if isinstance(step, Reply):
-            return Outcome(status="succeeded", reply=step, endpoint=self.label, latency_s=latency_s)
-        return failed(step, endpoint=self.label, latency_s=latency_s)
+            outcome = Outcome(
+                status="succeeded", reply=step, endpoint=self.label, latency_s=latency_s
+            )
+        else:
+            outcome = failed(step, endpoint=self.label, latency_s=latency_s)
+        outcome.tried = (Attempt(self.label, outcome.error, send.at_s, None, now_s),)
+        return outcome
 
     def _step(self, send: Send) -> Step:
         if callable(self._script):

@@ -11,7 +11,7 @@ import msgspec
 
 from redline.clock import Clock
 from redline.errors import TimedOut
-from redline.limits import Cost
+from redline.waist.load import Load
 from redline.waist.outcome import Outcome
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
     def asked(self) -> Any:
         """The body, or of JSON at least the fields that say how many answers are wanted."""
         raw = self.raw
-        if raw is None:
+        if raw is None or "body" in self.__dict__:
             return self.body
         try:
             return _COUNTS.decode(raw)
@@ -173,14 +173,37 @@ class Call(msgspec.Struct, kw_only=True):
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """One piece of a streamed answer: its new text, and the event as the endpoint sent it."""
+    """One piece of a streamed answer.
+
+    text: what is new of its first choice. data: the JSON of its event. raw: the bytes of the event
+    as the endpoint sent them, with the blank line that ends it; the whole body of an endpoint that
+    does not stream; b"" if the answer came from no endpoint.
+
+    For a sink that relays: no text, no data, and in `raw` all that has come since the last chunk,
+    comments and `[DONE]` included. All of `raw` is then what the endpoint sent, byte for byte, but
+    for an event that is an error, which ends the call instead.
+    """
 
     text: str
     data: Any
+    raw: bytes = b""
 
 
 class Sink(Protocol):
-    """Takes streamed chunks in order. Awaited, so a slow reader slows the connection down."""
+    """Takes a streamed answer in order. Awaited, so a slow reader slows the connection down.
+
+    relays: it wants the bytes alone. Of most events nothing is then decoded, and the reply has its
+    usage and finish reason, but of chat and completions no output.
+    """
+
+    relays: bool = False
+
+    async def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        """The first chunk follows, of an answer with this HTTP status and these headers.
+
+        headers: by their names in lower case; empty if the answer came from no endpoint.
+        """
+        return
 
     async def put(self, chunk: Chunk) -> None: ...
 
@@ -188,10 +211,10 @@ class Sink(Protocol):
 class Backend(Protocol):
     """One HTTP endpoint, a retry around one, a user's own coroutine: all are backends."""
 
-    def room(self, cost: Cost, now_s: float) -> float:
-        """Seconds until a call of this cost could start; 0 now, inf when down.
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        """How it is now, and when this request could start; by default, the smallest one.
 
-        Never waits and books nothing.
+        now_s: by the monotonic clock. Never waits and books nothing.
         """
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
@@ -199,3 +222,21 @@ class Backend(Protocol):
 
     async def aclose(self) -> None:
         """Ends connections and tasks. The backend cannot be used afterwards."""
+
+
+class Member(Backend, Protocol):
+    """A backend that a pool holds.
+
+    on_room: called when it could take a call again, after it could not: a slot or a place ahead has
+    become free, or it is parked no more. None if there is nothing to call.
+    """
+
+    on_room: Callable[[], None] | None
+
+    def withdraw(self, call: Call) -> bool:
+        """Takes back a call that waits: for a slot, a place ahead, a connection or its grant.
+
+        True if its outcome will be `Withdrawn`: its request is not written, and what it held is
+        free again. False for a call that has been written, or is about to be in this turn of the
+        loop without having waited, or is not here: it is not touched.
+        """

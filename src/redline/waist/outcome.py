@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from reprlib import Repr
 from typing import Any, Literal
 
 import msgspec
 
-from redline.errors import CallError, NoEndpoint, Retryable
+from redline.errors import CallError, NoEndpoint, Retryable, Withdrawn
 
 Status = Literal["succeeded", "rejected", "exhausted"]
 # A list of a thousand outcomes is still read in a notebook.
@@ -23,6 +24,8 @@ class Reply(msgspec.Struct, kw_only=True):
     finish_reason: as the endpoint says (`stop`, `length`, `content_filter`, `tool_calls`, ...),
     but `refusal` if the model refused and `empty` if it stopped without any content. For n > 1, it
     and tool_calls are lists with an item for each choice; tool_calls is None if no choice has any.
+    headers: the HTTP answer's, by their names in lower case; not to be changed. Empty if there was
+    no such answer.
     usage: as the endpoint sent it. input_tokens, output_tokens: read from it, None where unknown.
     body: the reply's bytes; status: its HTTP status.
     """
@@ -36,6 +39,7 @@ class Reply(msgspec.Struct, kw_only=True):
     output_tokens: int | None = None
     body: bytes = b""
     status: int = 200
+    headers: Mapping[str, str] = {}
     request_id: str | None = None
 
     def __repr__(self) -> str:
@@ -53,12 +57,45 @@ class Reply(msgspec.Struct, kw_only=True):
         return reason if isinstance(reason, list) else [reason]
 
 
+class Attempt(msgspec.Struct, frozen=True):
+    """One attempt at a call, and when it came how far, by the monotonic clock.
+
+    error: what it ended with; None for the answer.
+    sent_s: when its request was stamped, just before it was written; None if it was not.
+    first_byte_s: of the answer. complete_s: when it was over.
+    eligible_s: when it began to wait, for a slot or to be connected. slot_s: when it had the slot
+    that it waited for. connected_s: when it had a connection and began to wait for its grant.
+    granted_s: when it had the grant that it waited for. Each is None if nothing was waited for.
+    first_token_s: when the first event of a stream was read; None for an answer that came whole.
+
+    A request that was repeated on a new connection is one attempt, with the marks of its last
+    write.
+    """
+
+    endpoint: str
+    error: CallError | NoEndpoint | None
+    sent_s: float | None
+    first_byte_s: float | None
+    complete_s: float
+    eligible_s: float | None = None
+    slot_s: float | None = None
+    connected_s: float | None = None
+    granted_s: float | None = None
+    first_token_s: float | None = None
+
+    @property
+    def was_sent(self) -> bool:
+        """The endpoint may have seen it."""
+        return self.sent_s is not None
+
+
 class Outcome(msgspec.Struct, kw_only=True):
     """Exactly one per call.
 
     status: `succeeded`; `rejected`, which will never succeed; `exhausted`, whose retries, deadline
     or budget are spent.
     latency_s: from the write of the last attempt to the end of its answer.
+    tried: the latest attempts, at most 32 of them, oldest first; empty if nothing was asked for it.
     is_cached: another call had this answer, now or before; attempts is then 0, and usage is what
     the answer cost when it was given. is_batched: it came from the Batch API, at its price;
     latency_s is then 0, and attempts are batches.
@@ -71,6 +108,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     error: CallError | NoEndpoint | None = None
     endpoint: str = ""
     attempts: int = 1
+    tried: tuple[Attempt, ...] = ()
     latency_s: float = 0.0
     is_cached: bool = False
     is_batched: bool = False
@@ -103,5 +141,5 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 def failed(error: CallError | NoEndpoint, *, endpoint: str = "", latency_s: float = 0.0) -> Outcome:
     """The outcome of a failed attempt: `exhausted` if it might be tried again."""
-    status: Status = "exhausted" if isinstance(error, Retryable) else "rejected"
+    status: Status = "exhausted" if isinstance(error, Retryable | Withdrawn) else "rejected"
     return Outcome(status=status, error=error, endpoint=endpoint, latency_s=latency_s)

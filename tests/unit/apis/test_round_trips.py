@@ -20,7 +20,6 @@ from redline.apis import (
     StreamedAnswer,
     answer_object,
     chat,
-    choice_object,
     completion_usage,
     completions,
     embeddings,
@@ -50,9 +49,7 @@ def test_choices(
     api: Api, form: Form, texts: list[str], counts: tuple[int, int], reason: str
 ) -> None:
     writer = ChoicesWriter(form, "x1", 5, "m")
-    made = [
-        choice_object(place, form.content(text, None), reason) for place, text in enumerate(texts)
-    ]
+    made = [form.choice(place, text, reason) for place, text in enumerate(texts)]
     body = encoded(writer.whole(made, completion_usage(*counts)))
     reply = apis.read(api.path, body, asked={"n": len(texts)})
     is_one = len(texts) == 1
@@ -75,11 +72,10 @@ def test_streamed_choices(
     data: st.DataObject,
 ) -> None:
     writer = ChoicesWriter(form, "x1", 5, "m", includes_usage)
-    opening = form.opening or form.delta("")
-    events = [writer.event(choice_object(index, opening)) for index in range(3)]
-    events += [writer.event(choice_object(index, form.delta(text))) for index, text in pieces]
-    events += [writer.event(choice_object(index, form.delta(""), "stop")) for index in range(3)]
-    events += writer.last(completion_usage(*counts))
+    made = [form.opening(index) for index in range(3)] if form.opening else []
+    made += [form.piece(index, text) for index, text in pieces]
+    made += [form.piece(index, "", "stop") for index in range(3)]
+    events = [writer.event(piece) for piece in made] + writer.last(completion_usage(*counts))
     sent = b"".join(map(event_bytes, events)) + DONE_EVENT
     cut = data.draw(st.integers(0, len(sent)))
     parser, answer = EventParser(), StreamedAnswer()
@@ -91,6 +87,17 @@ def test_streamed_choices(
     reply = apis.read(*answer.whole(is_done=True), asked={"n": 3})
     assert (reply.output, reply.model) == (whole, "m")
     assert (reply.input_tokens, reply.output_tokens) == (counts if includes_usage else (None, None))
+
+
+@pytest.mark.parametrize("form", [form for _, form in FORMS])
+@given(st.text() | st.just('"choices":[]}]'), st.text(), st.booleans())
+def test_an_event_is_the_same_when_its_shell_is_encoded_once(
+    form: Form, model: str, text: str, includes_usage: bool
+) -> None:
+    writer = ChoicesWriter(form, "x1", 5, model, includes_usage)
+    encode = writer.encoder()
+    for piece in (form.piece(0, text), form.piece(1, "", "stop")):
+        assert encode(piece) == event_bytes(writer.event(piece))
 
 
 @given(st.text(min_size=1), COUNTS, st.booleans())

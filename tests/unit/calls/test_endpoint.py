@@ -45,7 +45,8 @@ def test_a_row_cannot_send_the_key_elsewhere(path: str) -> None:
 @pytest.mark.parametrize(
     "base_url",
     ["", "h/v1", "ftp://h/v1", "http://", "http:///v1", "http://[::1/v1", "http://h:99999/v1",
-     "http://h:abc/v1", "http://h:0/v1", "http://a b/v1", "http://h/v1\n"],
+     "http://h:abc/v1", "http://h:0/v1", "http://a b/v1", "http://h/v1\n", "http://.../v1",
+     "http://a..b/v1", f"http://{64 * 'a'}.b/v1"],
 )  # fmt: skip
 def test_what_is_no_base_url_is_refused(base_url: str) -> None:
     with pytest.raises(ConfigError, match="not a base URL") as caught:
@@ -105,9 +106,9 @@ def test_its_label_is_its_name_or_its_host() -> None:
     assert Endpoint(base_url="https://h:8/v1", name="gpu-2").label == "gpu-2"
 
 
-@pytest.mark.parametrize("proxy", ["h:3128", "socks5://h"])
+@pytest.mark.parametrize("proxy", ["h:3128", "socks5://h", "http://h:99999", "http://a..b:1"])
 def test_a_proxy_is_an_http_url(proxy: str) -> None:
-    with pytest.raises(ConfigError, match="proxy"):
+    with pytest.raises(ConfigError, match="the proxy is not the URL of an HTTP proxy"):
         Endpoint(base_url="https://h/v1", proxy=proxy)
 
 

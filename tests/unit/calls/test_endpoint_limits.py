@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from redline.calls.http import EndpointLimits, Stores
-from redline.calls.wire import Endpoint
+from redline.calls.http import EndpointLimits, Shared, Stores
+from redline.calls.wire import Answer, Endpoint
 from redline.errors import RateLimited
 from redline.limits import Cost, Grant, Limits, Rate
 from redline.limits.discover import FoundRates
@@ -22,7 +22,8 @@ from support.catching import assert_caught
 from support.sharing import Memory, MemoryLedger
 
 URL = "http://127.0.0.1:1/v1"
-STATED = {"x-ratelimit-limit-requests": "5", "x-ratelimit-remaining-requests": "4"}
+HEADERS = {"x-ratelimit-limit-requests": "5", "x-ratelimit-remaining-requests": "4"}
+STATED = Answer(200, HEADERS, b"{}")
 OURS = Limits(requests="10/60s", profile="moving", guard_s=0.05)
 
 
@@ -32,8 +33,7 @@ class Running:
     def __init__(self, limits: Limits, key: str | None, **stores: Path) -> None:
         self.clock = ManualClock(now_s=100.0, wall_s=1e9)
         endpoint = Endpoint(base_url=URL, api_key=key, limits=limits)
-        self.limits = EndpointLimits(endpoint, self.clock)
-        self.limits.keep(Stores(**stores))
+        self.limits = EndpointLimits(endpoint, self.clock, Shared(stores=Stores(**stores)))
 
     def send(self) -> bool:
         """False if it would have to wait for longer than another one's place in a burst."""
@@ -109,7 +109,7 @@ def test_a_stated_limit_ends_the_search() -> None:
     assert steering.search is not None
     assert grant is not None
     grant.sent(100.0)
-    steering.heard(STATED, grant, 0.1)
+    steering.heard(STATED, grant, 100.1)
     assert steering.search is None
     assert [(kind, rate.count) for kind, rate in steering.limiter.found_rates()] == [
         ("requests", 5)
@@ -129,10 +129,12 @@ def check_what_is_shared_stays_as_stated(kind: type[SharedLimiter]) -> None:
         ledger = MemoryLedger(Memory())
         clock = ledger.clock
         limiter = kind(shared, ledger, clock)
-        steering = EndpointLimits(Endpoint(base_url=URL, limits=shared), clock, limiter)
+        steering = EndpointLimits(
+            Endpoint(base_url=URL, limits=shared), clock, Shared(limiter=limiter)
+        )
         grant = await limiter.acquire(Cost())
         grant.sent(clock.now_s())
-        steering.heard(STATED, grant, 0.1)
+        steering.heard(STATED, grant, clock.now_s() + 0.1)
         steering.ended(Outcome(status="succeeded"), 0.0, 1, clock.now_s())
         assert limiter.most("requests") == 10
         assert limiter.room_s(Cost(), clock.now_s()) == 0

@@ -30,7 +30,7 @@ def used(tokens: int | None, output: int | None = None) -> Reply:
 
 def teach(estimator: Any, request: Request, reply: Reply | None, took_s: float = 1.0) -> None:
     """One call from its write to its end."""
-    estimator.end(estimator.begin(request), request, reply, took_s)
+    estimator.end(estimator.begin(request), reply, took_s)
 
 
 # The first guess.
@@ -410,7 +410,7 @@ def test_outputs_are_learned_in_the_order_of_sending() -> None:
     # The first call may yet turn out to be a long one.
     assert estimator.estimate(request).output_tokens == 256
     lost = TokenEstimator()
-    lost.end(lost.begin(request), request, None, 600.0)
+    lost.end(lost.begin(request), None, 600.0)
     for _ in range(20):
         teach(lost, request, used(None, 20))
     assert lost.estimate(request).output_tokens == 20

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redline.apis import EventParser, event_stream
-from redline.calls import Call, Chunk, Reply, Request
+from redline.calls import Call, Chunk, Reply, Request, Sink
 from redline.calls.http import StreamReader, streaming
 from redline.errors import BadReply, Disconnected, NoEndpoint
 
 
-class Heard:
+class Heard(Sink):
     """A sink that keeps what it is given."""
 
     def __init__(self) -> None:
@@ -97,6 +97,13 @@ def test_any_cuts_give_the_same(cuts: list[int], is_crlf: bool) -> None:
 
 def test_one_event_may_have_several_data_lines() -> None:
     assert EventParser().feed(b'data: {"a":\ndata:1}\n\n') == [b'{"a":\n1}']
+
+
+@pytest.mark.timeout(30)
+def test_a_long_event_a_byte_at_a_time_takes_time_by_its_length() -> None:
+    parser, event = EventParser(), b"y" * 600_000
+    fed = [parser.feed(bytes([byte])) for byte in b"data: " + event + b"\n\n"]
+    assert [found for each in fed for found in each] == [event]
 
 
 def test_an_endless_event_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,6 +324,8 @@ def test_a_streaming_request_asks_for_a_stream_and_its_usage() -> None:
     own = streaming(Request(body={"stream_options": {"include_usage": False}}))
     assert own.body["stream_options"] == {"include_usage": False}
     assert streaming(Request(url="/v1/responses", body={})).body == {"stream": True}
+    for url in ("/v1/chat/completions?version=1", "/v1/completions/"):
+        assert "stream_options" in streaming(Request(url=url, body={})).body
     plain = Request(url="/chat", body="text")
     assert streaming(plain) is plain
 
@@ -325,7 +334,7 @@ def test_a_slow_reader_holds_the_stream_back() -> None:
     async def main() -> None:
         gate, taken = asyncio.Event(), []
 
-        class Slow:
+        class Slow(Sink):
             async def put(self, chunk: Chunk) -> None:
                 taken.append(chunk.text)
                 await gate.wait()

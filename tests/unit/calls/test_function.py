@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from redline.calls import Call, Cost, FunctionBackend, Outcome, Request
+from redline.calls import Call, FunctionBackend, Outcome, Request
 from redline.errors import (
     ConfigError,
     Disconnected,
@@ -162,13 +162,16 @@ def test_limits_hold_and_cancelled_calls_give_back() -> None:
         backend = FunctionBackend(work, limits=Limits(concurrency=3), clock=clock, attempts=ends)
         tasks = [asyncio.create_task(backend.send(Request(), Call())) for _ in range(10)]
         await asyncio.sleep(0.5)
-        assert backend.room(Cost(), 0.5) > 0
+        load = backend.load(0.5)
+        assert (load.in_flight, load.waiting, load.slots) == (3, 7, 3)
+        assert (load.room_s > 0, load.binds) == (True, "3 calls in flight")
         tasks[0].cancel()
         tasks[5].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert most == 3
         assert backend.slots.in_use == 0
-        assert backend.room(Cost(), clock.now_s()) == 0
+        load = backend.load(clock.now_s())
+        assert (load.in_flight, load.waiting, load.room_s, load.binds) == (0, 0, 0, "")
         assert sorted(map(str, ends.errors_in_turn)) == ["None"] * 8 + ["cancelled"]
 
     virtual_run(main())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from redline.calls.http import Outage, is_unreachable
@@ -12,7 +14,7 @@ def test_pauses_double_up_to_a_quarter_of_a_minute() -> None:
     outage, now_s, pauses = Outage(), 100.0, []
     for _ in range(9):
         outage.refused(now_s)
-        pauses.append(outage.wait_s(now_s))
+        pauses.append(outage.again_s - now_s)
         now_s += pauses[-1]
     assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0]
 
@@ -21,7 +23,7 @@ def test_failures_within_one_pause_count_as_one() -> None:
     outage = Outage()
     for _ in range(50):
         outage.refused(100.0)
-    assert outage.wait_s(100.0) == 0.25
+    assert outage.again_s == 100.25
 
 
 @pytest.mark.parametrize(("has_answered", "patience_s"), [(False, 5.0), (True, 300.0)])
@@ -42,10 +44,12 @@ def test_any_answer_ends_it() -> None:
     outage.refused(100.0)
     outage.refused(101.0)
     outage.answered()
-    assert outage.wait_s(101.0) == 0
+    assert outage.again_s == -math.inf
+    assert not outage.is_down
     assert outage.lasted_s(200.0) == 0
     outage.refused(300.0)
-    assert outage.wait_s(300.0) == 0.25
+    assert outage.again_s == 300.25
+    assert outage.is_down
 
 
 def test_only_a_connection_that_never_came_about_is_an_outage() -> None:

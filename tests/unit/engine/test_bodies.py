@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from redline.apis import ChoicesWriter, chat, completion_usage, completions
 from redline.apis import replies as apis
-from redline.calls import Call, Chunk, Reply
+from redline.calls import Call, Chunk, Reply, Sink
 from redline.calls.http import StreamReader
 from redline.engine.api import Answer, Drawn, Pieces, Said, TextStream
 from support import vocabularies
@@ -43,7 +43,7 @@ def as_sent(body: dict[str, Any]) -> Any:
     return msgspec.json.decode(msgspec.json.encode(body))
 
 
-class Heard:
+class Heard(Sink):
     async def put(self, chunk: Chunk) -> None: ...
 
 

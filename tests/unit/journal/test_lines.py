@@ -73,6 +73,13 @@ def test_a_named_rows_line_has_the_mark_of_its_content() -> None:
     assert line({}, mark=10) == sealed(BEGINNING + PLAIN + b',"row_hash":"0000000a"')
 
 
+def test_the_mark_has_its_form_behind_a_reply_that_was_mended() -> None:
+    """Readers look for these bytes."""
+    reply = Reply(output="x", body=b'{"a":1e999,\n"b":2}')
+    found = line({"reply": reply}, mark=10, raw=True)
+    assert found[:-19].endswith(b',"row_hash":"0000000a"'), found
+
+
 def test_a_success_without_a_reply() -> None:
     nothing = b',"output":null,"tool_calls":null,"finish_reason":null,"usage":null,"model":null'
     ending = b',"endpoint":"e","attempts":1,"latency_s":0.1235'

@@ -63,6 +63,7 @@ def test_no_key_is_kept(path: Path) -> None:
         b"",
         b"{",
         b"\xff\xfe",
+        b'{"v": 1, "rates": [{"endpoint": "\xff"}]}',
         b"[1, 2]",
         b'{"v": 2, "rates": []}',
         b'{"v": 1, "rates": [{"endpoint": "a"}]}',

@@ -132,6 +132,20 @@ def test_a_damaged_or_foreign_file_stops_nobody(tmp_path: Path, damage: Any, pro
     assert third.wait_s(10) > 0
 
 
+def test_files_of_windows_that_have_passed_are_removed(tmp_path: Path) -> None:
+    for name in ("port-1", "port-2", "port-3"):
+        Process(tmp_path, 1000.0, name=name).dies()
+    (tmp_path / "notes-1s.txt").touch()
+    (first, second, _) = sorted(tmp_path.glob("*.sends"))
+    now_s = second.stat().st_mtime
+    # Windows of 60 s: no send in the first file can count any more; one in the second still may.
+    os.utime(first, (now_s - 181, now_s - 181))
+    os.utime(second, (now_s - 119, now_s - 119))
+    Process(tmp_path, 1001.0, name="port-3").dies()
+    names = {path.name.partition("-requests")[0] for path in tmp_path.iterdir()}
+    assert names == {"port-2", "port-3", "notes-1s.txt"}
+
+
 def test_a_wall_clock_that_was_set_back_delays_by_a_window_at_most(tmp_path: Path) -> None:
     for profile in ALL:
         folder = tmp_path / profile

@@ -60,6 +60,15 @@ def steps(times: list[float]) -> list[float]:
     return [pytest.approx(time_s - NOW_S, abs=1e-3) for time_s in times]
 
 
+def test_a_call_above_a_buckets_burst_waits_for_the_guard_it_leaves_no_room_for() -> None:
+    (rule,) = rules_of(Limits(tokens="400/1s", profile="bucket"), GUARD_S)
+    book = Book(rule.grain_s, NOW_S, 0, [], [], [], [])
+    assert [book.earliest_s(rule, amount) - NOW_S for amount in (380, 400)] == [
+        pytest.approx(0.0),
+        pytest.approx(0.05),
+    ]
+
+
 @pytest.mark.parametrize(
     ("profile", "expected"),
     [("any", [0, 0.0105, 0.021, 0.0315]), ("moving", [0, 0, 0, 0]), ("bucket", [0, 0, 0, 0])],

@@ -23,6 +23,7 @@ from redline.errors import (
     TimedOut,
     Unpaid,
     Unpriced,
+    Withdrawn,
 )
 from redline.serve.http import refusals
 
@@ -44,6 +45,7 @@ TABLE: list[tuple[Any, int, dict[str, str], str, str]] = [
     (Unpaid("no", status=429), 502, FINAL, OURS, "unpaid"),
     (BudgetSpent("no"), 502, FINAL, OURS, "budget_spent"),
     (Unpriced("no"), 502, FINAL, OURS, "unpriced"),
+    (Withdrawn("no"), 502, {}, OURS, "withdrawn"),
     (RateLimited("no"), 429, SOON, LIMITED, "rate_limit_exceeded"),
     (RateLimited("no", retry_after_s=0.0), 429, SOON, LIMITED, "rate_limit_exceeded"),
     (

@@ -7,12 +7,22 @@ from typing import Any
 
 import pytest
 
+from redline.apis import EventParser
 from redline.sim.answers import ENDPOINTS, Answers, BadCall, Draft, Stories, count_tokens
 
 
 def draft(endpoint: str, **body: Any) -> Draft:
     raw = json.dumps({"model": "m", **body}).encode()
     return ENDPOINTS[f"/v1/{endpoint}"](raw, Answers())
+
+
+def events_of(streamed: Draft) -> list[tuple[int, Any]]:
+    """The events as a client reads them, each with the tokens up to it."""
+    found = []
+    for tokens, data in streamed.events(1, 0):
+        (event,) = EventParser().feed(data)
+        found.append((tokens, json.loads(event)))
+    return found
 
 
 def user(text: Any) -> list[dict[str, Any]]:
@@ -72,7 +82,7 @@ def test_a_stream_says_the_same_as_the_whole(text: str, has_usage: bool) -> None
         stream_options={"include_usage": has_usage},
     )
     assert streamed.is_stream
-    events = list(streamed.events(1, 0))
+    events = events_of(streamed)
     tokens = [told for told, _ in events]
     assert tokens == sorted(tokens)
     assert tokens[-1] == streamed.completion_tokens
@@ -92,6 +102,17 @@ def test_a_stream_says_the_same_as_the_whole(text: str, has_usage: bool) -> None
         assert all("usage" not in event for _, event in events)
 
 
+@pytest.mark.parametrize("text", ["", " ", "\0" * 1000, "a " * 500, "ä" * 1000, "  " * 500])
+@pytest.mark.parametrize("model", ["m", "\1" * 3000])
+@pytest.mark.parametrize("n", [1, 20])
+def test_a_stream_that_is_not_long_fits_into_one_write(text: str, model: str, n: int) -> None:
+    streamed = draft("chat/completions", model=model, messages=user(text), n=n, stream=True)
+    size_bytes = sum(len(data) for _, data in streamed.events(10**12, 10**10))
+    assert streamed.is_long or size_bytes <= 64 * 1024
+    # Nor is every stream a long one.
+    assert not streamed.is_long or size_bytes > 16 * 1024
+
+
 def test_completions_take_lists_and_tokens() -> None:
     listed = draft("completions", prompt=["one", "two"], n=2).whole(1, 0)
     assert listed["object"] == "text_completion"
@@ -104,7 +125,7 @@ def test_completions_take_lists_and_tokens() -> None:
     assert draft("completions", prompt=[5, 6, 7]).prompt_tokens == 3
     assert draft("completions", prompt=[[5, 6], [7]]).prompt_tokens == 3
     streamed = draft("completions", prompt="one two", stream=True)
-    said = "".join(event["choices"][0]["text"] for _, event in streamed.events(1, 0))
+    said = "".join(event["choices"][0]["text"] for _, event in events_of(streamed))
     assert said == "You said: one two"
 
 

@@ -338,7 +338,7 @@ class TestDatasetFolder:
         assert caught.value.hint == f"choose one of them: {tmp_path}/test, {tmp_path}/train"
 
     def test_another_folder_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="no dataset that save_to_disk wrote"):
+        with pytest.raises(ConfigError, match="not a dataset that save_to_disk wrote"):
             open_source(tmp_path)
         (tmp_path / "part-0.parquet").touch()
         with pytest.raises(ConfigError) as caught:

@@ -20,10 +20,10 @@ import msgspec
 from redline.apis import has_ended
 from redline.apis import replies as apis
 from redline.calls.cache.key import is_determined, key_of, only_asks
+from redline.calls.http import whole_chunk
 from redline.clock import SYSTEM, Clock
 from redline.errors import CallError, NoEndpoint, TimedOut
-from redline.limits import Cost
-from redline.waist import Backend, CacheUse, Call, Chunk, Outcome, Reply, Request, Sink, failed
+from redline.waist import Backend, CacheUse, Call, Load, Outcome, Reply, Request, Sink, failed
 
 _LATE = "raise --row-deadline"
 # How an answer ends that is all the model had to say. Others, such as length, content_filter,
@@ -106,8 +106,8 @@ class Cached:
         self._use = use or CacheUse()
         self._flights: dict[bytes, _Flight] = {}
 
-    def room(self, cost: Cost, now_s: float) -> float:
-        return self._inner.room(cost, now_s)
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        return self._inner.load(now_s, request)
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         key = self._key(request, call)
@@ -170,7 +170,8 @@ class Cached:
         self._use.count("hit")
         if isinstance(outcome.output, str):
             call.committed = True
-            await sink.put(Chunk(outcome.output, msgspec.json.decode(outcome.reply.body)))
+            await sink.begin(outcome.reply.status, {})
+            await sink.put(whole_chunk(outcome.reply, outcome.reply.body))
         return outcome
 
 

@@ -11,7 +11,7 @@ from redline.calls.http import HttpBackend, refuse_partial
 from redline.calls.wire import Endpoint
 from redline.clock import SYSTEM
 from redline.errors import Rejected
-from redline.waist import Backend, Call, Chunk, Outcome, Request
+from redline.waist import Backend, Call, Chunk, Outcome, Request, Sink
 
 # Chunks read ahead of a slow reader; past that the connection is not read.
 _CHUNKS_AHEAD = 64
@@ -78,7 +78,7 @@ class Client:
         await self.aclose()
 
 
-class _QueueSink:
+class _QueueSink(Sink):
     """A sink whose reader is another task. None in the queue marks the end."""
 
     def __init__(self) -> None:

@@ -9,13 +9,15 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from redline.calls.http import Stores
+from redline.calls.http import Shared
 from redline.calls.wire import Deadlines, do_nothing
 from redline.clock import SYSTEM, Clock
 from redline.errors import CallError, ConfigError, Disconnected, NoEndpoint, Rejected, TimedOut
 from redline.limits import Cost, Grant, Limits, RateLimiter, Slots, open_limiter
 from redline.limits.rule import AUTO
-from redline.waist import Attempts, Call, Outcome, Reply, Request, Sink, failed
+from redline.waist import Attempt, Attempts, Call, Load, Outcome, Reply, Request, Sink, failed
+
+_NO_COST = Cost()
 
 
 class FunctionBackend:
@@ -23,8 +25,8 @@ class FunctionBackend:
 
     A CallError it raises decides whether the row is tried again; a TimeoutError or ConnectionError
     is tried again; any other exception rejects the row and is named in its outcome.
-    timeout_s: of one call, above 0. limiter: of its limits; None opens one. before_write: called
-    before each call begins. attempts: counts them.
+    timeout_s: of one call, above 0. shared: its limiter, and where its sends are kept.
+    before_write: called before each call begins. attempts: counts them.
     """
 
     def __init__(
@@ -33,37 +35,46 @@ class FunctionBackend:
         *,
         limits: Limits | None = None,
         timeout_s: float = 600.0,
-        limiter: RateLimiter | None = None,
+        shared: Shared | None = None,
         before_write: Callable[[], None] = do_nothing,
         attempts: Attempts | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         check_timeout(timeout_s)
         self.label = label_of(function)
+        shared = shared or Shared()
         limits = limits if limits is not None else Limits()
         self.slots = Slots(limits.slots())
         self._function = function
-        self._limiter = limiter or function_limiter(limits, self.label, clock)
+        self._limiter = shared.limiter or function_limiter(limits, self.label, clock)
+        if shared.stores.recent is not None:
+            self._limiter.keep_sends(shared.stores.recent, self.label)
         self._timeout_s = timeout_s
         self._clock = clock
         self._deadlines = Deadlines(clock)
         self._before_write = before_write
         self._attempts = attempts or Attempts()
 
-    def room(self, cost: Cost, now_s: float) -> float:
-        wait_s = self._limiter.room_s(cost, now_s)
-        return wait_s if self.slots.is_free else max(wait_s, math.ulp(0.0))
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        limiter, slots = self._limiter, self.slots
+        room_s, binds = limiter.room_s(_NO_COST, now_s), ""
+        if not slots.is_free:
+            room_s, binds = max(room_s, math.ulp(0.0)), f"{slots.count} calls in flight"
+        elif room_s > 0:
+            binds = limiter.binds(_NO_COST, now_s)
+        return Load(
+            in_flight=slots.in_use,
+            waiting=slots.waiting + limiter.waiting,
+            slots=slots.count,
+            room_s=room_s,
+            binds=binds,
+        )
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         try:
             return await self._in_slot(request, call)
         except (CallError, NoEndpoint) as error:
             return failed(error, endpoint=self.label)
-
-    def keep(self, stores: Stores) -> None:
-        """Sends outlive this backend in `stores`, and count from there. Before the first call."""
-        if stores.recent is not None:
-            self._limiter.keep_sends(stores.recent, self.label)
 
     async def aclose(self) -> None:
         """Closes the limiter; the function is the user's."""
@@ -137,6 +148,7 @@ class FunctionBackend:
         kind: str | None = "cancelled"
         if outcome is not None:
             outcome.latency_s = now_s - sent_s
+            outcome.tried = (Attempt(self.label, outcome.error, sent_s, None, now_s),)
             kind = outcome.error.kind if outcome.error is not None else None
         self._attempts.ended(now_s, now_s - sent_s, kind)
 

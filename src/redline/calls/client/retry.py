@@ -26,10 +26,10 @@ from redline.errors import (
     Retryable,
     ServerFailed,
     TimedOut,
+    Withdrawn,
 )
 from redline.events import SILENCE, Listener, RetryScheduled, RetryStarted
-from redline.limits import Cost
-from redline.waist import Backend, Call, Outcome, Request, Sink, failed
+from redline.waist import Attempt, Backend, Call, Load, Outcome, Request, Sink, failed
 
 _BAD_REPLY_RETRIES = 2
 # A 429 says that the endpoint is full, not that the row is bad.
@@ -39,7 +39,8 @@ _RATE_LIMITED_FACTOR = 10
 _SAME_FAULT_MOST = 5
 _NEIGHBOURS_LEAST = 20
 _NEIGHBOURS_SHARE = 0.9
-_NO_COST = Cost()
+# An outage may cost a row any number of attempts.
+_MOST_TRIED = 32
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +103,7 @@ class _History(msgspec.Struct):
     """What one row has met so far."""
 
     since: tuple[int, int]
+    tried: tuple[Attempt, ...] = ()
     blamed: int = 0
     limited: int = 0
     bad_replies: int = 0
@@ -149,24 +151,32 @@ class Retry:
         self._succeeded = 0
         self._failed = 0
 
-    def room(self, cost: Cost, now_s: float) -> float:
-        return self._backend.room(cost, now_s)
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        return self._backend.load(now_s, request)
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         self._calls += 1
-        call.requests = 0
+        if call.requests:
+            call.requests = 0
         succeeded, failures = self._succeeded, self._failed
         history: _History | None = None
         while True:
             attempts = call.attempts = call.attempts + 1
             outcome = await self._backend.send(request, call, sink)
-            outcome.attempts = attempts
+            if outcome.attempts != attempts:
+                outcome.attempts = attempts
+            if history is not None:
+                outcome.tried = (history.tried + outcome.tried)[-_MOST_TRIED:]
             if outcome.status == "succeeded":
                 self._succeeded += 1
                 return outcome
             self._failed += 1
             error = outcome.error
             if call.committed or not isinstance(error, Retryable):
+                if isinstance(error, Withdrawn):
+                    # It was no attempt.
+                    self._failed -= 1
+                    outcome.attempts = call.attempts = attempts - 1
                 return outcome
             history = history or _History((succeeded, failures))
             history.note(error)
@@ -175,6 +185,8 @@ class Retry:
             wait_s = self._wait_s(error, history)
             if self._clock.now_s() + wait_s >= call.deadline_s:
                 return self._out_of_time(outcome, error, call)
+            history.tried = outcome.tried
+            error.keep_body(b"")
             self._listener.on_event(RetryScheduled(self._clock.now_s(), error.kind, wait_s))
             if call.on_wait is not None:
                 call.on_wait()
@@ -220,9 +232,8 @@ class Retry:
         jitter_s = self._random.uniform(0, ceiling_s)
         if is_unreachable(error):
             # The endpoint says when it is worth another connection; the rows do not come at once.
-            # A full limit reads as `inf`: then its own queue is the place to wait, not here.
-            pause_s = min(self._backend.room(_NO_COST, now_s), self._policy.cap_s)
-            return pause_s + min(jitter_s, 1.0)
+            pause_s = self._backend.load(now_s).parked_until_s - now_s
+            return min(max(0.0, pause_s), self._policy.cap_s) + min(jitter_s, 1.0)
         if isinstance(error, RateLimited) and error.retry_after_s:
             return error.retry_after_s
         return max(jitter_s, error.retry_after_s or 0.0) + self._budget.spend_s(now_s, self._calls)
@@ -238,5 +249,5 @@ class Retry:
             f"{error.what}",
         )
         ended = failed(late, endpoint=outcome.endpoint, latency_s=outcome.latency_s)
-        ended.attempts = call.attempts
+        ended.attempts, ended.tried = call.attempts, outcome.tried
         return ended

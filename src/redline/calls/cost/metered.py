@@ -27,8 +27,7 @@ from redline.calls.cost.spending import NOTHING, Amount, Spending, dollars_text
 from redline.calls.tokens import TokenEstimator, Worst, worst_of
 from redline.clock import SYSTEM, Clock
 from redline.errors import BadRow, BudgetSpent, CallError, TimedOut, Unpriced
-from redline.limits import Cost
-from redline.waist import Backend, Call, Outcome, Reply, Request, Sink, failed
+from redline.waist import Backend, Call, Load, Outcome, Reply, Request, Sink, failed
 
 _FREE = Price(input=0, cached_input=0, output=0)
 # A gateway's time was up; the model behind it may still have answered, and been paid for that.
@@ -82,8 +81,16 @@ class Metered:
         # Of what is spent, what another file than the account's says.
         self._elsewhere = NOTHING
 
-    def room(self, cost: Cost, now_s: float) -> float:
-        return self._backend.room(cost, now_s)
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        load, waiting = self._backend.load(now_s, request), len(self._waiting)
+        if not waiting and not self._is_spent:
+            return load
+        return msgspec.structs.replace(
+            load,
+            waiting=load.waiting + waiting,
+            room_s=max(load.room_s, math.ulp(0.0)),
+            binds="the budget",
+        )
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         try:
@@ -102,7 +109,7 @@ class Metered:
             call.on_write = None
             if sending is not None:
                 reply = None if outcome is None else outcome.reply
-                self._estimator.end(sending, request, reply, self._clock.now_s() - begun_s)
+                self._estimator.end(sending, reply, self._clock.now_s() - begun_s)
             self._settle(attempt, request, outcome)
         return outcome
 

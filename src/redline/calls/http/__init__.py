@@ -1,6 +1,6 @@
 """One HTTP endpoint as a backend: slot, connection, grant, write, read, settle."""
 
 from redline.calls.http.backend import HttpBackend
-from redline.calls.http.events import StreamReader, refuse_partial, streaming
-from redline.calls.http.limits import EndpointLimits, Stores, limiter_of
+from redline.calls.http.events import StreamReader, refuse_partial, streaming, whole_chunk
+from redline.calls.http.limits import EndpointLimits, Shared, Stores, limiter_of
 from redline.calls.http.outage import Outage, is_unreachable

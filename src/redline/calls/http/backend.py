@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
 from redline.apis import judge
 from redline.apis import replies as apis
-from redline.calls.http.events import StreamReader, streaming
-from redline.calls.http.limits import EndpointLimits, Stores
+from redline.calls.http.events import StreamReader, streaming, whole_chunk
+from redline.calls.http.limits import EndpointLimits, Shared
 from redline.calls.http.masking import Mask, mask_of
 from redline.calls.http.outage import Outage, is_unreachable
+from redline.calls.http.room import Room
+from redline.calls.http.waiting import NO_MARKS, Wait, wait_of_this_task
 from redline.calls.tokens import Sending, TokenEstimator
 from redline.calls.wire import (
     EVENTS,
@@ -30,8 +33,10 @@ from redline.errors import (
     BudgetSpent,
     CallError,
     NoEndpoint,
+    OverLimit,
     Retryable,
     TimedOut,
+    Withdrawn,
 )
 from redline.events import (
     SILENCE,
@@ -41,8 +46,20 @@ from redline.events import (
     Listener,
     RequestRepeated,
 )
-from redline.limits import Cost, Grant, RateLimiter
-from redline.waist import Attempts, Call, Chunk, Outcome, Reply, Request, Sink, failed
+from redline.limits import Cost, Grant
+from redline.waist import (
+    Attempt,
+    Attempts,
+    Call,
+    Chunk,
+    Health,
+    Load,
+    Outcome,
+    Reply,
+    Request,
+    Sink,
+    failed,
+)
 
 # Statuses whose Retry-After speaks for the whole endpoint and not for one row.
 _PARKING = frozenset({402, 429, 503, 529})
@@ -54,24 +71,51 @@ class _Attempt(Exchange):
     """One attempt of a call, and what is to be learned from it.
 
     is_ahead: it holds a place among those that wait for their grant with a connection in hand.
-    in_flight: calls on the way when this one was written, itself included.
+    in_flight: calls on the way when this one was written, itself included. reader: of an answer
+    that is to be streamed. wait: once it has to wait for something.
     """
 
     sending: Sending | None = None
     is_ahead = False
     in_flight = 0
-    cost = _NOTHING
+    cost: Cost
+    reader: StreamReader | None = None
+    wait: Wait | None = None
 
     def __init__(self, backend: HttpBackend, request: Request, call: Call) -> None:
-        super().__init__(backend.endpoint.timeouts, backend.clock)
+        # As Exchange sets them; its constructor would be one more call for each attempt.
+        self._timeouts = backend.endpoint.timeouts
+        self._clock = backend.clock
         self._backend = backend
         self.request = request
         self.call = call
         self.may_repeat = not call.once
+        # What is read of every attempt is quicker to find here than in the classes.
+        self.grant = self.sent_s = self.first_byte_s = self.failed = None
+        self.wait = self.reader = self.sending = None
+        self.needs_new = self.is_ahead = self.is_head = self._is_spent = False
+        self.cost, self.doubted = _NOTHING, b""
 
     def reserve(self, cost: Cost) -> None:
         """What its grant is to take from the limits of tokens."""
         self.cost = cost
+
+    def load(self, request: Request) -> None:
+        """Takes up a request as bytes. Raises BadRow for one that has no such form."""
+        body = request.raw
+        if body is None:
+            body = request.body
+            if body is None:
+                self.is_head = request.method == "HEAD"
+            elif type(body) is not bytes:
+                try:
+                    body = _ENCODE(body)
+                except (TypeError, ValueError, RecursionError) as error:
+                    raise BadRow(f"the request is not JSON: {error}") from error
+        head = self._backend.head
+        self.head = head(request.method, request.url, request.headers, body)
+        self.body = body or b""
+        self.deadline_s = self.call.deadline_s
 
     def give_back(self) -> None:
         """Its request was not written: the limits get back what it took."""
@@ -79,9 +123,14 @@ class _Attempt(Exchange):
             self.grant.release()
 
     async def get_ready(self) -> None:
+        self._backend.begin_wait(self)
         # Its connection may have been lost since it had its grant.
         if not self.has_grant:
             await self._backend.go_ahead(self)
+
+    async def wait_for_grant(self) -> None:
+        self._backend.begin_wait(self).connected_s = self._clock.now_s()
+        await super().wait_for_grant()
 
     def acquire_now(self) -> Grant | None:
         grant = self._backend.limiter.acquire_now(self.cost)
@@ -91,9 +140,15 @@ class _Attempt(Exchange):
 
     async def acquire(self) -> Grant:
         grant = await self._backend.limiter.acquire(self.cost, self.call.priority)
+        assert self.wait is not None
+        self.wait.granted_s = self._clock.now_s()
         if self.is_ahead:
             self._backend.leave_ahead(self)
         return grant
+
+    def on_streamed(self, status: int, headers: Mapping[str, str]) -> None:
+        if self.reader is not None:
+            self.reader.head(status, headers)
 
     def on_sent(self, sent_s: float) -> None:
         self._backend.wrote(self, self.call, sent_s)
@@ -102,59 +157,98 @@ class _Attempt(Exchange):
 class HttpBackend:
     """Sends to one endpoint within its limits; each `send` is one attempt.
 
-    limiter: of its limits; None opens one. before_write: called before a request is stamped and
-    written. attempts: counts them. transport: carries the requests; None makes one.
+    shared: what it has in common with others; its intake is one for answers as long as the endpoint
+    may give. before_write: called before a request is stamped and written. attempts: counts them.
+    on_room: see Member.
     """
 
     def __init__(
         self,
         endpoint: Endpoint,
         *,
-        limiter: RateLimiter | None = None,
+        shared: Shared | None = None,
         before_write: Callable[[], None] = do_nothing,
         attempts: Attempts | None = None,
         clock: Clock = SYSTEM,
         listener: Listener = SILENCE,
-        transport: Transport | None = None,
+        on_room: Callable[[], None] | None = None,
     ) -> None:
+        shared = shared or Shared()
         self.endpoint = endpoint
         self.label = endpoint.label
-        self._steering = EndpointLimits(endpoint, clock, limiter)
+        self._steering = EndpointLimits(endpoint, clock, shared)
         self.slots = self._steering.slots
         self._ahead = self._steering.ahead
         self.limiter = self._steering.limiter
+        self._finds_limits = not self._steering.is_stated
         self.estimator = TokenEstimator()
         self.clock = clock
         self._attempts = attempts or Attempts()
         self._listener = listener
-        self._transport = transport or Transport(
-            endpoint, clock, self._steering.shook_hands, before_write
+        self._transport = Transport(
+            endpoint, clock, self._steering.shook_hands, before_write, shared.intake
         )
         self._outage = Outage()
+        self.on_room = on_room
+        self._room: Room | None = None
+        if on_room is not None:
+            self._room = Room(self.slots, self._ahead, self.limiter, self._outage, clock, on_room)
+        self._waiting: dict[int, _Attempt] = {}  # those that had to wait, by the id of their call
+        self._tokens_out = 0  # expected of the calls on the wire
+        self.head = self._transport.head
         self.mask = mask_of(endpoint, self._transport.proxy)
 
-    def room(self, cost: Cost, now_s: float) -> float:
-        wait_s = max(self._outage.wait_s(now_s), self.limiter.room_s(cost, now_s))
-        return wait_s if self.slots.is_free else max(wait_s, math.ulp(0.0))
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        limiter, slots, ahead, outage = self.limiter, self.slots, self._ahead, self._outage
+        cost, never = _NOTHING, ""
+        if request is not None and limiter.counts_tokens:
+            try:
+                cost = self._cost(request)
+            except OverLimit as error:
+                never = error.what
+        parked_until_s = max(limiter.parked_until_s, outage.again_s)
+        room_s = max(limiter.room_s(cost, now_s), parked_until_s - now_s)
+        if never:
+            room_s = math.inf
+        state, binds = Health.READY, never
+        if outage.is_down:
+            state = Health.GONE if outage.is_over(now_s) else Health.DEGRADED
+            binds = "the endpoint is out of reach"
+        elif parked_until_s > now_s:
+            binds = "the endpoint asked to wait"
+        elif not slots.is_free:
+            binds = f"{slots.count} calls in flight"
+        elif room_s > 0 and not never:
+            binds = limiter.binds(cost, now_s)
+        return Load(
+            state=state,
+            in_flight=slots.in_use,
+            waiting=slots.waiting + ahead.waiting + limiter.waiting,
+            slots=slots.count,
+            ahead_free=max(0, ahead.count - ahead.in_use),
+            room_s=room_s if slots.is_free else max(room_s, math.ulp(0.0)),
+            parked_until_s=parked_until_s,
+            tokens_out=self._tokens_out,
+            binds=binds,
+        )
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         outcome: Outcome | None = None
         attempt = _Attempt(self, request, call)
         try:
-            if self._steering.search is not None:
+            if self._finds_limits:
                 self._steering.begin(request.body)
-            if not self.limiter.is_unlimited and self.limiter.counts_tokens:
-                attempt.reserve(self._cost(request))
+            if self.limiter.counts_tokens:
                 # Refused before anything is waited for if no limit could ever grant it.
-                self.limiter.check(attempt.cost)
+                attempt.reserve(self._cost(request))
             # Its clock would ring only after the loop has read its sockets.
             if call.deadline_s != math.inf and call.deadline_s <= self.clock.now_s():
                 raise TimedOut("row")
             if not self.slots.take_free():
-                await call.in_time(self.slots.acquire(call.priority), self.clock)
+                await self._wait_for_slot(attempt)
             try:
                 if sink is None:
-                    self._load(attempt, request)
+                    attempt.load(request)
                     try:
                         answer = await self._transport.exchange(attempt)
                     except Repeat as repeat:
@@ -168,9 +262,14 @@ class HttpBackend:
                     reply = await self._streamed(request, attempt, sink)
                 outcome = Outcome(status="succeeded", reply=reply, endpoint=self.label)
             finally:
-                if attempt.is_ahead:
-                    self.leave_ahead(attempt)
+                if attempt.wait is not None:
+                    self._end_wait(attempt)
                 self.slots.release()
+        except asyncio.CancelledError:
+            if attempt.wait is None or not attempt.wait.take_cancellation_back():
+                raise
+            outcome = failed(Withdrawn("the call was withdrawn"), endpoint=self.label)
+            outcome.attempts = 0
         except NoEndpoint as error:
             # Limits that are shared have been out of reach for too long, or a model is lost.
             self._mask_of(request).hide(error)
@@ -178,10 +277,15 @@ class HttpBackend:
         except CallError as error:
             outcome = failed(self._located(error, request), endpoint=self.label)
         finally:
-            if attempt.sent_s is None or attempt.needs_new:
+            sent_s = attempt.sent_s
+            if sent_s is None or attempt.needs_new:
                 attempt.give_back()
-            if attempt.sent_s is not None:
-                self._conclude(request, attempt, attempt.sent_s, outcome)
+            if sent_s is not None:
+                self._conclude(attempt, sent_s, outcome)
+            elif outcome is not None and not isinstance(outcome.error, Withdrawn):
+                outcome.tried = (self._tried(attempt, outcome.error, self.clock.now_s()),)
+            if self._room is not None:
+                self._room.slot_was_freed()
         return outcome
 
     async def download(
@@ -193,7 +297,7 @@ class HttpBackend:
         """
         attempt = _Attempt(self, request, call)
         try:
-            self._load(attempt, request)
+            attempt.load(request)
             try:
                 answer = await self._transport.exchange(attempt, take, kind="")
             except Repeat as repeat:
@@ -206,17 +310,44 @@ class HttpBackend:
                 raise
             raise located from error
         finally:
-            if attempt.is_ahead:
-                self.leave_ahead(attempt)
+            if attempt.wait is not None:
+                self._end_wait(attempt)
             attempt.give_back()
-
-    def keep(self, stores: Stores) -> None:
-        """Limits outlive this backend in `stores`, and go on from there. Before the first call."""
-        self._steering.keep(stores)
 
     def found(self) -> list[str]:
         """The limits that were found, in words, where they were to be found."""
         return self._steering.found()
+
+    def withdraw(self, call: Call) -> bool:
+        attempt = self._waiting.get(id(call))
+        if attempt is None or attempt.wait is None or attempt.sent_s is not None:
+            return False
+        if attempt.wait.is_withdrawn:
+            return False
+        attempt.wait.withdraw()
+        return True
+
+    def begin_wait(self, attempt: _Attempt) -> Wait:
+        """The attempt has to wait for something; from here on it may be withdrawn."""
+        if attempt.wait is None:
+            attempt.wait = wait_of_this_task(self.clock.now_s())
+            self._waiting[id(attempt.call)] = attempt
+        return attempt.wait
+
+    def _end_wait(self, attempt: _Attempt) -> None:
+        """The attempt is over, or waits no more."""
+        self._waiting.pop(id(attempt.call), None)
+        if attempt.is_ahead:
+            self.leave_ahead(attempt)
+
+    async def _wait_for_slot(self, attempt: _Attempt) -> None:
+        call, wait = attempt.call, self.begin_wait(attempt)
+        try:
+            await call.in_time(self.slots.acquire(call.priority), self.clock)
+        except BaseException:
+            self._end_wait(attempt)
+            raise
+        wait.slot_s = self.clock.now_s()
 
     async def go_ahead(self, attempt: _Attempt) -> None:
         """Returns when an attempt may get ready to wait for its grant: few at once need to."""
@@ -228,18 +359,22 @@ class HttpBackend:
     def leave_ahead(self, attempt: _Attempt) -> None:
         """An attempt that is ahead has its grant, or is over: another one may get ready."""
         attempt.is_ahead = False
+        had_room = self._room is not None and self._room.is_free
         self._ahead.release()
+        if self._room is not None:
+            self._room.report(had_room=had_room)
 
     def wrote(self, attempt: _Attempt, call: Call, sent_s: float) -> None:
         """The attempt's request is written at sent_s. Raises CallError if it must not be."""
         requests = call.requests
-        if call.sent_s is not None:
-            self._count_repeat(attempt, sent_s - call.sent_s, sent_s)
+        if attempt.failed is not None:
+            self._count_repeat(attempt, attempt.failed, sent_s)
             requests = 0
         elif attempt.cost is not _NOTHING:
             attempt.sending = self.estimator.begin(attempt.request)
-        attempt.in_flight = self.slots.in_use
-        if self._steering.search is not None:
+            self._tokens_out += attempt.cost.input_tokens + attempt.cost.output_tokens
+        if self._finds_limits:
+            attempt.in_flight = self.slots.in_use
             self._steering.sent(sent_s)
         call.sent_s = sent_s
         call.requests += 1
@@ -247,25 +382,37 @@ class HttpBackend:
         if call.on_write is not None:
             call.on_write()
 
-    def _count_repeat(self, attempt: _Attempt, lasted_s: float, sent_s: float) -> None:
+    def _count_repeat(self, attempt: _Attempt, failed: CallError, sent_s: float) -> None:
         """The first write of a repeated request ends here, so that starts and ends match."""
-        assert attempt.failed is not None
-        self._attempts.ended(sent_s, lasted_s, attempt.failed.kind)
+        self._attempts.ended(sent_s, sent_s - attempt.failed_sent_s, failed.kind)
         self._listener.on_event(RequestRepeated(sent_s, self.label))
 
     async def aclose(self) -> None:
+        if self._room is not None:
+            self._room.close()
         await self._steering.aclose()
         await self._transport.aclose()
 
     def _cost(self, request: Request) -> Cost:
-        """What to reserve, where a limit counts tokens.
+        """What to reserve, if a limit counts tokens.
 
         What is learned is a guess: it is cut to what the limits can grant at all, and settled
-        later.
+        later. Raises OverLimit for a request that they could never grant.
         """
-        limiter = self.limiter
+        limiter, estimator = self.limiter, self.estimator
         is_reserved = self._steering.charges_reserved
-        cost = self.estimator.most(request) if is_reserved else self.estimator.estimate(request)
+        cost = estimator.most(request) if is_reserved else estimator.estimate(request)
+        try:
+            limiter.check(cost)
+            return cost
+        except OverLimit:
+            cost = self._cut(cost, request)
+        limiter.check(cost)
+        return cost
+
+    def _cut(self, cost: Cost, request: Request) -> Cost:
+        """As much of it as the limits could grant, but no less than the request surely takes."""
+        limiter = self.limiter
         most = limiter.most("tokens")
         input_tokens = cost.input_tokens
         cap = min(limiter.most("input_tokens"), most)
@@ -276,17 +423,26 @@ class HttpBackend:
 
     async def _streamed(self, request: Request, attempt: _Attempt, sink: Sink) -> Reply:
         """The reply, whose chunks go to `sink` as they come."""
-        reader = StreamReader(sink, attempt.call, request.body, self._mask_of(request))
+        mask = self._mask_of(request)
+        reader = StreamReader(sink, attempt.call, request.body, mask, self.clock)
+        attempt.reader = reader
         streamed = streaming(request)
-        self._load(attempt, streamed)
+        attempt.load(streamed)
         try:
             answer = await self._transport.exchange(attempt, reader.take)
         except Repeat as repeat:
             answer = await self._again(repeat, attempt, streamed, reader.take)
         reply = self._read(request, answer, attempt, reader)
-        if not reader.has_begun and isinstance(reply.output, str):
+        if reader.has_begun:
+            await reader.end()
+        elif sink.relays:
+            await sink.begin(answer.status, answer.headers)
+            await sink.put(Chunk("", None, answer.body))
+        elif isinstance(reply.output, str):
             # The server does not stream: its whole answer is the one chunk.
-            await sink.put(Chunk(reply.output, msgspec.json.decode(answer.body)))
+            chunk = whole_chunk(reply, answer.body)
+            await sink.begin(answer.status, answer.headers)
+            await sink.put(chunk)
         return reply
 
     async def _again(
@@ -302,25 +458,16 @@ class HttpBackend:
         It waits for the limits as any other, and is no retry: the row has done nothing wrong.
         """
         attempt.again(repeat)
+        # It is not on the wire until it is written again: a drain ends it, as it does any other.
+        attempt.call.sent_s = None
         if attempt.call.deadline_s <= self.clock.now_s():
             raise TimedOut("row")
-        self._load(attempt, request)
+        attempt.load(request)
         try:
             return await self._transport.exchange(attempt, take, kind)
         except BudgetSpent:
             # Calls in flight hold what is left. As a retry it waits for them, or ends the run.
             raise repeat.error from None
-
-    def _load(self, attempt: _Attempt, request: Request) -> None:
-        """Gives the attempt its request as bytes. Raises BadRow for one that has no such form."""
-        body = request.body if request.raw is None else request.raw
-        if body is not None and type(body) is not bytes:
-            try:
-                body = _ENCODE(body)
-            except (TypeError, ValueError, RecursionError) as error:
-                raise BadRow(f"the request is not JSON: {error}") from error
-        head = self._transport.head(request.method, request.url, request.headers, body)
-        attempt.carry(head, body, attempt.call.deadline_s)
 
     def _read(
         self, request: Request, answer: Answer, attempt: _Attempt, reader: StreamReader | None
@@ -328,12 +475,16 @@ class HttpBackend:
         """The reply of an answer. Raises the error that it is, or holds."""
         status, headers = answer.status, answer.headers
         if not self.limiter.is_unlimited:
-            self._heed(answer, attempt)
+            self._steering.heard(answer, attempt.grant, attempt.first_byte_s)
         if status != 200 and not 200 <= status < 300:
             self._transport.check(answer)
             # Before a long message is cut, which could leave a part of a key in it.
-            body = self._mask_of(request).body(answer.body)
-            raise judge(status, headers, body, self.clock.wall_s())
+            mask = self._mask_of(request)
+            body = mask.body(answer.body)
+            error = judge(status, headers, body, self.clock.wall_s())
+            if isinstance(error, CallError):
+                error.keep_body(mask.whole(answer.body, body))
+            raise error
         reply: Reply | None
         if reader is not None and reader.has_begun:
             reply = reader.finish()
@@ -344,18 +495,12 @@ class HttpBackend:
                 reply = None
             if reply is None:
                 reply = self._read_faulty(request, answer)
+        reply.headers = headers
         if status != 200:
             reply.status = status
         if "x-request-id" in headers:
             reply.request_id = headers["x-request-id"] or reply.request_id
         return reply
-
-    def _heed(self, answer: Answer, attempt: _Attempt) -> None:
-        """Reports to the limiter what the answer shows of the limits and of the way."""
-        grant, sent_s, first_byte_s = attempt.grant, attempt.sent_s, attempt.first_byte_s
-        if grant is not None and sent_s is not None and first_byte_s is not None:
-            refusal = answer.body if answer.status == 429 else b""
-            self._steering.heard(answer.headers, grant, first_byte_s - sent_s, refusal)
 
     def _read_faulty(self, request: Request, answer: Answer) -> Reply:
         """The reply of an answer that cannot be read as it is. Raises the error that it holds."""
@@ -391,9 +536,7 @@ class HttpBackend:
             return self.mask
         return mask_of(self.endpoint, self._transport.proxy, request.headers)
 
-    def _conclude(
-        self, request: Request, attempt: _Attempt, sent_s: float, outcome: Outcome | None
-    ) -> None:
+    def _conclude(self, attempt: _Attempt, sent_s: float, outcome: Outcome | None) -> None:
         """Settles the tokens, parks the endpoint if it asked for that, counts the attempt.
 
         outcome: None for an attempt that was cancelled. sent_s: when it was written.
@@ -402,21 +545,30 @@ class HttpBackend:
         now_s = self.clock.now_s()
         latency_s = now_s - sent_s
         if attempt.sending is not None:
+            self._tokens_out -= attempt.cost.input_tokens + attempt.cost.output_tokens
             answer = None if outcome is None else outcome.reply
-            self.estimator.end(attempt.sending, request, answer, latency_s)
+            self.estimator.end(attempt.sending, answer, latency_s)
         if outcome is None:
             self._attempts.ended(now_s, latency_s, "cancelled")
             return
         outcome.latency_s = latency_s
+        reply, error = outcome.reply, outcome.error
+        if attempt.wait is None and attempt.reader is None:
+            tried = Attempt(self.label, error, sent_s, attempt.first_byte_s, now_s)
+        else:
+            tried = self._tried(attempt, error, now_s)
+        outcome.tried = (tried,)
         if not self._outage.is_up and self._outage.answered():
             self._listener.on_event(EndpointBack(now_s, self.label))
-        self._steering.ended(outcome, sent_s, attempt.in_flight, now_s)
-        reply, error = outcome.reply, outcome.error
+            if self._room is not None:
+                self._room.report()
+        if error is not None or self._finds_limits or not self.limiter.is_unlimited:
+            self._steering.ended(outcome, sent_s, attempt.in_flight, now_s)
         if reply is not None:
             input_tokens, output_tokens = reply.input_tokens or 0, reply.output_tokens or 0
             self._attempts.ended(now_s, latency_s, None, input_tokens, output_tokens)
-            is_stated = input_tokens > 0 or output_tokens > 0
-            if attempt.sending is not None and attempt.grant is not None and is_stated:
+            if attempt.sending is not None and (input_tokens > 0 or output_tokens > 0):
+                assert attempt.grant is not None
                 self._steering.settle(attempt.grant, Cost(input_tokens, output_tokens))
         elif error is not None:
             self._attempts.ended(now_s, latency_s, error.kind)
@@ -424,6 +576,16 @@ class HttpBackend:
                 is_news = self.limiter.park(now_s + error.retry_after_s)
                 if is_news:
                     self._listener.on_event(EndpointParked(now_s, self.label, error.retry_after_s))
+
+    def _tried(
+        self, attempt: _Attempt, error: CallError | NoEndpoint | None, now_s: float
+    ) -> Attempt:
+        """What the outcome says of an attempt that had to wait, was streamed or was not sent."""
+        reader, wait = attempt.reader, attempt.wait
+        marks = NO_MARKS if wait is None else wait.marks
+        first_token_s = None if reader is None else reader.first_s
+        sent_s, first_byte_s = attempt.sent_s, attempt.first_byte_s
+        return Attempt(self.label, error, sent_s, first_byte_s, now_s, *marks, first_token_s)
 
 
 def _forget_frames(error: BaseException) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from redline.apis import (
 )
 from redline.apis import replies as apis
 from redline.calls.http.masking import NO_SECRETS, Mask
+from redline.clock import SYSTEM, Clock
 from redline.errors import BadReply, BadRow, CallError, NoEndpoint
 from redline.waist import Call, Chunk, Reply, Request, Sink
 
@@ -32,7 +34,7 @@ def streaming(request: Request) -> Request:
     """The same request, asking for a stream that ends with its usage."""
     body = request.body
     if (
-        request.url.endswith("/completions")
+        api_of(request.url).path.endswith("/completions")
         and isinstance(body, dict)
         and "stream_options" not in body
     ):
@@ -66,9 +68,18 @@ class StreamReader:
     """Hands the chunks of one stream to a sink and puts the whole reply together.
 
     asked: the request's body, by which the choices are counted. mask: hides secrets in errors.
+    first_s: when the first chunk was handed on; None until then.
     """
 
-    def __init__(self, sink: Sink, call: Call, asked: Any = None, mask: Mask = NO_SECRETS) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        call: Call,
+        asked: Any = None,
+        mask: Mask = NO_SECRETS,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._clock = clock
         self._sink = sink
         self._call = call
         self._asked = asked
@@ -76,14 +87,30 @@ class StreamReader:
         self._parser = EventParser()
         self._answer = StreamedAnswer()
         self._is_done = False
+        self._status = 200
+        self._headers: Mapping[str, str] = {}
+        # For a sink that relays: what has come before the first event, such as comments.
+        self._held = b""
+        self.first_s: float | None = None
         self.has_begun = False
 
-    async def take(self, data: bytes) -> None:
-        """Parses `data` and hands on what it completes; waits for the sink.
+    def head(self, status: int, headers: Mapping[str, str]) -> None:
+        """The answer that is streamed has this head; called before `take`."""
+        self._status, self._headers = status, headers
+
+    def take(self, data: bytes) -> Awaitable[None]:
+        """Parses `data` and hands on what it completes; to be awaited, since it waits for the sink.
 
         Raises CallError, and NoEndpoint if a local engine has failed in the middle.
         """
-        for event in self._parser.feed(data):
+        blocks = self._parser.blocks(data)
+        return self._relay(blocks) if self._sink.relays else self._hand_on(blocks)
+
+    async def _hand_on(self, blocks: list[tuple[bytes, bytes | None]]) -> None:
+        """Hands each event on as a chunk with its text and its JSON."""
+        for raw, event in blocks:
+            if event is None:
+                continue
             self.has_begun = True
             if self._is_done:
                 return
@@ -93,9 +120,58 @@ class StreamReader:
             if isinstance(event, ErrorData):
                 raise self._judged(event)
             text, parsed = self._mask.read(event, self._understood)
-            # From here on the caller has seen a part of the answer: no retry.
-            self._call.committed = True
-            await self._sink.put(Chunk(text, parsed))
+            await self._put(Chunk(text, parsed, raw))
+
+    async def _relay(self, blocks: list[tuple[bytes, bytes | None]]) -> None:
+        """Hands blocks on as one chunk, up to the first one that is an error, which it raises."""
+        passed, has_event, failure = [self._held], self._call.committed, None
+        for raw, event in blocks:
+            if event is not None and not self._is_done:
+                try:
+                    self._note(event)
+                except (CallError, NoEndpoint) as error:
+                    failure = error
+                    break
+                if not has_event:
+                    # What the judgement of the next event is to know.
+                    has_event = self._call.committed = True
+            passed.append(raw)
+        held = self._held = b"".join(passed)
+        if has_event and held:
+            self._held = b""
+            if self.first_s is None:
+                await self._begin()
+            await self._sink.put(Chunk("", None, held))
+        if failure is not None:
+            raise failure
+
+    async def end(self) -> None:
+        """A whole stream is over: a sink that relays gets what follows its last event."""
+        rest = self._held + self._parser.left()
+        if self._sink.relays and rest:
+            self._held = b""
+            await self._put(Chunk("", None, rest))
+
+    async def _put(self, chunk: Chunk) -> None:
+        # From here on the caller has seen a part of the answer: no retry.
+        self._call.committed = True
+        if self.first_s is None:
+            await self._begin()
+        await self._sink.put(chunk)
+
+    async def _begin(self) -> None:
+        self.first_s = self._clock.now_s()
+        await self._sink.begin(self._status, self._headers)
+
+    def _note(self, event: bytes) -> None:
+        """Takes from an event what the reply is to have of it. Raises CallError and NoEndpoint."""
+        self.has_begun = True
+        if event == DONE:
+            self._is_done = True
+        elif isinstance(event, ErrorData):
+            raise self._judged(event)
+        elif not self._answer.skim(event):
+            self._mask.read(event, self._understood)
 
     def finish(self) -> Reply:
         """The reply that the stream made. Raises CallError if it is not whole."""
@@ -103,29 +179,49 @@ class StreamReader:
         if isinstance(rest, ErrorData) and not self._is_done:
             raise self._judged(rest)
         url, whole = self._answer.whole(is_done=self._is_done)
-        return self._mask.read(whole, lambda body: apis.read(url, body, asked=self._asked))
+        asked = None if self._sink.relays else self._asked
+        reply = self._mask.read(whole, lambda body: apis.read(url, body, asked=asked))
+        if self._sink.relays and (reasons := self._answer.finish_reasons):
+            # The texts were passed over.
+            reply.output = reply.tool_calls = None
+            reply.body = b""
+            reply.finish_reason = reasons[0] if len(reasons) == 1 else reasons
+        return reply
 
     def _understood(self, event: bytes) -> tuple[str, dict[str, Any]]:
         """The event's new text, and its JSON. Raises CallError, and NoEndpoint."""
         parsed, is_loose = _parsed(event)
         try:
             text = self._answer.add(parsed)
+            return text, loose_json.clean(parsed) if is_loose else parsed
         except ErrorInside as found:
             raise self._judged(json.dumps(found.value).encode()) from None
-        except (AttributeError, TypeError) as cause:
+        except (AttributeError, TypeError, RecursionError) as cause:
             raise BadReply(f"a streamed event is misshapen: {apis.quote(event)}") from cause
-        return text, loose_json.clean(parsed) if is_loose else parsed
 
     def _judged(self, event: bytes) -> CallError | NoEndpoint:
         """The error of an event that is one."""
         event = self._mask.body(event)
         try:
-            found = msgspec.json.decode(event)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            found = loose_json.decoded(event)
+        except (ValueError, RecursionError):
             found = event.decode("utf-8", "replace")
         error = found.get("error") if isinstance(found, dict) else None
         is_begun = self._call.committed
         return judge_part("the stream broke off with an error", error or found, is_begun=is_begun)
+
+
+def whole_chunk(reply: Reply, raw: bytes) -> Chunk:
+    """The one chunk of an answer that was to be streamed and came whole, as `raw`.
+
+    Raises BadReply if it is not JSON.
+    """
+    try:
+        data = loose_json.decoded(reply.body)
+    except (ValueError, RecursionError) as cause:
+        # What a reader of texts passes over need not be JSON.
+        raise BadReply(f"the answer is not JSON: {apis.quote(reply.body)}") from cause
+    return Chunk(reply.output, data, raw)
 
 
 def _parsed(event: bytes) -> tuple[dict[str, Any], bool]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
-from redline.calls.wire import Endpoint
+from redline.calls.wire import Answer, Endpoint, ReplyMemory
 from redline.clock import Clock
 from redline.errors import ConfigError, RateLimited, TimedOut
 from redline.limits import Cost, Grant, RateLimiter, Slots, open_limiter
@@ -50,17 +49,30 @@ class Stores(msgspec.Struct, frozen=True, kw_only=True):
     memory: Path | None = None
 
 
+class Shared(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend has in common with other backends, or with other runs; None for its own.
+
+    limiter: of its limits. stores: files in which they outlive a run. intake: what bounds the
+    answers of all backends that are given it.
+    """
+
+    limiter: RateLimiter | None = None
+    stores: Stores = Stores()
+    intake: ReplyMemory | None = None
+
+
 class EndpointLimits:
     """Drives one endpoint's slots and limiter by what comes back from it.
 
-    search: what finds the limit; None if it is stated.
+    shared: its limiter, and where it takes up what an earlier run has kept, and keeps on.
+    search: what finds the limit; None if it is stated. is_stated: neither rates nor the number of
+    calls in flight are to be found.
 
     Raises ConfigError if its limits cannot be shared as they ask for.
     """
 
-    def __init__(
-        self, endpoint: Endpoint, clock: Clock, limiter: RateLimiter | None = None
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, clock: Clock, shared: Shared | None = None) -> None:
+        shared = shared or Shared()
         limits = endpoint.limits
         self._clock = clock
         self._base_url = endpoint.base_url
@@ -70,31 +82,22 @@ class EndpointLimits:
         self.charges_reserved = _charges_reserved(endpoint)
         self.slots = Slots(limits.slots())
         self.ahead = Slots(limits.ahead())
-        self.limiter = limiter or limiter_of(endpoint, clock)
+        self.limiter = shared.limiter or limiter_of(endpoint, clock)
         self._is_auto = limits.rate == AUTO
         self.search = RateSearch() if limits.rate == AUTO else None
         self._adaptive: AdaptiveConcurrency | None = None
         if limits.is_adaptive:
             self._adaptive = AdaptiveConcurrency(most=limits.slots())
             self.slots.resize(self._adaptive.limit)
-        # Neither rates nor the number of calls in flight are to be found.
-        self._is_stated = limits.rate != AUTO and not limits.is_adaptive
+        self.is_stated = limits.rate != AUTO and not limits.is_adaptive
         self._is_begun = False
-        self._memory: FoundRates | None = None
+        self._memory = None if self.search is None else _memory_in(shared.stores)
         self._model = ""
-
-    def keep(self, stores: Stores) -> None:
-        """Takes up what an earlier run has kept, and keeps on."""
-        if stores.memory is not None and self.search is not None:
-            try:
-                self._memory = FoundRates(stores.memory)
-            except ConfigError:
-                # It only saves a search: a run goes on without a home that can be written.
-                self._memory = None
-        if stores.recent is not None:
+        if shared.stores.recent is not None:
             name = _digest(_identity(self._base_url, self._key))
             # Older versions kept one file for all keys.
-            self.limiter.keep_sends(stores.recent, name, old_name=_digest(self._base_url))
+            old_name = _digest(self._base_url)
+            self.limiter.keep_sends(shared.stores.recent, name, old_name=old_name)
 
     def begin(self, body: object) -> None:
         """A call with this body is about to wait for its turn, while the limit is searched for.
@@ -119,20 +122,21 @@ class EndpointLimits:
         if self.search is not None:
             self.search.sent(now_s)
 
-    def heard(
-        self, headers: Mapping[str, str], grant: Grant, took_s: float, refusal: bytes = b""
-    ) -> None:
-        """The head of an answer came `took_s` after the write of its call.
+    def heard(self, answer: Answer, grant: Grant | None, first_byte_s: float | None) -> None:
+        """An answer came: takes up what it shows of the way, and what it states of the limits.
 
-        refusal: the body of a 429, which may name the limit.
+        grant: of its call. first_byte_s: when it began. The body of a 429 may name the limit.
         """
-        if not refusal and tuple(headers) in self._reader.silent:
+        if grant is None or grant.sent_s is None or first_byte_s is None:
+            return
+        took_s, headers = first_byte_s - grant.sent_s, answer.headers
+        if tuple(headers) in self._reader.silent and answer.status != 429:
             grant.replied(took_s)
             return
         grant.replied(max(0.0, took_s - (processing_s(headers) or 0.0)))
         stated = self._reader.read(headers, self._clock.wall_s())
-        if refusal:
-            stated += stated_in_body(refusal)
+        if answer.status == 429:
+            stated += stated_in_body(answer.body)
         if stated:
             self.limiter.heard(stated, grant)
             if not self.limiter.is_searched:
@@ -152,8 +156,8 @@ class EndpointLimits:
     def ended(self, outcome: Outcome, sent_s: float, in_flight: int, now_s: float) -> None:
         """A call that was written at `sent_s` has its outcome; in_flight: at that time, with it."""
         limiter, error = self.limiter, outcome.error
-        if error is None and self._is_stated:
-            if not limiter.is_unlimited:
+        if error is None and self.is_stated:
+            if not (limiter.is_unlimited or limiter.accepted(now_s)):
                 limiter.answered(now_s, is_limited=False)
             return
         is_limited = isinstance(error, RateLimited)
@@ -212,6 +216,16 @@ class EndpointLimits:
         )
         if adaptive.limit != self.slots.count:
             self.slots.resize(adaptive.limit)
+
+
+def _memory_in(stores: Stores) -> FoundRates | None:
+    if stores.memory is None:
+        return None
+    try:
+        return FoundRates(stores.memory)
+    except ConfigError:
+        # It only saves a search: a run goes on without a home that can be written.
+        return None
 
 
 def limiter_of(endpoint: Endpoint, clock: Clock) -> RateLimiter:

@@ -33,6 +33,8 @@ _NAME = 5
 _MOST_ROUNDS = 4
 # Messages quote the beginning of a body. What they quote from behind this is masked when it is cut.
 _LONGEST_BODY = 4096
+# An error keeps as much of its body.
+_LONGEST_KEPT = 64 * 1024
 _SKIPPED = re.compile(
     r"[\s\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
 )
@@ -77,11 +79,22 @@ class Mask:
 
     def body(self, body: bytes) -> bytes:
         """The body with every secret in its beginning replaced."""
-        text = body[:_LONGEST_BODY].decode("utf-8", "surrogateescape")
-        masked = self.text(text)
-        if masked == text:
-            return body
-        return masked.encode("utf-8", "surrogateescape") + body[_LONGEST_BODY:]
+        beginning = body[:_LONGEST_BODY]
+        masked = self._bytes(beginning)
+        return body if masked == beginning else masked + body[_LONGEST_BODY:]
+
+    def whole(self, body: bytes, masked: bytes) -> bytes | Callable[[], bytes]:
+        """What an error keeps of its body: at most 64 KiB with every secret replaced.
+
+        masked: what `body` made of it. A function of a longer one, which takes 1 ms for 1 KiB.
+        """
+        if len(body) <= _LONGEST_BODY:
+            return masked
+        kept = body[:_LONGEST_KEPT]
+        return lambda: self._bytes(kept)[:_LONGEST_KEPT]
+
+    def _bytes(self, body: bytes) -> bytes:
+        return self.text(body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def read(self, body: bytes, read: Callable[[bytes], T]) -> T:
         """What `read` makes of the body. An error quotes the body with its secrets replaced."""

@@ -21,11 +21,14 @@ _LONGEST_PAUSE_S = 15.0
 
 
 class Outage:
-    """The endpoint's reachability, from the results of its connection attempts."""
+    """The endpoint's reachability, from the results of its connection attempts.
+
+    again_s: the next connection is worth trying then; -inf while it is up.
+    """
 
     def __init__(self) -> None:
         self._since_s: float | None = None
-        self._again_s = -math.inf
+        self.again_s = -math.inf
         self._pause_s = _FIRST_PAUSE_S
         self._has_answered = False
         self.is_up = False  # it has answered, and nothing has been refused since
@@ -39,7 +42,7 @@ class Outage:
         self._has_answered = self.is_up = True
         self._since_s = None
         self._pause_s = _FIRST_PAUSE_S
-        self._again_s = -math.inf
+        self.again_s = -math.inf
         return was_down
 
     def refused(self, now_s: float) -> bool:
@@ -51,14 +54,15 @@ class Outage:
         is_first = self._since_s is None
         if is_first:
             self._since_s = now_s
-        if now_s >= self._again_s:
-            self._again_s = now_s + self._pause_s
+        if now_s >= self.again_s:
+            self.again_s = now_s + self._pause_s
             self._pause_s = min(_LONGEST_PAUSE_S, self._pause_s * 2)
         return is_first
 
-    def wait_s(self, now_s: float) -> float:
-        """Seconds until the next connection is worth trying; 0 while it is up."""
-        return max(0.0, self._again_s - now_s)
+    @property
+    def is_down(self) -> bool:
+        """The last connection could not be made."""
+        return self._since_s is not None
 
     def lasted_s(self, now_s: float) -> float:
         """Seconds since the outage began; 0 while it is up."""

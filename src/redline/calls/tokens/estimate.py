@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -60,6 +60,8 @@ _FIRST_OUTPUT_TOKENS = 256
 # Above what any model answers at once: a usage or a wish beyond it is a false one.
 _MOST_OUTPUT_TOKENS = 1_000_000
 OUTPUT_LIMITS = tuple(dict.fromkeys(name for api in APIS for name in api.output_limits))
+# Without any of these fields, a body asks for one answer of any length.
+_OF_OUTPUT = frozenset((*OUTPUT_LIMITS, "n", "best_of", "prompt"))
 
 _MODELS_KEPT = 32
 _LONGEST_NAME = 256
@@ -117,21 +119,67 @@ class _Model:
         self.outputs = PendingOutputs()
         self._replies = 0
 
-    def weights(self, tokenizer: Tokenizer | None) -> Weights:
-        """Those of the input that are in use."""
-        return self.by_class if tokenizer is None else self.by_token
-
     def counts_reply(self, weights: Weights) -> bool:
         """A reply has come; True where it is one for these weights to learn from."""
-        self._replies += 1
-        return not weights.is_settled or self._replies * _GOLDEN % 1 < _SHARE
+        self._replies = replies = self._replies + 1
+        return replies * _GOLDEN % 1 < _SHARE or not weights.is_settled
 
 
-class Sending(NamedTuple):
-    """A call on its way: what is to learn from it, and its number there."""
+class _Asked:
+    """What a request's body says of its tokens. Raises nothing.
 
-    model: _Model | None
-    number: int
+    name: of the model. drafts: answers that are billed. most_output: of each, None if unstated.
+    """
+
+    __slots__ = (
+        *("_amounts", "_tokenizer", "body", "drafts", "has_output", "ids", "most_output", "name"),
+    )
+
+    def __init__(self, request: Request, body: dict[str, Any]) -> None:
+        self.body = body
+        name = body.get("model")
+        # Empty where it is none, or no name that anyone would give one.
+        self.name = name if type(name) is str and len(name) <= _LONGEST_NAME else ""
+        self.has_output = api_of(request.url).has_output
+        self.drafts: int = 1
+        self.most_output: int | None = None
+        if not _OF_OUTPUT.isdisjoint(body):
+            self.drafts, self.most_output = drafts(body), _most_output(body)
+        self.ids = 0
+        self._tokenizer: Tokenizer | None = None
+        self._amounts: tuple[float, ...] = ()
+
+    def amounts(self, tokenizer: Tokenizer | None) -> tuple[float, ...]:
+        """What the weights that are in use weigh."""
+        if not self._amounts or self._tokenizer is not tokenizer:
+            prompt = Prompt(self.body)
+            self.ids = prompt.ids
+            beside = 1.0, prompt.messages, prompt.media
+            self._tokenizer = tokenizer
+            if tokenizer is None:
+                self._amounts = beside + prompt.classes(_MOST_CHARS)
+            else:
+                self._amounts = *beside, tokenizer.count(prompt)
+        return self._amounts
+
+
+def _asked(request: Request) -> _Asked | None:
+    """What the request asks for, read once; None for a body that is not an object."""
+    kept = request.__dict__
+    found: _Asked | None = kept.get("asked_tokens")
+    if found is None:
+        body = request.body
+        if isinstance(body, dict):
+            kept["asked_tokens"] = found = _Asked(request, body)
+    return found
+
+
+class Sending(msgspec.Struct, eq=False):
+    """A call on its way: what it asks for, what is to learn from it, and its number there."""
+
+    asked: _Asked | None
+    model: _Model | None = None
+    number: int = 0
 
 
 class TokenEstimator:
@@ -158,29 +206,27 @@ class TokenEstimator:
         to far more. Before twenty replies the request's own maximum, or 256 or the largest reply
         so far. Embeddings have none.
         """
-        body = request.body
-        if not isinstance(body, dict):
+        asked = _asked(request)
+        if asked is None:
             return Cost(1, 1)
-        name = _name(body)
-        model = self._models.get(name, self._unknown)
-        prompt = Prompt(body)
-        tokenizer = self._tokenizer(name)
-        amounts = _amounts(prompt, tokenizer)
-        input_tokens = _input_tokens(model.weights(tokenizer), amounts, prompt)
-        if not api_of(request.url).has_output:
+        name = asked.name
+        model = self._models.get(name) or self._unknown
+        tokenizer = self._tokenizers.find(name, may_block=self._may_block) if name else None
+        weights = model.by_class if tokenizer is None else model.by_token
+        input_tokens = _input_tokens(weights, asked, tokenizer)
+        if not asked.has_output:
             return Cost(input_tokens, 0)
-        return Cost(input_tokens, *_output(model, body))
+        return Cost(input_tokens, *_output(model, asked))
 
     def most(self, request: Request) -> Cost:
         """What a provider charges that counts the whole maximum at admission, used or not.
 
         As the estimate where the request states no maximum.
         """
-        cost, body = self.estimate(request), request.body
-        most = _most_output(body) if isinstance(body, dict) else None
-        if most is None or not cost.output_tokens:
+        cost, asked = self.estimate(request), _asked(request)
+        if asked is None or asked.most_output is None or not cost.output_tokens:
             return cost
-        return Cost(cost.input_tokens, most * drafts(body))
+        return Cost(cost.input_tokens, asked.most_output * asked.drafts)
 
     def least(self, request: Request) -> int:
         """Input tokens that the call surely costs, about half of the true number.
@@ -192,31 +238,38 @@ class TokenEstimator:
 
     def first_error(self, request: Request) -> float:
         """How far the input's first guess is off in the mean: 0.2 is 20 %; 0 with a tokenizer."""
-        body = request.body
-        is_exact = isinstance(body, dict) and self._tokenizer(_name(body)) is not None
+        asked = _asked(request)
+        is_exact = asked is not None and self._tokenizer(asked.name) is not None
         return 0.0 if is_exact else FIRST_GUESS_ERROR
 
     def begin(self, request: Request) -> Sending:
         """A call of `request` is sent now; give what this returns to `end`."""
-        body = request.body
-        if not isinstance(body, dict):
-            return Sending(None, 0)
-        model = self._model(_name(body))
-        return Sending(model, model.outputs.begin())
+        asked = _asked(request)
+        if asked is None:
+            return Sending(None)
+        model = self._model(asked.name)
+        return Sending(asked, model, model.outputs.begin())
 
-    def end(self, sending: Sending, request: Request, reply: Reply | None, took_s: float) -> None:
+    def end(self, sending: Sending, reply: Reply | None, took_s: float) -> None:
         """The call is over after took_s; corrects the estimates by its reply's usage.
 
         A usage that cannot be true (no positive number, or far off) moves them little or not.
         """
-        model, body = sending.model, request.body
-        if model is None or not isinstance(body, dict):
+        asked, model = sending.asked, sending.model
+        if model is None or asked is None:
             return
         each: int | None = None
         if reply is not None:
-            teaches = self._learn_input(model, body, reply)
-            if api_of(request.url).has_output:
-                each = self._learn_output(model, body, reply, is_compared=teaches)
+            teaches = self._learn_input(model, asked, reply)
+            used = reply.output_tokens
+            if asked.has_output and type(used) is int and used >= 0:
+                copies, most = asked.drafts, asked.most_output
+                each = used if copies == 1 else -(-used // copies)
+                bound = _MOST_OUTPUT_TOKENS if most is None else most
+                if each > bound:
+                    each = bound
+                if teaches:
+                    self._outputs.add(_output(model, asked)[0], each * copies)
         model.outputs.end(sending.number, each, took_s)
 
     def accuracy(self) -> TokenAccuracy:
@@ -229,52 +282,34 @@ class TokenEstimator:
     def _tokenizer(self, name: str) -> Tokenizer | None:
         return self._tokenizers.find(name, may_block=self._may_block) if name else None
 
-    def _learn_input(self, model: _Model, body: dict[str, Any], reply: Reply) -> bool:
-        """True where this reply is one to learn from."""
-        tokenizer = self._tokenizer(_name(body))
-        weights = model.weights(tokenizer)
+    def _learn_input(self, model: _Model, asked: _Asked, reply: Reply) -> bool:
+        """True if this reply is one to learn from."""
+        name = asked.name
+        tokenizer = self._tokenizers.find(name, may_block=self._may_block) if name else None
+        weights = model.by_class if tokenizer is None else model.by_token
         teaches = model.counts_reply(weights)
-        used = _count(reply.input_tokens)
-        if used and teaches:
-            prompt = Prompt(body)
-            amounts = _amounts(prompt, tokenizer)
-            estimated = _input_tokens(weights, amounts, prompt)
+        if teaches and (used := _count(reply.input_tokens)):
+            estimated = _input_tokens(weights, asked, tokenizer)
             # No true usage is further off than this.
             used = min(used, 100 * estimated + int(_CONSTANT.most))
             self._inputs.add(estimated, used)
-            weights.learn(amounts, used - prompt.ids)
+            weights.learn(asked.amounts(tokenizer), used - asked.ids)
         return teaches
 
-    def _learn_output(
-        self, model: _Model, body: dict[str, Any], reply: Reply, *, is_compared: bool
-    ) -> int | None:
-        """Tokens of one choice; None where the reply does not tell them."""
-        used = _count(reply.output_tokens)
-        if used is None:
-            return None
-        copies, most = drafts(body), _most_output(body)
-        each = min(-(-used // copies), _MOST_OUTPUT_TOKENS if most is None else most)
-        if is_compared:
-            self._outputs.add(_output(model, body)[0], each * copies)
-        return each
-
     def _model(self, name: str) -> _Model:
-        model = self._models.pop(name, None) or _Model()
-        self._models[name] = model
-        if len(self._models) > _MODELS_KEPT:
-            del self._models[next(iter(self._models))]
+        models = self._models
+        if len(models) == 1 and name in models:
+            return models[name]
+        model = models.pop(name, None) or _Model()
+        models[name] = model
+        if len(models) > _MODELS_KEPT:
+            del models[next(iter(models))]
         return model
 
 
-def _amounts(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[float, ...]:
-    """What the weights that are in use weigh."""
-    if tokenizer is not None:
-        return 1.0, prompt.messages, prompt.media, tokenizer.count(prompt)
-    return 1.0, prompt.messages, prompt.media, *prompt.classes(_MOST_CHARS)
-
-
-def _input_tokens(weights: Weights, amounts: tuple[float, ...], prompt: Prompt) -> int:
-    return max(1, round(weights.value(amounts)) + prompt.ids)
+def _input_tokens(weights: Weights, asked: _Asked, tokenizer: Tokenizer | None) -> int:
+    found = round(weights.value(asked.amounts(tokenizer))) + asked.ids
+    return found if found > 1 else 1
 
 
 def _least(prompt: Prompt) -> int:
@@ -288,21 +323,24 @@ def _least(prompt: Prompt) -> int:
     return max(1, prompt.ids + prompt.messages + round(text))
 
 
-def _output(model: _Model, body: dict[str, Any]) -> tuple[int, Spread]:
+def _output(model: _Model, asked: _Asked) -> tuple[int, Spread]:
     """Tokens of the whole output, and how far the true number may lie from that."""
-    copies, most = drafts(body), _most_output(body)
-    outputs = model.outputs
-    if not outputs.is_known:
-        first = max(_FIRST_OUTPUT_TOKENS, outputs.largest) if most is None else most
+    copies, most = asked.drafts, asked.most_output
+    mean, variance, third = model.outputs.read()
+    if not mean and not model.outputs.is_known:
+        first = max(_FIRST_OUTPUT_TOKENS, model.outputs.largest) if most is None else most
         return max(1, first) * copies, CERTAIN
     bound = _MOST_OUTPUT_TOKENS if most is None else most
-    mean, variance, third = outputs.read()
-    mean = max(1.0, min(mean, bound))
+    mean = max(1.0, mean if mean < bound else bound)
     above = bound - mean
     # What is bounded varies by no more than this (Bhatia and Davis 2000).
-    variance = min(variance, mean * above)
-    spread = Spread(variance * copies, min(third, variance * above) * copies, above * copies)
-    return max(1, round(mean * copies)), spread
+    if variance > mean * above:
+        variance = mean * above
+    if third > variance * above:
+        third = variance * above
+    if copies == 1:
+        return round(mean), Spread(variance, third, above)
+    return round(mean * copies), Spread(variance * copies, third * copies, above * copies)
 
 
 def _most_output(body: dict[str, Any]) -> int | None:
@@ -312,12 +350,6 @@ def _most_output(body: dict[str, Any]) -> int | None:
         if stated is not None and (most := number(stated)) is not None and most >= 0:
             return max(1, min(most, _MOST_OUTPUT_TOKENS))
     return None
-
-
-def _name(body: dict[str, Any]) -> str:
-    """The model, empty where it is none or no name that anyone would give one."""
-    name = body.get("model")
-    return name if isinstance(name, str) and len(name) <= _LONGEST_NAME else ""
 
 
 def _count(reading: Any) -> int | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from operator import mul
+from operator import mul, sub
 
 import msgspec
 
@@ -54,6 +54,7 @@ class Weights:
         self._values = [prior.first for prior in priors]
         # Only what has occurred takes part; the usual prompts have half of all classes.
         self._seen: list[int] = []
+        self._unseen = [1.0] * len(priors)
         self._noise = _FIRST_NOISE**2
         self._streak = 0  # outliers in a row: above 0 too high, below 0 too low
         self._open(1.0)
@@ -80,18 +81,20 @@ class Weights:
     def learn(self, amounts: Sequence[float], value: float) -> None:
         """Corrects the weights by what these amounts came to; any finite `value` is safe."""
         self._readings += 1
-        for index, amount in enumerate(amounts):
-            if amount > 0 and index not in self._seen:
-                self._seen.append(index)
+        if sum(map(mul, self._unseen, amounts)):
+            for index, amount in enumerate(amounts):
+                if amount > 0 and self._unseen[index]:
+                    self._seen.append(index)
+                    self._unseen[index] = 0.0
         expected = self.value(amounts)
         scale = max(_SMALLEST_SCALE, expected)
-        units = [amount / scale for amount in amounts]
+        units = list(map(scale.__rtruediv__, amounts))
         error, spread, variance = self._judged((value - expected) / scale, units)
         for index in self._seen:
             gain = spread[index] / variance
             prior, row = self._priors[index], self._covariance[index]
             self._values[index] = max(0.0, min(prior.most, self._values[index] + gain * error))
-            row[:] = [old - gain * part for old, part in zip(row, spread, strict=True)]
+            row[:] = map(sub, row, map(gain.__mul__, spread))
             drift = (prior.deviation * _DRIFT) ** 2
             row[index] = min(self._most_variance[index], max(0.0, row[index]) + drift)
         # What the weights' own uncertainty explains is no noise, and outliers would feed on a noise

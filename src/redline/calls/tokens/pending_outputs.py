@@ -30,7 +30,7 @@ class PendingOutputs:
         self._next = 0  # the first call that is not over
         self._over: dict[int, tuple[int, float] | None] = {}
         self._counted = 0
-        self._sums = [0.0, 0.0, 0.0, 0.0]  # of weight x output^0..3
+        self._sums = (0.0, 0.0, 0.0, 0.0)  # of weight x output^0..3
         self.largest = 0
 
     @property
@@ -39,17 +39,24 @@ class PendingOutputs:
         return self._counted >= _LEAST
 
     def read(self) -> tuple[float, float, float]:
-        """Mean, variance and third central moment of an output in flight. Only once it is known.
+        """Mean, variance and third central moment of an output in flight; zeros until it is known.
 
         The mean is 2 standard errors above the outputs' own. Whoever sums many estimates counts on
         their errors to cancel out, and an error of the mean would not.
         """
+        counted = self._counted
+        if counted < _LEAST:
+            return 0.0, 0.0, 0.0
         weight, first, second, third = self._sums
         mean = first / weight
-        variance = max(0.0, second / weight - mean * mean)
+        variance = second / weight - mean * mean
+        if variance <= 0:
+            return mean, 0.0, 0.0
         central = third / weight - 3 * mean * second / weight + 2 * mean**3
-        skewed = min(max(0.0, central), _MOST_SKEWNESS * variance**1.5)
-        error = math.sqrt(variance / min(self._counted, _MEMORY))
+        skewed = _MOST_SKEWNESS * variance**1.5
+        if central < skewed:
+            skewed = central if central > 0 else 0.0
+        error = math.sqrt(variance / (counted if counted < _MEMORY else _MEMORY))
         return mean + 2 * error, variance, skewed
 
     def begin(self) -> int:
@@ -59,9 +66,16 @@ class PendingOutputs:
 
     def end(self, number: int, tokens: int | None, took_s: float) -> None:
         """The call is over after took_s; tokens: of its output, None where it told none."""
-        if tokens is not None:
-            self.largest = max(self.largest, tokens)
-        if number < self._next:
+        if tokens is not None and tokens > self.largest:
+            self.largest = tokens
+        ahead = self._next
+        if number < ahead:
+            return
+        if number == ahead and not self._over:
+            # As nearly always when calls end in the order in which they were sent.
+            self._next = ahead + 1
+            if tokens is not None:
+                self._count(tokens, took_s)
             return
         self._over[number] = None if tokens is None else (tokens, took_s)
         if len(self._over) > _MOST_WAITING:
@@ -73,7 +87,13 @@ class PendingOutputs:
                 self._count(*ended)
 
     def _count(self, tokens: int, took_s: float) -> None:
-        weight = max(took_s, 1e-3)
+        weight = took_s if took_s > 1e-3 else 1e-3
         self._counted += 1
-        for power in range(4):
-            self._sums[power] = self._sums[power] * _KEPT + weight * tokens**power
+        zeroth, first, second, third = self._sums
+        square, kept = tokens * tokens, _KEPT
+        self._sums = (
+            zeroth * kept + weight,
+            first * kept + weight * tokens,
+            second * kept + weight * square,
+            third * kept + weight * (square * tokens),
+        )

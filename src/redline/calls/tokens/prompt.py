@@ -11,6 +11,7 @@ from redline.apis import APIS, PLAIN
 
 _TEXT_FIELDS = frozenset(name for api in (*APIS, PLAIN) for name in api.texts)
 _JSON_FIELDS = frozenset(name for api in (*APIS, PLAIN) for name in api.as_json)
+_BESIDE_MESSAGES = (_TEXT_FIELDS | _JSON_FIELDS) - {"messages"}
 # Names whose strings say what a part is, and are no part of the text.
 _LABELS = frozenset({"role", "type"})
 MEDIA_TYPES = frozenset(
@@ -55,14 +56,38 @@ class Prompt:
     __slots__ = ("ids", "length", "media", "messages", "texts")
 
     def __init__(self, body: dict[str, Any]) -> None:
-        self.texts: list[str] = []
+        self.texts = texts = list[str]()
         self.messages = self.media = self.ids = 0
-        todo = []
+        rest: list[Any] = []
+        said = body.get("messages")
+        if type(said) is list and _BESIDE_MESSAGES.isdisjoint(body):
+            for message in said if len(said) <= _MOST_VALUES else said[:_MOST_VALUES]:
+                # As nearly all are: a role, and a text.
+                if type(message) is dict and len(message) == 2 and "role" in message:
+                    text = message.get("content")
+                    if type(text) is str and text[:5] != "data:":
+                        texts.append(text)
+                        continue
+                rest.append(message)
+            self.messages = len(texts)
+        else:
+            rest = self._found(body)
+        if rest:
+            self._read(rest)
+        self.length = sum(map(len, texts))
+
+    def _found(self, body: dict[str, Any]) -> list[Any]:
+        """What may hold texts, on the top level of a body; adds what counts as JSON."""
+        found = []
         for name, value in body.items():
             if name in _TEXT_FIELDS:
-                todo.append(value)
+                found.append(value)
             elif name in _JSON_FIELDS and value is not None:
                 self._add_json(value)
+        return found
+
+    def _read(self, todo: list[Any]) -> None:
+        """Adds what these values hold."""
         values_left = _MOST_VALUES
         while todo and values_left > 0:
             values_left -= 1
@@ -76,7 +101,6 @@ class Prompt:
                     todo += value[:values_left]
             elif isinstance(value, str):
                 self._add_text(value)
-        self.length = sum(map(len, self.texts))
 
     def _open(self, value: dict[str, Any], todo: list[Any]) -> None:
         """Adds what an object holds to `todo`."""
@@ -131,18 +155,20 @@ class Prompt:
 
     def classes(self, most_chars: int) -> tuple[float, float, float, float, float, float]:
         """Characters of each of CLASSES, scaled up from a sample of `most_chars` characters."""
-        sample = self.sample(most_chars)
+        texts, length = self.texts, self.length
+        is_short = length <= most_chars and len(texts) == 1
+        sample = texts[0] if is_short else self.sample(most_chars)
         raw = sample.encode("utf-8", "surrogatepass")
         rest = raw.translate(_CLASS_OF, _LETTERS)
         letters = len(raw) - len(rest)
         spaces, digits = rest.count(_SPACE), rest.count(_DIGIT)
-        if len(raw) == len(sample):
+        if sample.isascii():
             accented = wide = 0
             marks = len(rest) - spaces - digits
         else:
             marks, accented, wide = rest.count(_MARK), rest.count(_ACCENTED), rest.count(_WIDE)
-        if self.length > most_chars and sample:
-            scale = self.length / len(sample)
+        if length > most_chars and sample:
+            scale = length / len(sample)
             return (
                 letters * scale, spaces * scale, digits * scale,
                 marks * scale, accented * scale, wide * scale,

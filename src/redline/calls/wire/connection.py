@@ -3,11 +3,14 @@
   state     meaning                                        may turn to
   idle      it is up, and nothing is asked                 due, closed
   due       an exchange has it; nothing is written yet     waiting, idle, closed
-  waiting   the request is written                         head, closed
+  waiting   the request is written                         head, done, closed
   head      the answer's first bytes are here              body, closed
   body      its headers are read                           done, closed
   done      the answer is whole                            idle, closed
   closed    it is of no use any more
+
+A short answer of a form that the connection has seen is read in one go, from waiting to done; see
+answer_form.py. llhttp reads all others.
 
 What a server sends while nothing was asked, or behind its answer, ends the connection: the next
 answer on it could be that of another request. It is looked for once more before a request is
@@ -24,12 +27,14 @@ from typing import cast
 
 import httptools
 
+from redline.calls.wire.answer_form import AnswerForm, form_of
 from redline.calls.wire.deadlines import Deadlines
 from redline.calls.wire.exchange import Exchange, answer_headers
-from redline.calls.wire.inflate import Inflate, cut_short, inflate_for
+from redline.calls.wire.inflate import cut_short, damaged, inflate_for
 from redline.calls.wire.reply_memory import LONG_BYTES, ReplyMemory
 from redline.calls.wire.reuse import WHOLE_BYTES, Trace, trace_of
 from redline.errors import BadReply, CallError, Disconnected
+from redline.inflate import BadCompressionError, Inflate
 
 # A server that sends more than this before a body, or between its chunks, is not one of ours
 # (nginx: 8 KB).
@@ -43,22 +48,43 @@ _FULL_READ_BYTES = 256_000
 # A longer body is written in parts of this size, each when the server has taken most of those
 # before: the event loops copy what the socket does not take, and TLS encrypts it, all at once.
 _PART_BYTES = 256 * 1024
+# A server that lays out its answers in ever new ways is not worth a new expression for each.
+_MOST_FORMS = 8
 
 
 class Connection(asyncio.Protocol):
     """One connection; one exchange at a time. on_lost: called once, when it is of no use any more.
 
-    is_used: a request has been written on it. asked, last: see Kept. unasked: what the server sent
-    while no request was open. is_done: the answer is whole, or nothing was asked. is_stale: it was
-    closed before a request could be written on it.
+    is_used: a request has been written on it. asked, last_asked, last_answer: see Kept. unasked:
+    what the server sent while no request was open. is_done: the answer is whole, or nothing was
+    asked. body: of an answer that is whole and not streamed, None before. is_stale: it was closed
+    before a request could be written on it.
     """
 
+    # An object with more than 30 attributes in a dict is slow to use (CPython 3.11).
+    __slots__ = (
+        *("_alarm", "_bare_bytes", "_error", "_exchange", "_form", "_forms_left"),
+        *("_inflate", "_intake", "_interim", "_is_clogged", "_is_due", "_is_lost"),
+        *("_is_paused", "_is_reusable", "_is_streamed", "_loop", "_most_bytes"),
+        *("_on_lost", "_pairs", "_parser", "_parts", "_refusal", "_short_bytes", "_size"),
+        *("_transport", "_unread", "_unwritten", "_waiter", "_waiting", "_wakes_early"),
+        *("asked", "body", "has_head", "headers", "is_done", "is_stale", "is_used"),
+        *("last_answer", "last_asked", "status", "unasked"),
+    )
+
     def __init__(
-        self, on_lost: Callable[[Connection], None], intake: ReplyMemory, deadlines: Deadlines
+        self,
+        on_lost: Callable[[Connection], None],
+        intake: ReplyMemory,
+        deadlines: Deadlines,
+        most_bytes: int | None = None,
     ) -> None:
         self._on_lost = on_lost
         self._intake = intake
-        self._most_bytes = intake.most_bytes
+        self._most_bytes = intake.most_bytes if most_bytes is None else most_bytes
+        self._form: AnswerForm | None = None
+        self._forms_left = _MOST_FORMS
+        self._short_bytes = min(LONG_BYTES, self._most_bytes)
         self._loop = asyncio.get_running_loop()
         # The clock of the exchange; it is the connection's, so that a call makes none of its own.
         self._alarm = deadlines.alarm(self.time_is_up)
@@ -66,7 +92,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._exchange: Exchange | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._refusal: CallError | None = None  # what a callback of the parser raised
         self._unread: select.poll | None = None  # tells whether the socket has bytes for us
         self._is_reusable = True
@@ -77,11 +103,13 @@ class Connection(asyncio.Protocol):
         self._is_due = False  # the request of its exchange is to be written
         self.is_used = False
         self.asked: Trace = b""
-        self.last: tuple[Trace, Trace] | None = None
+        self.last_asked: Trace = b""
+        self.last_answer: Trace | None = None
         self.unasked = b""
         self.headers: Mapping[str, str] = {}
         self.status = 0
         self.is_done = True
+        self.body: bytes | None = None
         # The headers of the exchange's answer are here.
         self.has_head = False
         self._pairs: list[tuple[bytes, bytes]] = []
@@ -93,7 +121,7 @@ class Connection(asyncio.Protocol):
         self._inflate: Inflate | None = None
         self._is_paused = False
         self._is_streamed = False
-        self._wakes_early = False  # when the head of the answer is here
+        self._wakes_early = False  # when the head of the answer is here; no form is tried then
 
     @property
     def is_open(self) -> bool:
@@ -110,7 +138,6 @@ class Connection(asyncio.Protocol):
         self._is_due = True
         self._is_streamed = is_streamed
         self._wakes_early = is_streamed or exchange.is_head
-        self._waiting = 0
         waiter = self._waiter = self._loop.create_future()
         return waiter
 
@@ -119,52 +146,45 @@ class Connection(asyncio.Protocol):
 
         Raises what the exchange raises; the request is not written then.
         """
-        exchange, waiter, is_kept = self._exchange, self._waiter, self.is_used
+        exchange, waiter = self._exchange, self._waiter
         # A cancelled task runs on in the next turn of the loop only; its waiter is done already.
         if exchange is None or not self._is_due or waiter is None or waiter.done():
             return
         self._is_due = False
-        unread = self._unread
+        is_kept, unread, transport = self.is_used, self._unread, self._transport
         # Over TLS, the first bytes may be a session's ticket.
         if self._is_lost or (is_kept and unread is not None and unread.poll(0)):
             self.is_stale = True
+            self._is_reusable = False
             self._wake()
             return
+        assert transport is not None
         exchange.leave(self._alarm, is_kept=is_kept)
         self.is_used = True
         self.is_done = self.has_head = False
-        self._pairs = []
-        self._size = self._bare_bytes = 0
-        self._write(exchange)
+        body = exchange.body
+        if len(body) <= WHOLE_BYTES:
+            self.asked = body
+            transport.write(exchange.head + body)
+        else:
+            self._write_long(exchange, transport)
 
-    def refuse(self, error: Exception) -> None:
+    def refuse(self, error: BaseException) -> None:
         """Ends the exchange with `error`; its request is not written."""
         self._is_due = False
         self._error = error
         self._wake()
 
-    def _write(self, exchange: Exchange) -> None:
-        assert self._transport is not None
+    def _write_long(self, exchange: Exchange, transport: asyncio.Transport) -> None:
         body = exchange.body
-        if len(body) <= WHOLE_BYTES:
-            self.asked = body
-            self._transport.write(exchange.head + body)
-            return
         self.asked = trace_of(body)
         exchange.drop_body()
         if len(body) <= _PART_BYTES:
-            self._transport.write(exchange.head + body)
+            transport.write(exchange.head + body)
         else:
-            self._transport.write(exchange.head)
+            transport.write(exchange.head)
             self._unwritten = memoryview(body)
             self._write_on()
-
-    def whole_now(self) -> bytes | None:
-        """The answer's body, if all of it is there."""
-        if not self.is_done or self._error is not None:
-            return None
-        parts = self._parts
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def whole(self) -> bytes:
         """The answer's body, once all of it is there. Raises CallError."""
@@ -172,8 +192,15 @@ class Connection(asyncio.Protocol):
             await self._change()
         if self._error is not None:
             raise self._error
+        if self.body is None:
+            self._join()
+            assert self.body is not None
+        return self.body
+
+    def _join(self) -> None:
         parts = self._parts
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        self.body = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
 
     async def head(self) -> None:
         """Returns once the answer's headers are there. Raises CallError."""
@@ -185,7 +212,9 @@ class Connection(asyncio.Protocol):
     async def chunk(self) -> bytes:
         """The next part of the body; empty at its end. Raises CallError."""
         while not self._parts and not self.is_done:
-            await self._change()
+            await self._next_change()
+            if self._error is not None:
+                raise self._error
         if not self._parts:
             return b""
         chunk = self._parts.popleft()
@@ -202,24 +231,29 @@ class Connection(asyncio.Protocol):
     def release(self) -> bool:
         """The exchange is over. True if another one may follow."""
         # Its alarm may still ring, and ends nothing then.
-        self._exchange = self._waiter = None
+        self._exchange = self._waiter = self.body = None
         if self._error is not None:
             self._error = self._refusal = None
-        self._parts.clear()
-        if self._size > LONG_BYTES:
-            if self.is_done and not self._is_streamed:
-                # Its end came with what filled the intake.
-                self._resume()
-            self._intake.leave(self)
+        if self._size:
+            self._forget_body()
         transport = self._transport
         return (
             self._is_reusable
             and self.is_done
             and transport is not None
-            and not (self._is_lost or self._is_paused or transport.is_closing())
+            and not (self._is_paused or transport.is_closing())
             # Otherwise the server has answered without having read all of the request.
             and not (self._unwritten or transport.get_write_buffer_size())
         )
+
+    def _forget_body(self) -> None:
+        self._parts.clear()
+        size, self._size, self._waiting = self._size, 0, 0
+        if size > LONG_BYTES:
+            if self.is_done and not self._is_streamed:
+                # Its end came with what filled the intake.
+                self._resume()
+            self._intake.leave(self)
 
     def fail(self, error: CallError) -> None:
         """Ends the exchange with `error`, and the connection with it. A whole answer stays."""
@@ -260,14 +294,18 @@ class Connection(asyncio.Protocol):
             self._resume()
 
     async def _change(self) -> None:
+        await self._next_change()
+        if self._error is not None:
+            raise self._error
+
+    def _next_change(self) -> asyncio.Future[None]:
+        """Done with the next change, which may be an error. Raises the one that there is."""
         if self._error is not None:
             raise self._error
         waiter = self._waiter
         if waiter is None or waiter.done():
             waiter = self._waiter = self._loop.create_future()
-        await waiter
-        if self._error is not None:
-            raise self._error
+        return waiter
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -287,7 +325,7 @@ class Connection(asyncio.Protocol):
 
     def _lose(self) -> None:
         if not self._is_lost:
-            self._is_lost = True
+            self._is_lost, self._is_reusable = True, False
             self._unwritten = memoryview(b"")
             self.is_stale = self.is_stale or self._is_due
             self._wake()
@@ -315,8 +353,25 @@ class Connection(asyncio.Protocol):
             self.close()
             self._wake()
             return
-        if exchange.first_byte_s is None:
+        is_first = exchange.first_byte_s is None
+        if is_first:
             exchange.headers_came()
+            form = self._form
+            if form is not None and len(data) <= self._short_bytes and not self._wakes_early:
+                found = form.read(data)
+                if found is not None:
+                    self.headers, self.body = found
+                    self.status = 200
+                    self.has_head = self.is_done = True
+                    waiter = self._waiter
+                    if waiter is not None and not waiter.done():
+                        waiter.set_result(None)
+                    return
+        self._parse(data)
+        if is_first and self.is_done and self._forms_left:
+            self._learn_form(data)
+
+    def _parse(self, data: bytes) -> None:
         size_bytes = len(data)
         self._bare_bytes += size_bytes
         try:
@@ -331,11 +386,20 @@ class Connection(asyncio.Protocol):
             self.fail(self._refusal or BadReply(f"the answer is not HTTP: {reason}"))
         else:
             if self.is_done:
+                self._bare_bytes = 0
                 if size_bytes >= _FULL_READ_BYTES:
                     # The socket may hold what follows, which nobody has looked at.
                     self._is_reusable = False
             elif self._bare_bytes > MOST_HEADER_BYTES:
                 self.fail(_too_long_headers())
+
+    def _learn_form(self, data: bytes) -> None:
+        """The next answer may be of the form of this one, which came whole in one read."""
+        if self._is_reusable and self.body is not None and len(data) <= self._short_bytes:
+            self._forms_left -= 1
+            form = form_of(self._pairs)
+            if form is not None and form.read(data) == (self.headers, self.body):
+                self._form = form
 
     def eof_received(self) -> None:
         self._end_of_input()
@@ -369,6 +433,8 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         if self.is_done:
             self._is_reusable = False
+        else:
+            self._pairs = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # Trailers come too late to change what was read from headers (RFC 9110, 6.5.1).
@@ -439,16 +505,15 @@ class Connection(asyncio.Protocol):
     def _inflated(self, inflate: Inflate, data: bytes) -> bytes:
         try:
             return inflate.take(data, self._most_bytes - self._size + 1)
-        except CallError as error:
-            self._refusal = error
-            raise
+        except BadCompressionError as error:
+            self._refusal = damaged(error)
+            raise self._refusal from None
 
     def on_message_complete(self) -> None:
         if self.is_done:
             return
         if not self.has_head:
             # A 1xx: the answer follows.
-            self._pairs = []
             return
         if self._inflate is not None and not self._inflate.is_whole:
             self._refusal = cut_short()
@@ -456,6 +521,8 @@ class Connection(asyncio.Protocol):
         if self._is_reusable:
             self._is_reusable = self._parser.should_keep_alive()
         self.is_done = True
+        if not self._is_streamed:
+            self._join()
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)

@@ -162,6 +162,10 @@ class Dialer:
             hint = f"the {whose}'s certificate is not trusted: check {where}"
         elif isinstance(error, ssl.SSLError) and is_proxy:
             hint = "write its URL with http://, as most proxies need it, also for https endpoints"
+        elif isinstance(error, ssl.SSLError):
+            hint = "if the server does not use TLS, write http:// in --base-url"
+        elif isinstance(error, socket.gaierror) and not is_proxy:
+            hint = "check the host in --base-url, and the network"
         elif number == errno.EMFILE:
             hint = _MANY_FILES
         elif number == errno.ECONNREFUSED:

@@ -41,17 +41,12 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     max_reply_bytes: int = MAX_REPLY_BYTES
 
     def __post_init__(self) -> None:
-        try:
-            parts = urlsplit(self.base_url)
-            is_url = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-            ascii_name(parts.netloc)
-        except ValueError:
-            is_url = False
-        if not is_url or not self.base_url.isprintable() or " " in self.base_url:
+        if not is_http_url(self.base_url):
             raise ConfigError(
                 f"not a base URL: {self.base_url}",
                 hint="write it like https://api.openai.com/v1 or http://127.0.0.1:8000/v1",
             )
+        parts = urlsplit(self.base_url)
         if parts.username is not None or parts.password is not None:
             raise ConfigError(
                 "a base URL holds no user name or password",
@@ -69,7 +64,9 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
             if is_framing(name):
                 raise ConfigError(f"the header {name} cannot be set", hint=FRAMING_HINT)
         if self.proxy and not is_proxy_url(self.proxy):
-            raise ConfigError("the proxy is not an http:// URL", hint="http://host:port")
+            raise ConfigError(
+                "the proxy is not the URL of an HTTP proxy", hint="write it like http://host:port"
+            )
         if self.max_reply_bytes < 1:
             raise ConfigError(f"max_reply_bytes must be at least 1, not {self.max_reply_bytes}")
         if self.api_key is not None and not (self.api_key.isprintable() and self.api_key.isascii()):
@@ -109,19 +106,26 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_proxy_url(text: str) -> bool:
     """The text is an http:// or https:// URL of a proxy: a host, and perhaps a port and a user."""
+    return is_http_url(text) and not urlsplit(text).query
+
+
+def is_http_url(text: str) -> bool:
+    """The text is an http:// or https:// URL, whose host may be looked up."""
     try:
         parts = urlsplit(text)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        ascii_name(parts.hostname or "")
+        # Fails for an empty label, and for one of more than 63 bytes.
+        host = (parts.hostname or "").encode("idna")
+        ascii_name(parts.netloc.rpartition("@")[2])
+        is_url = parts.scheme in ("http", "https") and bool(host) and parts.port != 0
     except ValueError:
         return False
-    return is_url and text.isprintable() and " " not in text and not parts.query
+    return is_url and text.isprintable() and " " not in text
 
 
 def proxy_of(endpoint: Endpoint) -> str | None:
     """The proxy's URL: as the endpoint states, otherwise as the environment does; None for none.
 
-    Raises ConfigError if it is not an http:// URL, or if the endpoint's key would be sent through
+    Raises ConfigError if it is not a URL of one, or if the endpoint's key would be sent through
     it unencrypted: through a proxy, https is a tunnel, and plain http is not.
     """
     if endpoint.proxy is not None:

@@ -83,7 +83,8 @@ class Exchange(ABC):
 
     may_repeat: a transport may raise Repeat. is_kept: the request was written on a connection that
     had carried others. needs_new: it is to be written on a new one, since the kept one failed as
-    `failed` says. doubted: the body of the answer that it is repeated for.
+    `failed` says, on which it was written at failed_sent_s. doubted: the body of the answer that it
+    is repeated for.
     """
 
     # What an exchange begins with; one is made for each attempt, and most of it is never changed.
@@ -102,6 +103,7 @@ class Exchange(ABC):
     is_kept = False
     needs_new = False
     failed: CallError | None = None
+    failed_sent_s = 0.0
     doubted = b""
 
     def __init__(self, timeouts: Timeouts, clock: Clock) -> None:
@@ -119,6 +121,10 @@ class Exchange(ABC):
     @abstractmethod
     def on_sent(self, sent_s: float) -> None:
         """The request is written at sent_s."""
+
+    def on_streamed(self, status: int, headers: Mapping[str, str]) -> None:
+        """The answer has this head, and its body is handed on as it comes."""
+        return
 
     async def get_ready(self) -> None:
         """Returns when a connection may be taken to wait for the grant with.
@@ -149,6 +155,7 @@ class Exchange(ABC):
         self.may_repeat = self.is_kept = False
         self.needs_new = True
         self.failed, self.doubted = repeat.error, repeat.body
+        self.failed_sent_s = self.sent_s or 0.0
         self.first_byte_s = self._alarm = self._paused = None
         self._held_up_s = 0.0
 

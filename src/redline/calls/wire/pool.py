@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 from redline.calls.wire.connection import Connection
 from redline.calls.wire.deadlines import Deadlines
 from redline.calls.wire.dialer import Dialer
+from redline.calls.wire.exchange import Exchange
+from redline.calls.wire.proxy import no_connection
 from redline.calls.wire.reply_memory import ReplyMemory
 from redline.calls.wire.reuse import Reuse
 
 # Servers close idle connections after 5 s (uvicorn) to 75 s (nginx). One that was closed meanwhile
 # costs a reconnect and no attempt, so this only bounds idle sockets.
 KEEP_ALIVE_S = 60.0
+# The pool is swept once in each of these parts of that time.
+_PARTS = 2
 # By then the event loop has read what a socket held.
 _READ_S = 0.1
 
@@ -22,61 +25,97 @@ class Pool:
     """The connections to an endpoint's host.
 
     dialer: makes them. intake: what bounds their answers. reuse: whether a connection may carry
-    more than one request. deadlines: the clocks of their exchanges.
+    more than one request. deadlines: the clocks of their exchanges. most_bytes: of one answer.
+    sweeps: how often the idle ones were looked through, by which it is counted how long each is.
     """
 
     def __init__(
-        self, dialer: Dialer, intake: ReplyMemory, reuse: Reuse, deadlines: Deadlines
+        self,
+        dialer: Dialer,
+        intake: ReplyMemory,
+        reuse: Reuse,
+        deadlines: Deadlines,
+        most_bytes: int,
     ) -> None:
+        self._most_bytes = most_bytes
         self._dialer = dialer
         self._deadlines = deadlines
-        self._idle: dict[Connection, float] = {}  # since when; the last one in goes out first
+        # Since which sweep; the last one in goes out first.
+        self._idle: dict[Connection, int] = {}
         self._all: set[Connection] = set()
         self._intake = intake
         self._reuse = reuse
         intake.follow(self._all)
         self._sweeper: asyncio.TimerHandle | None = None
+        self.sweeps = 0
+        self._is_closed = False
 
-    def take(self) -> Connection | None:
-        """A connection that is up and not in use; None if there is none."""
+    def take_now(self, exchange: Exchange) -> Connection | None:
+        """A connection that is up for an exchange that has its grant, or gets it without waiting.
+
+        None if there is none, or if something else has to be waited for.
+        """
+        is_room = self._idle and self._reuse.is_allowed and not self._intake.is_full
+        # The grant first: a connection that is taken and put back is in use for nothing.
+        if is_room and not exchange.needs_new and exchange.may_leave():
+            return self._idle.popitem()[0]
+        return None
+
+    def take(self) -> tuple[Connection, int] | None:
+        """A connection that is up and not in use, and the sweep since which it was not.
+
+        None if there is none.
+        """
         while self._idle:
-            connection, _ = self._idle.popitem()
+            connection, since = self._idle.popitem()
             if self._reuse.is_allowed or not connection.is_used:
-                return connection
+                return connection, since
             connection.close()
         return None
 
-    def give_back(self, connection: Connection) -> None:
-        """The connection's exchange is over, or will not be written on it."""
-        is_reusable = connection.release()
-        if connection.is_stale:
-            # What has come on it is read first, for it tells something of the server.
-            asyncio.get_running_loop().call_later(_READ_S, connection.close)
-        elif is_reusable and (self._reuse.is_allowed or not connection.is_used):
-            self._idle[connection] = time.monotonic()
+    def give_back(self, connection: Connection, since: int | None = None) -> None:
+        """The connection's exchange is over.
+
+        since: for one that nothing was written on, which has been idle all the time.
+        """
+        if since is None:
+            since = self.sweeps
+        elif self._is_old(since):
+            connection.close()
+        if connection.release() and (self._reuse.is_allowed or not connection.is_used):
+            self._idle[connection] = since
             if self._sweeper is None:
                 self._sweep_later()
+        elif connection.is_stale:
+            # What has come on it is read first, for it tells something of the server.
+            asyncio.get_running_loop().call_later(_READ_S, connection.close)
         else:
             connection.close()
 
     async def connect(self) -> Connection:
-        """A new connection. Raises as Dialer.connect."""
-        connection = await self._dialer.connect(self._new)
-        if connection.is_open:
-            self._all.add(connection)
-        return connection
+        """A new connection. Raises as Dialer.connect, and Disconnected after `close`."""
+        if not self._is_closed:
+            connection = await self._dialer.connect(self._new)
+            if not self._is_closed:
+                if connection.is_open:
+                    self._all.add(connection)
+                return connection
+            connection.close()
+        raise no_connection("it is closed here", hint="")
 
     def close(self) -> None:
-        """Closes every connection."""
+        """Closes every connection, and makes no other."""
+        self._is_closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
         self._idle.clear()
         for connection in list(self._all):
             connection.close()
+        self._intake.forget(self._all)
 
     def _new(self) -> Connection:
-        return Connection(self._lost, self._intake, self._deadlines)
+        return Connection(self._lost, self._intake, self._deadlines, self._most_bytes)
 
     def _lost(self, connection: Connection) -> None:
         self._all.discard(connection)
@@ -86,15 +125,18 @@ class Pool:
 
     def _sweep_later(self) -> None:
         loop = asyncio.get_running_loop()
-        self._sweeper = loop.call_later(KEEP_ALIVE_S / 2, self._sweep)
+        self._sweeper = loop.call_later(KEEP_ALIVE_S / _PARTS, self._sweep)
+
+    def _is_old(self, since: int) -> bool:
+        # The first of the sweeps may have come at once.
+        return self.sweeps - since > _PARTS
 
     def _sweep(self) -> None:
-        """Closes the connections that have been idle for long; the oldest come first."""
+        """Closes the connections that have been idle for KEEP_ALIVE_S at least."""
         self._sweeper = None
-        since_s = time.monotonic() - KEEP_ALIVE_S
-        for connection, idle_s in list(self._idle.items()):
-            if idle_s > since_s:
-                break
-            connection.close()
+        self.sweeps += 1
+        for connection, since in list(self._idle.items()):
+            if self._is_old(since):
+                connection.close()
         if self._idle:
             self._sweep_later()

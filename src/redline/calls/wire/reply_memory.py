@@ -1,4 +1,4 @@
-"""Bytes of long answers that one endpoint's calls hold at once; when they are many, few read on.
+"""Bytes of long answers that calls hold at once; when they are many, few read on.
 
   an answer     counts with                   until
   being read    what of its body has come     its exchange is over
@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Collection
-from itertools import islice
+from itertools import chain, islice
 from typing import Protocol
 
 # Shorter bodies are not counted, so that most answers pass by here without a call.
@@ -52,7 +52,7 @@ class ReplyMemory:
     def __init__(self, most_bytes: int) -> None:
         self.is_full = False
         self.most_bytes = most_bytes
-        self._readers: Collection[Reader] = ()
+        self._readers: list[Collection[Reader]] = []
         self._at_once = max(1, _FIRST_BYTES // most_bytes)
         # What has come of each long answer; the first to become long stands first.
         self._sizes: dict[Reader, int] = {}
@@ -61,8 +61,15 @@ class ReplyMemory:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def follow(self, readers: Collection[Reader]) -> None:
-        """These are all that may have an answer coming at a time, the short ones as well."""
-        self._readers = readers
+        """These may have an answer coming at a time, the short ones as well.
+
+        They are all of an endpoint; several endpoints may share the memory.
+        """
+        self._readers.append(readers)
+
+    def forget(self, readers: Collection[Reader]) -> None:
+        """These are closed."""
+        self._readers = [kept for kept in self._readers if kept is not readers]
 
     def read(self, reader: Reader, size_bytes: int) -> None:
         """So much of a long answer has come."""
@@ -103,13 +110,16 @@ class ReplyMemory:
         has_room = others_bytes + self._whole_bytes <= FULL_BYTES
         return first if has_room or not self._whole_bytes else []
 
+    def _all(self) -> set[Reader]:
+        return {*chain.from_iterable(self._readers), *self._sizes}
+
     def _fill(self) -> None:
         """Full, if it is that by now."""
         if self.is_full or self._read_bytes + self._whole_bytes < FULL_BYTES:
             return
         self.is_full = True
         first = self._first()
-        for reader in {*self._readers, *self._sizes}.difference(first):
+        for reader in self._all().difference(first):
             reader.pause()
 
     def _look(self) -> None:
@@ -121,7 +131,7 @@ class ReplyMemory:
                 reader.resume()
             return
         self.is_full = False
-        for reader in {*self._readers, *self._sizes}:
+        for reader in self._all():
             reader.resume()
         while self._waiting:
             waiter = self._waiting.popleft()

@@ -52,12 +52,13 @@ def trace_of(body: bytes) -> Trace:
 class Kept(Protocol):
     """A connection that may carry another request.
 
-    asked: the request that its answer belongs to, b"" for one without a body. last: the request and
-    answer before, None for none.
+    asked: the request that its answer belongs to, b"" for one without a body. last_asked,
+    last_answer: the request and answer before, the answer None for none.
     """
 
     asked: Trace
-    last: tuple[Trace, Trace] | None
+    last_asked: Trace
+    last_answer: Trace | None
 
     @property
     def is_open(self) -> bool:
@@ -84,10 +85,9 @@ class Reuse:
         if answer.status == 200:
             if not self._repeats_itself:
                 found = body if len(body) <= WHOLE_BYTES else trace_of(body)
-                last = connection.last
-                connection.last = connection.asked, found
-                if is_kept and last is not None and last[1] == found:
-                    self._compare(last[0], connection.asked, body)
+                if is_kept and connection.last_answer == found:
+                    self._compare(connection, body)
+                connection.last_asked, connection.last_answer = connection.asked, found
             if exchange.doubted and exchange.doubted == body:
                 # So answers to different requests have one id here.
                 self._repeats_itself = True
@@ -99,10 +99,10 @@ class Reuse:
         if self._credit < _MOST_CREDIT:
             self.answered()
 
-    def _compare(self, asked_before: Trace, asked: Trace, body: bytes) -> None:
+    def _compare(self, connection: Kept, body: bytes) -> None:
         """Raises Repeat for the answer before, if it answers another request and has an id."""
         # Without ids, such as those of a classifier, equal answers are nothing odd.
-        if asked_before != asked and _ID in body:
+        if connection.last_asked != connection.asked and _ID in body:
             raise self._doubted("the previous answer came again", body)
 
     def _check_refusal(self, answer: Answer, connection: Kept) -> None:

@@ -36,6 +36,8 @@ from redline.errors import BadRow, CallError, ConfigError
 _MOST_STALE = 8
 # Rows may name paths of their own; those of a run are few.
 _MOST_HEADS = 256
+# The lengths of most bodies differ by little.
+_MOST_ENDS = 4096
 _WITH_BODY = frozenset(("POST", "PUT", "PATCH"))
 
 
@@ -57,17 +59,23 @@ class Outbox:
 
     def _leave(self) -> None:
         due, self._due = self._due, []
+        connection = due[0]
         try:
             self._before_write()
-        except Exception as error:
             for connection in due:
-                connection.refuse(error)
-            return
-        for connection in due:
-            try:
-                connection.leave()
-            except Exception as error:
-                connection.refuse(error)
+                try:
+                    connection.leave()
+                except Exception as error:
+                    connection.refuse(error)
+        except Exception as error:
+            for each in due:
+                each.refuse(error)
+        except BaseException as error:
+            # A signal has raised it in what blocks the event loop. It is for the task whose turn
+            # it was; the others are due in the next turn, unless they are cancelled before.
+            connection.refuse(error)
+            for each in due[due.index(connection) + 1 :]:
+                self.add(each)
 
 
 class Transport:
@@ -84,6 +92,7 @@ class Transport:
         clock: Clock,
         on_handshake: Callable[[float], None],
         before_write: Callable[[], None] = do_nothing,
+        intake: ReplyMemory | None = None,
     ) -> None:
         self._endpoint = endpoint
         parts = urlsplit(endpoint.base_url)
@@ -95,15 +104,19 @@ class Transport:
         # The proxy that reads and forwards the requests themselves.
         self._forwarder = None if is_tls else proxy
         self._connect_hint = "" if proxy is None else f"through the proxy {proxy.server}: {CHECK}"
-        self.intake = ReplyMemory(endpoint.max_reply_bytes)
+        self.intake = intake or ReplyMemory(endpoint.max_reply_bytes)
         self._headers = _default_headers(endpoint)
         # The heads of requests without headers of their own, but for the length of the body.
         self._heads: dict[tuple[str, str], bytes] = {}
+        # What follows them, by the length of the body.
+        self._ends: dict[int, bytes] = {}
         self._outbox = Outbox(before_write)
         self._reuse = Reuse()
         self._deadlines = Deadlines(clock)
         dialer = Dialer(endpoint, proxy, self._deadlines, on_handshake)
-        self._pool = Pool(dialer, self.intake, self._reuse, self._deadlines)
+        self._pool = Pool(
+            dialer, self.intake, self._reuse, self._deadlines, endpoint.max_reply_bytes
+        )
 
     def head(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
         """The head of a request: its first line and its headers.
@@ -115,7 +128,10 @@ class Transport:
             head = self._make_head(method, path, headers)
         if body is None and method not in _WITH_BODY:
             return head + b"\r\n"
-        return b"%bContent-Length: %d\r\n\r\n" % (head, 0 if body is None else len(body))
+        size = 0 if body is None else len(body)
+        # Formatting a number costs more than all else that is done here.
+        end = self._ends.get(size)
+        return head + (self._make_end(size) if end is None else end)
 
     async def exchange(
         self,
@@ -131,17 +147,17 @@ class Transport:
         """
         stale = 0
         while stale < _MOST_STALE:
-            connection = self._ready_now(exchange) or await self._ready(exchange)
+            connection = self._pool.take_now(exchange) or await self._ready(exchange)
             try:
                 self._outbox.add(connection)
                 await connection.open(exchange, is_streamed=take is not None)
                 if connection.is_stale:
                     stale += 1
                     continue
-                if take is not None and await _handed_on(connection, take, kind):
+                if take is not None and await _handed_on(exchange, connection, take, kind):
                     self._reuse.answered()
                     return Answer(connection.status, connection.headers, b"")
-                body = connection.whole_now()
+                body = connection.body
                 if body is None:
                     body = await connection.whole()
                 answer = Answer(connection.status, connection.headers, body)
@@ -160,25 +176,9 @@ class Transport:
             raise unauthorized(407, answer.headers.get("proxy-authenticate", ""), self._forwarder)
 
     async def aclose(self) -> None:
-        """Closes every connection."""
+        """Closes every connection. What is asked, or still to be asked, ends with Disconnected."""
         self._pool.close()
         self._deadlines.close()
-
-    def _ready_now(self, exchange: Exchange) -> Connection | None:
-        """As `_ready`, if nothing is to be waited for, as most often; None otherwise."""
-        if self.intake.is_full or exchange.needs_new:
-            return None
-        connection = self._pool.take()
-        if connection is None:
-            return None
-        try:
-            if exchange.may_leave():
-                return connection
-        except BaseException:
-            self._pool.give_back(connection)
-            raise
-        self._pool.give_back(connection)
-        return None
 
     async def _ready(self, exchange: Exchange) -> Connection:
         """A connection that is up, for an exchange that has its grant. Raises CallError."""
@@ -196,18 +196,20 @@ class Transport:
         if self.intake.is_full:
             exchange.waiting()
             await self.intake.room()
-        connection = None if exchange.needs_new else self._pool.take()
-        if connection is None:
+        pool = self._pool
+        taken = None if exchange.needs_new else pool.take()
+        if taken is not None:
+            connection, since = taken
+        else:
             exchange.connecting()
             try:
-                connection = await self._pool.connect()
+                connection, since = await pool.connect(), pool.sweeps
             except TimeoutError:
                 raise exchange.timed_out(self._connect_hint) from None
         try:
             await exchange.wait_for_grant()
         except BaseException:
-            # Nothing was written on it.
-            self._pool.give_back(connection)
+            pool.give_back(connection, since)
             raise
         return connection
 
@@ -242,6 +244,12 @@ class Transport:
             self._heads[method, path] = head
         return head
 
+    def _make_end(self, size: int) -> bytes:
+        if len(self._ends) >= _MOST_ENDS:
+            self._ends.clear()
+        end = self._ends[size] = b"Content-Length: %d\r\n\r\n" % size
+        return end
+
     def _target(self, path: str) -> str:
         """The path and query of the URL of a request's path. Raises BadRow for no path."""
         try:
@@ -264,14 +272,18 @@ def _default_headers(endpoint: Endpoint) -> dict[str, str]:
 
 
 async def _handed_on(
-    connection: Connection, take: Callable[[bytes], Awaitable[None]], kind: str
+    exchange: Exchange,
+    connection: Connection,
+    take: Callable[[bytes], Awaitable[None]],
+    kind: str,
 ) -> bool:
     """Gives `take` an answer of this kind as it comes; False for any other, which is unread."""
     await connection.head()
     found = connection.headers.get("content-type") or ""
-    if connection.status != 200 or not found.startswith(kind):
+    if connection.status != 200 or not found.lower().startswith(kind):
         connection.rest()
         return False
+    exchange.on_streamed(connection.status, connection.headers)
     while chunk := await connection.chunk():
         await take(chunk)
     return True

@@ -22,7 +22,7 @@ _SPEED, _PROCESSES = "Speculative decoding", "How it runs"
 PARAMS = (
     Word("model", "MODEL", "A folder that save_pretrained wrote, or a name on the hub."),
     flag("port", "N", "Default 0: a free one.", section=_WHERE),
-    flag("host", "ADDRESS", "Default 127.0.0.1: this machine only. Nobody is asked for a key."),
+    flag("host", "ADDRESS", "Default 127.0.0.1: this machine only. No key is asked for."),
     flag("max_batch_size", "N", "Sequences computed together. Default 32.", section=_SIZE),
     flag(
         "max_step_tokens",
@@ -73,18 +73,18 @@ PARAMS = (
     flag(
         "tensor_parallel",
         "N",
-        "Split every layer over so many processes, each with a share of the weights.",
+        "Split every layer over N processes, each with a share of the weights.",
     ),
     flag(
         "pipeline_parallel",
         "N",
-        "Split the layers into so many stages, each a process; as many batches are under "
-        "way. With both, N x N processes.",
+        "Split the layers into N stages, each a process; N batches are under way at once. "
+        "With both, the product of the two is the number of processes.",
     ),
     flag(
         "launcher",
         "NAME",
-        "vllm starts vLLM with the same settings, where it is installed.",
+        "vllm starts vLLM with the same settings, if it is installed.",
         complete=_LAUNCHERS,
     ),
 )
@@ -94,7 +94,7 @@ def engine(ctx: Context, model: str) -> None:
     """Serve a local causal language model with the OpenAI API.
 
     Requests are computed together, a token each at a time, and join and leave as they come. The
-    base URL is the first line on stdout. Ctrl-C ends it. GET /metrics tells how it goes, by
+    base URL is the first line on stdout. Ctrl-C ends it. GET /metrics shows its state, under
     vLLM's names. It needs the extra `engine`: make install-engine.
 
         redline engine models/tiny --draft-model models/tiny-draft --port 8000

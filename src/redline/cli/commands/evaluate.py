@@ -45,7 +45,7 @@ PARAMS = (
     flag(
         "samples",
         "N",
-        "Ask each question so often: pass@k and the majority's vote are told, too. Give a "
+        "Ask each question N times, and report pass@k and the majority's vote as well. Give a "
         "--temperature above 0. Default: 1.",
     ),
     flag("shots", "N", "Put the first N rows of --shots-file before each question, answered."),

@@ -48,8 +48,8 @@ def run_flags(*left_out: str) -> list[Option]:
 def run(ctx: Context, rows: str) -> None:
     r"""Send every row of INPUT to an endpoint, at its limits, and lose none.
 
-    Interrupt it anywhere and give the same command again: it continues. Rows that fail stand in
-    labels.failed.jsonl with their reason.
+    Interrupt it anywhere and give the same command again: it continues. Rows that fail are
+    in labels.failed.jsonl, with the reason.
 
         redline run tickets.jsonl --prompt 'Classify: {{ text }}' \
             --model gpt-4o-mini --rpm 500 --tpm 200k -o labels.jsonl

@@ -76,7 +76,7 @@ PARAMS = (
     flag(
         "jitter",
         "SECONDS",
-        "Hold each request up by 0 to so many seconds before the limits are asked. Default 0.",
+        "Delay each request by 0 to this many seconds before the limits are checked. Default 0.",
     ),
     flag(
         "faults",
@@ -117,7 +117,7 @@ PARAMS = (
         "--latency. Default 0.",
         section=_BATCHES,
     ),
-    flag("batch_window", "TIME", "A batch expires after so long. Default 24h."),
+    flag("batch_window", "TIME", "A batch expires after this time. Default 24h."),
     flag(
         "batch_tokens", "N", "Tokens that all batches together may have waiting. Default: no limit."
     ),

@@ -54,10 +54,10 @@ PARAMS = (
     flag(
         "similarity",
         "SHARE|off",
-        "Make a text anew that shares so much with one that is there: the Jaccard index "
+        "Replace a text that has this much in common with an earlier one: the Jaccard index "
         f"of runs of three words. Default: {_SIMILARITY}; off keeps them all.",
     ),
-    flag("tries", "N", f"Ask for one text so often at most. Default: {_TRIES}."),
+    flag("tries", "N", f"Ask at most N times for one text. Default: {_TRIES}."),
     # The others are what a synthesis decides by itself, or has no use for.
     *run_flags(
         *("body", "url", "method", "output_path", "fail_on", "format", "ordered"),

@@ -85,8 +85,8 @@ PARAMS = (
 def tag(ctx: Context, rows: str) -> None:
     r"""Tag every row with labels, or with any JSON that a schema describes.
 
-    An answer that is not valid is asked for again; a row that never gets a valid one stands in the
-    failures with the reason. `output` of a result line is the tag.
+    An answer that is not valid is asked for again; a row that never gets a valid one is among
+    the failures, with the reason. `output` of a result line is the tag.
 
         redline tag tickets.csv --schema labels.json --model gpt-4o-mini \
             --rpm 500 -o tagged.jsonl

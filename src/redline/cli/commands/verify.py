@@ -24,7 +24,7 @@ PARAMS = (
 
 
 def verify(ctx: Context, results: str) -> None:
-    """Prove that every row of the input stands in OUT, or in its failures, exactly once.
+    """Prove that every row of the input is in OUT, or in its failures, exactly once.
 
     Each line's checksum is tested as well.
 

@@ -95,7 +95,7 @@ def _display(resolved: Resolved, *, is_json: bool) -> Display:
 
 def _run(resolved: Resolved, display: Display | None, notes: Notes) -> Report:
     if resolved.job.output is not None:
-        return run_job(resolved.job, display=display, on_result=notes.note)
+        return run_job(resolved.job, display=display, on_failure=notes.note)
     lines = Lines(sys.stdout, resolved.lines, notes)
     lost: OSError | None = None
     try:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from redline.apis import ChoicesWriter, chat, completion_usage, completions
-from redline.calls import Call, Chunk, Outcome, Reply, Request, Sink
+from redline.calls import Attempt, Call, Chunk, Health, Load, Outcome, Reply, Request, Sink
 from redline.clock import SYSTEM
 from redline.engine.api.bodies import Answer, Drawn, Said
 from redline.engine.api.detokenize import Pieces, TextStream
@@ -25,7 +25,6 @@ from redline.engine.sample import Grammars, Guide, SamplingParams
 from redline.engine.schedule import QueueFull
 from redline.engine.step import CLOSED, Ask, EngineFailed, EngineThread
 from redline.errors import CallError, NoEndpoint, RedlineError, Rejected, ServerFailed, TimedOut
-from redline.limits import Cost
 from redline.waist import failed
 
 _STATUS_BUSY = 503
@@ -56,15 +55,19 @@ class EngineBackend:
         self._name = name
         self._most_sequences = most_sequences
         self._reader = _Reader(self._read)
+        self._in_flight = 0
 
-    def room(self, cost: Cost, now_s: float) -> float:
-        """0, or inf if the engine has failed. `send` refuses what the queue has no room for."""
-        return 0.0 if self._thread.failure is None else math.inf
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        """Ready, or gone if the engine has failed; `send` refuses what its queue cannot hold."""
+        if self._thread.failure is not None:
+            return Load(state=Health.GONE, room_s=math.inf, binds="the engine has failed")
+        return Load(in_flight=self._in_flight)
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         """Exactly one outcome. Raises nothing but CancelledError, which gives the slots back."""
         begun_s = call.sent_s = SYSTEM.now_s()
         call.attempts += 1
+        self._in_flight += 1
         wait_s = call.deadline_s - begun_s
         error: CallError | NoEndpoint
         try:
@@ -77,11 +80,21 @@ class EngineBackend:
         except (CallError, NoEndpoint) as found:
             error = found
         else:
-            took_s = SYSTEM.now_s() - begun_s
-            return Outcome(status="succeeded", reply=reply, endpoint=self._name, latency_s=took_s)
+            now_s = SYSTEM.now_s()
+            tried = (Attempt(self._name, None, begun_s, None, now_s),)
+            return Outcome(
+                status="succeeded",
+                reply=reply,
+                endpoint=self._name,
+                tried=tried,
+                latency_s=now_s - begun_s,
+            )
         finally:
+            self._in_flight -= 1
             call.sent_s = None
-        return failed(error, endpoint=self._name)
+        outcome = failed(error, endpoint=self._name)
+        outcome.tried = (Attempt(self._name, error, begun_s, None, SYSTEM.now_s()),)
+        return outcome
 
     async def aclose(self) -> None:
         """Ends the engine and all it is asked."""
@@ -212,7 +225,9 @@ class _Stream(NamedTuple):
 
     async def put(self, events: list[dict[str, Any]], text: str = "") -> None:
         for event in events:
-            self.call.committed = True
+            if not self.call.committed:
+                self.call.committed = True
+                await self.sink.begin(200, {})
             await self.sink.put(Chunk(text, event))
 
 

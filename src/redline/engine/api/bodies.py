@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from redline.apis import ChoicesWriter, chat, choice_object
+from redline.apis import ChoicesWriter, chat
 from redline.engine.api.detokenize import Pieces
 
 Object = dict[str, Any]
@@ -51,8 +51,9 @@ class Answer(NamedTuple):
 
     def whole(self, choices: Sequence[Said], counted: Object) -> Object:
         """The body of an answer that is not streamed. counted: its usage."""
+        write = self.writer.form.choice
         made = [
-            self._choice(said, self.writer.form.content(said.text, None))
+            write(said.index, said.text, said.finish_reason, logprobs=self._logprobs(said))
             for said in sorted(choices, key=lambda said: said.index)
         ]
         return self.writer.whole(made, counted)
@@ -62,20 +63,22 @@ class Answer(NamedTuple):
         opening = self.writer.form.opening
         if opening is None:
             return []
-        return [self.writer.event(choice_object(index, opening)) for index in range(choices)]
+        return [self.writer.event(opening(index)) for index in range(choices)]
 
     def next(self, said: Said) -> list[Object]:
         """The event of what is new of a choice; none if nothing is."""
         if not (said.text or said.drawn or said.finish_reason):
             return []
-        return [self.writer.event(self._choice(said, self.writer.form.delta(said.text)))]
+        write, logprobs = self.writer.form.piece, self._logprobs(said)
+        return [
+            self.writer.event(write(said.index, said.text, said.finish_reason, logprobs=logprobs))
+        ]
 
-    def _choice(self, said: Said, content: Object) -> Object:
-        logprobs = None
-        if said.drawn is not None:
-            shown = _chat_logprobs if self.writer.form is chat.FORM else _text_logprobs
-            logprobs = shown(said.drawn, self.pieces)
-        return choice_object(said.index, content, said.finish_reason, logprobs)
+    def _logprobs(self, said: Said) -> Object | None:
+        if said.drawn is None:
+            return None
+        shown = _chat_logprobs if self.writer.form is chat.FORM else _text_logprobs
+        return shown(said.drawn, self.pieces)
 
 
 def _chat_logprobs(drawn: Sequence[Drawn], pieces: Pieces) -> Object:

@@ -18,6 +18,8 @@ class _Rows:
     """What both have in common: they go on from another supply, whose rows they count."""
 
     def __init__(self, supply: Supply) -> None:
+        # Always empty: each row is asked for.
+        self.ready: deque[Picked] = deque()
         self._supply = supply
 
     @property
@@ -38,9 +40,6 @@ class FirstRows(_Rows):
         super().__init__(supply)
         self._most_rows = most_rows
         self.handed = 0
-
-    def next_now(self) -> Picked | None:
-        return None
 
     async def next(self) -> Picked | None:
         if self.handed >= self._most_rows:
@@ -64,7 +63,7 @@ class LeftRows(_Rows):
         self._runner = runner
         self._left: deque[tuple[Path, array[int]]] = deque()
         self._paths: list[Path] = []
-        self._ready: deque[Picked] = deque()
+        self._own: deque[Picked] = deque()
         self._turn = asyncio.Lock()
         self._is_closed = False
         self.rows = 0
@@ -80,16 +79,11 @@ class LeftRows(_Rows):
         """The rows have all been handed out, or are left for the next run. Blocks."""
         drop(self._paths)
 
-    def next_now(self) -> Picked | None:
-        if self._ready and not self._is_closed:
-            return self._hand()
-        return None if self._left or self._is_closed else self._supply.next_now()
-
     async def next(self) -> Picked | None:
         async with self._turn:
-            if not self._ready and self._left and not self._is_closed:
-                self._ready.extend(await asyncio.to_thread(self._read))
-            if self._ready and not self._is_closed:
+            if not self._own and self._left and not self._is_closed:
+                self._own.extend(await asyncio.to_thread(self._read))
+            if self._own and not self._is_closed:
                 return self._hand()
         return None if self._is_closed else await self._supply.next()
 
@@ -99,7 +93,7 @@ class LeftRows(_Rows):
 
     def _hand(self) -> Picked:
         self._runner.offer(-1)
-        return self._ready.popleft()
+        return self._own.popleft()
 
     def _read(self) -> list[Picked]:
         path, offsets = self._left[0]

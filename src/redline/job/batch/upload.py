@@ -96,7 +96,7 @@ class Filler:
     async def _next(self) -> tuple[Kept, Route] | None:
         """The next row that can be asked; None if it has its outcome, or there is none."""
         runner, metered = self._world.runner, self._world.metered
-        picked = self._world.feed.next_now() or await runner.next_row()
+        picked = await runner.next_row()
         if picked is None:
             self.is_read = True
             return None

@@ -265,7 +265,7 @@ class Mirror:
     def _load(self) -> None:
         try:
             state = msgspec.json.decode(self._state_path.read_bytes(), type=_State)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, ValueError):
             # Whether a file and its object agree can also be seen from themselves.
             return
         if state.url != self.url.name:

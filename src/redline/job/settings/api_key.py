@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from redline.calls import is_http_url
 from redline.errors import ConfigError
 
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -40,9 +41,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 def default_key(key: str | None, base_url: str, headers: Iterable[str], hint: str) -> str | None:
     """The key, if it may go to `base_url`; None if there is none, or a header holds another.
 
-    headers: their names. hint: how to name the key. Raises ConfigError for any other host.
+    headers: their names. hint: how to name the key. Raises ConfigError for any other host. A text
+    that is no URL gets no key: Endpoint has an error of its own for it.
     """
-    if not key:
+    if not key or not is_http_url(base_url):
         return None
     host = _host(base_url)
     if host == _OPENAI_HOST or host.endswith(f".{_OPENAI_HOST}") or is_this_machine(host):
@@ -69,8 +71,5 @@ def is_this_machine(host: str) -> bool:
 
 
 def _host(base_url: str) -> str:
-    """In lower case, without a dot at its end. What is no URL is refused by an error of its own."""
-    try:
-        return (urlsplit(base_url).hostname or "localhost").rstrip(".")
-    except ValueError:
-        return "localhost"
+    """In lower case, without a dot at its end."""
+    return (urlsplit(base_url).hostname or "").rstrip(".")

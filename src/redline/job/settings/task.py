@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from redline.calls import Backend, Call, Cost, Outcome, Request, Sink, failed
+from redline.calls import Backend, Call, Load, Outcome, Request, Sink, failed
 from redline.errors import Rejected, TimedOut
 
 # The deadline of a row that is not to be asked again, because its run is ending.
@@ -80,8 +80,8 @@ class Noted:
     def __init__(self) -> None:
         self.request: Request | None = None
 
-    def room(self, cost: Cost, now_s: float) -> float:
-        return 0.0
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        return Load()
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         self.request = self.request or request
@@ -97,8 +97,8 @@ class Answered:
     def __init__(self, outcome: Outcome) -> None:
         self._outcome = outcome
 
-    def room(self, cost: Cost, now_s: float) -> float:
-        return 0.0
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        return Load()
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         return self._outcome

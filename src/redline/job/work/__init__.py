@@ -6,6 +6,7 @@ from redline.job.work.feed import Feed, Picked, Supply
 from redline.job.work.runner import (
     GRACE_S,
     HOPELESS_ROWS,
+    OnFailure,
     OnResult,
     Results,
     Runner,

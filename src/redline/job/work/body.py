@@ -49,10 +49,12 @@ class FixedBody:
         self._before, self._after = fixed[0], fixed[-1]
         self._kinds = frozenset(kinds)
         self._others = frozenset(others)
+        self._other = next(iter(self._others)) if len(self._others) == 1 else None
 
     def json(self, row: dict[str, Any]) -> bytes | None:
         """The body of the row; None if it is more than fixed text and columns."""
-        if not self._others.isdisjoint(row):
+        other = self._other
+        if (other in row) if other is not None else not self._others.isdisjoint(row):
             return None
         try:
             only = self._only

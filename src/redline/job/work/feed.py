@@ -32,13 +32,17 @@ class Picked(msgspec.Struct):
 
 
 class Supply(Protocol):
-    """Where workers take rows from. rows_read: so far."""
+    """Where workers take rows from.
+
+    ready: the next rows to do, to be taken from its left; `next` knows what comes after them.
+    rows_read: so far.
+    """
+
+    @property
+    def ready(self) -> deque[Picked]: ...
 
     @property
     def rows_read(self) -> int: ...
-
-    def next_now(self) -> Picked | None:
-        """The next row to do, where nothing is to be waited for; None where `next` knows more."""
 
     async def next(self) -> Picked | None:
         """The next row to do; None when there is no more, or after `close`."""
@@ -86,7 +90,7 @@ class Feed:
         self._identifier = identifier or Identifier()
         self._load = load or Backpressure()
         # Handed out without a look at how many are left; then the rest, while more are read.
-        self._ready: deque[Picked] = deque()
+        self.ready: deque[Picked] = deque()
         self._rest: list[Picked] = []
         self._refill: asyncio.Task[None] | None = None
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -108,7 +112,7 @@ class Feed:
     @property
     def is_input_done(self) -> bool:
         """The input was read to its end or its limit, and every row handed out."""
-        return self._is_end and not self._ready and not self._rest and not self._is_closed
+        return self._is_end and not self.ready and not self._rest and not self._is_closed
 
     def read_fraction(self) -> float | None:
         """How much of the input is read, 0 to 1; None when unknown."""
@@ -116,23 +120,19 @@ class Feed:
             return None
         return self._source.read_fraction()
 
-    def next_now(self) -> Picked | None:
-        """The next row to do, where nothing is to be waited for; `next` tells why there is none."""
-        return self._ready.popleft() if self._ready else None
-
     async def next(self) -> Picked | None:
         """The next row to do; None when there is no more, or after `close`.
 
         Raises ConfigError where the input cannot be read on.
         """
         while not self._is_closed:
-            if self._refill is None and not self._is_end and not self._ready:
+            if self._refill is None and not self._is_end and not self.ready:
                 self._refill = asyncio.create_task(self._fill())
                 self._refill.add_done_callback(self._wake)
-                self._ready.extend(self._rest)
+                self.ready.extend(self._rest)
                 self._rest = []
-            if self._ready:
-                return self._ready.popleft()
+            if self.ready:
+                return self.ready.popleft()
             if self._refill is None:
                 return None
             await self._turn()
@@ -169,7 +169,7 @@ class Feed:
     def _end_early(self) -> None:
         """No more rows are handed out."""
         self._is_closed = True
-        self._ready.clear()
+        self.ready.clear()
         self._rest = []
 
     def leave(self) -> None:
@@ -196,7 +196,7 @@ class Feed:
         """
         is_broken = refill.cancelled() or refill.exception() is not None
         is_over = is_broken or self._is_end
-        rows = len(self._ready) + len(self._rest)
+        rows = len(self.ready) + len(self._rest)
         self._wake_some(len(self._waiting) if is_over else max(1, rows))
 
     def _wake_some(self, count: int) -> None:
@@ -224,7 +224,7 @@ class Feed:
         if not self._is_closed:
             # With fewer left than this, more are read.
             begin = max(0, len(batch.picked) - (0 if batch.is_end else _LOW_ROWS))
-            self._ready.extend(batch.picked[:begin])
+            self.ready.extend(batch.picked[:begin])
             self._rest = batch.picked[begin:]
         self.rows_read += batch.read
         self.rows_skipped += batch.read - len(batch.picked)

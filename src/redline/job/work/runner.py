@@ -61,6 +61,7 @@ _MOST_SPARE_WORKERS = 1000
 _LEAST_SPARE_WORKERS = 16
 
 OnResult = Callable[[Result], Awaitable[None] | None]
+OnFailure = Callable[[Result], None]
 # Asked with a row's key and outcome before its line is written: whether it still may be.
 Permit = Callable[[int, Outcome], Awaitable[bool]]
 
@@ -90,7 +91,8 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     slots: how many calls at once. supply: where its rows come from, and source_name: that place in
     messages. renderer: makes a request of a row. bill: of what replies cost, None if nothing is to
     be read from them. permit: asked before a result is kept; None for no need to ask. on_result:
-    gets each row that has ended; where it is to be awaited, it slows the run down to its own pace.
+    called with each row that has ended; if it returns an awaitable, the run waits for it.
+    on_failure: called with each row that has failed.
     """
 
     backend: Backend
@@ -103,6 +105,7 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     bill: Bill | None = None
     permit: Permit | None = None
     on_result: OnResult | None = None
+    on_failure: OnFailure | None = None
 
 
 class Runner:
@@ -124,6 +127,10 @@ class Runner:
         self._after: dict[asyncio.Task[Any], asyncio.Future[Any]] = {}
         self._before, self._is_http = job.hooks.before, job.call is None
         self._has_wishes = bool(job.fail_on) or job.hooks.after is not None
+        # A row is one request to the backend, and its outcome is taken as it comes.
+        self._is_plain = (
+            self._before is None and self._is_http and job.task is None and not self._has_wishes
+        )
         # Rows that failed before the first one that has succeeded.
         self._failed_first = 0
         self._has_succeeded = False
@@ -132,11 +139,11 @@ class Runner:
         self._bill = wiring.bill
         self._permit = wiring.permit
         self._on_result = wiring.on_result
+        self._on_failure = wiring.on_failure
         self._on_drain: Callable[[], object] | None = None
         # When the run is to end, by the monotonic clock; inf for never.
         self.ends_s: float | None = None
         self.offered = 0
-        self.ended = 0
         self.is_draining = False
         self.stopped: RedlineError | None = None
         self._is_stopped = asyncio.Event()
@@ -299,7 +306,8 @@ class Runner:
     async def take(self, picked: Picked, outcome: Outcome) -> None:
         """Saves what a row was answered elsewhere, as if it had been asked here."""
         call = Call(attempts=outcome.attempts)
-        await self._conclude(picked, await self._elsewhere(picked, call, Answered(outcome)))
+        outcome = await self._elsewhere(picked, call, Answered(outcome))
+        await self._conclude(picked, outcome)
 
     async def _elsewhere(self, picked: Picked, call: Call, backend: Backend) -> Outcome:
         task = asyncio.current_task()
@@ -346,11 +354,12 @@ class Runner:
         assert task is not None
         large_bytes = 0
         try:
-            supply, tasks, backend = self._supply, self._tasks, self._backend
+            ready, tasks, backend = self._supply.ready, self._tasks, self._backend
             row_s, load, on_wait = self._job.row_deadline_s, self._load, self._row_waits
             priority, tenant = self._job.priority, self._job.tenant
+            has_permit = self._permit is not None
             due_s = math.inf
-            while (picked := supply.next_now() or await self.next_row()) is not None:
+            while (picked := ready.popleft() if ready else await self.next_row()) is not None:
                 self.offered += 1
                 if len(picked.row.content) >= LARGE_ROW_BYTES:
                     large_bytes = len(picked.row.content)
@@ -365,7 +374,10 @@ class Runner:
                     # It was left behind, and its journal is closed.
                     return
                 tasks[task] = None
-                if call.deadline_s == due_s or not self._is_cut_short(outcome, due_s):
+                if outcome.error is None and not has_permit:
+                    if (handing := self._save(picked, outcome)) is not None:
+                        await handing
+                elif call.deadline_s == due_s or not self._is_cut_short(outcome, due_s):
                     await self._conclude(picked, outcome)
                 # What was asked and answered must not wait with this worker for its next row.
                 del picked, outcome
@@ -414,6 +426,11 @@ class Runner:
             row = found.data
             if row is None or found.problem is not None or picked.is_duplicate:
                 raise _unusable(picked)
+            if self._is_plain:
+                outcome = await backend.send(self._renderer.request(row), call)
+                if self._bill is not None:
+                    self._pay(outcome)
+                return outcome
             if self._before is not None:
                 # A copy: what the user's function changes must not change the row that is recorded.
                 row = await self._in_executor(self._before, copy.deepcopy(row), "before")
@@ -482,7 +499,8 @@ class Runner:
             self._after.pop(task, None)
 
     async def _conclude(self, picked: Picked, outcome: Outcome) -> None:
-        error, row = outcome.error, picked.row
+        """Saves the outcome, unless it ends the run or is another run's to save."""
+        error = outcome.error
         if error is not None:
             error.where = self._where(picked, outcome)
             if error.stops_run:
@@ -490,23 +508,30 @@ class Runner:
                 return
         if self._permit is not None and not await self._is_permitted(picked, outcome):
             return
-        if error is None:
-            self._has_succeeded = True
-        elif (reason := self._hopeless(error)) is not None:
+        if error is not None and (reason := self._hopeless(error)) is not None:
             self.stop(reason)
-        outcome.custom_id = name = picked.custom_id
-        outcome.row = row.number
-        outcome.input = row.data
-        result = Result(row=row, key=picked.key, mark=picked.mark, custom_id=name, outcome=outcome)
+        if (handing := self._save(picked, outcome)) is not None:
+            await handing
+
+    def _save(self, picked: Picked, outcome: Outcome) -> Awaitable[None] | None:
+        """Hands the outcome to the journal; what whoever takes the row is to be awaited for."""
+        result = Result(picked.row, picked.key, picked.custom_id, outcome, picked.mark)
         try:
             self._results.append(result)
         except RedlineError as journal_error:
             self.stop(journal_error)
-            return
-        self.ended += 1
-        if self._on_result is not None and (handing := self._on_result(result)) is not None:
-            # It is saved; only an abort ends the wait for whoever takes it.
-            await self._until_aborted(handing)
+            return None
+        # A success that cannot be written has become a failure.
+        if outcome.error is None:
+            self._has_succeeded = True
+        elif self._on_failure is not None:
+            self._on_failure(result)
+        if self._on_result is None:
+            return None
+        result.name_outcome()
+        handing = self._on_result(result)
+        # It is saved; only an abort ends the wait for whoever takes it.
+        return None if handing is None else self._until_aborted(handing)
 
     def _hopeless(self, error: CallError | NoEndpoint) -> RedlineError | None:
         """Why the run is to end with this row's error; None if it goes on."""

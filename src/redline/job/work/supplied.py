@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from redline.calls import Backend, Call, Cost, Outcome, Request, Sink, failed
+import msgspec
+
+from redline.calls import Backend, Call, Load, Outcome, Request, Sink, failed
 from redline.clock import SYSTEM, Clock
 from redline.errors import JournalError, TimedOut
 from redline.job.work.runner import Results
@@ -36,9 +38,17 @@ class SuppliedBackend:
         self._attempts = attempts
         self._clock = clock
 
-    def room(self, cost: Cost, now_s: float) -> float:
-        wait_s = self._backend.room(cost, now_s)
-        return wait_s if self._slots.is_free else max(wait_s, math.ulp(0.0))
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        load, slots = self._backend.load(now_s, request), self._slots
+        if slots.is_free:
+            return msgspec.structs.replace(load, slots=slots.count)
+        return msgspec.structs.replace(
+            load,
+            waiting=load.waiting + slots.waiting,
+            slots=slots.count,
+            room_s=max(load.room_s, math.ulp(0.0)),
+            binds=f"{slots.count} calls in flight",
+        )
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         if not self._slots.take_free():
@@ -102,5 +112,6 @@ class SuppliedResults:
         return self._results.failure
 
     def append(self, result: Result) -> None:
+        result.name_outcome()
         self._results.append(result)
         self._acknowledge([result])

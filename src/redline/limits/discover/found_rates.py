@@ -94,7 +94,7 @@ class FoundRates:
             with self._path.open("rb") as file:
                 data = file.read(_MOST_BYTES + 1)
             found = msgspec.json.decode(data, type=_File)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError, RecursionError):
             return []
         return found.rates if found.v == _VERSION and len(data) <= _MOST_BYTES else []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import msgspec
 
@@ -10,7 +10,7 @@ Kind = Literal["requests", "tokens", "input_tokens", "output_tokens"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-class Spread(NamedTuple):
+class Spread(msgspec.Struct, frozen=True, gc=False):
     """How far an amount may come to lie from its estimate, which is its mean.
 
     variance, third: its second and third central moment, 0 or more. most: by how much it can be

@@ -32,7 +32,6 @@ FIRST_GUARD_S = PRIOR_S + MARGIN_S
 _MOST_S = 0.4
 # Fewer replies than this prove nothing: the shortest of them may not be short.
 _LEAST_REPLIES = 16
-_LEAST_MOMENTS = 2
 _LEAST_HANDSHAKES = 8
 _REPLIES = 128
 _HANDSHAKES = 64
@@ -46,7 +45,9 @@ _NEW_SHARE = 4
 class Jitter:
     """Measured from replies and handshakes; `guard_s` is what to add to a window.
 
-    on_change: called when the guard has changed.
+    base_s: a reply that took t shows that its call was at most t - base_s late; -inf while replies
+    prove nothing. unproven_s: how late a call may be of which nothing is known.
+    on_change: called when one of these, or the guard, has changed.
     """
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
@@ -54,22 +55,20 @@ class Jitter:
         self._prior_s = PRIOR_S
         self._fastest_s = math.inf
         self._replies = 0
-        self._late_s: deque[float] = deque(maxlen=_REPLIES)
-        self._moment_until_s = -math.inf  # writes until then are of one moment
-        self._moments = 0
+        self._took_s: deque[float] = deque(maxlen=_REPLIES)
+        self._first_until_s = math.inf  # what was written until then is of one moment
+        self._has_moments = False  # replies are of more than one
         self._trusts_replies = True
         self._handshakes_s: deque[float] = deque(maxlen=_HANDSHAKES)
         self._network_s = 0.0
         self._lags_s: deque[float] = deque(maxlen=_LAGS)
         self._rings = 0
-        self._learn_at = self._learn_rings_at = _LEARN_EVERY
+        self._learn_at, self._learn_rings_at = 1, _LEARN_EVERY
         self.catch_up_s = MARGIN_S
         self._spread_s = math.inf  # of nearly all replies behind the fastest one
         self._unsure_s = 0.0  # by how much the fastest reply may not be the fastest possible
-        self._allowed_s = MARGIN_S  # what is added to how late a reply was
-        # Replies prove more than nothing by now.
-        self.is_telling = False
-        # How late a request may be of which nothing is known.
+        self._is_telling = False  # replies prove more than nothing by now
+        self.base_s = -math.inf
         self.unproven_s = FIRST_GUARD_S
         self.guard_s = FIRST_GUARD_S
 
@@ -86,38 +85,25 @@ class Jitter:
         self.catch_up_s = max(MARGIN_S, lag_s)
         self._conclude()
 
-    def replied(self, took_s: float, sent_s: float) -> float:
-        """How late this request can have been at most, in seconds.
+    def replied(self, took_s: float, sent_s: float) -> None:
+        """A reply's first byte came `took_s` after the write of its call, at sent_s.
 
-        took_s: from the write, at sent_s, to the first byte of the answer, less the server's own
-        time on it if it states that.
+        took_s: less the server's own time on it if it states that.
         """
-        if sent_s > self._moment_until_s:
-            self._moment_until_s = sent_s + self._prior_s
-            self._moments += 1
-        late_s = took_s - self._fastest_s
-        if late_s < 0:
+        if took_s < self._fastest_s:
             self._fastest_s = took_s
-            late_s = 0.0
-        self._late_s.append(late_s)
+            self._conclude()
+        self._took_s.append(took_s)
         self._replies += 1
         if self._replies >= self._learn_at:
-            self._learn_at = self._replies + max(_LEARN_EVERY, len(self._late_s) // _NEW_SHARE)
-            self._learn()
-        if self.is_telling:
-            late_s += self._allowed_s
-            if late_s < self.unproven_s:
-                return late_s
-        return self.unproven_s
+            self._learn(sent_s)
 
     def proved_s(self, took_s: float) -> float:
-        """How late a request can have been at most whose reply took so long, by what is known now.
+        """How late a call was at most whose reply took so long, by what is known now.
 
         took_s: of a reply that `replied` has seen.
         """
-        if not self.is_telling:
-            return self.unproven_s
-        return min(took_s - self._fastest_s + self._allowed_s, self.unproven_s)
+        return min(took_s - self.base_s, self.unproven_s)
 
     def shook_hands(self, took_s: float) -> None:
         """A connection was made in `took_s`, while no other was in the making."""
@@ -132,28 +118,34 @@ class Jitter:
         """The server counted more than was sent in its window: the guard did not cover the way."""
         self._prior_s = min(_MOST_S, self._prior_s * 2)
         self._trusts_replies = False
-        self.is_telling = False
+        self._is_telling = False
         self._conclude()
 
-    def _learn(self) -> None:
-        is_enough = self._replies >= _LEAST_REPLIES and self._moments >= _LEAST_MOMENTS
-        if not (is_enough and self._trusts_replies):
-            return
-        late_s = sorted(self._late_s)
-        self._spread_s = late_s[len(late_s) * 95 // 100]
-        self.is_telling = self._spread_s <= self._prior_s
+    def _learn(self, sent_s: float) -> None:
+        """Finds the spread of the last replies. sent_s: when the call of the last one was."""
         replies = self._replies
+        if replies == 1:
+            self._first_until_s = sent_s + self._prior_s
+        self._has_moments |= sent_s > self._first_until_s
+        new = max(_LEARN_EVERY, len(self._took_s) // _NEW_SHARE)
+        self._learn_at = replies // _LEARN_EVERY * _LEARN_EVERY + new
+        if not (replies >= _LEAST_REPLIES and self._has_moments and self._trusts_replies):
+            return
+        took_s = sorted(self._took_s)
+        self._spread_s = took_s[len(took_s) * 95 // 100] - self._fastest_s
+        self._is_telling = self._spread_s <= self._prior_s
         self._unsure_s = self._spread_s * max(4 / replies, 1 / math.sqrt(replies))
-        self._allowed_s = self._unsure_s + MARGIN_S
         self._conclude()
 
     def _conclude(self) -> None:
-        self.unproven_s = max(self._prior_s, self._network_s) + MARGIN_S
-        jitter_s = self._prior_s
-        if self.is_telling:
+        unproven_s = max(self._prior_s, self._network_s) + MARGIN_S
+        jitter_s, base_s = self._prior_s, -math.inf
+        if self._is_telling:
             # 5 % more: a twentieth of the replies took longer than the quantile.
             jitter_s = min(jitter_s, self._spread_s * 1.05 + self._unsure_s)
+            base_s = self._fastest_s - self._unsure_s - MARGIN_S
         guard_s = max(jitter_s, self._network_s) + self.catch_up_s
-        if guard_s != self.guard_s:
-            self.guard_s = guard_s
+        before = self.guard_s, self.unproven_s, self.base_s
+        self.guard_s, self.unproven_s, self.base_s = guard_s, unproven_s, base_s
+        if before != (guard_s, unproven_s, base_s):
             self._on_change()

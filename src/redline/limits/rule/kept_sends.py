@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,8 @@ _PACK_ENTRY, _ENTRY_BYTES, _FIRST_OFFSET = _ENTRY.pack, _ENTRY.size, _HEADER.siz
 # a larger ring loses none of them.
 _SLOTS = 4200
 _SIZE = _HEADER.size + _SLOTS * _ENTRY.size
+# Beyond two windows, which hold all that a file can say: room for a clock that was corrected.
+_EXPIRED_S = 60.0
 
 
 class RecentSends:
@@ -44,6 +47,7 @@ class RecentSends:
         self._old_name = old_name
         self._clock = clock
         self._rings: dict[Window, tuple[_Ring, Path]] = {}
+        self._drop_expired()
 
     def keep(self, kind: str, window: Window) -> None:
         """Gives `window` what was sent before, and keeps what it sends from now on.
@@ -87,6 +91,19 @@ class RecentSends:
     def close(self) -> None:
         for ring, _ in self._rings.values():
             ring.close()
+
+    def _drop_expired(self) -> None:
+        """Removes the files of windows that have passed, whatever URL, key and limit they are of.
+
+        Otherwise a run whose server has another port each time would leave one behind each time.
+        """
+        for path in self._folder.glob("*s.sends"):
+            try:
+                window_s = float(path.stem.rpartition("-")[2].removesuffix("s"))
+                if path.stat().st_mtime + 2 * window_s + _EXPIRED_S < time.time():
+                    path.unlink()
+            except (OSError, ValueError):
+                continue
 
     def _path(self, kind: str, rate: Rate) -> Path:
         return self._folder / f"{self._name}-{kind}-{rate.window_s:.15g}s.sends"
@@ -140,7 +157,15 @@ class _Ring:
             self._correct()
         self._last = record
         self._amount = amount = record.amount
-        self._tell(record, amount, record.sent_s)
+        fd = self._fd
+        if fd is None:
+            return
+        try:
+            # As _tell has it, without its call: each send comes here.
+            data = _PACK_ENTRY(record.sent_s + self._to_wall_s, amount)
+            os.pwrite(fd, data, _FIRST_OFFSET + record.number % _SLOTS * _ENTRY_BYTES)
+        except OSError:
+            self.close()
 
     def keep(self, record: Record) -> None:
         amount = record.amount

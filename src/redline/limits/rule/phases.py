@@ -132,6 +132,12 @@ class Phases:
         self._sent += amount
         return self._at * _STEPS + step
 
+    def step_at(self, at_s: float) -> int:
+        """The step of that time, for `amend`."""
+        at = math.floor(at_s / self._group_s)
+        step = int((at_s - at * self._group_s) / self._step_s)
+        return at * _STEPS + min(_STEPS - 1, max(0, step))
+
     def amend(self, step: int, by: int, amount: int) -> None:
         """What was sent in that step is `amount`, which is `by` more, or less, than was said."""
         at, step = divmod(step, _STEPS)

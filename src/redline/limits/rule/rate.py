@@ -82,6 +82,8 @@ def rate_per(value: str | float, window_s: float, what: str = "rate") -> Rate:
     text = format(Decimal(repr(float(value))), "f") if isinstance(value, float) else str(value)
     match = _COUNT.fullmatch(text.strip())
     amount = Decimal(match[1]) * _FACTOR[match[2].lower()] if match else Decimal(0)
+    if match and not amount:
+        raise ConfigError(f"{what} must be above 0, not {text}", hint="leave it out for no limit")
     if amount == int(amount):
         return Rate(parse_count(text, what), window_s)
     count = math.ceil(amount)

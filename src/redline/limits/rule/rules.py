@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from redline.errors import OverLimit
 from redline.limits.rule.cost import CERTAIN, KINDS, Cost, Kind
@@ -14,8 +13,6 @@ from redline.limits.rule.rate import Rate
 from redline.limits.rule.settings import AUTO, Limits, as_rates, usable
 from redline.limits.rule.window import Alone, Booking, Window
 
-# Replies of which the proof is still to come; of more, the oldest count as late as any may be.
-_UNTOLD = 256
 # A smaller change of the guard is not worth a division in every window.
 _LEAST_CHANGE_S = 1e-4
 
@@ -88,16 +85,17 @@ class Rules:
         self.is_watched = False
         self.is_searched = limits.rate == AUTO
         self.counts_tokens = False  # a token limit is set, so estimates matter
-        self._untold: deque[tuple[Iterable[Booking], float]] = deque(maxlen=_UNTOLD)
         self._profile = limits.profile
         # The share of every limit, after headroom, that is used now.
         self.share = 1.0
         self._recent: RecentSends | None = None
         # Seconds added to each window now.
         self.guard_s = self._guard_now_s()
-        self._is_measured = False  # replies prove how late the sends were
-        # The only window, if it counts requests and nothing is remembered of each booking.
-        self._only: Window | None = None
+        # What replies teach; None if they prove nothing here.
+        self.learner: Jitter | None = None
+        self._windows: list[Window] = []
+        # Each limit of tokens, what it counts of a call, and the most that one call may need.
+        self._tokens: list[tuple[LimitLine, Callable[[Cost], int], int]] = []
         self.lines: list[LimitLine] = []
         for kind in KINDS:
             for rate in as_rates(getattr(limits, kind), kind):
@@ -119,17 +117,29 @@ class Rules:
 
     def check(self, cost: Cost) -> None:
         """Raises OverLimit when `cost` could never be granted."""
-        for line in self.lines:
-            # One request fits into every limit of requests.
-            amount = 0 if line.kind == "requests" else cost.amount(line.kind)
-            if amount and amount > self._most(line):
-                raise too_large(line.kind, amount, usable(line.stated, self.limits.headroom))
+        # One request fits into every limit of requests.
+        for line, amount_of, most in self._tokens:
+            if amount_of(cost) > most:
+                rate = usable(line.stated, self.limits.headroom)
+                raise too_large(line.kind, amount_of(cost), rate)
 
     def take_now(self, cost: Cost, now_s: float) -> list[Booking] | None:
         """What `cost` takes from every window, if it may be sent now; None if it must wait."""
-        only = self._only
-        if only is not None:
-            return None if only.wait_s(1, now_s) > 0 else [only.book(1, now_s)]
+        taken = list[Booking]()
+        for window in self._windows:
+            if window.kind == "requests":
+                booking = window.book_now(now_s)
+            else:
+                spread = CERTAIN if window.kind == "input_tokens" else cost.spread
+                booking = window.book_now(now_s, window.amount_of(cost), spread)
+            if booking is None:
+                break
+            taken.append(booking)
+        else:
+            if not self.is_watched:
+                return taken
+        for one in taken:
+            one.window.undo(one)
         return None if self.wait_s(cost, now_s) > 0 else self.book(cost, now_s)
 
     def wait_s(self, cost: Cost, now_s: float) -> float:
@@ -145,6 +155,23 @@ class Rules:
             if line_s > wait_s:
                 wait_s = line_s
         return wait_s
+
+    def binding(self, cost: Cost, now_s: float) -> LimitLine | None:
+        """The limit that `cost` has to wait for longest; None if it has to wait for none."""
+        found, longest_s = None, 0.0
+        for line in self.lines:
+            spread = cost.spread_of(line.kind) if line.kind != "requests" else CERTAIN
+            wait_s = line.window.wait_s(_amount(line, cost), now_s, spread)
+            if wait_s > longest_s:
+                found, longest_s = line, wait_s
+        return found
+
+    def spacing_s(self, cost: Cost) -> float:
+        """Seconds between calls of `cost` that go one after the other, in the long run."""
+        each_s = [
+            _amount(line, cost) * line.stated.window_s / self._most(line) for line in self.lines
+        ]
+        return max(each_s, default=0.0)
 
     def book(
         self, cost: Cost, now_s: float, late_s: float = 0.0, busy_s: float = 0.0
@@ -171,26 +198,16 @@ class Rules:
     def settle(self, bookings: Iterable[Booking], used: Cost) -> None:
         """The call used `used`, in place of its estimate."""
         for booking in bookings:
-            kind = booking.window.kind
-            if kind != "requests":
-                booking.window.settle(booking, used.amount(kind))
+            window = booking.window
+            if window.kind != "requests":
+                window.settle(booking, window.amount_of(used))
 
     def replied(self, bookings: Iterable[Booking], took_s: float, sent_s: float) -> None:
         """A call's first byte came `took_s` after its write, the server's own time taken off."""
-        if not self._is_measured:
-            return
-        jitter = self.jitter
-        late_s = jitter.replied(took_s, sent_s)
-        if not jitter.is_telling:
-            # The first replies prove something only once there are enough of them.
-            self._untold.append((bookings, took_s))
-        else:
+        if self.learner is not None:
+            self.learner.replied(took_s, sent_s)
             for booking in bookings:
-                booking.window.prove(booking, late_s)
-            while self._untold:
-                early, its_s = self._untold.popleft()
-                for booking in early:
-                    booking.window.prove(booking, jitter.proved_s(its_s))
+                booking.prove(took_s)
 
     def rang(self, late_s: float) -> None:
         """A timer rang late_s after its time."""
@@ -203,11 +220,13 @@ class Rules:
             self.jitter.shook_hands(took_s)
 
     def follow_guard(self) -> None:
-        """The windows take over the guard as it is measured now."""
+        """The windows take over the guard, and what replies prove, as they are measured now."""
         guard_s = self._guard_now_s()
         if abs(guard_s - self.guard_s) >= _LEAST_CHANGE_S:
             self.guard_s = guard_s
             self._reshape()
+        for line in self.lines:
+            line.window.believe(self.jitter.base_s)
 
     def end_search(self) -> None:
         """The limit is not searched for any more."""
@@ -268,16 +287,21 @@ class Rules:
             unproven_s=self._unproven_s(),
             catch_up_s=self.jitter.catch_up_s,
         )
+        window.believe(self.jitter.base_s)
         line = LimitLine(rate, user, window)
         self.lines.append(line)
         return line
 
     def _follow_lines(self) -> None:
         lines = self.lines
-        self._is_measured = self.limits.guard_s is None and bool(lines)
-        self.counts_tokens = any(line.kind != "requests" for line in lines)
-        is_alone = len(lines) == 1 and not self.counts_tokens and not self.is_watched
-        self._only = lines[0].window if is_alone else None
+        self.learner = self.jitter if self.limits.guard_s is None and lines else None
+        self._tokens = [
+            (line, line.window.amount_of, self._most(line))
+            for line in lines
+            if line.kind != "requests"
+        ]
+        self.counts_tokens = bool(self._tokens)
+        self._windows = [line.window for line in lines]
 
     def _most(self, line: LimitLine) -> int:
         # By what is stated: a share that is lowered for a while refuses no call for good.
@@ -303,6 +327,11 @@ class Rules:
     def _unproven_s(self) -> float:
         stated_s = self.limits.guard_s
         return self.jitter.unproven_s if stated_s is None else stated_s
+
+
+def _amount(line: LimitLine, cost: Cost) -> int:
+    kind = line.window.kind
+    return 1 if kind == "requests" else cost.amount(kind)
 
 
 def too_large(kind: Kind, amount: int, rate: Rate) -> OverLimit:

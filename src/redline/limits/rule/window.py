@@ -7,7 +7,8 @@ Both rules hold (docs/architecture.md, Limits):
 
 In the hard rule a send counts for W + u, where u is the guard before anything is measured, and for
 W + its own lateness once its reply has proved how late it can have reached the server at most
-(limits/rule/guard.py).
+(limits/rule/guard.py). A record keeps how long its replies took; what that proves is found when the
+record is to leave the window, by what is known then.
 
 A burst of requests is not sent at once but W / 20 N apart, at most 5 ms: a server that gets six
 hundred at once lets the last of them wait for seconds, and counts them so much later. As each send
@@ -27,13 +28,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from redline.limits.rule.bucket import LATE_S, BucketLevel, Entry
-from redline.limits.rule.cost import CERTAIN, Kind, Spread
+from redline.limits.rule.cost import CERTAIN, Cost, Kind, Spread
 from redline.limits.rule.guard import MARGIN_S
 from redline.limits.rule.phases import Phases
 from redline.limits.rule.rate import Rate
@@ -51,6 +53,10 @@ SWEEP_EVERY = 64
 _BURST_MOST_S = 0.005
 # Margins are this many standard deviations: about one in 30,000 for a sum of many.
 _DEVIATIONS = 4.0
+# What no more than this share of a limit is used of, a sliding-window counter cannot reject.
+_CALM_SHARE = 4
+# For so many windows after it was more, Phases must know the past.
+_CROWDED_WINDOWS = 4
 
 
 class Doubt:
@@ -69,7 +75,7 @@ class Doubt:
         self.third += sign * spread.third
         self.most += sign * spread.most
 
-    def subtract(self, other: Doubt) -> None:
+    def subtract(self, other: Doubt | Spread) -> None:
         """What `other` holds of it has gone."""
         self.variance -= other.variance
         self.third -= other.third
@@ -94,10 +100,9 @@ class Doubt:
 class Record(msgspec.Struct, eq=False, gc=False):
     """What was sent from `first_s` to `sent_s`.
 
-    It leaves the hard rule's window `late_s` after the window's end.
-
-    unproven: how many of its sends have no reply yet; they count as late as any may be. doubt:
-    about the amounts of those whose usage is not known yet, None if all are certain.
+    unproven: how many of its sends have no reply yet; they count as late as any may be. took_s: the
+    longest of the replies. doubt: about the amounts of those whose usage is not known yet, None if
+    all are certain; of a single one, its spread.
     """
 
     number: int
@@ -105,8 +110,8 @@ class Record(msgspec.Struct, eq=False, gc=False):
     sent_s: float
     amount: int
     unproven: int = 1
-    late_s: float = 0.0
-    doubt: Doubt | None = None
+    took_s: float = 0.0
+    doubt: Doubt | Spread | None = None
 
 
 class Alone(NamedTuple):
@@ -129,12 +134,22 @@ class Booking(msgspec.Struct, eq=False, gc=False):
     booked_s: float
     spread: Spread  # CERTAIN once it is settled
     paced_s: float = 0.0  # what it has put off the sends behind it by
+    before_s: float = 0.0  # when the pace had paid for those ahead of it; if it was booked at once
     is_sent: bool | None = None  # None while it is booked, False once it is released
     is_proved: bool = False
     record: Record | None = None  # once sent, if the hard rule holds
     entry: Entry | None = None  # if it does not
-    step: int | None = None  # its place in Phases, if there are any
+    step: int | None = None  # its place in Phases, if there were any when it was booked
     alone: Alone | None = None  # what the server would count of us alone
+
+    def prove(self, took_s: float) -> None:
+        """The reply came `took_s` after the send: what that proves counts from now on."""
+        record = self.record
+        if record is not None and not self.is_proved:
+            self.is_proved = True
+            record.unproven -= 1
+            if took_s > record.took_s:
+                record.took_s = took_s
 
 
 class Keeper(Protocol):
@@ -162,6 +177,7 @@ class Window:
         catch_up_s: float = MARGIN_S,
     ) -> None:
         self.kind: Kind = kind
+        self.amount_of: Callable[[Cost], int] = attrgetter(kind)  # of tokens
         self._full_at_s = -math.inf  # when the even pace has paid for all that was booked
         self._next_s = -math.inf  # of the next request in a burst
         self._level = BucketLevel()
@@ -170,8 +186,14 @@ class Window:
         self._open_until_s = -math.inf  # the last record takes what is sent until then
         self._held = 0  # booked, or in a record
         self._doubt = Doubt()
-        self._phases: Phases | None = None  # of amounts that are sent evenly
+        # Of amounts that are sent evenly, while and for some windows after much is used.
+        self._phases: Phases | None = None
+        self._phases_from_s = self._crowded_until_s = -math.inf
+        self._calm: float = math.inf  # while it holds no more, no Phases are needed
+        self._easy = -1  # what it may hold for book_now to look no further
+        self._gone_s = -math.inf  # when the last of what it knows no more was sent
         self._keeper: Keeper | None = None
+        self._base_s = -math.inf
         self._is_hard = profile != "bucket"
         self.reshape(rate, profile, guard_s, unproven_s, catch_up_s)
 
@@ -190,7 +212,6 @@ class Window:
         that one late; what the guard has over the network's jitter.
         """
         self.rate = rate
-        self._most = rate.count
         self.guard_s = guard_s
         self.unproven_s = guard_s if unproven_s is None else unproven_s
         shape = shape_of(rate, self.kind, profile, guard_s)
@@ -205,6 +226,8 @@ class Window:
         self._is_plain = self.kind == "requests"
         # One request is one, and a record of it is never doubted.
         self._is_simple = self._is_plain and self._is_hard
+        if self._is_even:
+            self._full_at_s, self._next_s = max(self._full_at_s, self._next_s), -math.inf
         self._reshape_phases(shape)
         # With a burst of 1 the lateness of a timer would be lost at every send. Timers count in
         # milliseconds, so even without a guard some of it is made up for.
@@ -225,29 +248,22 @@ class Window:
 
         amount: 1 or more; what is above the limit as it is stated must be refused before.
         """
-        if (
-            self._is_simple
-            and self._held + amount <= self._most
-            and self._full_at_s - now_s <= _EPSILON_S
-            and self._next_s - now_s <= _EPSILON_S
-        ):
+        # If a burst is the whole limit, the hard rule alone says as much as both.
+        due_s = self._full_at_s if self._is_even else self._next_s
+        is_free = self._is_simple and self._held + amount <= self.rate.count
+        if is_free and due_s - now_s <= _EPSILON_S:
             return 0.0
         margin = 0.0
         if spread is not CERTAIN or self._doubt.variance:
             margin = self._doubt.margin(spread)
-        due_s = self._next_s
-        # If a burst is the whole limit, the hard rule alone says as much as both.
-        if self._is_even:
-            if self._full_at_s > due_s:
-                due_s = self._full_at_s
-        elif not self._is_hard:
-            due_s = max(due_s, self._refilled_s(amount + margin))
+        if not self._is_hard:
+            due_s = max(due_s, self._refilled_s(min(amount + margin, self.rate.count)))
         wait_s = due_s - now_s
         if wait_s <= _EPSILON_S:
             wait_s = 0.0
         if not self._is_hard:
             return wait_s
-        if self._phases is not None:
+        if self._is_crowded(amount + margin, now_s) and self._phases is not None:
             needed = min(amount + margin, self.rate.count)
             phase_s = self._phases.wait_s(needed, now_s)
             if phase_s > wait_s and phase_s > _EPSILON_S:
@@ -261,6 +277,35 @@ class Window:
             # Alone in its window, an amount needs no margin: waiting longer would not help.
             return wait_s
         return max(wait_s, self._freed_s(excess) - now_s)
+
+    def book_now(self, now_s: float, amount: int = 1, spread: Spread = CERTAIN) -> Booking | None:
+        """The amount, if it may be sent now for the simplest of reasons; None if `wait_s` decides.
+
+        As wait_s and book have it, without their other cases.
+        """
+        before_s, held = self._full_at_s, self._held + amount
+        if before_s - now_s > _EPSILON_S or held > self._easy:
+            return None
+        if spread is not CERTAIN:
+            doubt = self._doubt
+            if held + doubt.margin(spread) > self._easy:
+                return None
+            doubt.variance += spread.variance
+            doubt.third += spread.third
+            doubt.most += spread.most
+        elif not self._is_plain and held + self._doubt.margin(spread) > self._easy:
+            return None
+        self._held = held
+        paced_s = amount * self._unit_s
+        self._full_at_s = (before_s if before_s > now_s else now_s) + paced_s
+        return Booking(self, amount, now_s, spread, paced_s, before_s)
+
+    def undo(self, booking: Booking) -> None:
+        """The last booking of `book_now` was not made."""
+        self._held -= booking.amount
+        self._full_at_s = booking.before_s
+        if booking.spread is not CERTAIN:
+            self._doubt.add(booking.spread, -1)
 
     def book(
         self,
@@ -277,12 +322,14 @@ class Window:
         follow each other too closely.
         """
         booking = Booking(self, amount, now_s, spread)
+        is_crowded = not self._is_plain and self._is_crowded(amount, now_s)
         self._held += amount
         if self._is_even:
             # As paid_at_s has it, without its call.
             from_s = now_s
-            if self._phases is not None:
+            if not self._is_plain:
                 late_s = busy_s
+            if is_crowded and self._phases is not None:
                 booking.step = self._phases.add(amount, now_s)
             if late_s:
                 from_s -= min(late_s, self._catch_up_s)
@@ -321,15 +368,25 @@ class Window:
             if number >= self._sweep_at:
                 self._expire(now_s)
                 # Of tokens at once, so that no doubt about what is over keeps some of them free.
-                self._sweep_at = number + (SWEEP_EVERY if self._is_simple else 1)
+                self._sweep_at = number + (SWEEP_EVERY if self._is_simple or self._easy >= 0 else 1)
             record = booking.record = Record(number, now_s, now_s, amount)
             self._number = number + 1
             self._open_until_s = now_s + self._grain_s
             self._records.append(record)
             if self._keeper is not None:
                 self._keeper.begin(record)
-        if not self._is_simple:
-            self._sent_tokens(booking, record, now_s)
+        if self._phases is not None and (booking.step is None or now_s - booking.booked_s > LATE_S):
+            self._move_phase(booking, now_s)
+        if booking.spread is not CERTAIN:
+            doubt = record.doubt
+            if doubt is None:
+                record.doubt = booking.spread
+                return
+            if not isinstance(doubt, Doubt):
+                record.doubt = both = Doubt()
+                both.add(doubt)
+                doubt = both
+            doubt.add(booking.spread)
 
     def release(self, booking: Booking, now_s: float) -> None:
         """Gives back a booking that was never written; one that was sent stays.
@@ -344,48 +401,47 @@ class Window:
         if booking.entry is not None:
             self._level.amend(booking.entry, 0)
         else:
-            self._shift(-refund_s(booking.paced_s, now_s - booking.booked_s))
+            self._full_at_s -= refund_s(booking.paced_s, now_s - booking.booked_s)
             self._amend_phases(booking, -booking.amount, 0)
 
-    def prove(self, booking: Booking, late_s: float) -> None:
-        """The reply has shown that the send reached the server at most `late_s` late."""
-        record = booking.record
-        if record is not None and not booking.is_proved:
-            booking.is_proved = True
-            record.unproven -= 1
-            if late_s > record.late_s:
-                record.late_s = late_s
+    def believe(self, base_s: float) -> None:
+        """A reply that took t shows that its send was at most t - base_s late; -inf for nothing."""
+        self._base_s = base_s
 
     def settle(self, booking: Booking, used: int) -> None:
         """Replaces the estimate of a sent booking by `used`, at least 0; ignores any other one."""
         if not booking.is_sent:
             return
-        # More than a whole window cannot be owed: a server that counts wrongly would stop the run.
-        used = min(used, max(self.rate.count, booking.amount))
-        difference = used - booking.amount
-        each_s = booking.paced_s / booking.amount if booking.amount else self._unit_s
-        by_s = difference * each_s
-        booking.paced_s += by_s
-        booking.amount = used
+        amount, by_s = booking.amount, 0.0
+        if used > amount and used > self.rate.count:
+            # More than a window cannot be owed: a server that counts wrongly would stop the run.
+            used = max(self.rate.count, amount)
+        difference = used - amount
+        if difference:
+            by_s = difference * (booking.paced_s / amount if amount else self._unit_s)
+            booking.paced_s += by_s
+            booking.amount = used
         spread, booking.spread = booking.spread, CERTAIN
         if booking.entry is not None:
             self._level.amend(booking.entry, used)
             self._doubt.add(spread, -1)
             self._keep_pace()
             return
-        self._shift(by_s)
-        self._amend_phases(booking, difference, used)
+        self._full_at_s += by_s
+        if self._phases is not None:
+            self._amend_phases(booking, difference, used)
         record = booking.record
-        if record is None:
-            return
-        record.amount += difference
-        if self._records and record.number >= self._records[0].number:
-            if record.doubt is not None:
-                record.doubt.add(spread, -1)
-                self._doubt.add(spread, -1)
-            self._held += difference
-            if self._keeper is not None:
-                self._keeper.keep(record)
+        if record is not None:
+            record.amount += difference
+            records = self._records
+            if records and record.number >= records[0].number:
+                if spread is not CERTAIN:
+                    self._settle_doubt(record, spread)
+                self._held += difference
+                if self._held > self._calm:
+                    self._crowd(records[-1].sent_s)
+                if self._keeper is not None:
+                    self._keeper.keep(record)
 
     def take(self, amount: int, now_s: float) -> None:
         """Another user of the limit has used `amount` of it just now."""
@@ -403,14 +459,16 @@ class Window:
                 self._level.cap(sent_s + self._span_s, self._unit_s)
                 continue
             self._held += amount
-            self.sent(Booking(self, amount, sent_s, CERTAIN), sent_s)
+            booking = Booking(self, amount, sent_s, CERTAIN)
             if self._phases is not None:
-                self._phases.add(amount, sent_s)
+                booking.step = self._phases.add(amount, sent_s)
+            self.sent(booking, sent_s)
             if self._is_even:
                 full_at_s = paid_at_s(self._full_at_s, sent_s, amount, self._unit_s)
                 self._full_at_s = min(full_at_s, sent_s + self._span_s)
-        if self._phases is not None:
-            self._phases.assume()
+        if self._records and self._calm < math.inf:
+            self._gone_s = max(self._gone_s, self._records[0].first_s)
+            self._crowd(self._records[-1].sent_s)
 
     def resume_pace(self, full_at_s: float) -> None:
         """The pace goes on from `full_at_s`, unless it is later already."""
@@ -459,37 +517,93 @@ class Window:
         self._doubt = Doubt()
 
     def _refilled_s(self, needed: float) -> float:
-        """When a bucket holds what is `needed`, or all that it may be used for."""
+        """When a bucket holds what is `needed`, at most its count.
+
+        What is above the burst leaves no room for the guard, which is waited for instead.
+        """
         full_at_s = self._level.full_at_s(self._unit_s)
         if full_at_s is None:
             return -math.inf
-        return full_at_s - max(0.0, self._burst - needed) * self._unit_s
+        return full_at_s - (self._burst - needed) * self._unit_s
 
     def _reshape_phases(self, shape: Shape) -> None:
         """Amounts that are sent evenly are kept from being seen twice by a sliding counter."""
-        rate = self.rate
+        rate, phases = self.rate, self._phases
         if not shape.catch_up_s:
+            self._phases, self._calm = None, math.inf
+            self._easy = rate.count if self._is_even else -1
+            return
+        calm = rate.count // _CALM_SHARE if self.guard_s <= rate.window_s else 0
+        has_changed = calm != self._calm
+        self._calm = self._easy = calm
+        if phases is not None and phases.window_s == rate.window_s:
+            phases.reshape(rate.count, self.guard_s)
+            self._easy = -1
+        elif has_changed or phases is not None:
+            # What went before was bounded by another share, or is in phases of another window.
             self._phases = None
-        elif self._phases is not None and self._phases.window_s == rate.window_s:
-            self._phases.reshape(rate.count, self.guard_s)
-        else:
-            self._phases = Phases(rate.count, rate.window_s, self.guard_s)
-            for record in self._records:
-                self._phases.add(record.amount, record.sent_s)
-            self._phases.assume()
+            if self._records:
+                self._crowd(self._records[-1].sent_s)
+
+    def _is_crowded(self, more: float, now_s: float) -> bool:
+        """So much is used, or was a few windows ago, that `more` must be looked up in Phases."""
+        if self._held + more > self._calm:
+            self._expire(now_s)
+            if self._held + more > self._calm:
+                self._crowd(now_s)
+        elif self._phases is not None and now_s > self._crowded_until_s:
+            self._phases, self._easy = None, math.floor(self._calm)
+        return self._phases is not None
+
+    def _crowd(self, at_s: float) -> None:
+        """More is used than Phases can be left out for: from now on they are kept.
+
+        at_s: what is booked and not sent yet counts from then. What has left the window counts as a
+        lump at its end, and what was ahead of that as sent evenly (docs/limiter-internals.md).
+        """
+        window_s = self.rate.window_s
+        self._crowded_until_s = max(self._crowded_until_s, at_s + _CROWDED_WINDOWS * window_s)
+        if self._phases is not None:
+            return
+        self._phases = phases = Phases(self.rate.count, window_s, self.guard_s)
+        self._phases_from_s, self._easy = at_s, -1
+        self._open_until_s = -math.inf  # records stay where they are counted now
+        self._sweep_at = self._number
+        if self._gone_s > at_s - _CROWDED_WINDOWS * window_s:
+            phases.add(math.ceil(self._calm), self._gone_s)
+            phases.assume()
+        for record in self._records:
+            phases.add(record.amount, record.sent_s)
+        if booked := self._booked():
+            phases.add(booked, at_s)
 
     def _amend_phases(self, booking: Booking, by: int, amount: int) -> None:
-        if booking.step is not None and self._phases is not None and by:
-            self._phases.amend(booking.step, by, amount)
+        phases = self._phases
+        if phases is None or not by:
+            return
+        step = booking.step
+        if step is None:
+            record = booking.record
+            at_s = self._phases_from_s if record is None else record.sent_s
+            step = phases.step_at(min(at_s, self._phases_from_s))
+        phases.amend(step, by, amount)
 
-    def _sent_tokens(self, booking: Booking, record: Record, now_s: float) -> None:
-        if booking.step is not None and now_s - booking.booked_s > LATE_S:
+    def _move_phase(self, booking: Booking, now_s: float) -> None:
+        """It was sent later than it was booked, and counts from now on."""
+        if self._phases is not None:
             self._amend_phases(booking, -booking.amount, 0)
-            if self._phases is not None:
-                booking.step = self._phases.add(booking.amount, now_s)
-        if booking.spread is not CERTAIN:
-            record.doubt = record.doubt or Doubt()
-            record.doubt.add(booking.spread)
+            booking.step = self._phases.add(booking.amount, now_s)
+
+    def _settle_doubt(self, record: Record, spread: Spread) -> None:
+        """Of an amount in that record, which is known now."""
+        doubt = self._doubt
+        doubt.variance -= spread.variance
+        doubt.third -= spread.third
+        doubt.most -= spread.most
+        if record.doubt is spread:
+            record.doubt = None
+        elif isinstance(record.doubt, Doubt):
+            record.doubt.add(spread, -1)
 
     def _left_bucket(self, booking: Booking, now_s: float) -> None:
         self._held -= booking.amount
@@ -510,31 +624,37 @@ class Window:
         """What is taken and not sent yet."""
         return self._held - sum(record.amount for record in self._records)
 
-    def _shift(self, by_s: float) -> None:
-        self._full_at_s += by_s
-
     def _freed_s(self, excess: int) -> float:
         """When `excess` of what is counted will have left the window; inf if never by itself."""
         window_s, at_s = self.rate.window_s, -math.inf
         for record in self._records:
-            late_s = self.unproven_s if record.unproven else record.late_s
-            at_s = max(at_s, record.sent_s + window_s + late_s)
+            at_s = max(at_s, record.sent_s + window_s + self._late_s(record))
             excess -= record.amount
             if excess <= 0:
                 return at_s
         # All that is counted leaves the window, though not all of the margin can come free.
         return math.inf if self._booked() else at_s
 
+    def _late_s(self, record: Record) -> float:
+        """By how much the last of a record's sends can have reached the server late at most."""
+        if record.unproven:
+            return self.unproven_s
+        return min(record.took_s - self._base_s, self.unproven_s)
+
     def _expire(self, now_s: float) -> None:
         horizon_s = now_s - self.rate.window_s + _EPSILON_S
-        records, unproven_s = self._records, self.unproven_s
-        gone = 0
+        records, popleft = self._records, self._records.popleft
+        surely_s = horizon_s - self.unproven_s
+        gone, gone_s = 0, self._gone_s
         while records:
-            record = records[0]
-            if record.sent_s + (unproven_s if record.unproven else record.late_s) > horizon_s:
+            record = popleft()
+            sent_s = record.sent_s
+            if sent_s > surely_s and sent_s + self._late_s(record) > horizon_s:
+                records.appendleft(record)
                 break
             gone += record.amount
+            gone_s = sent_s
             if record.doubt is not None:
                 self._doubt.subtract(record.doubt)
-            records.popleft()
         self._held -= gone
+        self._gone_s = gone_s

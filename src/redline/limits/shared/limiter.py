@@ -125,11 +125,20 @@ class SharedLimiter(Alarmed):
                 raise too_large(kind, amount, rate)
 
     def room_s(self, cost: Cost, now_s: float) -> float:
-        """Seconds until a call of `cost` could be granted were nobody waiting; books nothing.
+        """Seconds until a call of `cost` could be granted behind those in line; books nothing.
 
-        By what the ledger said last, whatever the cost.
+        By what the ledger said last, as if all cost as much.
         """
-        return max(0.0, self._parked_until_s - now_s, self._free_s - now_s)
+        wait_s = max(0.0, self._parked_until_s - now_s, self._free_s - now_s)
+        each_s = [
+            (1 if kind == "requests" else cost.amount(kind)) * rate.window_s / rate.count
+            for kind, rate in self._rated
+        ]
+        return wait_s + len(self._table) * max(each_s, default=0.0)
+
+    def binds(self, cost: Cost, now_s: float) -> str:
+        """The limit that holds a call of `cost`, in words; empty if none does."""
+        return "the shared limits" if self.waiting or self._free_s > now_s else ""
 
     def park(self, until_s: float) -> bool:
         """No grants before `until_s` (monotonic). True if that is later than before.
@@ -148,6 +157,10 @@ class SharedLimiter(Alarmed):
 
     def heard(self, stated: Sequence[Stated], grant: Grant) -> None:
         """Does nothing: the limits are those that all processes state alike."""
+
+    def accepted(self, now_s: float) -> bool:
+        """True: only a 429 changes anything."""
+        return True
 
     def answered(self, now_s: float, *, is_limited: bool) -> None:
         """A 429 is a short pause for all processes, at most once a window."""
@@ -226,7 +239,8 @@ class SharedLimiter(Alarmed):
     def replied(self, taken: Slot, took_s: float, sent_s: float) -> None:
         """A grant's reply began `took_s` after its write at `sent_s`."""
         if self._limits.guard_s is None:
-            taken.prove(self.jitter.replied(took_s, sent_s))
+            self.jitter.replied(took_s, sent_s)
+            taken.prove(self.jitter.proved_s(took_s))
             self._note(taken)
 
     async def aclose(self) -> None:

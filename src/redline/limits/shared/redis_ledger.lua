@@ -69,8 +69,11 @@ end
 -- A rule's fields: 1 key, 2 count, 3 window_s, 4 unit_s, 5 burst, 6 is_hard, 7 grain_s,
 -- 8 catch_up_s.
 local function book_earliest(book, rule, amount)
+  if not rule[6] then
+    -- What is above the burst leaves no room for the guard, which is waited for instead.
+    return book.full_at_s - (rule[5] - amount) * rule[4]
+  end
   local at_s = book.full_at_s - math.max(0, rule[5] - amount) * rule[4]
-  if not rule[6] then return at_s end
   local excess = book.total + amount - rule[2]
   local index = 1
   while excess > 0 and index <= #book.stamps do

@@ -157,9 +157,10 @@ class Book(msgspec.Struct, array_like=True):
 
     def earliest_s(self, rule: Rule, amount: int) -> float:
         """The first time at which `amount`, at most the count, may be sent by this rule."""
-        at_s = self.full_at_s - max(0, rule.burst - amount) * rule.unit_s
         if not rule.is_hard:
-            return at_s
+            # What is above the burst leaves no room for the guard, which is waited for instead.
+            return self.full_at_s - (rule.burst - amount) * rule.unit_s
+        at_s = self.full_at_s - max(0, rule.burst - amount) * rule.unit_s
         excess = self.total + amount - rule.count
         index = 0
         while excess > 0 and index < len(self.stamps):

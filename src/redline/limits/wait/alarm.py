@@ -17,6 +17,11 @@ class Alarmed(ABC):
     _due_s = math.inf  # when the timer should ring; inf without one
     _parked_until_s = -math.inf
 
+    @property
+    def parked_until_s(self) -> float:
+        """No grants before (monotonic); -inf if it was never parked."""
+        return self._parked_until_s
+
     @abstractmethod
     def _rang(self) -> None:
         """The timer has rung."""

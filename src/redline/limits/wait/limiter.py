@@ -38,13 +38,19 @@ class Limiter(Alarmed):
         limits = limits if isinstance(limits, Limits) else Limits(requests=limits)
         self.rules = Rules(limits)
         self.is_unlimited = limits.rate != AUTO and not self.rules.lines
+        self.counts_tokens = self.rules.counts_tokens
         self._feedback = Feedback(self.rules)
+        self.accepted = self._feedback.accepted
         self._recent: RecentSends | None = None
         self._clock = clock
         # What every caller gets while nothing limits them; set when that is known to be so.
         self._free: Grant | None = None
         self._queue: WaitQueue[Cost, list[Booking]] = WaitQueue()
         self._busy_from_s = 0.0  # since when the queue has not been empty
+        # The head of the queue waits until a call that has its grant is written.
+        self.is_stalled = False
+        # A reply changes what the rules know, and no more.
+        self.replied = self.rules.replied
 
     def __call__(
         self,
@@ -66,11 +72,6 @@ class Limiter(Alarmed):
         return len(self._queue)
 
     @property
-    def counts_tokens(self) -> bool:
-        """A token limit is set, so estimates matter."""
-        return self.rules.counts_tokens
-
-    @property
     def guard_s(self) -> float:
         """Seconds added to each window now."""
         return self.rules.guard_s
@@ -84,10 +85,19 @@ class Limiter(Alarmed):
         self.rules.check(cost)
 
     def room_s(self, cost: Cost, now_s: float) -> float:
-        """Seconds until `cost` could be granted if the queue were empty; books nothing."""
-        wait_s = self.rules.wait_s(cost, now_s)
-        parked_s = self._parked_until_s - now_s
-        return parked_s if parked_s > wait_s else wait_s
+        """Seconds until `cost` could be granted behind those in the queue; books nothing.
+
+        As if these cost as much each.
+        """
+        wait_s = max(self.rules.wait_s(cost, now_s), self._parked_until_s - now_s)
+        if self._queue.waiting:
+            wait_s += self._queue.waiting * self.rules.spacing_s(cost)
+        return wait_s
+
+    def binds(self, cost: Cost, now_s: float) -> str:
+        """The limit that holds a call of `cost`, in words; empty if none does."""
+        line = self.rules.binding(cost, now_s)
+        return "" if line is None else f"{line.stated} {line.kind.replace('_', ' ')}"
 
     def park(self, until_s: float) -> bool:
         """No grants before `until_s` (monotonic). True if that is later than before."""
@@ -132,13 +142,13 @@ class Limiter(Alarmed):
         turn = queue.add(cost, priority)
         # Only a new head changes when the timer must ring.
         if queue.is_next(turn):
-            self._pump()
+            self.pump()
         try:
             bookings = await turn
         except asyncio.CancelledError:
             if turn.cancelled():
                 queue.forget()
-                self._pump()
+                self.pump()
             elif turn.exception() is None:
                 # Granted in the same tick as the cancellation.
                 self.give_back(turn.result())
@@ -172,9 +182,7 @@ class Limiter(Alarmed):
 
     def answered(self, now_s: float, *, is_limited: bool) -> None:
         """A call was answered; is_limited: by a 429."""
-        if (is_limited or not self._feedback.accepted(now_s)) and self._feedback.answered(
-            now_s, is_limited=is_limited
-        ):
+        if self._feedback.answered(now_s, is_limited=is_limited):
             self.refresh()
 
     @property
@@ -212,6 +220,7 @@ class Limiter(Alarmed):
 
         Callers who could never go any more are refused with OverLimit.
         """
+        self.counts_tokens = self.rules.counts_tokens
         if self.rules.lines:
             self.is_unlimited, self._free = False, None
         for waiter in self._queue.waiters():
@@ -221,15 +230,14 @@ class Limiter(Alarmed):
                 waiter.future.set_exception(error)
                 self._queue.forget()
         if self._queue:
-            self._pump()
+            self.pump()
 
     def mark_sent(self, taken: list[Booking], now_s: float) -> None:
         """A grant's call was written at `now_s`: nothing of it is given back any more."""
         for booking in taken:
             booking.window.sent(booking, now_s)
-        # A head that waited for this stamp had no timer.
-        if self._queue.waiting and self._timer is None:
-            self._pump()
+        if self.is_stalled:
+            self.pump()
 
     def give_back(self, taken: list[Booking]) -> None:
         """A grant's call was not written, unless it was sent before."""
@@ -237,23 +245,19 @@ class Limiter(Alarmed):
         for booking in taken:
             booking.window.release(booking, now_s)
         if self._queue:
-            self._pump()
+            self.pump()
 
     def settle(self, taken: list[Booking], used: Cost) -> None:
         """A grant's call used `used`."""
         self.rules.settle(taken, used)
-        if self._queue and self.counts_tokens:
-            self._pump()
-
-    def replied(self, taken: list[Booking], took_s: float, sent_s: float) -> None:
-        """A grant's reply began `took_s` after its write."""
-        self.rules.replied(taken, took_s, sent_s)
+        if self._queue.waiting and self.counts_tokens:
+            self.pump()
 
     def now_s(self) -> float:
         """The limiter's own clock."""
         return self._clock.now_s()
 
-    def _pump(self) -> None:
+    def pump(self) -> None:
         """Grants from the head of the queue all that may go now, then sets the timer."""
         now_s, queue, rules = self._clock.now_s(), self._queue, self.rules
         late_s = max(0.0, now_s - self._due_s)
@@ -265,12 +269,13 @@ class Limiter(Alarmed):
                 due_s = now_s + max(wait_s, parked_s)
                 break
             queue.wake_head(rules.book(head.want, now_s, late_s, now_s - self._busy_from_s))
+        self.is_stalled = head is not None and due_s == math.inf
         self._ring_at(due_s, now_s)
 
     def _rang(self) -> None:
         self._timer = None
         self.rules.rang(max(0.0, self._clock.now_s() - self._due_s))
-        self._pump()
+        self.pump()
 
 
 class _Entry:

@@ -42,7 +42,17 @@ class RateLimiter(Protocol):
         """Raises OverLimit when `cost` could never be granted."""
 
     def room_s(self, cost: Cost, now_s: float) -> float:
-        """Seconds until `cost` could be granted if the queue were empty; books nothing."""
+        """Seconds until `cost` could be granted behind those in the queue; books nothing.
+
+        As if these cost as much each.
+        """
+
+    def binds(self, cost: Cost, now_s: float) -> str:
+        """The limit that holds a call of `cost`, in words; empty if none does."""
+
+    @property
+    def parked_until_s(self) -> float:
+        """No grants before (monotonic); -inf if it was never parked."""
 
     def acquire_now(self, cost: Cost) -> Grant | None:
         """A grant if `cost`, which must have been checked, may be sent without waiting."""
@@ -61,6 +71,9 @@ class RateLimiter(Protocol):
 
     def heard(self, stated: Sequence[Stated], grant: Grant) -> None:
         """The answer to the grant's call states these limits."""
+
+    def accepted(self, now_s: float) -> bool:
+        """Counts an answer that is no 429; False if `answered` must be called for it instead."""
 
     def answered(self, now_s: float, *, is_limited: bool) -> None:
         """A call was answered; is_limited: by a 429."""

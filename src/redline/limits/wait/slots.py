@@ -23,6 +23,11 @@ class Slots:
         queue = self._queue
         return self.in_use < self.count and (not queue.waiting or queue.head() is None)
 
+    @property
+    def waiting(self) -> int:
+        """Callers in the queue."""
+        return self._queue.waiting
+
     def take_free(self) -> bool:
         """Takes a slot if one is free and the queue is empty; False otherwise."""
         # As in is_free, without the call: each attempt asks twice.

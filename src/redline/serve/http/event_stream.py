@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from redline.apis import DONE_EVENT, event_bytes, responses
-from redline.calls import Chunk, Reply
+from redline.calls import Chunk, Reply, Sink
 from redline.httpserver import ClientGoneError, Exchange, header_lines
 from redline.serve.http.refusals import Refusal
 from redline.serve.http.replies import body_of, events_of
@@ -30,7 +30,7 @@ _FIELDS = header_lines(
 )
 
 
-class EventStream:
+class EventStream(Sink):
     """The sink of one request."""
 
     def __init__(self, exchange: Exchange, asked: Asked) -> None:

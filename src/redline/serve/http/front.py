@@ -10,7 +10,6 @@ closed   the end  no connection     is cut off
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from redline.apis import APIS
-from redline.calls import Backend, Call, Cost, Reply, Request, Sink
+from redline.calls import Backend, Call, Health, Reply, Request, Sink
 from redline.clock import SYSTEM
 from redline.errors import nearest
 from redline.httpserver import JSON, Exchange, HttpBounds, HttpServer, header_lines
@@ -192,7 +191,7 @@ class Front(HttpServer):
     def _health(self) -> bytes:
         if self.is_draining:
             raise _closing()
-        if self._backend.room(Cost(), SYSTEM.now_s()) == math.inf:
+        if self._backend.load(SYSTEM.now_s()).state is Health.GONE:
             raise busy("The backend is down.", "backend_down")
         return msgspec.json.encode({"status": "ok"})
 

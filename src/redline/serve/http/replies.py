@@ -11,7 +11,6 @@ from redline.apis import (
     ChoicesWriter,
     Form,
     chat,
-    choice_object,
     completion_usage,
     completions,
     is_usage_event,
@@ -68,8 +67,8 @@ def _made(form: Form, asked: Asked, reply: Reply) -> dict[str, Any]:
         # One for all, if a backend of the user's own states one for several texts.
         reason = reasons[index] if index < len(reasons) else reasons[0]
         reason = "stop" if reason in _STOPS else reason
-        content = form.content(text, None if index else reply.tool_calls)
-        choices.append(choice_object(index, content, reason))
+        tool_calls = None if index else reply.tool_calls
+        choices.append(form.choice(index, text, reason, tool_calls=tool_calls))
     model = reply.model or asked.model
     writer = ChoicesWriter(form, uuid.uuid4().hex, int(SYSTEM.wall_s()), model)
     return writer.whole(choices, _usage(reply))

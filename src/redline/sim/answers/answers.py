@@ -37,6 +37,10 @@ class Said(msgspec.Struct, frozen=True):
     tokens: int
     is_cut: bool
 
+    @property
+    def finish_reason(self) -> str:
+        return "length" if self.is_cut else "stop"
+
 
 def cut(text: str, max_tokens: int | None) -> Said:
     """The answer, shortened to `max_tokens`. No character is cut in two."""

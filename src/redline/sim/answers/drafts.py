@@ -16,17 +16,29 @@ from redline.apis import (
     Form,
     SampledRequest,
     chat,
-    choice_object,
     completion_usage,
     completions,
     embeddings,
+    event_bytes,
     response_usage,
     responses,
 )
-from redline.sim.answers.answers import Answers, Said, count_tokens, cut, embedding, packed
+from redline.sim.answers.answers import (
+    BYTES_PER_TOKEN,
+    Answers,
+    Said,
+    count_tokens,
+    cut,
+    embedding,
+    packed,
+)
 from redline.sim.answers.bodies import MAX_DIMENSIONS, BadCall, decode, texts
 
 DEFAULT_DIMENSIONS = 8
+# About a socket's buffer.
+_LONG_BYTES = 64 * 1024
+# An event without its text and the model's name takes less.
+_LONGEST_FRAME_BYTES = 300
 Object = dict[str, Any]
 
 _CHAT = msgspec.json.Decoder(chat.Request)
@@ -39,7 +51,7 @@ class Draft(Protocol):
     """A reply that is ready to be written.
 
     completion_tokens: of all choices. most_tokens: those that the request allows for;
-    completion_tokens if it states no bound.
+    completion_tokens if it states no bound. is_long: its events may take more than 64 KiB.
     """
 
     prompt_tokens: int
@@ -47,10 +59,13 @@ class Draft(Protocol):
     most_tokens: int
     is_stream: bool
 
+    @property
+    def is_long(self) -> bool: ...
+
     def whole(self, number: int, created_s: int) -> Object:
         """The JSON object of the whole reply to request `number`."""
 
-    def events(self, number: int, created_s: int) -> Iterator[tuple[int, Object]]:
+    def events(self, number: int, created_s: int) -> Iterator[tuple[int, bytes]]:
         """The events of a stream, each with the completion tokens there are up to it."""
 
 
@@ -70,31 +85,47 @@ class _Generated:
         self._model = body.model
         self._said = said
         self.prompt_tokens = prompt_tokens
-        self.completion_tokens = sum(one.tokens for one in said)
-        self.most_tokens = self.completion_tokens if most is None else most * len(said)
+        tokens = 0
+        for one in said:
+            tokens += one.tokens
+        self.completion_tokens = tokens
+        self.most_tokens = tokens if most is None else most * len(said)
         self.is_stream = bool(body.stream)
         options = body.stream_options
         self._includes_usage = options is not None and bool(options.include_usage)
 
+    @property
+    def is_long(self) -> bool:
+        # A character takes six bytes at most, as \u0000.
+        size_bytes = _LONGEST_FRAME_BYTES + 6 * len(self._model)
+        for said in self._said:
+            # The first event and the last one have no text.
+            pieces = said.text.count(" ") + 3
+            size_bytes += 6 * len(said.text) + pieces * (
+                _LONGEST_FRAME_BYTES + 6 * len(self._model)
+            )
+        return size_bytes > _LONG_BYTES
+
     def whole(self, number: int, created_s: int) -> Object:
-        choices = [
-            choice_object(index, self._form.content(said.text, None), _finish(said))
-            for index, said in enumerate(self._said)
-        ]
+        write = self._form.choice
+        choices: list[Object] = []
+        for said in self._said:
+            choices.append(write(len(choices), said.text, said.finish_reason))
         return self._writer(number, created_s).whole(choices, self._usage())
 
-    def events(self, number: int, created_s: int) -> Iterator[tuple[int, Object]]:
+    def events(self, number: int, created_s: int) -> Iterator[tuple[int, bytes]]:
         writer, form = self._writer(number, created_s), self._form
+        encode, write = writer.encoder(), form.piece
         before = 0
         for index, said in enumerate(self._said):
             if form.opening is not None:
-                yield before, writer.event(choice_object(index, form.opening))
+                yield before, encode(form.opening(index))
             for tokens, text in _words(said.text):
-                yield before + tokens, writer.event(choice_object(index, form.delta(text)))
+                yield before + tokens, encode(write(index, text))
             before += said.tokens
-            yield before, writer.event(choice_object(index, form.delta(""), _finish(said)))
+            yield before, encode(write(index, "", said.finish_reason))
         for event in writer.last(self._usage()):
-            yield before, event
+            yield before, event_bytes(event)
 
     def _writer(self, number: int, created_s: int) -> ChoicesWriter:
         return ChoicesWriter(
@@ -108,12 +139,12 @@ class _Generated:
 class _Whole:
     """A reply that is never streamed."""
 
-    is_stream = False
+    is_stream = is_long = False
     prompt_tokens: int
     completion_tokens: int
     most_tokens: int
 
-    def events(self, number: int, created_s: int) -> Iterator[tuple[int, Object]]:
+    def events(self, number: int, created_s: int) -> Iterator[tuple[int, bytes]]:
         return iter(())
 
 
@@ -167,10 +198,17 @@ class _Response(_Whole):
 
 def _chat(raw: bytes, answers: Answers) -> Draft:
     body = decode(_CHAT, raw)
-    last = next((one for one in reversed(body.messages) if one.role == "user"), body.messages[-1])
-    prompt_tokens = sum(count_tokens(message.text) for message in body.messages)
+    prompt_tokens = 0
+    text = ""
+    question = None
+    for message in body.messages:
+        text = message.text
+        prompt_tokens += count_tokens(text)
+        if message.role == "user":
+            question = text
     most = body.max_completion_tokens or body.max_tokens
-    said = cut(answers.answer(last.text, body.response_format, body.seed), most)
+    answer = answers.answer(text if question is None else question, body.response_format, body.seed)
+    said = cut(answer, most)
     return _Generated(chat.FORM, body, prompt_tokens, [said] * (body.n or 1), most)
 
 
@@ -210,17 +248,12 @@ ENDPOINTS: dict[str, Callable[[bytes, Answers], Draft]] = {
 }
 
 
-def _finish(said: Said) -> str:
-    return "length" if said.is_cut else "stop"
-
-
 def _words(text: str) -> Iterator[tuple[int, str]]:
     """The text word by word, white space kept, each with the tokens there are up to it."""
-    begin = size = 0
-    while begin < len(text):
-        end = text.find(" ", begin + 1)
-        end = len(text) if end < 0 else end
-        word = text[begin:end]
-        size += len(word.encode(errors="surrogatepass"))
-        yield -(-size // 4), word
-        begin = end
+    size = 0
+    words = text.split(" ")
+    for index, word in enumerate(words):
+        word = f" {word}" if index else word
+        if word:
+            size += len(word) if word.isascii() else len(word.encode(errors="surrogatepass"))
+            yield -(-size // BYTES_PER_TOKEN), word

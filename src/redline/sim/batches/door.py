@@ -13,11 +13,12 @@ from random import Random
 
 from redline.apis import BATCHES, FILES
 from redline.clock import Clock
-from redline.httpserver import BodyError, Exchange, read_form
+from redline.httpserver import BodyError, Exchange, header_lines, read_form
 from redline.sim.answers import Answers, BadCall, Object
 from redline.sim.batches.batches import Batches
 from redline.sim.settings import SimSettings
 from redline.sim.wire import (
+    HTML,
     HTML_PAGE,
     MAX_STALL_S,
     Reply,
@@ -28,7 +29,7 @@ from redline.sim.wire import (
 )
 
 _BEFORE = {"429": 429, "500": 500, "503": 503}
-_BINARY = "application/octet-stream"
+_BINARY = header_lines({"content-type": "application/octet-stream"})
 
 
 class BatchDoor:
@@ -83,7 +84,7 @@ class BatchDoor:
     def _lose(self, exchange: Exchange, reply: Reply, fault: str) -> None:
         """What was asked for is done; the client does not learn of it."""
         if fault == "notjson":
-            send(exchange, Reply(200, HTML_PAGE, content_type="text/html"))
+            send(exchange, Reply(200, HTML_PAGE, HTML))
         elif fault == "half":
             send_first_half(exchange, reply)
         else:
@@ -117,7 +118,7 @@ class BatchDoor:
         if method == "GET" and not file_id:
             return json_reply(batches.files())
         if method == "GET" and verb == "content":
-            return Reply(200, batches.file(file_id).data, content_type=_BINARY)
+            return Reply(200, batches.file(file_id).data, _BINARY)
         if method == "GET" and not verb:
             return json_reply(batches.file(file_id).shown())
         if method == "DELETE" and file_id and not verb:

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from redline.apis import DONE_EVENT
 from redline.clock import Clock
 from redline.errors import ConfigError
-from redline.httpserver import BodyError, Exchange, header_lines
+from redline.httpserver import JSON, BodyError, Exchange, header_lines
 from redline.limits.rule import Rate, parse_rate
 from redline.sim.admission import Admission, Charge, Rejection
 from redline.sim.answers import (
@@ -26,7 +27,6 @@ from redline.sim.answers import (
     Answers,
     BadCall,
     Draft,
-    Object,
     Stories,
     decode,
     load_replay,
@@ -38,11 +38,13 @@ from redline.sim.settings import SimSettings
 from redline.sim.slots import Slots
 from redline.sim.stats import Stats, Ticket
 from redline.sim.wire import (
+    HTML,
     HTML_PAGE,
     MAX_STALL_S,
     Reply,
     error_reply,
     json_reply,
+    request_id,
     send,
     send_events,
     send_first_half,
@@ -60,7 +62,7 @@ _FULL = error_reply(503, "The queue is full.", "service_unavailable", code="over
 # And these come in place of the answer.
 _AFTER = {
     "500": error_reply(500, "The server had an error (injected fault).", "server_error"),
-    "notjson": Reply(200, HTML_PAGE, content_type="text/html; charset=utf-8"),
+    "notjson": Reply(200, HTML_PAGE, HTML),
 }
 _STREAM_FIELDS = header_lines(
     {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
@@ -81,10 +83,9 @@ class _NewLimits(msgspec.Struct, forbid_unknown_fields=True):
 _NEW_LIMITS = msgspec.json.Decoder(_NewLimits)
 
 
-class _Admitted(NamedTuple):
-    """A request that the limits let in. first_s: its latency without tokens."""
+class _Drawn(NamedTuple):
+    """What chance gives an admitted request. first_s: its latency without tokens."""
 
-    draft: Draft
     first_s: float
     fault: str | None
 
@@ -124,25 +125,24 @@ class Provider:
         """Answers one request, which ends in exactly one class of the statistics.
 
         At once if nothing of it can take time; otherwise by the coroutine, which is cancelled when
-        the client leaves. What changes the limits is no such request.
+        the client leaves.
         """
-        if exchange.path == "/sim/limits":
-            return self._answer_limits(exchange)
         if not self._is_immediate or not exchange.is_complete:
             return self._serve(exchange, None)
         raw = exchange.received()
-        if b"stream" in raw or b"\\u" in raw:
-            # A stream waits for its reader. The name may be written with escapes.
+        draft = self._draft(exchange, raw)
+        if not isinstance(draft, BadCall) and draft.is_stream and draft.is_long:
+            # It waits for its reader.
             return self._serve(exchange, raw)
         ticket = self.stats.receive(self._clock.now_s())
         try:
-            if (admitted := self._admit(exchange, ticket, raw)) is not None:
-                self.stats.begin_serving()
-                self._charge_answer(admitted.draft)
-                self._answer(exchange, ticket, admitted.draft)
-                self.stats.end_serving()
+            if (admitted := self._admitted(exchange, ticket, draft)) is not None:
+                self.stats.serve_at_once()
+                self._charge_answer(admitted)
+                self._answer(exchange, ticket, admitted)
         finally:
-            self.stats.settle(ticket, "abandoned", None, self._clock.now_s())
+            if not ticket.outcome:
+                self.stats.settle(ticket, "abandoned", None, self._clock.now_s())
         return None
 
     def refuse_key(self, exchange: Exchange) -> None:
@@ -159,13 +159,14 @@ class Provider:
                 raw = await exchange.body()
             if self._settings.jitter_s:
                 await asyncio.sleep(self._jitter_rng.uniform(0, self._settings.jitter_s))
-            admitted = self._admit(exchange, ticket, raw)
-            if admitted is None:
+            ticket.arrival_s = self._clock.now_s()
+            draft = self._admitted(exchange, ticket, self._draft(exchange, raw))
+            if draft is None or (drawn := self._draw(exchange, ticket, draft)) is None:
                 return
             await self._slots.acquire()
             self.stats.begin_serving()
             try:
-                await self._perform(exchange, ticket, admitted)
+                await self._perform(exchange, ticket, draft, drawn)
             finally:
                 self.stats.end_serving()
                 self._slots.release()
@@ -174,13 +175,10 @@ class Provider:
         finally:
             self.stats.settle(ticket, "abandoned", None, self._clock.now_s())
 
-    def _admit(self, exchange: Exchange, ticket: Ticket, raw: bytes) -> _Admitted | None:
-        """What is to be answered, or None for a request that has got its refusal."""
-        ticket.arrival_s = self._clock.now_s()
-        try:
-            draft = self._draft(exchange, raw)
-        except BadCall as error:
-            self._reply(exchange, ticket, refusal(error), "refused")
+    def _admitted(self, exchange: Exchange, ticket: Ticket, draft: Draft | BadCall) -> Draft | None:
+        """The draft if the limits let the request in; None for one that has got its refusal."""
+        if isinstance(draft, BadCall):
+            self._reply(exchange, ticket, refusal(draft), "refused")
             return None
         if self._slots.is_full:
             self._reply(exchange, ticket, _FULL, "overloaded")
@@ -191,16 +189,22 @@ class Provider:
                 over = self._rejected(rejection, ticket.arrival_s)
                 self._reply(exchange, ticket, over, "rejected", rejection.limit)
                 return None
+        return draft
+
+    def _draw(self, exchange: Exchange, ticket: Ticket, draft: Draft) -> _Drawn | None:
+        """Latency and fault, or None for a request that has met its fault at the door."""
         fault = self._settings.faults.draw(self._fault_rng)
         first_s = self._settings.latency.draw_s(self._latency_rng)
         if fault in _AT_THE_DOOR:
             self._reply(exchange, ticket, _AT_THE_DOOR[fault], "faults", fault)
             return None
         ticket.latency_s = first_s + self._settings.per_token_s * draft.completion_tokens
-        return _Admitted(draft, first_s, fault)
+        return _Drawn(first_s, fault)
 
-    async def _perform(self, exchange: Exchange, ticket: Ticket, admitted: _Admitted) -> None:
-        draft, first_s, fault = admitted
+    async def _perform(
+        self, exchange: Exchange, ticket: Ticket, draft: Draft, drawn: _Drawn
+    ) -> None:
+        first_s, fault = drawn
         if fault == "stall":
             await self._stall(exchange, ticket)
             return
@@ -218,16 +222,18 @@ class Provider:
         else:
             self._answer(exchange, ticket, draft)
 
-    def _draft(self, exchange: Exchange, raw: bytes) -> Draft:
-        self.refuse_key(exchange)
-        endpoint = ENDPOINTS.get(exchange.path)
-        if endpoint is None:
-            raise BadCall(
-                f"Unknown URL: {exchange.method} {exchange.path}", status=404, code="unknown_url"
-            )
-        if exchange.method != "POST":
-            raise BadCall(f"{exchange.path} takes POST, not {exchange.method}.", status=405)
-        return endpoint(raw, self._answers)
+    def _draft(self, exchange: Exchange, raw: bytes) -> Draft | BadCall:
+        """What is to be answered, or why nothing is."""
+        path, method = exchange.path, exchange.method
+        try:
+            self.refuse_key(exchange)
+            if path not in ENDPOINTS:
+                return BadCall(f"Unknown URL: {method} {path}", status=404, code="unknown_url")
+            if method != "POST":
+                return BadCall(f"{path} takes POST, not {method}.", status=405)
+            return ENDPOINTS[path](raw, self._answers)
+        except BadCall as error:
+            return error
 
     def _charge(self, draft: Draft) -> Charge:
         """What the request counts as on arrival."""
@@ -242,7 +248,8 @@ class Provider:
             answer = Charge(output_tokens=draft.completion_tokens, requests=0)
             self._admission.count(answer, self._clock.now_s())
 
-    async def _answer_limits(self, exchange: Exchange) -> None:
+    async def answer_limits(self, exchange: Exchange) -> None:
+        """Answers a request that shows or changes the limits; it is not counted as received."""
         send(exchange, await self._change(exchange))
 
     async def _change(self, exchange: Exchange) -> Reply:
@@ -275,7 +282,8 @@ class Provider:
         if details := retry_details(style, rejection.wait_s):
             status = "RESOURCE_EXHAUSTED"
             error = {"code": 429, "message": message, "status": status, "details": details}
-            return Reply(429, msgspec.json.encode({"error": error}), headers)
+            body = msgspec.json.encode({"error": error})
+            return Reply(429, body, JSON + header_lines(headers))
         return error_reply(
             429, message, rejection.what, code="rate_limit_exceeded", headers=headers
         )
@@ -301,17 +309,31 @@ class Provider:
             return
         # Settled just before it is written: once a client has its reply, it is not in flight.
         self.stats.settle(ticket, outcome, reply.status, self._clock.now_s(), detail)
-        send(exchange, reply, f"req-sim{ticket.number}")
+        send(exchange, reply, ticket.number)
 
-    def _whole(self, ticket: Ticket, draft: Draft) -> Reply:
-        shown = draft.whole(ticket.number, int(self._clock.wall_s()))
-        headers = self._limit_headers(self._clock.now_s())
-        return Reply(200, msgspec.json.encode(shown), headers)
+    def _whole(self, ticket: Ticket, draft: Draft) -> bytes:
+        return msgspec.json.encode(draft.whole(ticket.number, int(self._clock.wall_s())))
+
+    def _fields(self, content_type: bytes, ticket: Ticket) -> bytes:
+        """The header lines of an answer."""
+        fields = content_type + request_id(ticket.number)
+        if self._admission.has_limits:
+            fields += header_lines(self._limit_headers(self._clock.now_s()))
+        return fields
 
     def _answer(self, exchange: Exchange, ticket: Ticket, draft: Draft) -> None:
-        if not exchange.is_gone:
-            self.stats.spend(draft.prompt_tokens, draft.completion_tokens)
-        self._reply(exchange, ticket, self._whole(ticket, draft), "answered")
+        """Sends the whole answer at once, as one chunk if a stream was asked for."""
+        if exchange.is_gone:
+            return
+        is_stream = draft.is_stream
+        if is_stream:
+            body = b"".join([event for _, event in self._events(ticket, draft)]) + DONE_EVENT
+        else:
+            body = self._whole(ticket, draft)
+        fields = self._fields(_STREAM_FIELDS if is_stream else JSON, ticket)
+        self._settle_answer(ticket, draft)
+        send_whole = exchange.respond_in_one_chunk if is_stream else exchange.respond
+        send_whole(200, body, fields)
 
     def _break(self, exchange: Exchange, ticket: Ticket, fault: str) -> None:
         if fault in _AFTER:
@@ -335,28 +357,27 @@ class Provider:
             return
         self._settle_fault(ticket, "half", 200)
         if draft.is_stream:
-            await self._begin_stream(exchange, ticket)
+            await exchange.begin(200, self._fields(_STREAM_FIELDS, ticket))
             await send_half_events(exchange, self._events(ticket, draft))
         else:
-            send_first_half(exchange, self._whole(ticket, draft))
+            fields = self._fields(JSON, ticket)
+            send_first_half(exchange, Reply(200, self._whole(ticket, draft), fields))
 
     async def _stream(self, exchange: Exchange, ticket: Ticket, draft: Draft) -> None:
-        def finish() -> None:
-            self._charge_answer(draft)
-            if not exchange.is_gone:
-                self.stats.spend(draft.prompt_tokens, draft.completion_tokens)
-                self.stats.settle(ticket, "answered", 200, self._clock.now_s())
-
-        await self._begin_stream(exchange, ticket)
+        await exchange.begin(200, self._fields(_STREAM_FIELDS, ticket))
         events = self._events(ticket, draft)
-        await send_events(exchange, events, self._settings.per_token_s, finish)
+        last = await send_events(exchange, events, self._settings.per_token_s)
+        self._charge_answer(draft)
+        if not exchange.is_gone:
+            self._settle_answer(ticket, draft)
+        await exchange.end(last + DONE_EVENT)
 
-    def _events(self, ticket: Ticket, draft: Draft) -> Iterator[tuple[int, Object]]:
+    def _settle_answer(self, ticket: Ticket, draft: Draft) -> None:
+        now_s = self._clock.now_s()
+        self.stats.answer(ticket, draft.prompt_tokens, draft.completion_tokens, now_s)
+
+    def _events(self, ticket: Ticket, draft: Draft) -> Iterator[tuple[int, bytes]]:
         return draft.events(ticket.number, int(self._clock.wall_s()))
-
-    async def _begin_stream(self, exchange: Exchange, ticket: Ticket) -> None:
-        fields = _STREAM_FIELDS + b"x-request-id: req-sim%d\r\n" % ticket.number
-        await exchange.begin(200, fields + header_lines(self._limit_headers(self._clock.now_s())))
 
 
 def _rates(body: _NewLimits) -> dict[str, list[Rate]]:

@@ -10,7 +10,7 @@ from typing import Any
 from redline.clock import SYSTEM, Clock
 from redline.httpserver import Exchange, HttpBounds, HttpServer
 from redline.process import run_until_told
-from redline.sim.answers import BadCall
+from redline.sim.answers import ENDPOINTS, BadCall
 from redline.sim.batches import BatchDoor, refusal
 from redline.sim.server.provider import Provider
 from redline.sim.settings import SimSettings
@@ -18,10 +18,13 @@ from redline.sim.stats import KEPT_REQUESTS
 from redline.sim.wire import Reply, error_reply, json_reply, send
 
 MAX_BODY_BYTES = 256 * 2**20
-_MODELS = {
-    "object": "list",
-    "data": [{"id": "sim", "object": "model", "created": 0, "owned_by": "redline"}],
-}
+_HEALTHY = json_reply({"status": "ok"})
+_MODELS = json_reply(
+    {
+        "object": "list",
+        "data": [{"id": "sim", "object": "model", "created": 0, "owned_by": "redline"}],
+    }
+)
 
 
 class Sim(HttpServer):
@@ -49,11 +52,15 @@ class Sim(HttpServer):
         return str(self._provider.stats)
 
     def _handle(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+        if exchange.path in ENDPOINTS:
+            return self._provider.serve(exchange)
         if exchange.method in ("GET", "HEAD"):
             shown = self._show(exchange)
             if shown is not None:
                 send(exchange, shown)
                 return None
+        if exchange.path == "/sim/limits":
+            return self._provider.answer_limits(exchange)
         if BatchDoor.takes(exchange.path):
             return self._provider.batches.serve(exchange)
         return self._provider.serve(exchange)
@@ -64,7 +71,7 @@ class Sim(HttpServer):
     def _show(self, exchange: Exchange) -> Reply | None:
         """What can be looked at without being counted, or None."""
         if exchange.path == "/healthz":
-            return json_reply({"status": "ok"})
+            return _HEALTHY
         if exchange.path == "/sim/stats":
             return json_reply(self.stats())
         if exchange.path == "/sim/requests":
@@ -77,7 +84,7 @@ class Sim(HttpServer):
                 self._provider.refuse_key(exchange)
             except BadCall as error:
                 return refusal(error)
-            return json_reply(_MODELS)
+            return _MODELS
         return None
 
 

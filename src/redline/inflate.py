@@ -1,4 +1,4 @@
-"""Decompression of a request's body (RFC 9110, 8.4.1), piece by piece and bounded."""
+"""Decompression of an HTTP message's body (RFC 9110, 8.4.1), piece by piece and bounded."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import zlib
 
 # zlib's window sizes: 16 + the largest window is gzip, a negative one is deflate without a header.
 _GZIP, _ZLIB, _RAW = 31, 15, -15
-# Gzip members may follow one another; a legitimate body has few.
+# Gzip members may follow one another; a legitimate body has few (bgzip: 64 KB in each).
 _MOST_MEMBERS = 1024
 
 
 class BadCompressionError(ValueError):
-    """The compressed data is damaged, cut short, or followed by something else."""
+    """The compressed data is damaged, or followed by something that it does not announce."""
 
 
 class Inflate:
-    """The decompression of one body.
+    """The decompression of one body. A few bytes may stand for gigabytes, so each step is bounded.
 
-    may_be_raw: some clients send deflate without the zlib header (RFC 9110, 8.4.1.2).
+    may_be_raw: some senders leave deflate without its header (RFC 9110, 8.4.1.2).
     """
 
     def __init__(self, *, may_be_raw: bool) -> None:
@@ -52,7 +52,7 @@ class Inflate:
                 self._decoder = self._next_member()
                 clear += self._decoder.decompress(rest, most_bytes - len(clear))
         except zlib.error as error:
-            raise BadCompressionError(f"the compressed body is damaged: {error}") from None
+            raise BadCompressionError(str(error)) from None
         return clear
 
     def _window_of(self, data: bytes) -> int:
@@ -66,5 +66,5 @@ class Inflate:
     def _next_member(self) -> zlib._Decompress:
         self._members += 1
         if not self._is_gzip or self._members > _MOST_MEMBERS:
-            raise BadCompressionError("bytes follow the end of the compressed body")
+            raise BadCompressionError("bytes follow its end")
         return zlib.decompressobj(_GZIP)

@@ -1,0 +1,49 @@
+"""Attempts that have to wait for something, which may be withdrawn until they are written."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+# When it began to wait, had its slot, its connection, its grant; None if it waited for none.
+Marks = tuple[float | None, float | None, float | None, float | None]
+NO_MARKS: Marks = (None, None, None, None)
+
+
+class Wait(msgspec.Struct):
+    """What is known of an attempt that has to wait: since when, and when each wait was over.
+
+    task: that which waits. cancelling: its pending cancellations when the wait began. The others
+    are marks, see Attempt.
+    """
+
+    task: asyncio.Task[Any]
+    cancelling: int
+    eligible_s: float
+    slot_s: float | None = None
+    connected_s: float | None = None
+    granted_s: float | None = None
+    is_withdrawn: bool = False
+
+    @property
+    def marks(self) -> Marks:
+        """Those of an Attempt."""
+        return (self.eligible_s, self.slot_s, self.connected_s, self.granted_s)
+
+    def withdraw(self) -> None:
+        """Ends the attempt: all that it holds is given back when its task is cancelled."""
+        self.is_withdrawn = True
+        self.task.cancel()
+
+    def take_cancellation_back(self) -> bool:
+        """Undoes the cancellation that `withdraw` made; False if there is another one as well."""
+        return self.is_withdrawn and self.task.uncancel() <= self.cancelling
+
+
+def wait_of_this_task(now_s: float) -> Wait:
+    """The wait of the task that runs now."""
+    task = asyncio.current_task()
+    assert task is not None
+    return Wait(task, task.cancelling(), now_s)

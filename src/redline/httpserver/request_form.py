@@ -1,0 +1,62 @@
+"""Requests whose head is that of one before, byte for byte but for the length of the body.
+
+A client sends the same head with each request of a connection. What llhttp has read and this
+server has taken once, both would take in the same way again: such a head is compared and not read.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from redline.httpserver.framing import Line
+
+# Clients of LLM APIs send heads of less than 1 KB.
+_MOST_HEAD_BYTES = 4096
+_LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})\r\n")
+_HEAD_END = b"\r\n\r\n"
+# How the body or the connection goes on if one of them is there is for llhttp to say.
+_FRAMING = frozenset((b"transfer-encoding", b"content-encoding", b"upgrade", b"expect"))
+
+
+class RequestForm(msgspec.Struct, frozen=True):
+    """begin, end: the head in front of the digits of its length, and behind them.
+
+    line, fields: what was read of it; each request has a length of its own.
+    """
+
+    begin: bytes
+    end: bytes
+    line: Line
+    fields: dict[bytes, bytes]
+
+    def body(self, data: bytes, most_bytes: int) -> bytes | None:
+        """The body; None for data that is anything but one whole request of this form.
+
+        most_bytes: of the body.
+        """
+        begin, end = self.begin, self.end
+        if not data.startswith(begin):
+            return None
+        digits_end = data.find(b"\r", len(begin))
+        if not data.startswith(end, digits_end):
+            return None
+        body = data[digits_end + len(end) :]
+        if data[len(begin) : digits_end] != b"%d" % len(body) or len(body) > most_bytes:
+            return None
+        return body
+
+
+def form_of(data: bytes, line: Line, fields: dict[bytes, bytes]) -> RequestForm | None:
+    """The form of a whole request that stays on its connection; None if it has none.
+
+    data: its bytes. line, fields: what was read of it.
+    """
+    head_end = data.find(_HEAD_END, 0, _MOST_HEAD_BYTES) + len(_HEAD_END)
+    found = _LENGTH.search(data, 0, head_end)
+    if found is None or not _FRAMING.isdisjoint(fields):
+        return None
+    if len(data) - head_end != int(found[1]):
+        return None
+    return RequestForm(data[: found.start(1)], data[found.end(1) : head_end], line, fields)

@@ -1,0 +1,227 @@
+"""A sink that relays gets the bytes of a stream as they were sent, wherever they were cut."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from redline.apis import event_bytes
+from redline.calls import Call, Chunk, Reply, Sink
+from redline.calls.http import StreamReader
+from redline.errors import BadReply, CallError, Disconnected, ServerFailed
+
+USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
+DONE = b"data: [DONE]\n\n"
+
+
+class Relay(Sink):
+    """A sink that wants bytes alone."""
+
+    relays = True
+
+    def __init__(self) -> None:
+        self.heads: list[tuple[int, Mapping[str, str]]] = []
+        self.raws: list[bytes] = []
+
+    async def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        assert not self.raws
+        self.heads.append((status, headers))
+
+    async def put(self, chunk: Chunk) -> None:
+        assert self.heads
+        assert (chunk.text, chunk.data) == ("", None)
+        self.raws.append(chunk.raw)
+
+
+class Reads(Sink):
+    """A sink that wants text."""
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+
+    async def put(self, chunk: Chunk) -> None:
+        self.chunks.append(chunk)
+
+
+def chat(*choices: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"id": "c", "model": "m", "choices": list(choices), "usage": None, **more}
+
+
+def said(text: str, reason: str | None = None, index: int = 0) -> dict[str, Any]:
+    return {"index": index, "delta": {"content": text}, "finish_reason": reason}
+
+
+CHAT = [
+    b": waiting\n\n",
+    event_bytes(chat({"index": 0, "delta": {"role": "assistant"}, "finish_reason": None})),
+    b"event: x\nid: 1\n" + event_bytes(chat(said("Gr"))),
+    b": ping\n\n",
+    event_bytes(chat(said("üße, no error"))),
+    b"data: " + json.dumps(chat(said("!")), indent=1).replace("\n", "\ndata: ").encode() + b"\n\n",
+    event_bytes(chat(said("", "stop"))),
+    event_bytes(chat(usage=USAGE)),
+    DONE,
+    b": bye\n\n",
+]
+COMPLETIONS = [
+    event_bytes(chat({"index": 0, "text": "a", "finish_reason": None})),
+    event_bytes(chat({"index": 0, "text": "b", "finish_reason": "length"}, usage=USAGE)),
+    DONE,
+]
+SPOKEN = {"type": "message", "content": [{"type": "output_text", "text": "hi"}]}
+RESPONSE = {
+    "id": "r",
+    "model": "m",
+    "status": "completed",
+    "output": [SPOKEN],
+    "usage": {"input_tokens": 7, "output_tokens": 2, "total_tokens": 9},
+}
+RESPONSES = [
+    event_bytes({"type": "response.created", "response": {"error": None}}, "response.created"),
+    event_bytes(
+        {"type": "response.output_text.delta", "delta": "hi"}, "response.output_text.delta"
+    ),
+    event_bytes({"type": "response.completed", "response": RESPONSE}, "response.completed"),
+]
+STREAMS = {
+    "chat": (b"".join(CHAT), "stop"),
+    "completions": (b"".join(COMPLETIONS), "length"),
+    "responses": (b"".join(RESPONSES), "stop"),
+    "bom": (b"\xef\xbb\xbf" + b"".join(CHAT), "stop"),
+    "cut": (b"".join(CHAT) + b": never ended", "stop"),
+}
+ENDS = {"lf": b"\n", "crlf": b"\r\n", "cr": b"\r"}
+
+
+def read(sink: Sink, *parts: bytes) -> tuple[Reply, Call]:
+    call = Call()
+    reader = StreamReader(sink, call)
+
+    async def main() -> Reply:
+        reader.head(200, {"x": "y"})
+        for part in parts:
+            await reader.take(part)
+        reply = reader.finish()
+        await reader.end()
+        return reply
+
+    return asyncio.run(main()), call
+
+
+def cut(data: bytes, *cuts: int) -> list[bytes]:
+    edges = [0, *sorted(cuts), len(data)]
+    return [data[start:end] for start, end in itertools.pairwise(edges)]
+
+
+def check(data: bytes, reason: str, parts: list[bytes]) -> None:
+    relay = Relay()
+    reply, call = read(relay, *parts)
+    assert b"".join(relay.raws) == data
+    assert relay.heads == [(200, {"x": "y"})]
+    assert call.committed
+    assert (reply.input_tokens, reply.output_tokens) == (7, 2)
+    assert (reply.finish_reason, reply.model) == (reason, "m")
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("name", STREAMS)
+def test_bytes_are_relayed_as_they_were_sent_wherever_they_are_cut(name: str, end: str) -> None:
+    data, reason = STREAMS[name]
+    data = data.replace(b"\n", ENDS[end])
+    check(data, reason, [data])
+    check(data, reason, [data[at : at + 1] for at in range(len(data))])
+    for at in range(0, len(data), 1 if end == "crlf" else 7):
+        check(data, reason, cut(data, at))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from(sorted(STREAMS)),
+    st.sampled_from(sorted(ENDS)),
+    st.lists(st.integers(0, 1500), max_size=20),
+)
+def test_any_cuts(name: str, end: str, cuts: list[int]) -> None:
+    data, reason = STREAMS[name]
+    data = data.replace(b"\n", ENDS[end])
+    check(data, reason, cut(data, *[min(at, len(data)) for at in cuts]))
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("name", ["chat", "completions", "responses"])
+def test_a_chunk_of_text_has_the_bytes_of_its_event(name: str, end: str) -> None:
+    data, reason = STREAMS[name]
+    data = data.replace(b"\n", ENDS[end])
+    for at in range(0, len(data), 3):
+        reads = Reads()
+        reply, _ = read(reads, *cut(data, at))
+        assert reply.finish_reason == reason
+        assert (
+            reply.output
+            == {"chat": "Grüße, no error!", "completions": "ab", "responses": "hi"}[name]
+        )
+        blank = ENDS[end] * 2
+        sent = [block + blank for block in data.split(blank) if b"data:" in block]
+        assert [chunk.raw.lstrip(b"\n") for chunk in reads.chunks] == [
+            block for block in sent if b"[DONE]" not in block
+        ]
+
+
+def test_several_choices_each_have_their_finish_reason() -> None:
+    data = b"".join(
+        event_bytes(chat(said(text, reason, index)))
+        for text, reason, index in [
+            ("a", None, 1),
+            ("b", None, 0),
+            ("", "length", 1),
+            ("", "stop", 0),
+        ]
+    )
+    reply, _ = read(Relay(), data)
+    assert reply.finish_reason == ["stop", "length"]
+    with pytest.raises(Disconnected):
+        read(Relay(), data[: data.rindex(b"data:")])
+
+
+BROKEN = [
+    (event_bytes({"error": {"message": "no", "code": 503}}), ServerFailed),
+    (b'event: error\ndata: {"message": "no", "code": 503}\n\n', ServerFailed),
+    (event_bytes({"type": "error", "code": 503, "message": "no"}), ServerFailed),
+    (event_bytes({"object": "error", "code": 503, "message": "no"}), ServerFailed),
+    (event_bytes(chat(said("", "abort"))), ServerFailed),
+    (event_bytes(chat({**said("x"), "error": {"message": "no", "code": 503}})), ServerFailed),
+    (b"data: {no}\n\n", BadReply),
+    (b"data: [1]\n\n", BadReply),
+]
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize(("event", "kind"), BROKEN)
+def test_an_error_ends_the_relay_behind_what_came_before_it(
+    event: bytes, kind: type[CallError], is_cut: bool
+) -> None:
+    relay, before = Relay(), b"".join(CHAT[:4])
+    data = before + event + b"".join(CHAT[4:])
+    with pytest.raises(kind):
+        read(relay, *(cut(data, len(before) + 2) if is_cut else [data]))
+    assert b"".join(relay.raws) == before
+
+
+@pytest.mark.parametrize(("event", "kind"), BROKEN)
+def test_nothing_is_relayed_before_the_first_event(event: bytes, kind: type[CallError]) -> None:
+    relay, call = Relay(), Call()
+    reader = StreamReader(relay, call)
+
+    async def main() -> None:
+        await reader.take(b": waiting\n\n")
+        await reader.take(event)
+
+    with pytest.raises(kind):
+        asyncio.run(main())
+    assert (relay.heads, relay.raws, call.committed) == ([], [], False)
