@@ -24,6 +24,24 @@ PARTS = st.fixed_dictionaries(
     {}, optional={"role": ANY, "type": ANY, "content": ANY, "text": ANY, "image_url": ANY}
 )
 BODIES = st.dictionaries(st.sampled_from(FIELDS), ANY | st.lists(PARTS, max_size=3))
+# As they usually are, and nearly so.
+TEXTS = st.text(max_size=50) | st.sampled_from(["data:image/png;base64,x", " data:x"])
+MESSAGES = st.fixed_dictionaries({"role": st.sampled_from(["user", "system"]), "content": TEXTS})
+NUMBERS = st.none() | st.integers(-2, 10**7) | st.sampled_from(["4", 4.0, 10**30])
+CHATS = st.fixed_dictionaries(
+    {"messages": st.lists(MESSAGES | PARTS, max_size=3)},
+    optional={
+        "model": st.text(max_size=5) | st.just("m" * 300) | st.none(),
+        "max_tokens": NUMBERS,
+        "max_completion_tokens": NUMBERS,
+        "n": NUMBERS,
+        "temperature": ANY,
+        "stream": st.booleans(),
+        "prompt": TEXTS | st.lists(TEXTS),
+        "tools": ANY,
+        "foo": ANY,
+    },
+)
 URLS = st.sampled_from(["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/x?y=1", ""])
 USAGE = st.none() | st.integers(-10, 10**12) | st.sampled_from(["7", 1.5, float("inf"), True, []])
 
@@ -47,6 +65,19 @@ def test_any_body_has_an_estimate(body: Any, url: str, replies: list[tuple[Any, 
         assert type(cost.input_tokens) is type(cost.output_tokens) is int
     assert estimator.least(request) >= 1
     estimator.accuracy()
+
+
+@MANY
+@given(BODIES | CHATS, URLS)
+def test_the_form_of_a_body_changes_nothing(body: Any, url: str) -> None:
+    """Given as JSON, a body costs what it costs as a value; usual chats have a way of their own."""
+    raw = msgspec.json.encode(body)
+    estimator = TokenEstimator()
+    as_json, as_value = Request(url=url, raw=raw), Request(url=url, body=msgspec.json.decode(raw))
+    assert estimator.estimate(as_json) == estimator.estimate(as_value)
+    assert estimator.most(as_json) == estimator.most(as_value)
+    for name in ("n", "prompt", "input"):
+        assert (as_json.asked or {}).get(name) == as_value.body.get(name)
 
 
 @MANY

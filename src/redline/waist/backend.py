@@ -79,9 +79,11 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
     @property
     def asked(self) -> Any:
         """The body, or of JSON at least the fields that say how many answers are wanted."""
-        raw = self.raw
-        if raw is None or "body" in self.__dict__:
+        raw, read = self.raw, self.__dict__
+        if raw is None or "body" in read:
             return self.body
+        if "asked" in read:
+            return read["asked"]
         try:
             return _COUNTS.decode(raw)
         except (ValueError, RecursionError):

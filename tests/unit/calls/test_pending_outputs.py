@@ -87,6 +87,14 @@ def test_no_moment_is_below_nothing(outputs: list[int]) -> None:
     assert third >= 0
 
 
+def test_of_many_outputs_each_eighth_is_news() -> None:
+    """What is asked for with each call is found anew only when it can have changed much."""
+    moments = in_step(PendingOutputs(), [10, 30] * 200)
+    before = moments.read()
+    assert in_step(moments, [1000] * 7).read() is before
+    assert in_step(moments, [1000]).read()[0] > 1.5 * before[0]
+
+
 # The two biases.
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from redline.apis import APIS, api_of, drafts, number
+from redline.calls.tokens.asked import MOST_OUTPUT_TOKENS, Asked, asked_of
 from redline.calls.tokens.kalman import Prior, Weights
 from redline.calls.tokens.pending_outputs import PendingOutputs
 from redline.calls.tokens.prompt import Prompt
@@ -50,21 +50,15 @@ _BY_CLASS = (
     Prior(0.95, 0.4, 4.0),
 )
 _BY_TOKEN = (_CONSTANT, _MESSAGE, _MEDIA, Prior(1.0, 0.1, 2.0))
-# Long texts are judged by so many of their characters, which bounds the time.
+# Of a long text so many characters are looked at, which bounds the time.
 _MOST_CHARS = 4096
 # Half the first guess for a letter or digit, less for others, where tokenizers differ more.
 # Spaces and marks may come in runs that are one token.
 _LEAST_LETTER, _LEAST_DIGIT, _LEAST_ACCENTED, _LEAST_WIDE = 0.12, 0.25, 0.1, 0.3
 
 _FIRST_OUTPUT_TOKENS = 256
-# Above what any model answers at once: a usage or a wish beyond it is a false one.
-_MOST_OUTPUT_TOKENS = 1_000_000
-OUTPUT_LIMITS = tuple(dict.fromkeys(name for api in APIS for name in api.output_limits))
-# Without any of these fields, a body asks for one answer of any length.
-_OF_OUTPUT = frozenset((*OUTPUT_LIMITS, "n", "best_of", "prompt"))
 
 _MODELS_KEPT = 32
-_LONGEST_NAME = 256
 
 # Learning the input costs ten times as much as all else at a call's end. So once it is settled, one
 # reply in eight teaches it.
@@ -118,66 +112,56 @@ class _Model:
         self.by_token = Weights(_BY_TOKEN)
         self.outputs = PendingOutputs()
         self._replies = 0
+        self._is_settled = False
+        # The last answer of `output`, and what it was asked.
+        self._output: tuple[Any, int, int | None, tuple[int, Spread]] | None = None
 
-    def counts_reply(self, weights: Weights) -> bool:
-        """A reply has come; True where it is one for these weights to learn from."""
+    def counts_reply(self) -> bool:
+        """A reply has come; True where it is one to learn the input from."""
         self._replies = replies = self._replies + 1
-        return replies * _GOLDEN % 1 < _SHARE or not weights.is_settled
+        return replies * _GOLDEN % 1 < _SHARE or not self._is_settled
 
+    def input_tokens(self, asked: Asked, tokenizer: Tokenizer | None) -> int:
+        """What the prompt is expected to be, 1 or more."""
+        weights = self.by_class if tokenizer is None else self.by_token
+        found = round(weights.value(asked.amounts(tokenizer))) + asked.ids
+        return found if found > 1 else 1
 
-class _Asked:
-    """What a request's body says of its tokens. Raises nothing.
+    def learn_input(self, asked: Asked, used: int) -> None:
+        """The prompt was `used` tokens."""
+        weights = self.by_class if asked.tokenizer is None else self.by_token
+        weights.learn(asked.amounts(asked.tokenizer), used - asked.ids)
+        self._is_settled = weights.is_settled
 
-    name: of the model. drafts: answers that are billed. most_output: of each, None if unstated.
-    """
+    def output(self, copies: int, most: int | None) -> tuple[int, Spread]:
+        """Tokens of the whole output, and how far the true number may lie from that.
 
-    __slots__ = (
-        *("_amounts", "_tokenizer", "body", "drafts", "has_output", "ids", "most_output", "name"),
-    )
-
-    def __init__(self, request: Request, body: dict[str, Any]) -> None:
-        self.body = body
-        name = body.get("model")
-        # Empty where it is none, or no name that anyone would give one.
-        self.name = name if type(name) is str and len(name) <= _LONGEST_NAME else ""
-        self.has_output = api_of(request.url).has_output
-        self.drafts: int = 1
-        self.most_output: int | None = None
-        if not _OF_OUTPUT.isdisjoint(body):
-            self.drafts, self.most_output = drafts(body), _most_output(body)
-        self.ids = 0
-        self._tokenizer: Tokenizer | None = None
-        self._amounts: tuple[float, ...] = ()
-
-    def amounts(self, tokenizer: Tokenizer | None) -> tuple[float, ...]:
-        """What the weights that are in use weigh."""
-        if not self._amounts or self._tokenizer is not tokenizer:
-            prompt = Prompt(self.body)
-            self.ids = prompt.ids
-            beside = 1.0, prompt.messages, prompt.media
-            self._tokenizer = tokenizer
-            if tokenizer is None:
-                self._amounts = beside + prompt.classes(_MOST_CHARS)
-            else:
-                self._amounts = *beside, tokenizer.count(prompt)
-        return self._amounts
-
-
-def _asked(request: Request) -> _Asked | None:
-    """What the request asks for, read once; None for a body that is not an object."""
-    kept = request.__dict__
-    found: _Asked | None = kept.get("asked_tokens")
-    if found is None:
-        body = request.body
-        if isinstance(body, dict):
-            kept["asked_tokens"] = found = _Asked(request, body)
-    return found
+        copies: of the answer. most: of each, None if unstated.
+        """
+        moments = self.outputs.read()
+        known = self._output
+        if known is not None and known[0] is moments and known[1] == copies and known[2] == most:
+            return known[3]
+        if not self.outputs.is_known:
+            first = max(_FIRST_OUTPUT_TOKENS, self.outputs.largest) if most is None else most
+            return max(1, first) * copies, CERTAIN
+        mean, variance, third = moments
+        bound = MOST_OUTPUT_TOKENS if most is None else most
+        mean = max(1.0, min(mean, bound))
+        above = bound - mean
+        # What is bounded varies by no more than this (Bhatia and Davis 2000).
+        variance = min(variance, mean * above)
+        third = min(third, variance * above)
+        spread = Spread(variance * copies, third * copies, above * copies)
+        found = round(mean * copies), spread
+        self._output = moments, copies, most, found
+        return found
 
 
 class Sending(msgspec.Struct, eq=False):
     """A call on its way: what it asks for, what is to learn from it, and its number there."""
 
-    asked: _Asked | None
+    asked: Asked | None
     model: _Model | None = None
     number: int = 0
 
@@ -206,24 +190,23 @@ class TokenEstimator:
         to far more. Before twenty replies the request's own maximum, or 256 or the largest reply
         so far. Embeddings have none.
         """
-        asked = _asked(request)
+        asked = asked_of(request)
         if asked is None:
             return Cost(1, 1)
         name = asked.name
         model = self._models.get(name) or self._unknown
         tokenizer = self._tokenizers.find(name, may_block=self._may_block) if name else None
-        weights = model.by_class if tokenizer is None else model.by_token
-        input_tokens = _input_tokens(weights, asked, tokenizer)
+        input_tokens = model.input_tokens(asked, tokenizer)
         if not asked.has_output:
             return Cost(input_tokens, 0)
-        return Cost(input_tokens, *_output(model, asked))
+        return Cost(input_tokens, *model.output(asked.drafts, asked.most_output))
 
     def most(self, request: Request) -> Cost:
         """What a provider charges that counts the whole maximum at admission, used or not.
 
         As the estimate where the request states no maximum.
         """
-        cost, asked = self.estimate(request), _asked(request)
+        cost, asked = self.estimate(request), asked_of(request)
         if asked is None or asked.most_output is None or not cost.output_tokens:
             return cost
         return Cost(cost.input_tokens, asked.most_output * asked.drafts)
@@ -238,13 +221,13 @@ class TokenEstimator:
 
     def first_error(self, request: Request) -> float:
         """How far the input's first guess is off in the mean: 0.2 is 20 %; 0 with a tokenizer."""
-        asked = _asked(request)
+        asked = asked_of(request)
         is_exact = asked is not None and self._tokenizer(asked.name) is not None
         return 0.0 if is_exact else FIRST_GUESS_ERROR
 
     def begin(self, request: Request) -> Sending:
         """A call of `request` is sent now; give what this returns to `end`."""
-        asked = _asked(request)
+        asked = asked_of(request)
         if asked is None:
             return Sending(None)
         model = self._model(asked.name)
@@ -260,16 +243,18 @@ class TokenEstimator:
             return
         each: int | None = None
         if reply is not None:
-            teaches = self._learn_input(model, asked, reply)
+            teaches = model.counts_reply()
+            if teaches and (input_tokens := _count(reply.input_tokens)):
+                self._learn_input(model, asked, input_tokens)
             used = reply.output_tokens
             if asked.has_output and type(used) is int and used >= 0:
                 copies, most = asked.drafts, asked.most_output
                 each = used if copies == 1 else -(-used // copies)
-                bound = _MOST_OUTPUT_TOKENS if most is None else most
+                bound = MOST_OUTPUT_TOKENS if most is None else most
                 if each > bound:
                     each = bound
                 if teaches:
-                    self._outputs.add(_output(model, asked)[0], each * copies)
+                    self._outputs.add(model.output(copies, most)[0], each * copies)
         model.outputs.end(sending.number, each, took_s)
 
     def accuracy(self) -> TokenAccuracy:
@@ -282,19 +267,12 @@ class TokenEstimator:
     def _tokenizer(self, name: str) -> Tokenizer | None:
         return self._tokenizers.find(name, may_block=self._may_block) if name else None
 
-    def _learn_input(self, model: _Model, asked: _Asked, reply: Reply) -> bool:
-        """True if this reply is one to learn from."""
-        name = asked.name
-        tokenizer = self._tokenizers.find(name, may_block=self._may_block) if name else None
-        weights = model.by_class if tokenizer is None else model.by_token
-        teaches = model.counts_reply(weights)
-        if teaches and (used := _count(reply.input_tokens)):
-            estimated = _input_tokens(weights, asked, tokenizer)
-            # No true usage is further off than this.
-            used = min(used, 100 * estimated + int(_CONSTANT.most))
-            self._inputs.add(estimated, used)
-            weights.learn(asked.amounts(tokenizer), used - asked.ids)
-        return teaches
+    def _learn_input(self, model: _Model, asked: Asked, used: int) -> None:
+        estimated = model.input_tokens(asked, asked.tokenizer)
+        # No true usage is further off than this.
+        used = min(used, 100 * estimated + int(_CONSTANT.most))
+        self._inputs.add(estimated, used)
+        model.learn_input(asked, used)
 
     def _model(self, name: str) -> _Model:
         models = self._models
@@ -307,11 +285,6 @@ class TokenEstimator:
         return model
 
 
-def _input_tokens(weights: Weights, asked: _Asked, tokenizer: Tokenizer | None) -> int:
-    found = round(weights.value(asked.amounts(tokenizer))) + asked.ids
-    return found if found > 1 else 1
-
-
 def _least(prompt: Prompt) -> int:
     letters, _, digits, _, accented, wide = prompt.classes(_MOST_CHARS)
     text = (
@@ -321,35 +294,6 @@ def _least(prompt: Prompt) -> int:
         + wide * _LEAST_WIDE
     )
     return max(1, prompt.ids + prompt.messages + round(text))
-
-
-def _output(model: _Model, asked: _Asked) -> tuple[int, Spread]:
-    """Tokens of the whole output, and how far the true number may lie from that."""
-    copies, most = asked.drafts, asked.most_output
-    mean, variance, third = model.outputs.read()
-    if not mean and not model.outputs.is_known:
-        first = max(_FIRST_OUTPUT_TOKENS, model.outputs.largest) if most is None else most
-        return max(1, first) * copies, CERTAIN
-    bound = _MOST_OUTPUT_TOKENS if most is None else most
-    mean = max(1.0, mean if mean < bound else bound)
-    above = bound - mean
-    # What is bounded varies by no more than this (Bhatia and Davis 2000).
-    if variance > mean * above:
-        variance = mean * above
-    if third > variance * above:
-        third = variance * above
-    if copies == 1:
-        return round(mean), Spread(variance, third, above)
-    return round(mean * copies), Spread(variance * copies, third * copies, above * copies)
-
-
-def _most_output(body: dict[str, Any]) -> int | None:
-    """Of one choice, as the request states it. Some servers take -1 for no maximum."""
-    for name in OUTPUT_LIMITS:
-        stated = body.get(name)
-        if stated is not None and (most := number(stated)) is not None and most >= 0:
-            return max(1, min(most, _MOST_OUTPUT_TOKENS))
-    return None
 
 
 def _count(reading: Any) -> int | None:

@@ -16,6 +16,8 @@ _LEAST = 20
 # Each output weighs 1/300 less with every later one, so that a change is followed.
 _MEMORY = 300
 _KEPT = 1 - 1 / _MEMORY
+# Once so many are known, one more says little: what is learned is read anew after so many.
+_READ_EVERY = 8
 # A call that never ends holds up this many others at most.
 _MOST_WAITING = 4096
 # A lognormal output of shape 1 has a skewness of 6; more comes of single outliers.
@@ -31,6 +33,8 @@ class PendingOutputs:
         self._over: dict[int, tuple[int, float] | None] = {}
         self._counted = 0
         self._sums = (0.0, 0.0, 0.0, 0.0)  # of weight x output^0..3
+        self._moments = (0.0, 0.0, 0.0)
+        self._read_at = _LEAST
         self.largest = 0
 
     @property
@@ -42,22 +46,14 @@ class PendingOutputs:
         """Mean, variance and third central moment of an output in flight; zeros until it is known.
 
         The mean is 2 standard errors above the outputs' own. Whoever sums many estimates counts on
-        their errors to cancel out, and an error of the mean would not.
+        their errors to cancel out, and an error of the mean would not. The same tuple as before
+        where nothing has changed.
         """
         counted = self._counted
-        if counted < _LEAST:
-            return 0.0, 0.0, 0.0
-        weight, first, second, third = self._sums
-        mean = first / weight
-        variance = second / weight - mean * mean
-        if variance <= 0:
-            return mean, 0.0, 0.0
-        central = third / weight - 3 * mean * second / weight + 2 * mean**3
-        skewed = _MOST_SKEWNESS * variance**1.5
-        if central < skewed:
-            skewed = central if central > 0 else 0.0
-        error = math.sqrt(variance / (counted if counted < _MEMORY else _MEMORY))
-        return mean + 2 * error, variance, skewed
+        if counted >= self._read_at:
+            self._read_at = counted + (_READ_EVERY if counted >= _MEMORY else 1)
+            self._moments = self._found(min(counted, _MEMORY))
+        return self._moments
 
     def begin(self) -> int:
         """A call is sent; its number is for `end`."""
@@ -85,6 +81,16 @@ class PendingOutputs:
             self._next += 1
             if ended is not None:
                 self._count(*ended)
+
+    def _found(self, counted: int) -> tuple[float, float, float]:
+        weight, first, second, third = self._sums
+        mean = first / weight
+        variance = second / weight - mean * mean
+        if variance <= 0:
+            return mean, 0.0, 0.0
+        central = third / weight - 3 * mean * second / weight + 2 * mean**3
+        skewness = max(0.0, min(central, _MOST_SKEWNESS * variance**1.5))
+        return mean + 2 * math.sqrt(variance / counted), variance, skewness
 
     def _count(self, tokens: int, took_s: float) -> None:
         weight = took_s if took_s > 1e-3 else 1e-3

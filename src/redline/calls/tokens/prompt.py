@@ -19,7 +19,7 @@ MEDIA_TYPES = frozenset(
 )
 # An embeddings call may have 2,048 inputs. Beyond this many values a body is not read further,
 # which also ends a list that holds itself.
-_MOST_VALUES = 50_000
+MOST_VALUES = 50_000
 # Pieces of a long text that stand for the whole. Eight spread evenly see a prompt's instructions,
 # its documents and its end alike.
 _PIECES = 8
@@ -50,22 +50,36 @@ def _class_of(byte: int) -> int:
 _CLASS_OF = bytes(map(_class_of, range(256)))
 
 
+def is_text(content: str) -> bool:
+    """It is what the model reads, and no picture or file in the form of a URL."""
+    return content[:5] != "data:"
+
+
 class Prompt:
-    """The parts of one body. `length`: characters in all texts. `ids`: tokens given as numbers."""
+    """The parts of one body, or of messages that are these texts and nothing else.
+
+    length: characters in all texts. ids: tokens given as numbers.
+    """
 
     __slots__ = ("ids", "length", "media", "messages", "texts")
 
-    def __init__(self, body: dict[str, Any]) -> None:
+    def __init__(self, body: dict[str, Any] | list[str]) -> None:
+        self.media = self.ids = 0
+        if type(body) is list:
+            self.texts, self.messages = body, len(body)
+            self.length = sum(map(len, body))
+            return
+        assert isinstance(body, dict)
         self.texts = texts = list[str]()
-        self.messages = self.media = self.ids = 0
+        self.messages = 0
         rest: list[Any] = []
         said = body.get("messages")
         if type(said) is list and _BESIDE_MESSAGES.isdisjoint(body):
-            for message in said if len(said) <= _MOST_VALUES else said[:_MOST_VALUES]:
+            for message in said if len(said) <= MOST_VALUES else said[:MOST_VALUES]:
                 # As nearly all are: a role, and a text.
                 if type(message) is dict and len(message) == 2 and "role" in message:
                     text = message.get("content")
-                    if type(text) is str and text[:5] != "data:":
+                    if type(text) is str and is_text(text):
                         texts.append(text)
                         continue
                 rest.append(message)
@@ -88,7 +102,7 @@ class Prompt:
 
     def _read(self, todo: list[Any]) -> None:
         """Adds what these values hold."""
-        values_left = _MOST_VALUES
+        values_left = MOST_VALUES
         while todo and values_left > 0:
             values_left -= 1
             value = todo.pop()
@@ -119,10 +133,10 @@ class Prompt:
                 todo.append(item)
 
     def _add_text(self, text: str) -> None:
-        if text.startswith("data:"):
-            self.media += 1
-        else:
+        if is_text(text):
             self.texts.append(text)
+        else:
+            self.media += 1
 
     def _add_json(self, value: Any) -> None:
         try:

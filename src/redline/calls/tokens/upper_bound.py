@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from redline.apis import api_of, drafts, number
-from redline.calls.tokens.estimate import OUTPUT_LIMITS
+from redline.calls.tokens.asked import OUTPUT_LIMITS
 from redline.calls.tokens.prompt import MEDIA_TYPES
 from redline.waist import Request
 
