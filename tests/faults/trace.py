@@ -51,7 +51,7 @@ class Try:
     @property
     def awaits_repeat(self) -> bool:
         """Its connection has failed it, and it waits to be written on another one."""
-        return self.writes == 1 and self.exchange is not None and self.exchange.needs_new
+        return self.writes == 1 and self.exchange is not None and self.exchange.failed is not None
 
 
 @dataclass

@@ -24,6 +24,7 @@ from redline.calls.wire import (
     Endpoint,
     Exchange,
     Repeat,
+    Timing,
     Transport,
     do_nothing,
 )
@@ -83,18 +84,17 @@ class _Attempt(Exchange):
     wait: Wait | None = None
 
     def __init__(self, backend: HttpBackend, request: Request, call: Call) -> None:
-        # As Exchange sets them; its constructor would be one more call for each attempt.
-        self._timeouts = backend.endpoint.timeouts
-        self._clock = backend.clock
+        # As Exchange sets it; its constructor would be one more call for each attempt.
+        self._timing = backend.timing
         self._backend = backend
         self.request = request
         self.call = call
+        self.deadline_s = call.deadline_s
         self.may_repeat = not call.once
         # What is read of every attempt is quicker to find here than in the classes.
-        self.grant = self.sent_s = self.first_byte_s = self.failed = None
-        self.wait = self.reader = self.sending = None
-        self.needs_new = self.is_ahead = self.is_head = self._is_spent = False
-        self.cost, self.doubted = _NOTHING, b""
+        self.grant = self.sent_s = self.first_byte_s = None
+        self.failed = self.wait = self.reader = self.sending = None
+        self.cost = _NOTHING
 
     def reserve(self, cost: Cost) -> None:
         """What its grant is to take from the limits of tokens."""
@@ -115,7 +115,6 @@ class _Attempt(Exchange):
         head = self._backend.head
         self.head = head(request.method, request.url, request.headers, body)
         self.body = body or b""
-        self.deadline_s = self.call.deadline_s
 
     def give_back(self) -> None:
         """Its request was not written: the limits get back what it took."""
@@ -125,11 +124,11 @@ class _Attempt(Exchange):
     async def get_ready(self) -> None:
         self._backend.begin_wait(self)
         # Its connection may have been lost since it had its grant.
-        if not self.has_grant:
+        if self.grant is None:
             await self._backend.go_ahead(self)
 
     async def wait_for_grant(self) -> None:
-        self._backend.begin_wait(self).connected_s = self._clock.now_s()
+        self._backend.begin_wait(self).connected_s = self._timing.now_s()
         await super().wait_for_grant()
 
     def acquire_now(self) -> Grant | None:
@@ -141,7 +140,7 @@ class _Attempt(Exchange):
     async def acquire(self) -> Grant:
         grant = await self._backend.limiter.acquire(self.cost, self.call.priority)
         assert self.wait is not None
-        self.wait.granted_s = self._clock.now_s()
+        self.wait.granted_s = self._timing.now_s()
         if self.is_ahead:
             self._backend.leave_ahead(self)
         return grant
@@ -183,6 +182,7 @@ class HttpBackend:
         self._finds_limits = not self._steering.is_stated
         self.estimator = TokenEstimator()
         self.clock = clock
+        self.timing = Timing(endpoint.timeouts, clock)
         self._attempts = attempts or Attempts()
         self._listener = listener
         self._transport = Transport(
@@ -278,12 +278,12 @@ class HttpBackend:
             outcome = failed(self._located(error, request), endpoint=self.label)
         finally:
             sent_s = attempt.sent_s
-            if sent_s is None or attempt.needs_new:
-                attempt.give_back()
             if sent_s is not None:
                 self._conclude(attempt, sent_s, outcome)
-            elif outcome is not None and not isinstance(outcome.error, Withdrawn):
-                outcome.tried = (self._tried(attempt, outcome.error, self.clock.now_s()),)
+            else:
+                attempt.give_back()
+                if outcome is not None and not isinstance(outcome.error, Withdrawn):
+                    outcome.tried = (self._tried(attempt, outcome.error, self.clock.now_s()),)
             if self._room is not None:
                 self._room.slot_was_freed()
         return outcome
@@ -468,6 +468,9 @@ class HttpBackend:
         except BudgetSpent:
             # Calls in flight hold what is left. As a retry it waits for them, or ends the run.
             raise repeat.error from None
+        finally:
+            # If it was not written again.
+            attempt.give_back()
 
     def _read(
         self, request: Request, answer: Answer, attempt: _Attempt, reader: StreamReader | None

@@ -63,12 +63,12 @@ class Connection(asyncio.Protocol):
 
     # An object with more than 30 attributes in a dict is slow to use (CPython 3.11).
     __slots__ = (
-        *("_alarm", "_bare_bytes", "_error", "_exchange", "_form", "_forms_left"),
-        *("_inflate", "_intake", "_interim", "_is_clogged", "_is_due", "_is_lost"),
+        *("_alarm", "_bare_bytes", "_error", "_due", "_exchange", "_form", "_forms_left"),
+        *("_has_unread", "_inflate", "_intake", "_interim", "_is_clogged", "_is_lost"),
         *("_is_paused", "_is_reusable", "_is_streamed", "_loop", "_most_bytes"),
         *("_on_lost", "_pairs", "_parser", "_parts", "_refusal", "_short_bytes", "_size"),
-        *("_transport", "_unread", "_unwritten", "_waiter", "_waiting", "_wakes_early"),
-        *("asked", "body", "has_head", "headers", "is_done", "is_stale", "is_used"),
+        *("_transport", "_unwritten", "_waiter", "_waiting"),
+        *("asked", "body", "headers", "is_done", "is_stale", "is_used"),
         *("last_answer", "last_asked", "status", "unasked"),
     )
 
@@ -94,24 +94,23 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
         self._refusal: CallError | None = None  # what a callback of the parser raised
-        self._unread: select.poll | None = None  # tells whether the socket has bytes for us
+        # Whether the socket has bytes for us, waiting this long for them.
+        self._has_unread: Callable[[float], object] = _nothing_unread
         self._is_reusable = True
         self._is_lost = False
         self._unwritten = memoryview(b"")  # of a long body
         self._is_clogged = False  # the transport holds enough for now
         self.is_stale = False
-        self._is_due = False  # the request of its exchange is to be written
+        self._due: Exchange | None = None  # whose request is to be written
         self.is_used = False
         self.asked: Trace = b""
         self.last_asked: Trace = b""
         self.last_answer: Trace | None = None
         self.unasked = b""
         self.headers: Mapping[str, str] = {}
-        self.status = 0
+        self.status = 0  # of the exchange's answer; 0 until its headers are here
         self.is_done = True
         self.body: bytes | None = None
-        # The headers of the exchange's answer are here.
-        self.has_head = False
         self._pairs: list[tuple[bytes, bytes]] = []
         self._bare_bytes = 0  # since the last byte of a body, before what came last
         self._interim = 0
@@ -121,23 +120,24 @@ class Connection(asyncio.Protocol):
         self._inflate: Inflate | None = None
         self._is_paused = False
         self._is_streamed = False
-        self._wakes_early = False  # when the head of the answer is here; no form is tried then
 
     @property
     def is_open(self) -> bool:
         """A request may be written: it is up, and nothing has come that no request asked for."""
-        unread = self._unread
-        return not self._is_lost and (unread is None or not self.is_used or not unread.poll(0))
+        return not self._is_lost and not (self.is_used and self._has_unread(0))
+
+    @property
+    def has_head(self) -> bool:
+        """The headers of the exchange's answer are here."""
+        return self.status != 0
 
     def open(self, exchange: Exchange, *, is_streamed: bool) -> asyncio.Future[None]:
         """Ties the connection to an exchange, which `leave` begins; what ends with its answer.
 
         is_streamed: with the headers of the answer.
         """
-        self._exchange = exchange
-        self._is_due = True
+        self._exchange = self._due = exchange
         self._is_streamed = is_streamed
-        self._wakes_early = is_streamed or exchange.is_head
         waiter = self._waiter = self._loop.create_future()
         return waiter
 
@@ -146,14 +146,14 @@ class Connection(asyncio.Protocol):
 
         Raises what the exchange raises; the request is not written then.
         """
-        exchange, waiter = self._exchange, self._waiter
+        exchange, waiter = self._due, self._waiter
         # A cancelled task runs on in the next turn of the loop only; its waiter is done already.
-        if exchange is None or not self._is_due or waiter is None or waiter.done():
+        if exchange is None or waiter is None or waiter.done():
             return
-        self._is_due = False
-        is_kept, unread, transport = self.is_used, self._unread, self._transport
+        self._due = None
+        is_kept, transport = self.is_used, self._transport
         # Over TLS, the first bytes may be a session's ticket.
-        if self._is_lost or (is_kept and unread is not None and unread.poll(0)):
+        if self._is_lost or (is_kept and self._has_unread(0)):
             self.is_stale = True
             self._is_reusable = False
             self._wake()
@@ -161,7 +161,7 @@ class Connection(asyncio.Protocol):
         assert transport is not None
         exchange.leave(self._alarm, is_kept=is_kept)
         self.is_used = True
-        self.is_done = self.has_head = False
+        self.is_done, self.status = False, 0
         body = exchange.body
         if len(body) <= WHOLE_BYTES:
             self.asked = body
@@ -171,7 +171,7 @@ class Connection(asyncio.Protocol):
 
     def refuse(self, error: BaseException) -> None:
         """Ends the exchange with `error`; its request is not written."""
-        self._is_due = False
+        self._due = None
         self._error = error
         self._wake()
 
@@ -327,7 +327,7 @@ class Connection(asyncio.Protocol):
         if not self._is_lost:
             self._is_lost, self._is_reusable = True, False
             self._unwritten = memoryview(b"")
-            self.is_stale = self.is_stale or self._is_due
+            self.is_stale = self.is_stale or self._due is not None
             self._wake()
             self._alarm.leave()
             self._on_lost(self)
@@ -337,7 +337,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are none of asyncio's, though they do the same.
         self._transport = cast(asyncio.Transport, transport)
-        self._unread = unread(transport)
+        self._has_unread = unread(transport)
 
     def pause_writing(self) -> None:
         self._is_clogged = True
@@ -353,22 +353,22 @@ class Connection(asyncio.Protocol):
             self.close()
             self._wake()
             return
-        is_first = exchange.first_byte_s is None
-        if is_first:
-            exchange.headers_came()
-            form = self._form
-            if form is not None and len(data) <= self._short_bytes and not self._wakes_early:
-                found = form.read(data)
-                if found is not None:
-                    self.headers, self.body = found
-                    self.status = 200
-                    self.has_head = self.is_done = True
-                    waiter = self._waiter
-                    if waiter is not None and not waiter.done():
-                        waiter.set_result(None)
-                    return
+        if exchange.first_byte_s is not None:
+            self._parse(data)
+            return
+        exchange.headers_came()
+        form = self._form
+        if form is not None and len(data) <= self._short_bytes and not self._is_streamed:
+            found = form.read(data)
+            if found is not None:
+                self.headers, self.body = found
+                self.is_done, self.status = True, 200
+                waiter = self._waiter
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(None)
+                return
         self._parse(data)
-        if is_first and self.is_done and self._forms_left:
+        if self.is_done and self._forms_left:
             self._learn_form(data)
 
     def _parse(self, data: bytes) -> None:
@@ -457,16 +457,13 @@ class Connection(asyncio.Protocol):
             raise
         self.status = status
         self.headers = headers
-        self.has_head = True
         self._bare_bytes = self._interim = 0
-        if self._wakes_early:
-            self._head_came()
-
-    def _head_came(self) -> None:
-        if self._exchange is not None and self._exchange.is_head:
+        is_head = self._exchange is not None and self._exchange.is_head
+        if is_head:
             # httptools cannot tell llhttp, which would read the next answer as the body.
             self.is_done, self._is_reusable = True, False
-        self._wake()
+        if is_head or self._is_streamed:
+            self._wake()
 
     def _check_size(self) -> None:
         # Some of the bytes may be the body's.
@@ -528,17 +525,21 @@ class Connection(asyncio.Protocol):
             waiter.set_result(None)
 
 
-def unread(transport: asyncio.BaseTransport) -> select.poll | None:
-    """Tells by `poll(0)` whether the transport's socket holds unread bytes, or has been closed.
+def unread(transport: asyncio.BaseTransport) -> Callable[[float], object]:
+    """Tells whether the transport's socket holds unread bytes, or has been closed.
 
-    None if that cannot be told.
+    It is called with the milliseconds to wait for that, and says no if it cannot be told.
     """
     connected = transport.get_extra_info("socket")
     if connected is None or not hasattr(select, "poll"):
-        return None
+        return _nothing_unread
     poll = select.poll()
     poll.register(connected.fileno(), select.POLLIN)
-    return poll
+    return poll.poll
+
+
+def _nothing_unread(_: float) -> object:
+    return None
 
 
 def _too_long_headers() -> BadReply:

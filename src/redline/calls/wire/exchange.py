@@ -62,6 +62,20 @@ class Alarm(Protocol):
         """Rings at `when_s` (monotonic) and not before; inf for never."""
 
 
+class Timing:
+    """The clock and the timeouts of the exchanges with one endpoint.
+
+    first: the phase that begins with the write, and its seconds.
+    """
+
+    def __init__(self, timeouts: Timeouts, clock: Clock) -> None:
+        self.timeouts = timeouts
+        self.now_s = clock.now_s
+        self.first = ("attempt", timeouts.attempt_s)
+        if timeouts.first_byte_s < timeouts.attempt_s:
+            self.first = ("first_byte", timeouts.first_byte_s)
+
+
 class Repeat(Exception):
     """The request is to be sent once more, on a new connection; see reuse.py.
 
@@ -82,9 +96,8 @@ class Exchange(ABC):
     """One exchange's clocks and grant. The grant is the caller's to release or to settle.
 
     may_repeat: a transport may raise Repeat. is_kept: the request was written on a connection that
-    had carried others. needs_new: it is to be written on a new one, since the kept one failed as
-    `failed` says, on which it was written at failed_sent_s. doubted: the body of the answer that it
-    is repeated for.
+    had carried others. failed: what became of it there, where it was written at failed_sent_s; it
+    is then to be written on a new one. doubted: the body of the answer that it is repeated for.
     """
 
     # What an exchange begins with; one is made for each attempt, and most of it is never changed.
@@ -92,23 +105,20 @@ class Exchange(ABC):
     deadline_s = math.inf
     head = body = b""
     is_head = False  # the request is a HEAD: its answer ends with its headers
-    _is_spent = False  # the grant was used for a write
     phase = "connect"
     _held_up_s = 0.0  # by redline itself, since the write
     _paused: tuple[str, float] | None = None  # in which phase, and since when
-    grant: Grant | None = None
+    grant: Grant | None = None  # for one write
     sent_s: float | None = None
     first_byte_s: float | None = None
     may_repeat = False
     is_kept = False
-    needs_new = False
     failed: CallError | None = None
     failed_sent_s = 0.0
     doubted = b""
 
     def __init__(self, timeouts: Timeouts, clock: Clock) -> None:
-        self._timeouts = timeouts
-        self._clock = clock
+        self._timing = Timing(timeouts, clock)
 
     @abstractmethod
     def acquire_now(self) -> Grant | None:
@@ -153,27 +163,17 @@ class Exchange(ABC):
     def again(self, repeat: Repeat) -> None:
         """The request is sent once more; a second write needs a second grant."""
         self.may_repeat = self.is_kept = False
-        self.needs_new = True
         self.failed, self.doubted = repeat.error, repeat.body
         self.failed_sent_s = self.sent_s or 0.0
-        self.first_byte_s = self._alarm = self._paused = None
+        self.grant = self.first_byte_s = self._alarm = self._paused = None
         self._held_up_s = 0.0
 
     def connecting(self) -> None:
         """A connection is to be made."""
-        self._enter("connect", self._clock.now_s() + self._timeouts.connect_s)
-
-    @property
-    def has_grant(self) -> bool:
-        """It holds a grant that no write has used."""
-        return self.grant is not None and not self._is_spent
+        self._enter("connect", self._timing.now_s() + self._timing.timeouts.connect_s)
 
     def may_leave(self) -> bool:
         """True if it holds its grant, or there is one to be had without waiting."""
-        if self._is_spent:
-            # A second write, because the connection broke, needs a second grant.
-            self.grant = None
-            self._is_spent = False
         if self.grant is None:
             self.grant = self.acquire_now()
         return self.grant is not None
@@ -189,16 +189,14 @@ class Exchange(ABC):
 
         is_kept: the connection has carried others. Raises CallError if it must not be written.
         """
-        grant, timeouts = self.grant, self._timeouts
+        grant, timing = self.grant, self._timing
         assert grant is not None
-        sent_s = self.sent_s = self._clock.now_s()
+        sent_s = self.sent_s = timing.now_s()
         grant.sent(sent_s)
-        self._is_spent = True
         self.is_kept = is_kept
         self._alarm = alarm
-        self.phase, until_s = "attempt", sent_s + timeouts.attempt_s
-        if timeouts.first_byte_s < timeouts.attempt_s:
-            self.phase, until_s = "first_byte", sent_s + timeouts.first_byte_s
+        self.phase, first_s = timing.first
+        until_s = sent_s + first_s
         if self.deadline_s <= until_s:
             self.phase, until_s = "row", self.deadline_s
         self.on_sent(sent_s)
@@ -206,9 +204,10 @@ class Exchange(ABC):
 
     def headers_came(self) -> None:
         """The first byte of the answer is here."""
-        self.first_byte_s = self._clock.now_s()
+        self.first_byte_s = self._timing.now_s()
         if self.phase == "first_byte" and self.sent_s is not None:
-            self._enter("attempt", self.sent_s + self._timeouts.attempt_s + self._held_up_s)
+            attempt_s = self._timing.timeouts.attempt_s
+            self._enter("attempt", self.sent_s + attempt_s + self._held_up_s)
 
     def waiting(self) -> None:
         """From here on, nothing but the row's deadline counts."""
@@ -216,7 +215,7 @@ class Exchange(ABC):
 
     def pause(self) -> None:
         """Redline itself does not read on; the time until `resume` is not the server's."""
-        self._paused = (self.phase, self._clock.now_s())
+        self._paused = (self.phase, self._timing.now_s())
         self.waiting()
 
     def resume(self) -> None:
@@ -224,19 +223,19 @@ class Exchange(ABC):
         assert self._paused is not None
         assert self.sent_s is not None
         phase, since_s = self._paused
-        self._held_up_s += self._clock.now_s() - since_s
+        self._held_up_s += self._timing.now_s() - since_s
         if phase == "first_byte" and self.first_byte_s is not None:
             # What TLS had read before the pause has come since.
             phase = "attempt"
         if phase != "row":
-            allowed_s = getattr(self._timeouts, f"{phase}_s")
+            allowed_s = getattr(self._timing.timeouts, f"{phase}_s")
             self._enter(phase, self.sent_s + allowed_s + self._held_up_s)
 
     def timed_out(self, hint: str = "") -> TimedOut:
         """The error of the phase whose clock ran out. hint: for all but the row's own."""
         if self.phase == "row":
             return TimedOut("row")
-        return TimedOut(self.phase, getattr(self._timeouts, f"{self.phase}_s"), hint=hint)
+        return TimedOut(self.phase, getattr(self._timing.timeouts, f"{self.phase}_s"), hint=hint)
 
     def _enter(self, phase: str, until_s: float) -> None:
         if until_s < self.deadline_s:

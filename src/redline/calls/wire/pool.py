@@ -55,9 +55,10 @@ class Pool:
 
         None if there is none, or if something else has to be waited for.
         """
-        is_room = self._idle and self._reuse.is_allowed and not self._intake.is_full
+        if not self._idle or not self._reuse.is_allowed or self._intake.is_full:
+            return None
         # The grant first: a connection that is taken and put back is in use for nothing.
-        if is_room and not exchange.needs_new and exchange.may_leave():
+        if exchange.failed is None and exchange.may_leave():
             return self._idle.popitem()[0]
         return None
 

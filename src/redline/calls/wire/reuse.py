@@ -88,7 +88,7 @@ class Reuse:
                 if is_kept and connection.last_answer == found:
                     self._compare(connection, body)
                 connection.last_asked, connection.last_answer = connection.asked, found
-            if exchange.doubted and exchange.doubted == body:
+            if exchange.failed is not None and exchange.doubted and exchange.doubted == body:
                 # So answers to different requests have one id here.
                 self._repeats_itself = True
         elif is_kept:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
 from string import punctuation
 from urllib.parse import quote, urlsplit
 
@@ -108,8 +109,6 @@ class Transport:
         self._headers = _default_headers(endpoint)
         # The heads of requests without headers of their own, but for the length of the body.
         self._heads: dict[tuple[str, str], bytes] = {}
-        # What follows them, by the length of the body.
-        self._ends: dict[int, bytes] = {}
         self._outbox = Outbox(before_write)
         self._reuse = Reuse()
         self._deadlines = Deadlines(clock)
@@ -126,12 +125,9 @@ class Transport:
         head = None if headers else self._heads.get((method, path))
         if head is None:
             head = self._make_head(method, path, headers)
-        if body is None and method not in _WITH_BODY:
-            return head + b"\r\n"
-        size = 0 if body is None else len(body)
-        # Formatting a number costs more than all else that is done here.
-        end = self._ends.get(size)
-        return head + (self._make_end(size) if end is None else end)
+        if body is None:
+            return head + (_end(0) if method in _WITH_BODY else b"\r\n")
+        return head + _end(len(body))
 
     async def exchange(
         self,
@@ -197,7 +193,7 @@ class Transport:
             exchange.waiting()
             await self.intake.room()
         pool = self._pool
-        taken = None if exchange.needs_new else pool.take()
+        taken = pool.take() if exchange.failed is None else None
         if taken is not None:
             connection, since = taken
         else:
@@ -244,12 +240,6 @@ class Transport:
             self._heads[method, path] = head
         return head
 
-    def _make_end(self, size: int) -> bytes:
-        if len(self._ends) >= _MOST_ENDS:
-            self._ends.clear()
-        end = self._ends[size] = b"Content-Length: %d\r\n\r\n" % size
-        return end
-
     def _target(self, path: str) -> str:
         """The path and query of the URL of a request's path. Raises BadRow for no path."""
         try:
@@ -261,6 +251,13 @@ class Transport:
         # Percent signs stay as they are: only characters that no server takes are quoted.
         is_plain = target.isascii() and " " not in target
         return target if is_plain else quote(target, safe=punctuation)
+
+
+# Formatting a number costs more than all else that is done for a head.
+@lru_cache(maxsize=_MOST_ENDS)
+def _end(size: int) -> bytes:
+    """The end of the head of a request whose body has this length."""
+    return b"Content-Length: %d\r\n\r\n" % size
 
 
 def _default_headers(endpoint: Endpoint) -> dict[str, str]:
