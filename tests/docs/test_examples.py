@@ -27,7 +27,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tomllib
@@ -43,6 +42,7 @@ import pytest
 from redline.cli import program
 from redline.job.settings import Keywords
 from redline.job.work import PARAMETERS
+from support.starting import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -132,7 +132,7 @@ class Story:
         self.folder = folder
         self._stack = stack
         self._status = 0
-        self._ports = {f"800{digit}": str(_free_port()) for digit in range(10)}
+        self._ports = {f"800{digit}": str(free_port()) for digit in range(10)}
         self._environment = {
             name: value for name, value in os.environ.items() if not name.startswith(PRIVATE)
         }
@@ -229,13 +229,6 @@ def _compare(found: str, shown: str, block: Block, command: str) -> None:
 def _end(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=LONGEST_COMMAND_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def tell(page: str, folder: Path) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import signal
-import socket
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import redline
 from support.raw_server import RawServer, Seen, answer, chat
+from support.starting import free_port
 
 ROWS = 60
 # Of the requests that come first, so many are answered, in all runs below.
@@ -49,11 +49,6 @@ async def line_with(process: Process, text: str) -> str:
             if text in line:
                 return line
     raise AssertionError(f"the run ended without saying: {text}")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class Mortal:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
-import subprocess
 import sys
 import threading
 import time
@@ -20,7 +20,8 @@ import fsspec
 import pytest
 import s3fs
 
-_START_S = 30.0
+from support import starting
+
 _DRIVERS: dict[tuple[str, str], Any] = {}
 LOADER = botocore.loaders.create_loader()
 KEYS = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "secret-of-tester"}
@@ -91,29 +92,13 @@ class ObjectServer:
 @contextmanager
 def object_server() -> Iterator[ObjectServer]:
     """Starts a store on a free port; ends it at the end."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    port = starting.free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = starting.start(command, lambda: starting.answers(port))
     try:
-        until_s = time.monotonic() + _START_S
-        while not _answers(port):
-            assert process.poll() is None, "the store ended at once"
-            assert time.monotonic() < until_s, "the store does not answer"
-            time.sleep(0.05)
         yield ObjectServer(port)
     finally:
-        process.terminate()
-        process.wait(timeout=20)
-
-
-def _answers(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
+        starting.end(process, signal.SIGTERM)
 
 
 class Wire:

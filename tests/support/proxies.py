@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_START_S = 30.0
+from support import starting
+
 _AUTHENTICATE = "/usr/lib/squid/basic_ncsa_auth"
 USER = "me"
 # tinyproxy takes letters and digits only.
@@ -41,9 +41,9 @@ class ProxyServer:
     def __init__(
         self, program: str, folder: Path, *, asks: bool = False, certificate: Path | None = None
     ) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = starting.free_port()
+        # What squid calls its shared memory: two of one name take it from each other as they start.
+        self._name = f"redline{secrets.token_hex(8)}"
         self.password = PASSWORDS[program]
         self._ports = folder / "ports"
         scheme = "http" if certificate is None else "https"
@@ -54,7 +54,7 @@ class ProxyServer:
         assert command is not None
         if program == "squid":
             lines = self._squid(folder, asks=asks, certificate=certificate)
-            self._command = [command, "-N", "-f", str(settings)]
+            self._command = [command, "-N", "-d", "0", "-n", self._name, "-f", str(settings)]
         else:
             lines = [f"Port {self.port}", "Listen 127.0.0.1", "MaxClients 200", "LogLevel Critical"]
             lines += [f"BasicAuth {USER} {self.password}"] * asks
@@ -64,24 +64,18 @@ class ProxyServer:
 
     def start(self) -> None:
         """Runs and takes connections on return."""
-        # A session of its own, so that the programs that squid starts end with it.
-        self.process = subprocess.Popen(
-            self._command,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        until_s = time.monotonic() + _START_S
-        while not self._answers():
-            assert self.process.poll() is None, f"`{self._command[0]}` ended at once"
-            assert time.monotonic() < until_s, f"`{self._command[0]}` does not answer"
-            time.sleep(0.02)
+        self.process = starting.start(self._command, lambda: starting.answers(self.port))
 
     def kill(self) -> None:
         if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(timeout=20)
+            starting.end(self.process, signal.SIGKILL)
             self.process = None
+
+    def close(self) -> None:
+        """Kills it, and removes what squid leaves in memory."""
+        self.kill()
+        for left in Path("/dev/shm").glob(f"{self._name}-*"):
+            left.unlink()
 
     def connections(self) -> int:
         """How many connections squid has taken and done with, in whole or in part."""
@@ -122,13 +116,6 @@ class ProxyServer:
             ]
         return [*lines, "http_access allow tests", "http_access deny all"]
 
-    def _answers(self) -> bool:
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1):
-                return True
-        except OSError:
-            return False
-
 
 @contextmanager
 def proxy_server(
@@ -143,5 +130,5 @@ def proxy_server(
         server.start()
         yield server
     finally:
-        server.kill()
+        server.close()
         shutil.rmtree(folder)

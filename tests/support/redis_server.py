@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-_START_S = 20.0
+from support import starting
 
 
 def why_not() -> str:
@@ -32,9 +32,7 @@ class RedisServer:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = starting.free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -42,17 +40,11 @@ class RedisServer:
         """Runs and answers on return."""
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--save", "", "--appendonly", "no", "--dir", str(self._folder)]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        until_s = time.monotonic() + _START_S
-        while not self._answers():
-            assert self.process.poll() is None, "redis-server ended at once"
-            assert time.monotonic() < until_s, "redis-server does not answer"
-            time.sleep(0.02)
+        self.process = starting.start(command, self._answers)
 
     def stop(self) -> None:
         if self.process is not None:
-            self.process.terminate()
-            self.process.wait(timeout=20)
+            starting.end(self.process, signal.SIGTERM)
             self.process = None
 
     def _answers(self) -> bool:
