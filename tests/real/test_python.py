@@ -267,6 +267,25 @@ async def test_a_stream_ends_when_its_block_is_left_although_a_variable_holds_it
     assert [outcome async for outcome in outcomes] == []
 
 
+@pytest.mark.parametrize("leaves", [True, False], ids=["leaves", "reads on"])
+async def test_a_reader_may_be_as_far_behind_as_it_can_be_when_the_run_ends(leaves: bool) -> None:
+    # One that it has read, and the 256 that may wait for it.
+    rows = [{"n": number} for number in range(257)]
+
+    async def call(row: dict[str, int]) -> int:
+        return row["n"]
+
+    async with redline.stream(rows, call=call) as outcomes:
+        seen = [(await anext(outcomes)).output]
+        (run,) = (task for task in asyncio.all_tasks() if task.get_name() == "redline stream")
+        await asyncio.wait([run], timeout=30)
+        assert run.done()
+        if not leaves:
+            seen += [outcome.output async for outcome in outcomes]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert sorted(seen) == (seen if leaves else [row["n"] for row in rows])
+
+
 async def test_an_error_in_a_streams_block_ends_its_run_and_passes() -> None:
     given = endless_answers([])
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import AsyncExitStack
 from typing import Any, TypeVar, Unpack
 
 from redline.calls import Outcome
@@ -131,37 +130,38 @@ class OutcomeStream:
 
 async def _outcomes(job: Job, handover: _Handover) -> AsyncGenerator[Outcome, None]:
     """The outcomes of a run of the job, which ends with the generator."""
-    async with AsyncExitStack() as stack:
-        stack.callback(handover.has_ended.set)
 
-        async def work() -> Report:
-            try:
-                parts = Parts(on_start=handover.start, on_result=handover.put)
-                return await execute(job, parts)
-            finally:
-                ending = asyncio.create_task(handover.outcomes.put(None))
-                stack.callback(ending.cancel)
-
-        task = asyncio.create_task(work(), name="redline stream")
+    async def work() -> Report:
         try:
-            while (outcome := await handover.next()) is not None:
-                yield outcome
-            if not handover.is_left:
-                report = await task
-                if report.stopped is not None:
-                    raise report.stopped
+            parts = Parts(on_start=handover.start, on_result=handover.put)
+            return await execute(job, parts)
         finally:
+            handover.finish()
+
+    task = asyncio.create_task(work(), name="redline stream")
+    try:
+        while (outcome := await handover.next()) is not None:
+            yield outcome
+        if not handover.is_left:
+            report = await task
+            if report.stopped is not None:
+                raise report.stopped
+    finally:
+        try:
             await handover.leave(task)
+        finally:
+            handover.has_ended.set()
 
 
 class _Handover:
     """Outcomes on their way from a run's workers to the reader of a stream."""
 
     def __init__(self) -> None:
-        self.outcomes: asyncio.Queue[Outcome | None] = asyncio.Queue(_STREAM_AHEAD)
+        self._outcomes: asyncio.Queue[Outcome | None] = asyncio.Queue(_STREAM_AHEAD)
         self._ahead_bytes = 0
         self._has_room = asyncio.Event()
         self._runner: Runner | None = None
+        self._is_finished = False
         self.is_left = False
         self.has_ended = asyncio.Event()
 
@@ -179,22 +179,30 @@ class _Handover:
         if self.is_left:
             return
         self._ahead_bytes += _size_bytes(result.outcome)
-        await self.outcomes.put(result.outcome)
+        await self._outcomes.put(result.outcome)
 
     async def next(self) -> Outcome | None:
         """The next outcome; None after the last."""
-        outcome = await self.outcomes.get()
+        if self._is_finished and self._outcomes.empty():
+            return None
+        outcome = await self._outcomes.get()
         if outcome is not None:
             self._ahead_bytes -= _size_bytes(outcome)
             self._has_room.set()
         return outcome
 
+    def finish(self) -> None:
+        """The run has ended: a reader that waits for the next outcome gets None."""
+        self._is_finished = True
+        if self._outcomes.empty():
+            self._outcomes.put_nowait(None)
+
     def end(self) -> None:
         """A reader that waits for the next outcome gets None."""
         self.is_left = True
-        while not self.outcomes.empty():
-            self.outcomes.get_nowait()
-        self.outcomes.put_nowait(None)
+        while not self._outcomes.empty():
+            self._outcomes.get_nowait()
+        self._outcomes.put_nowait(None)
 
     async def leave(self, task: asyncio.Task[Report]) -> None:
         """The reader has gone: gives up what is left of the run, and waits for its end."""
@@ -203,9 +211,9 @@ class _Handover:
         if self._runner is not None:
             self._runner.abort()
         while not task.done():
-            # The run's last item, None, needs room in the queue as well.
-            while not self.outcomes.empty():
-                self.outcomes.get_nowait()
+            # Workers that wait for room give up once there is some.
+            while not self._outcomes.empty():
+                self._outcomes.get_nowait()
             await asyncio.wait([task], timeout=0.05)
 
 
