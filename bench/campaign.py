@@ -1,4 +1,4 @@
-"""Long tests, resumable: bench/campaign.py NAME --minutes N.
+"""Long tests, resumable: bench/campaign.py NAME --minutes N; without a name, which are to be run.
 
 A campaign is a list of parts. Each part's figures are saved as it ends, so that a campaign which
 was cut short goes on at the next part; it begins anew where it was finished, or where what it runs
@@ -34,11 +34,12 @@ import fuzz_transport  # noqa: E402
 import limit_campaign  # noqa: E402
 import step_campaign  # noqa: E402
 import stream_campaign  # noqa: E402
+from imports import files_of  # noqa: E402
 
 from crash.killing import LIMITED, SATURATED, Plan, kill_until_done  # noqa: E402
 
 UNFINISHED = 3
-# What a campaign's figures depend on.
+# What a campaign's figures depend on, if it starts redline in processes of its own.
 _RUN = (
     "src",
     "tests",
@@ -60,6 +61,12 @@ _RUN = (
     "examples/tiny-model",
     "pyproject.toml",
 )
+# The others depend on what they import.
+_IN_PROCESS = {
+    "engine-equality": "bench/engine_equality.py",
+    "engine-law": "bench/engine_law_campaign.py",
+    "engine-pipeline": "bench/engine_pipeline.py",
+}
 _PACKAGES = ("redline", "httptools", "msgspec", "uvloop")
 
 
@@ -185,10 +192,11 @@ class OutOfBoundsError(AssertionError):
 
 def begin(name: str, path: Path) -> dict[str, Any]:
     """The record to go on with, or a new one."""
-    commit = _commit()
+    what = _paths_of(name)
+    commit = _commit(what)
     if path.exists():
         old: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        if not old["is_finished"] and _is_alike(old["commit"], commit):
+        if not old["is_finished"] and _is_alike(old["commit"], commit, what):
             return old
     return {
         "campaign": name,
@@ -209,15 +217,32 @@ def begin(name: str, path: Path) -> dict[str, Any]:
     }
 
 
-def _commit() -> str:
-    """The commit, and `+changes` where what campaigns run differs from it."""
-    changed = _git("status", "--porcelain", "--", *_RUN).stdout
+def holds(name: str) -> bool:
+    """What the campaign's record says is true of this checkout: it passed, on what it runs here."""
+    path, what = RESULTS / f"{name}.json", _paths_of(name)
+    if not path.exists():
+        return False
+    record: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return bool(record["has_passed"]) and _is_alike(record["commit"], _commit(what), what)
+
+
+def _paths_of(name: str) -> list[str]:
+    """What the campaign runs, as git names it."""
+    script = _IN_PROCESS.get(name)
+    if script is None:
+        return list(_RUN)
+    return sorted(str(path.relative_to(ROOT)) for path in files_of(ROOT / script))
+
+
+def _commit(what: list[str]) -> str:
+    """The commit, and `+changes` if what the campaign runs differs from it."""
+    changed = _git("status", "--porcelain", "--", *what).stdout
     return (_git("rev-parse", "HEAD").stdout.strip() or "unknown") + ("+changes" if changed else "")
 
 
-def _is_alike(old: str, new: str) -> bool:
-    """Both commits run the same: those between them changed pages, results and other benchmarks."""
-    return "+" not in old + new and not _git("diff", "--quiet", old, new, "--", *_RUN).returncode
+def _is_alike(old: str, new: str, what: list[str]) -> bool:
+    """Both commits run the same: those between them changed other files."""
+    return "+" not in old + new and not _git("diff", "--quiet", old, new, "--", *what).returncode
 
 
 def _git(*words: str) -> subprocess.CompletedProcess[str]:
@@ -270,11 +295,21 @@ def run_campaign(name: str, minutes: float) -> int:
     return 0 if record["has_passed"] else 1
 
 
+def list_records() -> int:
+    """Prints which campaigns have passed on what is checked out; 1 if any has not."""
+    found = {name: holds(name) for name in sorted(CAMPAIGNS)}
+    for name, is_true in found.items():
+        print(f"{name}: {'passed on this code' if is_true else 'to run'}")
+    return 0 if all(found.values()) else 1
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("name", choices=sorted(CAMPAIGNS))
+    parser.add_argument("name", nargs="?", choices=sorted(CAMPAIGNS))
     parser.add_argument("--minutes", type=float, default=10, help="begin no part after this")
     given = parser.parse_args()
+    if given.name is None:
+        return list_records()
     return run_campaign(given.name, given.minutes)
 
 

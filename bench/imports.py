@@ -1,0 +1,49 @@
+"""Which files of this checkout a script runs: those that it imports, directly or not.
+
+Doors are left out where they only pass names on: importing `redline` imports all of it, and runs
+little. A script that starts `redline` in another process runs more than this finds.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+_SEARCHED = (ROOT / "src", ROOT / "tests", ROOT / "bench")
+_PUBLIC_DOOR = ROOT / "src" / "redline" / "__init__.py"
+
+
+def files_of(script: Path) -> set[Path]:
+    """The script and all that it imports from this checkout."""
+    found, left = set[Path](), [script]
+    while left:
+        path = left.pop()
+        if path not in found and path != _PUBLIC_DOOR:
+            found.add(path)
+            left += [file for name in _imported(path) for file in _files(name)]
+    return found
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """Dotted names of what a file imports, modules and what is taken from them."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _files(name: str) -> Iterator[Path]:
+    """The files of a module and of the packages that it lies in; none if it is not of here."""
+    parts = name.split(".")
+    for base in _SEARCHED:
+        for length in range(1, len(parts) + 1):
+            path = base.joinpath(*parts[:length])
+            door, module = path / "__init__.py", path.with_suffix(".py")
+            if door.exists():
+                yield door
+            elif module.exists():
+                yield module

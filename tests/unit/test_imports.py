@@ -1,0 +1,34 @@
+"""A campaign that runs in one process depends on what it imports, and on nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from support.scripts import ROOT, script
+
+
+@pytest.fixture(scope="module")
+def imports() -> ModuleType:
+    return script("bench/imports.py")
+
+
+def test_imports_of_imports_are_found_and_the_public_door_is_left_out(
+    imports: ModuleType, tmp_path: Path
+) -> None:
+    path = tmp_path / "script.py"
+    path.write_text("def late():\n    from redline.engine.draft import verification\n")
+    found = {str(file.relative_to(ROOT)) for file in imports.files_of(path) - {path}}
+    assert "src/redline/engine/draft/verification.py" in found
+    # Imported by what it imports.
+    assert "src/redline/errors.py" in found
+    assert "src/redline/__init__.py" not in found
+    assert not any(file.startswith("src/redline/calls/") for file in found)
+
+
+def test_modules_of_tests_and_benchmarks_are_found(imports: ModuleType) -> None:
+    found = imports.files_of(ROOT / "bench" / "engine_law_campaign.py")
+    assert ROOT / "tests" / "support" / "decoder_law.py" in found
+    assert ROOT / "bench" / "record.py" in found
