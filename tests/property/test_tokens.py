@@ -42,6 +42,7 @@ CHATS = st.fixed_dictionaries(
         "foo": ANY,
     },
 )
+USER = {"role": "user", "content": "Wie viele 1, 2 \u4f60 sind hier? " * 40}
 URLS = st.sampled_from(["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/x?y=1", ""])
 USAGE = st.none() | st.integers(-10, 10**12) | st.sampled_from(["7", 1.5, float("inf"), True, []])
 
@@ -78,6 +79,25 @@ def test_the_form_of_a_body_changes_nothing(body: Any, url: str) -> None:
     assert estimator.most(as_json) == estimator.most(as_value)
     for name in ("n", "prompt", "input"):
         assert (as_json.asked or {}).get(name) == as_value.body.get(name)
+
+
+@MANY
+@given(CHATS, st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), max_size=40))
+def test_no_estimate_passes_a_bound(body: Any, replies: list[tuple[int, int]]) -> None:
+    """Whatever is learned: of a usual chat, of long texts, or of a prompt that the server adds."""
+    estimator, request = TokenEstimator(), Request(raw=msgspec.json.encode(body))
+    other = Request(raw=msgspec.json.encode({**body, "messages": [USER]}))
+    for number in range(260 // max(1, len(replies)) + 1):
+        for sent, came in replies:
+            reply = Reply(input_tokens=sent, output_tokens=came)
+            estimator.end(estimator.begin(other if number % 2 else request), reply, 1.0)
+    bound, estimate = estimator.bound(request, 10**9), estimator.estimate(request)
+    if bound is not None:
+        assert bound.is_bound
+        assert bound.input_tokens >= max(estimate.input_tokens, len(request.raw or b""))
+        assert (bound.output_tokens, bound.spread) == (estimate.output_tokens, estimate.spread)
+        assert estimator.bound(request, bound.tokens) == bound
+        assert estimator.bound(request, bound.tokens - 1) is None
 
 
 @MANY

@@ -186,7 +186,7 @@ class _Requests:
         body: dict[str, Any] = {"model": "m", "messages": [message], "user": str(number)}
         if traffic.most_tokens is not None:
             body["max_tokens"] = traffic.most_tokens
-        return Request(body=body)
+        return Request(raw=msgspec.json.encode(body))
 
 
 def _text(chance: random.Random, length: float) -> str:

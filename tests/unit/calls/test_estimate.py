@@ -134,6 +134,55 @@ def test_the_least_knows_nothing_of_what_was_learned() -> None:
     assert estimator.least(asking("word " * 100)) == before
 
 
+def in_json(**body: Any) -> Request:
+    chat = {"model": "m", "messages": [{"role": "user", "content": "word " * 50}], **body}
+    return Request(raw=json.dumps(chat).encode())
+
+
+def settled() -> TokenEstimator:
+    estimator = TokenEstimator()
+    for _ in range(300):
+        teach(estimator, in_json(), used(60, 5))
+    return estimator
+
+
+def test_a_bound_is_the_bytes_and_little_more() -> None:
+    estimator = settled()
+    request = in_json()
+    bound = estimator.bound(request, 10**6)
+    assert bound is not None
+    assert len(request.raw or b"") < bound.input_tokens < len(request.raw or b"") + 80
+    assert bound.is_bound
+    assert not estimator.estimate(request).is_bound
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"tools": []},
+        {"previous_response_id": "r"},
+        {"response_format": {"type": "json_object"}},
+        {"n": 2},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
+        {"messages": [{"role": "user", "content": "data:image/png;base64,a"}]},
+        {"messages": [{"role": "user", "content": "a", "name": "b"}]},
+    ],
+)
+def test_what_its_bytes_do_not_bound_is_estimated(body: dict[str, Any]) -> None:
+    assert settled().bound(in_json(**body), 10**6) is None
+
+
+def test_only_a_known_model_that_tells_its_usage_is_bounded() -> None:
+    estimator = TokenEstimator()
+    for _ in range(250):
+        teach(estimator, in_json(), used(60, 5))
+    assert estimator.bound(in_json(), 10**6) is None
+    estimator = settled()
+    assert estimator.bound(in_json(model="other"), 10**6) is None
+    teach(estimator, in_json(), used(None, None))
+    assert estimator.bound(in_json(), 10**6) is None
+
+
 def test_the_most_is_the_whole_maximum_whatever_was_learned() -> None:
     estimator = TokenEstimator()
     for _ in range(50):

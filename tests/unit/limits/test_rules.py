@@ -153,3 +153,44 @@ def test_no_change_of_profile_lets_a_second_limit_go_at_once(before: str, after:
     sent, now_s = fill(rules, 0.0)
     change(rules, after)
     assert sent + fill(rules, now_s)[0] <= 10
+
+
+# Bounds in place of estimates.
+
+LARGE = {"requests": "1m/1s", "tokens": "100m/1s", "profile": "any"}
+
+
+def test_a_bound_is_for_limits_whose_pace_it_does_not_show_in() -> None:
+    assert budget_of(**LARGE).easy_tokens == pytest.approx(100_000, rel=0.01)
+    small = budget_of(**LARGE, input_tokens="1m/1s")
+    assert small.easy_tokens == pytest.approx(1000, rel=0.01)
+    assert budget_of(requests="1m/1s", profile="any").easy_tokens == 0
+    # Of a limit with a burst every amount is looked at.
+    for profile in ("moving", "bucket"):
+        assert budget_of(**{**LARGE, "profile": profile}).easy_tokens == 0
+    # What is noted beside a server's own count is not settled later.
+    rules = budget_of(**LARGE)
+    rules.watch(0.0)
+    assert rules.easy_tokens == 0
+
+
+def test_a_bound_is_granted_only_while_the_limits_are_free() -> None:
+    rules = budget_of(**LARGE)
+    bound = Cost(60_000, is_bound=True)
+    assert rules.take_now(bound, 0.0)
+    # The pace has not paid for the first one.
+    assert rules.take_now(bound, 0.0) is None
+    assert rules.take_now(bound, 0.01)
+    send(rules, Cost(25_000_000), 1.0)
+    # A quarter is used: a bound might take what an estimate leaves to others.
+    assert rules.wait_s(Cost(60_000), 1.5) == 0
+    assert rules.take_now(bound, 1.5) is None
+    assert rules.take_now(Cost(60_000), 1.5)
+
+
+def test_a_bound_follows_a_limit_that_is_changed() -> None:
+    rules = budget_of(**LARGE)
+    rules.set_share(0.5)
+    assert rules.easy_tokens == pytest.approx(50_000, rel=0.01)
+    rules.set_rates("tokens", [Rate(1_000_000, 1.0)], 0.0)
+    assert rules.easy_tokens == pytest.approx(500, rel=0.01)

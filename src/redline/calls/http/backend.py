@@ -133,6 +133,9 @@ class _Attempt(Exchange):
 
     def acquire_now(self) -> Grant | None:
         grant = self._backend.limiter.acquire_now(self.cost)
+        if grant is None and self.cost.is_bound:
+            self.reserve(self._backend.estimate(self))
+            grant = self._backend.limiter.acquire_now(self.cost)
         if self.is_ahead and grant is not None:
             self._backend.leave_ahead(self)
         return grant
@@ -240,7 +243,9 @@ class HttpBackend:
                 self._steering.begin(request.body)
             if self.limiter.counts_tokens:
                 # Refused before anything is waited for if no limit could ever grant it.
-                attempt.reserve(self._cost(request))
+                most = 0 if self._steering.charges_reserved else self.limiter.easy_tokens
+                bound = self.estimator.bound(request, most) if most else None
+                attempt.reserve(bound or self._cost(request))
             # Its clock would ring only after the loop has read its sockets.
             if call.deadline_s != math.inf and call.deadline_s <= self.clock.now_s():
                 raise TimedOut("row")
@@ -392,6 +397,14 @@ class HttpBackend:
             self._room.close()
         await self._steering.aclose()
         await self._transport.aclose()
+
+    def estimate(self, attempt: _Attempt) -> Cost:
+        """What an attempt is to take in place of the bound that it came with."""
+        cost = self.estimator.estimate(attempt.request)
+        if attempt.sending is not None:
+            # It is sent once more, and counts already.
+            self._tokens_out += cost.tokens - attempt.cost.tokens
+        return cost
 
     def _cost(self, request: Request) -> Cost:
         """What to reserve, if a limit counts tokens.

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from redline.apis import APIS, api_of, drafts, number
-from redline.calls.tokens.prompt import MOST_VALUES, Prompt, is_text
+from redline.calls.tokens.prompt import DATA, MOST_VALUES, Prompt
 from redline.calls.tokens.tokenizer import Tokenizer
 from redline.waist import Request
 
@@ -57,30 +57,39 @@ class Asked:
 
     name: of the model; empty where it is none, or no name that anyone would give one. drafts:
     answers that are billed. most_output: of each, None if unstated. ids: tokens that it gives as
-    numbers.
+    numbers, once its amounts are found. size_bytes: of JSON whose texts are all that becomes
+    tokens; None for any other body.
     """
 
     __slots__ = (
-        *("_amounts", "_prompt", "drafts", "has_output", "ids", "most_output", "name"),
-        "tokenizer",
+        *("_amounts", "_body", "drafts", "has_output", "ids", "most_output", "name"),
+        *("size_bytes", "tokenizer"),
     )
 
     def __init__(
-        self, url: str, name: Any, prompt: Prompt, copies: int, most_output: int | None
+        self,
+        url: str,
+        name: Any,
+        body: dict[str, Any] | list[str],
+        copies: int,
+        most_output: int | None,
+        size_bytes: int | None = None,
     ) -> None:
         self.name = name if type(name) is str and len(name) <= _LONGEST_NAME else ""
         self.has_output = api_of(url).has_output
         self.drafts = copies
         self.most_output = most_output
-        self.ids = prompt.ids
-        self._prompt = prompt
+        self.ids = 0
+        self.size_bytes = size_bytes
+        self._body = body
         self.tokenizer: Tokenizer | None = None  # by which it was estimated
         self._amounts: tuple[float, ...] = ()
 
     def amounts(self, tokenizer: Tokenizer | None) -> tuple[float, ...]:
         """What the weights that are in use weigh."""
         if not self._amounts or self.tokenizer is not tokenizer:
-            prompt = self._prompt
+            prompt = Prompt(self._body)
+            self.ids = prompt.ids
             beside = 1.0, prompt.messages, prompt.media
             self.tokenizer = tokenizer
             if tokenizer is None:
@@ -108,7 +117,7 @@ def asked_of(request: Request) -> Asked | None:
         copies, most_output = 1, None
         if not _OF_OUTPUT.isdisjoint(body):
             copies, most_output = drafts(body), _most_output(body)
-        found = Asked(request.url, body.get("model"), Prompt(body), copies, most_output)
+        found = Asked(request.url, body.get("model"), body, copies, most_output)
     kept["asked_tokens"] = found
     return found
 
@@ -119,15 +128,20 @@ def _asked_in_chat(url: str, raw: bytes) -> Asked | None:
         chat = _decode_chat(raw)
     except (ValueError, RecursionError):
         return None
-    texts = [message.content for message in chat.messages]
-    if len(texts) > MOST_VALUES or not all(map(is_text, texts)):
+    texts = list[str]()
+    for message in chat.messages:
+        text = message.content
+        if text[:5] == DATA:
+            return None
+        texts.append(text)
+    if len(texts) > MOST_VALUES:
         return None
     most, other = chat.max_tokens, chat.max_completion_tokens
     if most is None or most < 0:
         most = other if other is not None and other >= 0 else None
     if most is not None:
         most = max(1, min(most, MOST_OUTPUT_TOKENS))
-    return Asked(url, chat.model, Prompt(texts), 1, most)
+    return Asked(url, chat.model, texts, 1, most, len(raw))
 
 
 def _most_output(body: dict[str, Any]) -> int | None:

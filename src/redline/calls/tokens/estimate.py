@@ -18,6 +18,7 @@ from redline.calls.tokens.kalman import Prior, Weights
 from redline.calls.tokens.pending_outputs import PendingOutputs
 from redline.calls.tokens.prompt import Prompt
 from redline.calls.tokens.tokenizer import TOKENIZERS, Tokenizer, Tokenizers
+from redline.calls.tokens.upper_bound import FRAME_TOKENS
 from redline.limits import Cost
 from redline.limits.rule import CERTAIN, Spread
 from redline.waist import Reply, Request
@@ -49,6 +50,7 @@ _BY_CLASS = (
     Prior(0.45, 0.3, 3.0),
     Prior(0.95, 0.4, 4.0),
 )
+_MESSAGE_BYTES = len('{"role":"","content":""},')
 _BY_TOKEN = (_CONSTANT, _MESSAGE, _MEDIA, Prior(1.0, 0.1, 2.0))
 # Of a long text so many characters are looked at, which bounds the time.
 _MOST_CHARS = 4096
@@ -112,12 +114,16 @@ class _Model:
         self.by_token = Weights(_BY_TOKEN)
         self.outputs = PendingOutputs()
         self._replies = 0
+        self.tells_usage = False
         self._is_settled = False
+        # Of a chat's JSON: tokens that it cannot pass, for each byte and beside them.
+        self._most_per_byte, self._most_beside = 1.0, math.inf
         # The last answer of `output`, and what it was asked.
         self._output: tuple[Any, int, int | None, tuple[int, Spread]] | None = None
 
-    def counts_reply(self) -> bool:
+    def counts_reply(self, reply: Reply) -> bool:
         """A reply has come; True where it is one to learn the input from."""
+        self.tells_usage = bool(reply.input_tokens)
         self._replies = replies = self._replies + 1
         return replies * _GOLDEN % 1 < _SHARE or not self._is_settled
 
@@ -132,6 +138,21 @@ class _Model:
         weights = self.by_class if asked.tokenizer is None else self.by_token
         weights.learn(asked.amounts(asked.tokenizer), used - asked.ids)
         self._is_settled = weights.is_settled
+        if self._is_settled:
+            constant, message, _, *texts = *self.by_class.values, *self.by_token.values[3:]
+            other, other_message, *_ = self.by_token.values
+            each = max(message, other_message) / _MESSAGE_BYTES
+            self._most_per_byte = max(1.0, each, *texts)
+            self._most_beside = math.ceil(FRAME_TOKENS + max(constant, other))
+
+    def most_input(self, size_bytes: int) -> float:
+        """What no chat whose JSON has so many bytes passes, nor any estimate of one.
+
+        inf while it is being learned, or if usage is not told.
+        """
+        if not (self._is_settled and self.tells_usage):
+            return math.inf
+        return self._most_beside + math.ceil(self._most_per_byte * size_bytes)
 
     def output(self, copies: int, most: int | None) -> tuple[int, Spread]:
         """Tokens of the whole output, and how far the true number may lie from that.
@@ -201,6 +222,27 @@ class TokenEstimator:
             return Cost(input_tokens, 0)
         return Cost(input_tokens, *model.output(asked.drafts, asked.most_output))
 
+    def bound(self, request: Request, most: int) -> Cost | None:
+        """An estimate, too, but of input tokens that no such request passes (`Cost.is_bound`).
+
+        Found from the bytes of a chat, at a fraction of the cost. None for a request whose bytes
+        bound nothing, for a model that is not known well or tells no usage by which the bound is
+        settled, and above `most` tokens.
+        """
+        asked = asked_of(request)
+        if asked is None or asked.size_bytes is None or not asked.has_output:
+            return None
+        model = self._models.get(asked.name)
+        if model is None:
+            return None
+        input_tokens = model.most_input(asked.size_bytes)
+        if input_tokens > most:
+            return None
+        output_tokens, spread = model.output(asked.drafts, asked.most_output)
+        if input_tokens + output_tokens > most:
+            return None
+        return Cost(int(input_tokens), output_tokens, spread, True)
+
     def most(self, request: Request) -> Cost:
         """What a provider charges that counts the whole maximum at admission, used or not.
 
@@ -243,7 +285,7 @@ class TokenEstimator:
             return
         each: int | None = None
         if reply is not None:
-            teaches = model.counts_reply()
+            teaches = model.counts_reply(reply)
             if teaches and (input_tokens := _count(reply.input_tokens)):
                 self._learn_input(model, asked, input_tokens)
             used = reply.output_tokens
@@ -268,7 +310,7 @@ class TokenEstimator:
         return self._tokenizers.find(name, may_block=self._may_block) if name else None
 
     def _learn_input(self, model: _Model, asked: Asked, used: int) -> None:
-        estimated = model.input_tokens(asked, asked.tokenizer)
+        estimated = model.input_tokens(asked, self._tokenizer(asked.name))
         # No true usage is further off than this.
         used = min(used, 100 * estimated + int(_CONSTANT.most))
         self._inputs.add(estimated, used)

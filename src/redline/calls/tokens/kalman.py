@@ -73,6 +73,11 @@ class Weights:
             for row, most in enumerate(self._most_variance)
         ]
 
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The weights."""
+        return tuple(self._values)
+
     def value(self, amounts: Sequence[float]) -> float:
         """What is expected for these amounts, 0 or more."""
         total: float = sum(map(mul, self._values, amounts))

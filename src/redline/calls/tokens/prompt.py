@@ -12,6 +12,8 @@ from redline.apis import APIS, PLAIN
 _TEXT_FIELDS = frozenset(name for api in (*APIS, PLAIN) for name in api.texts)
 _JSON_FIELDS = frozenset(name for api in (*APIS, PLAIN) for name in api.as_json)
 _BESIDE_MESSAGES = (_TEXT_FIELDS | _JSON_FIELDS) - {"messages"}
+# What a URL begins with that is itself a picture or a file.
+DATA = "data:"
 # Names whose strings say what a part is, and are no part of the text.
 _LABELS = frozenset({"role", "type"})
 MEDIA_TYPES = frozenset(
@@ -50,11 +52,6 @@ def _class_of(byte: int) -> int:
 _CLASS_OF = bytes(map(_class_of, range(256)))
 
 
-def is_text(content: str) -> bool:
-    """It is what the model reads, and no picture or file in the form of a URL."""
-    return content[:5] != "data:"
-
-
 class Prompt:
     """The parts of one body, or of messages that are these texts and nothing else.
 
@@ -79,7 +76,7 @@ class Prompt:
                 # As nearly all are: a role, and a text.
                 if type(message) is dict and len(message) == 2 and "role" in message:
                     text = message.get("content")
-                    if type(text) is str and is_text(text):
+                    if type(text) is str and text[:5] != DATA:
                         texts.append(text)
                         continue
                 rest.append(message)
@@ -133,10 +130,10 @@ class Prompt:
                 todo.append(item)
 
     def _add_text(self, text: str) -> None:
-        if is_text(text):
-            self.texts.append(text)
-        else:
+        if text.startswith(DATA):
             self.media += 1
+        else:
+            self.texts.append(text)
 
     def _add_json(self, value: Any) -> None:
         try:

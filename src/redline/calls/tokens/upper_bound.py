@@ -14,7 +14,7 @@ from redline.waist import Request
 # What a chat template puts around all messages: 3 tokens in OpenAI's, 20 to 50 where a model's own
 # has a default system prompt or a date. Around each message it puts 3 to 10, and the JSON of an
 # empty message has 28 bytes.
-_FRAME_TOKENS = 64
+FRAME_TOKENS = 64
 # Anthropic puts 264 to 530 tokens before the definitions of tools.
 _TOOLS_TOKENS = 1000
 # The largest image that OpenAI takes costs 48,169 tokens with gpt-4o-mini, and 1,445 with gpt-4o.
@@ -48,7 +48,7 @@ def worst_of(request: Request) -> Worst:
         rest = _without_media(body, found)
         media = len(found)
         raw = msgspec.json.encode(rest) if media else raw
-    tokens = len(raw) + _FRAME_TOKENS + media * _MEDIA_TOKENS
+    tokens = len(raw) + FRAME_TOKENS + media * _MEDIA_TOKENS
     if not isinstance(body, dict):
         return Worst(tokens, None, may_write=False)
     if body.get("tools") or body.get("functions"):

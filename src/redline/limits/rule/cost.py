@@ -28,12 +28,14 @@ CERTAIN = Spread()
 class Cost(msgspec.Struct, frozen=True):
     """What a call is expected to use: one request and these tokens, each 0 or more.
 
-    The output's number is a mean where it is learned; spread: of the true ones around it.
+    The output's number is a mean where it is learned; spread: of the true ones around it. is_bound:
+    the input's number is no estimate, but no call can use more; for limits that are free.
     """
 
     input_tokens: int = 0
     output_tokens: int = 0
     spread: Spread = CERTAIN
+    is_bound: bool = False
 
     @property
     def tokens(self) -> int:

@@ -85,6 +85,8 @@ class Rules:
         self.is_watched = False
         self.is_searched = limits.rate == AUTO
         self.counts_tokens = False  # a token limit is set, so estimates matter
+        # What a call may take by a bound in place of an estimate; 0 if each must be estimated.
+        self.easy_tokens = 0
         self._profile = limits.profile
         # The share of every limit, after headroom, that is used now.
         self.share = 1.0
@@ -124,7 +126,10 @@ class Rules:
                 raise too_large(line.kind, amount_of(cost), rate)
 
     def take_now(self, cost: Cost, now_s: float) -> list[Booking] | None:
-        """What `cost` takes from every window, if it may be sent now; None if it must wait."""
+        """What `cost` takes from every window, if it may be sent now; None if it must wait.
+
+        None, too, for a bound where the limits are not free: an estimate may be granted.
+        """
         taken = list[Booking]()
         for window in self._windows:
             if window.kind == "requests":
@@ -140,6 +145,8 @@ class Rules:
                 return taken
         for one in taken:
             one.window.undo(one)
+        if cost.is_bound:
+            return None
         return None if self.wait_s(cost, now_s) > 0 else self.book(cost, now_s)
 
     def wait_s(self, cost: Cost, now_s: float) -> float:
@@ -302,19 +309,24 @@ class Rules:
         ]
         self.counts_tokens = bool(self._tokens)
         self._windows = [line.window for line in lines]
+        # What a server that states what is left should count is noted of each call, for good.
+        can_bound = self.counts_tokens and not self.is_watched
+        self.easy_tokens = (
+            min(line.window.easy_amount for line, _, _ in self._tokens) if can_bound else 0
+        )
 
     def _most(self, line: LimitLine) -> int:
         # By what is stated: a share that is lowered for a while refuses no call for good.
         return usable(line.stated, self.limits.headroom).count
 
     def _reshape(self) -> None:
-        self._follow_lines()
         share = self._used_share()
         for line in self.lines:
             rate = usable(line.stated, share)
             line.window.reshape(
                 rate, self._profile, self.guard_s, self._unproven_s(), self.jitter.catch_up_s
             )
+        self._follow_lines()
 
     def _used_share(self) -> float:
         return self.limits.headroom * self.share

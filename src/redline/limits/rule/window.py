@@ -243,6 +243,11 @@ class Window:
             return self._level.full_at_s(self._unit_s)
         return None if self._full_at_s == -math.inf else self._full_at_s
 
+    @property
+    def easy_amount(self) -> int:
+        """What puts off those behind it by no more than the lateness of a write; 0 if not even."""
+        return int(LATE_S / self._unit_s) if self._calm < math.inf else 0
+
     def wait_s(self, amount: int, now_s: float, spread: Spread = CERTAIN) -> float:
         """Seconds until `amount` may be sent; 0 now, inf until a booked one is sent or released.
 

@@ -67,6 +67,11 @@ class Limiter(Alarmed):
         return _Entry(self, Cost(tokens, output_tokens), priority)
 
     @property
+    def easy_tokens(self) -> int:
+        """What a call may take by a bound in place of an estimate."""
+        return self.rules.easy_tokens
+
+    @property
     def waiting(self) -> int:
         """Callers in the queue."""
         return len(self._queue)

@@ -28,6 +28,13 @@ class RateLimiter(Protocol):
         """A token limit is set, so estimates matter."""
 
     @property
+    def easy_tokens(self) -> int:
+        """While limits are free, a call may take so much by a bound (`Cost.is_bound`); 0 if none.
+
+        Where they are not, `acquire_now` gives nothing for a bound: the call must be estimated.
+        """
+
+    @property
     def waiting(self) -> int:
         """Callers in the queue."""
 
