@@ -57,7 +57,7 @@ class EventParser:
         what was fed, byte for byte. Raises BadReply for an endless event.
         """
         is_next = not (self._rest or self._pieces or self._is_first)
-        if is_next and _is_line(data) and data.find(b"\r") < 0:
+        if is_next and _is_line(data):
             # As most reads are: one event.
             return [(data, data[6:-2].strip() or None)]
         if data.find(b"\n") < 0 and data.find(b"\r") < 0 and self._rest[-1:] not in _LINE_ENDS:
@@ -112,7 +112,8 @@ def _is_line(event: bytes) -> bool:
     return (
         event.startswith(b"data: ")
         and event.find(b"\n") == len(event) - 2
-        and (event.endswith(b"\n\n"))
+        and event.endswith(b"\n\n")
+        and event.find(b"\r") < 0
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redline.apis import EventParser, event_stream
+from redline.apis import ErrorData, EventParser, event_stream
 from redline.calls import Call, Chunk, Reply, Request, Sink
 from redline.calls.http import StreamReader, streaming
 from redline.errors import BadReply, Disconnected, NoEndpoint
@@ -348,3 +348,70 @@ def test_a_slow_reader_holds_the_stream_back() -> None:
         await task
 
     asyncio.run(main())
+
+
+def by_the_standard(stream: bytes) -> list[tuple[bytes, bytes]]:
+    """The name and the data of each event, as WHATWG HTML, 9.2.6 has it: a line at a time.
+
+    The data is stripped line by line, and an event without any is left out, as it is for JSON.
+    """
+    lines, line, is_after_cr = list[bytes](), b"", False
+    for byte in stream.removeprefix(b"\xef\xbb\xbf"):
+        if byte == 0x0A and is_after_cr:
+            is_after_cr = False
+            continue
+        is_after_cr = byte == 0x0D
+        if byte in (0x0A, 0x0D):
+            lines.append(line)
+            line = b""
+        else:
+            line += bytes([byte])
+    found, name, parts = list[tuple[bytes, bytes]](), b"", list[bytes]()
+    for line in lines:
+        field, _, value = line.partition(b":")
+        if not line:
+            if data := b"\n".join(parts):
+                found.append((name, data))
+            name, parts = b"", []
+        elif field == b"event":
+            name = value.strip()
+        elif field == b"data":
+            parts.append(value.strip())
+    return found
+
+
+LINES = [b"data: x", b"data:y", b'data: {"a": 1}', b": note", b"id: 1", b"event: error", b"event:m"]
+
+
+@settings(max_examples=400)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([b"", *LINES]), st.sampled_from([b"\n", b"\r", b"\r\n"])),
+        max_size=12,
+    ),
+    st.booleans(),
+    st.data(),
+)
+def test_line_ends_may_be_mixed_within_an_event(
+    lines: list[tuple[bytes, bytes]], has_bom: bool, data: st.DataObject
+) -> None:
+    stream = (b"\xef\xbb\xbf" if has_bom else b"") + b"".join(
+        line + end for line, end in [*lines, (b": the end", b"\n"), (b"", b"\n")]
+    )
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=4)))
+    parser, found = EventParser(), list[bytes]()
+    for start, end in itertools.pairwise([0, *cuts, len(stream)]):
+        if start < end:
+            found += parser.feed(stream[start:end])
+    expected = by_the_standard(stream)
+    assert [bytes(each) for each in found if each] == [data for _, data in expected]
+    assert [type(each) is ErrorData for each in found if each] == [
+        n == b"error" for n, _ in expected
+    ]
+
+
+def test_a_lone_cr_ends_a_line_of_an_event_that_ends_with_lf() -> None:
+    assert EventParser().feed(b"data: x\rdata: y\n\n") == [b"x\ny"]
+    later = EventParser()
+    later.feed(b"data: 1\n\n")
+    assert later.feed(b"data: x\rdata: y\n\n") == [b"x\ny"]
