@@ -1,8 +1,10 @@
-"""Ctrl-C while the redline command is still being imported: one line, and an interrupt's status.
+"""What the redline command sets before the rest of it is imported.
 
+Ctrl-C during the imports is one line and an interrupt's status, and garbage is collected rarely.
 Imported first. Does nothing in a program that merely imports redline.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -14,6 +16,15 @@ def is_command() -> bool:
     if sys.argv[:1] == ["-m"]:
         return ("-m", "redline") in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
     return bool(sys.argv) and os.path.basename(sys.argv[0]) in ("redline", "redline.exe")
+
+
+def collect_rarely() -> None:
+    """Imports leave no garbage, and that of a run is almost all counted away.
+
+    With Python's default of 700 objects, the collector takes a tenth of the start, and a quarter of
+    a busy client's time.
+    """
+    gc.set_threshold(50_000, 20, 100)
 
 
 def end(number: int, frame: object) -> None:
@@ -30,6 +41,8 @@ def give_way() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+if is_command():
+    collect_rarely()
 if (
     is_command()
     and threading.current_thread() is threading.main_thread()

@@ -105,10 +105,9 @@ def _show_completion(ctx: Context, param: click.Parameter, is_wanted: bool) -> N
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line and exits with its status."""
     hold_standard_streams()
-    # What is imported lives to the end, and a run's garbage is almost all counted away: with
-    # Python's default of 700 objects, the collector takes a quarter of a busy client's time.
+    _start.collect_rarely()
+    # What is imported lives to the end.
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
     given = sys.stderr
     if given is not None:
         # Also for warnings and tracebacks, and for the interpreter's own flush as it ends.
@@ -116,6 +115,9 @@ def main(argv: list[str] | None = None) -> None:
     status = _status(sys.argv[1:] if argv is None else argv)
     if argv is not None:
         sys.stderr = given
+    else:
+        # What is left ends with the process: the interpreter need not look through it at its end.
+        gc.freeze()
     sys.exit(status)
 
 

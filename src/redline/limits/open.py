@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from redline.clock import Clock
 from redline.limits.rule import Limits
-from redline.limits.shared import SharedLimiter, open_ledger
 from redline.limits.wait import Limiter, RateLimiter
 
 
@@ -16,4 +15,7 @@ def open_limiter(limits: Limits, name: str, clock: Clock) -> RateLimiter:
     """
     if not limits.share:
         return Limiter(limits, clock)
+    # Imported here: a process that shares no limits does not pay for it.
+    from redline.limits.shared import SharedLimiter, open_ledger
+
     return SharedLimiter(limits, open_ledger(limits.share, limits, name, clock), clock)

@@ -92,7 +92,9 @@ def where_endpoint(name: str) -> str:
 
 
 def _dotenv(path: Path) -> dict[str, str]:
-    # Imported here, as below: `redline --help` reads no settings.
+    if not os.path.exists(path):
+        return {}
+    # Imported here, as below: most folders have no settings.
     from dotenv import dotenv_values
 
     try:
@@ -103,18 +105,20 @@ def _dotenv(path: Path) -> dict[str, str]:
 
 
 def _toml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text("utf-8-sig")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {_reason(error)}") from error
     import tomllib
 
     try:
-        return tomllib.loads(path.read_text("utf-8-sig"))
-    except FileNotFoundError:
-        return {}
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(
             f"{path.name} is not valid TOML: {error}", where=str(path), hint="see https://toml.io"
         ) from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path}: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:

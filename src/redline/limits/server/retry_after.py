@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import msgspec
@@ -150,6 +149,9 @@ def _number(text: str | None, unit_s: float) -> float | None:
 
 
 def _until(text: str, wall_s: float) -> float | None:
+    # Imported here: most servers state seconds, and `import redline` reads this file.
+    from email.utils import parsedate_to_datetime
+
     try:
         date = parsedate_to_datetime(text)
     except (ValueError, OverflowError):
