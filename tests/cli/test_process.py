@@ -245,3 +245,62 @@ def test_bash_completes_commands_flags_and_values() -> None:
     assert completed("redline run in.jsonl --prof") == ["--profile"]
     assert completed("redline run in.jsonl --profile f") == ["fixed"]
     assert completed("redline run in.jsonl --log ") == ["text", "json"]
+
+
+# Of these a run of a few rows from one file, without limits that are shared and without settings
+# in its folder, needs nothing.
+UNUSED = {
+    *("redline.limits.shared", "redline.job.batch", "redline.sources.stream", "redline.tasks"),
+    *("redline.engine.api", "redline.serve.http", "redline.testing"),
+    *("dotenv", "tomllib", "rich", "redis", "sqlite3", "aiohttp", "http.client", "torch"),
+    *("pyarrow", "zstandard", "datasets", "fsspec", "tiktoken", "numpy"),
+}
+# What `--help` can do without, beyond that.
+UNUSED_FOR_HELP = {"jinja2", "uvloop", "redline.sim", "redline.httpserver", "email", "tempfile"}
+
+
+def modules_of(*arguments: str) -> set[str]:
+    """What a command imports, as the interpreter tells it."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "redline", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    return {line.rpartition("|")[2].strip() for line in lines}
+
+
+def test_a_command_imports_what_it_uses(rows: Rows) -> None:
+    name = many(rows, 1)
+    for_run = modules_of("run", name, *SIM, "-o", "out.jsonl")
+    assert {"redline.sim", "jinja2"} <= for_run
+    assert not UNUSED & for_run
+    for arguments in (["--help"], ["run", "--help"], ["--version"]):
+        assert not (UNUSED | UNUSED_FOR_HELP) & modules_of(*arguments)
+
+
+def test_a_command_imports_what_its_settings_ask_for(rows: Rows) -> None:
+    name = many(rows, 1)
+    Path("redline.toml").write_text("[run]\nrps = 50\n")
+    Path(".env").write_text("OPENAI_API_KEY=k\n")
+    found = modules_of("run", name, *SIM, "--share", "limits.ledger")
+    assert {"tomllib", "dotenv", "redline.limits.shared"} <= found
+
+
+@pytest.mark.parametrize(("program", "is_left_alone"), [("redline", False), ("other", True)])
+def test_only_the_command_sets_how_often_garbage_is_collected(
+    program: str, is_left_alone: bool
+) -> None:
+    probe = "import gc, sys; before = gc.get_threshold(); sys.argv = [sys.argv[1]]; import redline"
+    code = f"{probe}; print(gc.get_threshold() == before, gc.isenabled())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, program],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=True,
+    )
+    assert done.stdout.split() == [str(is_left_alone), "True"]
