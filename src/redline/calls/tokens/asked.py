@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -23,6 +23,9 @@ _LONGEST_NAME = 256
 _ONE_ANSWER: dict[str, Any] = {}
 
 
+_Most = Annotated[int, msgspec.Meta(ge=1, le=MOST_OUTPUT_TOKENS)]
+
+
 class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     role: str
     content: str
@@ -34,10 +37,10 @@ class _Chat(msgspec.Struct, forbid_unknown_fields=True):
     The fields from temperature on change neither the prompt nor the number of answers.
     """
 
-    messages: list[_Message]
-    model: str = ""
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    messages: Annotated[list[_Message], msgspec.Meta(max_length=MOST_VALUES)]
+    model: Annotated[str, msgspec.Meta(max_length=_LONGEST_NAME)] = ""
+    max_tokens: _Most | None = None
+    max_completion_tokens: _Most | None = None
     temperature: Any = None
     top_p: Any = None
     frequency_penalty: Any = None
@@ -52,38 +55,24 @@ class _Chat(msgspec.Struct, forbid_unknown_fields=True):
 _decode_chat = msgspec.json.Decoder(_Chat).decode
 
 
-class Asked:
+class Asked(msgspec.Struct, eq=False):
     """Raises nothing.
 
     name: of the model; empty where it is none, or no name that anyone would give one. drafts:
-    answers that are billed. most_output: of each, None if unstated. ids: tokens that it gives as
-    numbers, once its amounts are found. size_bytes: of JSON whose texts are all that becomes
-    tokens; None for any other body.
+    answers that are billed. most_output: of each, None if unstated. size_bytes: of JSON whose texts
+    are all that becomes tokens; None for any other body. tokenizer: by which it was last weighed.
+    ids: tokens that it gives as numbers, once it is weighed.
     """
 
-    __slots__ = (
-        *("_amounts", "_body", "drafts", "has_output", "ids", "most_output", "name"),
-        *("size_bytes", "tokenizer"),
-    )
-
-    def __init__(
-        self,
-        url: str,
-        name: Any,
-        body: dict[str, Any] | list[str],
-        copies: int,
-        most_output: int | None,
-        size_bytes: int | None = None,
-    ) -> None:
-        self.name = name if type(name) is str and len(name) <= _LONGEST_NAME else ""
-        self.has_output = api_of(url).has_output
-        self.drafts = copies
-        self.most_output = most_output
-        self.ids = 0
-        self.size_bytes = size_bytes
-        self._body = body
-        self.tokenizer: Tokenizer | None = None  # by which it was estimated
-        self._amounts: tuple[float, ...] = ()
+    name: str
+    has_output: bool
+    drafts: int
+    most_output: int | None
+    _body: dict[str, Any] | list[str]
+    size_bytes: int | None = None
+    tokenizer: Tokenizer | None = None
+    ids: int = 0
+    _amounts: tuple[float, ...] = ()
 
     def amounts(self, tokenizer: Tokenizer | None) -> tuple[float, ...]:
         """What the weights that are in use weigh."""
@@ -117,7 +106,10 @@ def asked_of(request: Request) -> Asked | None:
         copies, most_output = 1, None
         if not _OF_OUTPUT.isdisjoint(body):
             copies, most_output = drafts(body), _most_output(body)
-        found = Asked(request.url, body.get("model"), body, copies, most_output)
+        name = body.get("model")
+        if type(name) is not str or len(name) > _LONGEST_NAME:
+            name = ""
+        found = Asked(name, api_of(request.url).has_output, copies, most_output, body)
     kept["asked_tokens"] = found
     return found
 
@@ -134,14 +126,10 @@ def _asked_in_chat(url: str, raw: bytes) -> Asked | None:
         if text[:5] == DATA:
             return None
         texts.append(text)
-    if len(texts) > MOST_VALUES:
-        return None
-    most, other = chat.max_tokens, chat.max_completion_tokens
-    if most is None or most < 0:
-        most = other if other is not None and other >= 0 else None
-    if most is not None:
-        most = max(1, min(most, MOST_OUTPUT_TOKENS))
-    return Asked(url, chat.model, texts, 1, most, len(raw))
+    most = chat.max_tokens
+    if most is None:
+        most = chat.max_completion_tokens
+    return Asked(chat.model, api_of(url).has_output, 1, most, texts, len(raw))
 
 
 def _most_output(body: dict[str, Any]) -> int | None:
