@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# No example may take a busy machine too long.
-settings.register_profile("redline", deadline=None)
+# A busy machine may take any time for an example, and for drawing one.
+settings.register_profile("redline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("redline")
 
 # Where files cost least: an fsync of a disk may take milliseconds. What it makes durable is what

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     """A folder whose `worker-PID` files name processes that are ended at last."""
     yield tmp_path
     for worker in tmp_path.glob("worker-*"):
-        os.kill(int(worker.name.removeprefix("worker-")), signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(int(worker.name.removeprefix("worker-")), signal.SIGKILL)
 
 
 def is_alive(worker: Path) -> bool:

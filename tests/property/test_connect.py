@@ -60,7 +60,7 @@ def result(kind: Any, pieces: list[bytes]) -> CallError | None:
         for piece in pieces:
             connect.data_received(piece)
         connect.connection_lost(None)
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(20):
             try:
                 await opening
             except CallError as error:

@@ -32,7 +32,7 @@ def servers() -> Iterator[dict[str, Opponent]]:
     """One of each kind. All are tried at once: a try mostly waits."""
     with ExitStack() as stack:
         yield {
-            kind: stack.enter_context(opponent(Setting(kind, RATE), life_s=120)) for kind in KINDS
+            kind: stack.enter_context(opponent(Setting(kind, RATE), life_s=900)) for kind in KINDS
         }
 
 

@@ -105,14 +105,15 @@ class Wire:
     """A relay before a server, whose connections can be made to break.
 
     cut_after: bytes that an answer may have before it breaks off, but for every third one that is
-    longer. is_down: every connection is reset at once. is_stuck: answers wait. given: bytes of
-    answers so far.
+    longer. is_down: every connection is reset at once. is_stuck: answers wait; has_waited: one
+    has. given: bytes of answers so far.
     """
 
     def __init__(self, port: int) -> None:
         self.cut_after: int | None = None
         self.is_down = False
         self.is_stuck = False
+        self.has_waited = False
         self.given = 0
         self.cuts = 0
         self._long_answers = 0
@@ -159,6 +160,7 @@ class Wire:
         try:
             while data := server.recv(65536):
                 while self.is_stuck:
+                    self.has_waited = True
                     time.sleep(0.01)
                 was_short = self.cut_after is None or carried <= self.cut_after
                 carried += len(data)

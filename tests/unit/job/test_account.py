@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -95,7 +96,8 @@ def test_a_file_that_cannot_be_opened_is_told(output: Output) -> None:
 
 def test_nothing_is_left_open_by_a_damaged_file(output: Output) -> None:
     path_of(output).write_bytes(b"")
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(JournalError):
         AccountFile(output, is_new=False)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before

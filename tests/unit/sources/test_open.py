@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import gc
 import os
 import subprocess
 import sys
@@ -81,11 +82,12 @@ class TestPaths:
 
     def test_a_refused_file_leaves_no_descriptor_open(self, tmp_path: Path) -> None:
         path = tmp_path / "a.jsonl"
+        gc.collect()
         for content in (b"\0", b"[1]", b"\xff\xfe"):
             path.write_bytes(content)
             before = len(os.listdir("/dev/fd"))
             error_of(path)
-            assert len(os.listdir("/dev/fd")) == before
+            assert len(os.listdir("/dev/fd")) <= before
 
     def test_no_extra_is_imported_for_json_lines(self, tmp_path: Path) -> None:
         (tmp_path / "a.jsonl").write_bytes(b'{"a":1}\n')
