@@ -342,6 +342,18 @@ def test_a_lone_row_is_not_blamed() -> None:
     assert "likely cause" not in outcome.error.what
 
 
+def test_neighbours_that_succeeded_before_its_first_failure_say_nothing_of_a_row() -> None:
+    async def main() -> None:
+        def latency_s(send: Send) -> float:
+            return 60.0 if send.request.body == "poison" and send.attempt == 1 else 0.1
+
+        backend = ScriptedBackend(poisoned(lambda send: broken(502)), latency_s=latency_s)
+        outcomes = await crowd(retry_of(backend, max_retries=8), ROWS)
+        assert outcomes["poison"].attempts == 9
+
+    virtual_run(main())
+
+
 # Retries as a share of traffic.
 
 

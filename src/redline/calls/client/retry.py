@@ -100,7 +100,10 @@ class RetryBudget:
 
 
 class _History(msgspec.Struct):
-    """What one row has met so far."""
+    """What one row has met so far.
+
+    since: how many attempts had succeeded and failed when its first one did.
+    """
 
     since: tuple[int, int]
     tried: tuple[Attempt, ...] = ()
@@ -158,27 +161,26 @@ class Retry:
         self._calls += 1
         if call.requests:
             call.requests = 0
-        succeeded, failures = self._succeeded, self._failed
         history: _History | None = None
         while True:
             attempts = call.attempts = call.attempts + 1
             outcome = await self._backend.send(request, call, sink)
-            if outcome.attempts != attempts:
-                outcome.attempts = attempts
+            outcome.attempts = attempts
             if history is not None:
                 outcome.tried = (history.tried + outcome.tried)[-_MOST_TRIED:]
-            if outcome.status == "succeeded":
+            error = outcome.error
+            if error is None:
                 self._succeeded += 1
                 return outcome
-            self._failed += 1
-            error = outcome.error
-            if call.committed or not isinstance(error, Retryable):
-                if isinstance(error, Withdrawn):
-                    # It was no attempt.
-                    self._failed -= 1
-                    outcome.attempts = call.attempts = attempts - 1
+            if isinstance(error, Withdrawn):
+                # It was no attempt.
+                outcome.attempts = call.attempts = attempts - 1
                 return outcome
-            history = history or _History((succeeded, failures))
+            since = self._succeeded, self._failed
+            self._failed += 1
+            if call.committed or not isinstance(error, Retryable):
+                return outcome
+            history = history or _History(since)
             history.note(error)
             if self._is_final(error, history):
                 return outcome
