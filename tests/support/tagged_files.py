@@ -9,7 +9,7 @@ import msgspec
 
 from redline.calls import Outcome, Reply
 from redline.errors import Rejected
-from redline.journal import Manifest, Output, Result, failure_line, result_line
+from redline.journal import Manifest, Output, Result, failure_line, line_writer
 from redline.journal import manifest as manifests
 from redline.sources import Row
 
@@ -17,7 +17,7 @@ from redline.sources import Row
 def tagged(path: Path, *rows: tuple[dict[str, Any], Any], reasks: int = 0) -> Output:
     """An output whose rows, each with its tag, have succeeded; they are numbered from 1."""
     output = Output(path=path, keep_input=True)
-    lines = [result_line(_result(key, row, tag, reasks), output) for key, row, tag in _keyed(rows)]
+    lines = [line_writer(output)(_result(key, row, tag, reasks)) for key, row, tag in _keyed(rows)]
     path.write_bytes(b"".join(lines))
     return output
 

@@ -130,7 +130,7 @@ def _copies(each: int | None, body: Object) -> int:
 
 def read_usual(body: bytes, asked: Any) -> Reply | None:
     """See `Api.read_usual`: the reply of a chat to a request for one choice."""
-    if asked is not None and (type(asked) is not dict or "n" in asked or "prompt" in asked):
+    if asked and (type(asked) is not dict or "n" in asked or "prompt" in asked):
         return None
     input_tokens = output_tokens = None
     try:

@@ -36,7 +36,7 @@ from redline.calls import Outcome, Reply
 from redline.errors import JournalError, Rejected
 from redline.journal.flaws import Answers
 from redline.journal.identity import KeySet, is_other
-from redline.journal.lines import Result, failure_line, result_line
+from redline.journal.lines import Result, failure_line, line_writer
 from redline.journal.output import Output
 from redline.journal.results_file import ResultsFile, ResultsLost
 from redline.journal.rewrite import drop_mended
@@ -86,6 +86,7 @@ class Journal:
         self.failed = KeySet()
         # Rows with a success of other content than they have now.
         self._outdated: set[int] = set()
+        self._line_of = line_writer(output)
         self._acknowledge = acknowledge
         # Told when a group begins to be synced, when one is acknowledged, and of a failure.
         self.changes = Changes()
@@ -163,9 +164,9 @@ class Journal:
         if self._error is not None:
             raise self._error
         outcome = result.outcome
-        if outcome.status == "succeeded":
+        if outcome.error is None:
             try:
-                line = result_line(result, self.output)
+                line = self._line_of(result)
             except _UNWRITABLE as error:
                 outcome.status, outcome.reply = "rejected", None
                 outcome.error = Rejected(f"the output cannot be written as JSON: {error}")
@@ -181,11 +182,9 @@ class Journal:
             if not self._is_flush_due:
                 self._is_flush_due = True
                 asyncio.get_running_loop().call_soon(self._flush_turn)
-        size_bytes = len(line) + len(result.row.content)
-        if (reply := outcome.reply) is not None:
-            size_bytes += len(reply.body)
-        # An error may have a long body.
-        if size_bytes > KEPT_ROW_BYTES or outcome.error is not None:
+        reply = outcome.reply
+        # Without a reply there is an error, which may have a long body.
+        if reply is None or len(line) + len(result.row.content) + len(reply.body) > KEPT_ROW_BYTES:
             result = _named(result)
             if len(line) >= _LARGE_LINE_BYTES:
                 self.flush()

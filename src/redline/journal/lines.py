@@ -7,6 +7,8 @@ field before it is `row_hash`, the mark of a named row's content, see `identity`
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -66,10 +68,14 @@ class _Line(msgspec.Struct):
     row_hash: str | msgspec.UnsetType = msgspec.UNSET
 
 
-def result_line(result: Result, output: Output) -> bytes:
-    """The line of a success, newline included."""
+def line_writer(output: Output) -> Callable[[Result], bytes]:
+    """Makes the line of a success, newline included, as the output wants it."""
     if output.format == "batch":
-        return _sealed(_batch_fields(result, output), result.mark)
+        return partial(_batch_line, output.keep_input)
+    return partial(_line, output.keep_input, output.raw)
+
+
+def _line(keeps_input: bool, is_raw: bool, result: Result) -> bytes:
     outcome = result.outcome
     reply = outcome.reply or _NO_REPLY
     answer = reply.output
@@ -92,10 +98,10 @@ def result_line(result: Result, output: Output) -> bytes:
         line.cached = True
     if outcome.is_batched:
         line.batched = True
-    if output.keep_input:
+    if keeps_input:
         line.input = result.row.data
-    if type(answer) is not str or output.raw or outcome.fields:
-        if output.raw:
+    if type(answer) is not str or is_raw or outcome.fields:
+        if is_raw:
             line.response = _whole_reply(outcome)
         fields = _with_fields(line, outcome.fields) if outcome.fields else line
         return _sealed(fields, result.mark)
@@ -140,7 +146,7 @@ def failure_line(result: Result) -> bytes:
     )
 
 
-def _batch_fields(result: Result, output: Output) -> dict[str, Any]:
+def _batch_line(keeps_input: bool, result: Result) -> bytes:
     """An output line of the OpenAI Batch API, with redline's own fields in one object."""
     outcome = result.outcome
     reply = outcome.reply or _NO_REPLY
@@ -159,9 +165,9 @@ def _batch_fields(result: Result, output: Output) -> dict[str, Any]:
         fields["cached"] = True
     if outcome.is_batched:
         fields["batched"] = True
-    if output.keep_input:
+    if keeps_input:
         fields["input"] = result.row.data
-    return fields
+    return _sealed(fields, result.mark)
 
 
 def _whole_reply(outcome: Outcome) -> Any:

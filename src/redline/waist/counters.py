@@ -34,11 +34,13 @@ class Attempts:
         self.failures_in_a_row = 0
         self.failing_since_s = math.inf
 
-    def started(self, *, is_retry: bool) -> None:
+    def retried(self) -> None:
+        """The request that is to be counted next was written before, and failed."""
+        self.retries += 1
+
+    def started(self) -> None:
         """A request was written."""
         self.attempts += 1
-        if is_retry:
-            self.retries += 1
         self.in_flight = in_flight = self.in_flight + 1
         if in_flight > self.most_in_flight:
             self.most_in_flight = in_flight

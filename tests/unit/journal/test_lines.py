@@ -8,7 +8,7 @@ from zlib import crc32
 
 import pytest
 
-from redline.journal import Output, Result, result_line
+from redline.journal import Output, Result, line_writer
 from redline.sources import Row
 from redline.waist import Outcome, Reply
 
@@ -41,7 +41,7 @@ def line(outcome: dict[str, Any], mark: int = 0, **output: Any) -> bytes:
         custom_id=None,
         outcome=Outcome(**of | outcome),
     )
-    return result_line(result, Output(path=Path("out.jsonl"), **output))
+    return line_writer(Output(path=Path("out.jsonl"), **output))(result)
 
 
 def sealed(body: bytes) -> bytes:

@@ -98,9 +98,10 @@ class FunctionBackend:
             call.on_write()
         sent_s = call.sent_s = self._clock.now_s()
         grant.sent(sent_s)
-        is_retry = call.requests > 0
+        if call.requests:
+            self._attempts.retried()
         call.requests += 1
-        self._attempts.started(is_retry=is_retry)
+        self._attempts.started()
         outcome: Outcome | None = None
         try:
             outcome = await self._call(request, call)

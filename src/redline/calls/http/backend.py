@@ -112,8 +112,7 @@ class _Attempt(Exchange):
                     body = _ENCODE(body)
                 except (TypeError, ValueError, RecursionError) as error:
                     raise BadRow(f"the request is not JSON: {error}") from error
-        head = self._backend.head
-        self.head = head(request.method, request.url, request.headers, body)
+        self.head = self._backend.head(request.method, request.url, request.headers, body)
         self.body = body or b""
 
     def give_back(self) -> None:
@@ -130,22 +129,20 @@ class _Attempt(Exchange):
     async def wait_for_grant(self) -> None:
         self._backend.begin_wait(self).connected_s = self._timing.now_s()
         await super().wait_for_grant()
+        if self.is_ahead:
+            self._backend.leave_ahead(self)
 
     def acquire_now(self) -> Grant | None:
         grant = self._backend.limiter.acquire_now(self.cost)
         if grant is None and self.cost.is_bound:
             self.reserve(self._backend.estimate(self))
             grant = self._backend.limiter.acquire_now(self.cost)
-        if self.is_ahead and grant is not None:
-            self._backend.leave_ahead(self)
         return grant
 
     async def acquire(self) -> Grant:
         grant = await self._backend.limiter.acquire(self.cost, self.call.priority)
         assert self.wait is not None
         self.wait.granted_s = self._timing.now_s()
-        if self.is_ahead:
-            self._backend.leave_ahead(self)
         return grant
 
     def on_streamed(self, status: int, headers: Mapping[str, str]) -> None:
@@ -371,19 +368,20 @@ class HttpBackend:
 
     def wrote(self, attempt: _Attempt, call: Call, sent_s: float) -> None:
         """The attempt's request is written at sent_s. Raises CallError if it must not be."""
-        requests = call.requests
         if attempt.failed is not None:
             self._count_repeat(attempt, attempt.failed, sent_s)
-            requests = 0
-        elif attempt.cost is not _NOTHING:
-            attempt.sending = self.estimator.begin(attempt.request)
-            self._tokens_out += attempt.cost.input_tokens + attempt.cost.output_tokens
+        else:
+            if call.requests:
+                self._attempts.retried()
+            if attempt.cost is not _NOTHING:
+                attempt.sending = self.estimator.begin(attempt.request)
+                self._tokens_out += attempt.cost.input_tokens + attempt.cost.output_tokens
         if self._finds_limits:
             attempt.in_flight = self.slots.in_use
             self._steering.sent(sent_s)
         call.sent_s = sent_s
         call.requests += 1
-        self._attempts.started(is_retry=requests > 0)
+        self._attempts.started()
         if call.on_write is not None:
             call.on_write()
 
@@ -512,8 +510,7 @@ class HttpBackend:
             if reply is None:
                 reply = self._read_faulty(request, answer)
         reply.headers = headers
-        if status != 200:
-            reply.status = status
+        reply.status = status
         if "x-request-id" in headers:
             reply.request_id = headers["x-request-id"] or reply.request_id
         return reply
@@ -553,7 +550,7 @@ class HttpBackend:
         return mask_of(self.endpoint, self._transport.proxy, request.headers)
 
     def _conclude(self, attempt: _Attempt, sent_s: float, outcome: Outcome | None) -> None:
-        """Settles the tokens, parks the endpoint if it asked for that, counts the attempt.
+        """Counts the attempt, settles its tokens, parks the endpoint if it asked for that.
 
         outcome: None for an attempt that was cancelled. sent_s: when it was written.
         """
@@ -561,9 +558,8 @@ class HttpBackend:
         now_s = self.clock.now_s()
         latency_s = now_s - sent_s
         if attempt.sending is not None:
-            self._tokens_out -= attempt.cost.input_tokens + attempt.cost.output_tokens
             answer = None if outcome is None else outcome.reply
-            self.estimator.end(attempt.sending, answer, latency_s)
+            self._settle(attempt, attempt.sending, answer, latency_s)
         if outcome is None:
             self._attempts.ended(now_s, latency_s, "cancelled")
             return
@@ -583,15 +579,23 @@ class HttpBackend:
         if reply is not None:
             input_tokens, output_tokens = reply.input_tokens or 0, reply.output_tokens or 0
             self._attempts.ended(now_s, latency_s, None, input_tokens, output_tokens)
-            if attempt.sending is not None and (input_tokens > 0 or output_tokens > 0):
-                assert attempt.grant is not None
-                self._steering.settle(attempt.grant, Cost(input_tokens, output_tokens))
         elif error is not None:
             self._attempts.ended(now_s, latency_s, error.kind)
             if isinstance(error, Retryable) and error.retry_after_s and error.status in _PARKING:
                 is_news = self.limiter.park(now_s + error.retry_after_s)
                 if is_news:
                     self._listener.on_event(EndpointParked(now_s, self.label, error.retry_after_s))
+
+    def _settle(
+        self, attempt: _Attempt, sending: Sending, reply: Reply | None, took_s: float
+    ) -> None:
+        """Settles the tokens of an attempt that is over; None for one without a reply."""
+        self._tokens_out -= attempt.cost.input_tokens + attempt.cost.output_tokens
+        self.estimator.end(sending, reply, took_s)
+        if reply is not None and attempt.grant is not None:
+            used = Cost(reply.input_tokens or 0, reply.output_tokens or 0)
+            if used.input_tokens > 0 or used.output_tokens > 0:
+                self._steering.settle(attempt.grant, used)
 
     def _tried(
         self, attempt: _Attempt, error: CallError | NoEndpoint | None, now_s: float

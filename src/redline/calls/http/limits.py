@@ -157,7 +157,7 @@ class EndpointLimits:
         """A call that was written at `sent_s` has its outcome; in_flight: at that time, with it."""
         limiter, error = self.limiter, outcome.error
         if error is None and self.is_stated:
-            if not (limiter.is_unlimited or limiter.accepted(now_s)):
+            if not limiter.accepted(now_s):
                 limiter.answered(now_s, is_limited=False)
             return
         is_limited = isinstance(error, RateLimited)

@@ -11,7 +11,7 @@ from typing import TextIO
 import msgspec
 
 from redline.errors import ConfigError, JournalError, RedlineError
-from redline.journal import Output, Result, error_fields, result_line
+from redline.journal import Output, Result, error_fields, line_writer
 from redline.process import lasting, printable, printable_json
 
 # Of a line of 10 MB, so much is written before the event loop has its turn again: about 1 ms.
@@ -98,7 +98,7 @@ class Lines:
         self._stream = stream
         self._is_terminal = stream.isatty()
         self._turn = asyncio.Lock()
-        self._lines = lines
+        self._line_of = line_writer(lines)
         self._notes = notes
 
     async def write(self, result: Result) -> None:
@@ -106,7 +106,7 @@ class Lines:
         error = result.outcome.error
         if result.outcome.is_success:
             async with self._turn:
-                line = result_line(result, self._lines)
+                line = self._line_of(result)
                 await self._put(printable_json(line) if self._is_terminal else line)
         elif error is not None and self._notes.is_json:
             row = result.row.number

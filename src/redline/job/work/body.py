@@ -45,7 +45,8 @@ class FixedBody:
         if not self._columns:
             raise ValueError("the body has no column")
         self._format = b"%b".join(part.replace(b"%", b"%%") for part in fixed[::2])
-        self._only = self._columns[0] if len(self._columns) == 1 else None
+        # The only column; None if there are several, which is the name of no column.
+        self._only: Any = self._columns[0] if len(self._columns) == 1 else None
         self._before, self._after = fixed[0], fixed[-1]
         self._kinds = frozenset(kinds)
         self._others = frozenset(others)
@@ -57,8 +58,8 @@ class FixedBody:
         if (other in row) if other is not None else not self._others.isdisjoint(row):
             return None
         try:
-            only = self._only
-            if only is not None and type(text := row.get(only)) is str:
+            text = row.get(self._only)
+            if type(text) is str:
                 return self._before + _ENCODER.encode(text)[1:-1] + self._after
             values = list(map(row.get, self._columns))
             if not self._kinds.issuperset(map(type, values)):

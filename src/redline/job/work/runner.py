@@ -356,7 +356,8 @@ class Runner:
         try:
             ready, tasks, backend = self._supply.ready, self._tasks, self._backend
             row_s, load, on_wait = self._job.row_deadline_s, self._load, self._row_waits
-            priority, tenant = self._job.priority, self._job.tenant
+            # A copy of a Call costs half of a new one. Any: a Struct does not declare `__copy__`.
+            alike: Any = Call(priority=self._job.priority, tenant=self._job.tenant, on_wait=on_wait)
             has_permit = self._permit is not None
             due_s = math.inf
             while (picked := ready.popleft() if ready else await self.next_row()) is not None:
@@ -364,11 +365,10 @@ class Runner:
                 if len(picked.row.content) >= LARGE_ROW_BYTES:
                     large_bytes = len(picked.row.content)
                     load.add(large_bytes)
+                call: Call = alike.__copy__()
+                tasks[task] = call
                 if row_s is not None:
-                    due_s = self._clock.now_s() + row_s
-                call = tasks[task] = Call(
-                    deadline_s=due_s, priority=priority, tenant=tenant, on_wait=on_wait
-                )
+                    due_s = call.deadline_s = self._clock.now_s() + row_s
                 outcome = await self._outcome(picked, call, task, backend)
                 if self._is_left:
                     # It was left behind, and its journal is closed.

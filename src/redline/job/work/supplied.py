@@ -76,7 +76,9 @@ class SuppliedBackend:
             if sent_s is not None:
                 # The request is repeated: its first write has failed.
                 self._end(sent_s, None, "disconnected")
-            self._attempts.started(is_retry=call.attempts > 1 and sent_s is None)
+            if call.attempts > 1 and sent_s is None:
+                self._attempts.retried()
+            self._attempts.started()
             sent_s = self._clock.now_s()
 
         call.on_write = on_write
