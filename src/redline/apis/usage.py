@@ -25,6 +25,21 @@ class Counts(msgspec.Struct, frozen=True):
     completion_tokens: _Tokens
 
 
+class _Details(msgspec.Struct, frozen=True):
+    cached_tokens: _Tokens = 0
+
+
+class _UsualUsage(Counts, frozen=True):
+    """The usage of chat and completions, without what other providers count differently."""
+
+    total_tokens: _Tokens = 0
+    prompt_tokens_details: _Details | None = None
+    input_tokens_details: msgspec.UnsetType = msgspec.UNSET
+    prompt_cache_hit_tokens: msgspec.UnsetType = msgspec.UNSET
+    cache_read_input_tokens: msgspec.UnsetType = msgspec.UNSET
+    cache_creation_input_tokens: msgspec.UnsetType = msgspec.UNSET
+
+
 def completion_usage(input_tokens: int, output_tokens: int) -> dict[str, Any]:
     """The usage of chat and completions; a prompt counts once, however many choices it has."""
     return {
@@ -90,6 +105,24 @@ def read_usage(usage: Mapping[str, Any] | None, *, has_output: bool = True) -> U
     """
     if usage is None:
         return None
+    try:
+        usual = msgspec.convert(usage, _UsualUsage)
+    except msgspec.ValidationError:
+        return _read_carefully(usage, has_output=has_output)
+    read, output, details = (
+        usual.prompt_tokens,
+        usual.completion_tokens,
+        usual.prompt_tokens_details,
+    )
+    if not read + output:
+        return None
+    cached = 0 if details is None else min(details.cached_tokens, read)
+    # Gemini counts what the model thought only in the total.
+    return Usage(read - cached, cached, 0, max(output, usual.total_tokens - read))
+
+
+def _read_carefully(usage: Mapping[str, Any], *, has_output: bool) -> Usage | None:
+    """As `read_usage`, of a usage in which any field may be missing or odd."""
     read = _count(usage.get("prompt_tokens", usage.get("input_tokens")))
     output = _count(usage.get("completion_tokens", usage.get("output_tokens")))
     if output is None and not has_output:
@@ -104,7 +137,6 @@ def read_usage(usage: Mapping[str, Any] | None, *, has_output: bool = True) -> U
     named = details.get("cached_tokens") if isinstance(details, Mapping) else None
     cached = _count(named) or _count(usage.get("prompt_cache_hit_tokens")) or 0
     cached = min(cached, read)
-    # Gemini counts what the model thought only in the total.
     total = _count(usage.get("total_tokens")) or 0
     return Usage(read - cached, cached, 0, max(output, total - read))
 

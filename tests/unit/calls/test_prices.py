@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from redline.apis import Usage, read_usage
 from redline.calls.cost import (
@@ -91,10 +93,10 @@ def test_the_page_says_how_old_the_table_is() -> None:
 
 def test_every_price_that_comes_along_can_be_read() -> None:
     table = json.loads(Path(prices.__file__).with_name("prices.json").read_text("utf-8"))
-    for model, given in table["dollars_per_million_tokens"].items():
+    for model, listed in table["dollars_per_million_tokens"].items():
         found = Prices().checked(model)
         assert found.cached_input <= found.input
-        assert found.input == round(given["input"] * 10**6)
+        assert found.input == round(listed["input"] * 10**6)
 
 
 def test_a_model_without_a_price_is_told_what_to_write() -> None:
@@ -298,3 +300,33 @@ def test_sums_do_not_drift() -> None:
 def test_no_budget_is_nothing(name: str) -> None:
     with pytest.raises(ConfigError, match="above 0"):
         Allowance(**{name: 0})
+
+
+ODD = st.sampled_from([0, 1, 7, 12, 10**30, -1, 12.0, 1e300, "7", "", None, True, [], {}, [3]])
+DETAILS = ODD | st.fixed_dictionaries({}, optional={"cached_tokens": ODD, "audio_tokens": ODD})
+USAGES = st.fixed_dictionaries(
+    {},
+    optional={
+        "prompt_tokens": st.integers(0, 9) | ODD,
+        "completion_tokens": st.integers(0, 9) | ODD,
+        "total_tokens": st.integers(0, 20) | ODD,
+        "prompt_tokens_details": DETAILS,
+        "completion_tokens_details": DETAILS,
+        "prompt_cache_hit_tokens": ODD,
+        "cache_read_input_tokens": ODD,
+        "cache_creation_input_tokens": ODD,
+        "cost": ODD,
+    },
+)
+
+
+@settings(max_examples=500)
+@given(USAGES, st.booleans())
+def test_an_odd_field_of_a_usage_changes_no_other(usage: dict[str, Any], has_output: bool) -> None:
+    found = read_usage(usage, has_output=has_output)
+    # A null where responses have their details says nothing, but is not usual for a chat.
+    assert read_usage(usage | {"input_tokens_details": None}, has_output=has_output) == found
+    assert found is None or min(found) >= 0
+    counts = {key: usage.get(key) for key in ("prompt_tokens", "completion_tokens")}
+    if all(type(count) is int and count >= 0 for count in counts.values()):
+        assert (found is None) == (sum(filter(None, counts.values())) == 0)
