@@ -355,9 +355,10 @@ class Runner:
         large_bytes = 0
         try:
             ready, tasks, backend = self._supply.ready, self._tasks, self._backend
-            row_s, load, on_wait = self._job.row_deadline_s, self._load, self._row_waits
+            job, load = self._job, self._load
+            row_s = job.row_deadline_s
             # A copy of a Call costs half of a new one. Any: a Struct does not declare `__copy__`.
-            alike: Any = Call(priority=self._job.priority, tenant=self._job.tenant, on_wait=on_wait)
+            alike: Any = Call(priority=job.priority, tenant=job.tenant, on_wait=self._row_waits)
             has_permit = self._permit is not None
             due_s = math.inf
             while (picked := ready.popleft() if ready else await self.next_row()) is not None:
