@@ -120,7 +120,7 @@ def _asked_in_chat(url: str, raw: bytes) -> Asked | None:
         chat = _decode_chat(raw)
     except (ValueError, RecursionError):
         return None
-    texts = list[str]()
+    texts: list[str] = []
     for message in chat.messages:
         text = message.content
         if text[:5] == DATA:

@@ -67,7 +67,8 @@ class Prompt:
             self.length = sum(map(len, body))
             return
         assert isinstance(body, dict)
-        self.texts = texts = list[str]()
+        texts: list[str] = []
+        self.texts = texts
         self.messages = 0
         rest: list[Any] = []
         said = body.get("messages")

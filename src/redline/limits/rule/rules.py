@@ -130,7 +130,7 @@ class Rules:
 
         None, too, for a bound where the limits are not free: an estimate may be granted.
         """
-        taken = list[Booking]()
+        taken: list[Booking] = []
         for window in self._windows:
             if window.kind == "requests":
                 booking = window.book_now(now_s)
