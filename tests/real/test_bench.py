@@ -14,7 +14,7 @@ import pytest
 from support.simulated import simulated
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
 
 def bench(name: str, folder: Path, *flags: str) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def bench(name: str, folder: Path, *flags: str) -> dict[str, Any]:
         [sys.executable, str(ROOT / "bench" / f"{name}.py"), "--results", str(folder), *flags],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=110,
         check=False,
     )
     assert (folder / f"{name}.json").exists(), done.stdout + done.stderr
@@ -61,7 +61,7 @@ def test_the_clients_of_the_transports(client: str) -> None:
             [sys.executable, script, client, sim.base_url, "20", "4"],
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=110,
             check=False,
         )
         assert set(json.loads(done.stdout or "{}")) == {"cpu_s", "wall_s", "peak_rss_mb"}, done

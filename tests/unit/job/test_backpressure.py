@@ -39,14 +39,18 @@ def rows_of(kind: str, folder: Path) -> Any:
     return some()
 
 
-async def most_in_flight(rows: Any, lasts_s: float = 10) -> int:
+async def most_in_flight(rows: Any, lasts_s: float = 60) -> int:
     """Of rows that all are begun as soon as they may be, and end some time later."""
     in_flight = most = done = 0
+    fit = asyncio.Event()
 
     async def call(row: dict[str, Any]) -> str:
         nonlocal in_flight, most
         in_flight += 1
         most = max(most, in_flight)
+        if most >= FITS:
+            fit.set()
+        await fit.wait()
         await asyncio.sleep(0.05)
         in_flight -= 1
         return "done"
