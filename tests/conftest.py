@@ -14,7 +14,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # A busy machine may take any time for an example, and for drawing one.
-settings.register_profile("redline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples in each run, so that a failure is of the change at hand: --hypothesis-profile
+# explore draws others.
+settings.register_profile("redline", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("redline")
 
 # Where files cost least: an fsync of a disk may take milliseconds. What it makes durable is what
