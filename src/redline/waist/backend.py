@@ -235,10 +235,16 @@ class Member(Backend, Protocol):
 
     on_room: Callable[[], None] | None
 
-    def withdraw(self, call: Call) -> bool:
-        """Takes back a call that waits: for a slot, a place ahead, a connection or its grant.
+    def has_room(self, now_s: float, coming: int = 0) -> bool:
+        """It could take a call now, beside `coming` calls that are about to reach it.
 
-        True if its outcome will be `Withdrawn`: its request is not written, and what it held is
-        free again. False for a call that has been written, or is about to be in this turn of the
-        loop without having waited, or is not here: it is not touched.
+        A slot and a place among those that wait for its limits are free, and it is not parked.
+        """
+
+    def withdraw_waiting(self) -> None:
+        """Takes back all calls that wait: for a slot, a place ahead, a connection or a grant.
+
+        Their outcomes will be `Withdrawn`: their requests are not written, and what they held is
+        free again. Calls that have been written, or are about to be in this turn of the loop
+        without having waited, are not touched.
         """

@@ -6,6 +6,9 @@
   a 200 that cannot be read            2                     back-off
   any other Retryable                  max_retries           the longer of Retry-After and back-off
 
+A pool notes in `Call.avoid` that another endpoint can take the call now: it then waits only until
+the retry budget allows it.
+
 Back-off is exponential with full jitter (Brooker, AWS Architecture Blog, 2015): uniform in
 0..min(cap, base 2^k). A waiting row holds no slot, no connection and no tokens.
 """
@@ -184,7 +187,8 @@ class Retry:
             history.note(error)
             if self._is_final(error, history):
                 return outcome
-            wait_s = self._wait_s(error, history)
+            is_elsewhere = outcome.endpoint in call.avoid
+            wait_s = self._wait_s(error, history, is_elsewhere=is_elsewhere)
             if self._clock.now_s() + wait_s >= call.deadline_s:
                 return self._out_of_time(outcome, error, call)
             history.tried = outcome.tried
@@ -228,8 +232,10 @@ class Retry:
             and succeeded >= (succeeded + others_failed) * _NEIGHBOURS_SHARE
         )
 
-    def _wait_s(self, error: Retryable, history: _History) -> float:
+    def _wait_s(self, error: Retryable, history: _History, *, is_elsewhere: bool) -> float:
         now_s = self._clock.now_s()
+        if is_elsewhere:
+            return self._budget.spend_s(now_s, self._calls)
         ceiling_s = self._policy.pause_s(history.tries - 1)
         jitter_s = self._random.uniform(0, ceiling_s)
         if is_unreachable(error):

@@ -1,0 +1,148 @@
+"""Whether an endpoint of a pool gets calls, from the results of its calls.
+
+state     gets                                   becomes
+ready     all calls                              degraded, when it fails more than the others do
+degraded  none for a pause, then one at a time   warming, after a success; after a failure it pauses
+                                                 again, twice as long
+warming   twice as many at once after each       ready, after WARM_CALLS successes; degraded, by less
+          success                                evidence than a ready one
+
+A failure is an answer of HTTP 500 or above, a timeout, a lost connection or an unreadable answer;
+a 4xx never is one. How often the others fail is what is to be expected: an endpoint is degraded
+when it fails significantly more often than that, by a CUSUM test (Page, Continuous Inspection
+Schemes, Biometrika 41, 1954) of Bernoulli trials. So neither a rare failure nor a bad day of the
+whole provider takes an endpoint out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from redline.waist import Health
+
+# The evidence at which it is degraded: a likelihood ratio of 10,000 to 1. If nothing else fails,
+# that takes five failures in a row.
+EVIDENCE = math.log(10_000)
+# The same while it warms up: three failures in a row.
+EVIDENCE_WARMING = math.log(100)
+# The share of failures to expect at least of an endpoint that works, and of one that does not:
+# BAD_FACTOR times what is usual, and BAD_LEAST.
+USUAL_SHARE = 0.02
+BAD_FACTOR = 4.0
+BAD_LEAST = 0.1
+MOST_SHARE = 0.97
+# Back within 30 s of a recovery: one pause, one call, and the calls of the warm-up.
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 15.0
+WARM_CALLS = 20
+# Results that count for the share of failures: between one and two times as many.
+MEMORY = 64
+
+
+class Breaker:
+    """The state of one endpoint, by the table above. All times are monotonic.
+
+    calls, failures: of late. epoch: changes when the endpoint is degraded. Results of calls that
+    began in an earlier epoch say nothing new. again_s: while degraded, no call begins before.
+    """
+
+    def __init__(self) -> None:
+        self.state = Health.READY
+        self.calls = 0.0
+        self.failures = 0.0
+        self.epoch = 0
+        self.again_s = -math.inf
+        self.evidence = 0.0
+        self._pause_s = FIRST_PAUSE_S
+        self._in_flight = 0  # begun in this epoch, unless it is ready
+        self._warm = 0  # successes of the warm-up
+
+    def allows(self, now_s: float) -> bool:
+        """Another call may begin."""
+        if self.state is Health.READY:
+            return True
+        if self.state is Health.DEGRADED:
+            return self._in_flight == 0 and now_s >= self.again_s
+        return self._in_flight < 2.0**self._warm
+
+    def began(self) -> int:
+        """A call is sent to it; the epoch, for its result."""
+        if self.state is not Health.READY:
+            self._in_flight += 1
+        return self.epoch
+
+    def cancelled(self, epoch: int) -> None:
+        """A call has ended without a result."""
+        self._ended(epoch)
+
+    def succeeded(self, epoch: int, others: Iterable[Breaker]) -> None:
+        """A call has been answered."""
+        self._count()
+        is_news = self.state is Health.READY or self._ended(epoch)
+        if self.evidence > 0 and is_news:
+            usual = usual_share(others)
+            step = math.log((1 - _bad_share(usual)) / (1 - usual))
+            self.evidence = max(0.0, self.evidence + step)
+        if self.state is Health.READY or not is_news:
+            return
+        if self.state is Health.DEGRADED:
+            self.state, self._warm = Health.WARMING, 0
+        self._warm += 1
+        if self._warm >= WARM_CALLS:
+            self.state, self._pause_s = Health.READY, FIRST_PAUSE_S
+
+    def failed(
+        self, epoch: int, now_s: float, others: Iterable[Breaker], *, is_down: bool = False
+    ) -> bool:
+        """A call has failed. True if the endpoint is degraded because of it.
+
+        is_down: no connection could be made, which no second call needs to confirm.
+        """
+        self._count()
+        self.failures += 1
+        if self.state is not Health.READY and not self._ended(epoch):
+            return False
+        if self.state is not Health.DEGRADED and not is_down:
+            usual = usual_share(others)
+            self.evidence += math.log(_bad_share(usual) / usual)
+            if self.evidence < (EVIDENCE if self.state is Health.READY else EVIDENCE_WARMING):
+                return False
+        self.state = Health.DEGRADED
+        self.epoch += 1
+        self.evidence = 0.0
+        self._in_flight = 0
+        self.again_s = now_s + self._pause_s
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+        return True
+
+    def _count(self) -> None:
+        self.calls += 1
+        if self.calls >= 2 * MEMORY:
+            self.calls /= 2
+            self.failures /= 2
+
+    def _ended(self, epoch: int) -> bool:
+        """A call is over; whether it began in this epoch."""
+        if epoch != self.epoch:
+            return False
+        # Those that began before it was degraded are not counted.
+        self._in_flight = max(0, self._in_flight - 1)
+        return True
+
+
+def usual_share(others: Iterable[Breaker]) -> float:
+    """The share of calls that fail at the other endpoints of late, USUAL_SHARE to MOST_SHARE."""
+    calls = failures = 0.0
+    for breaker in others:
+        if breaker.state is Health.READY:
+            calls += breaker.calls
+            failures += breaker.failures
+    # Two calls more, of the usual share: one failure elsewhere is no bad day.
+    share = (failures + 2 * USUAL_SHARE) / (calls + 2)
+    return min(MOST_SHARE, max(USUAL_SHARE, share))
+
+
+def _bad_share(usual: float) -> float:
+    """The share of failures of an endpoint that does not work."""
+    return min(MOST_SHARE, BAD_FACTOR * usual + BAD_LEAST)

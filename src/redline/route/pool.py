@@ -1,0 +1,441 @@
+"""Several endpoints as one backend: calls are bound late, and any endpoint may be lost.
+
+A call that no endpoint can take now waits in the pool, by priority and arrival, and not in front of
+one endpoint. An endpoint takes a call only when it has a slot free and few calls that wait for its
+limits. Calls that it has not written when it is parked, degraded or taken out come back to their
+place in the queue, at no cost to their rows.
+
+  what an endpoint answers with          the call                          the endpoint
+  an answer, or an error of the row      has its outcome                   -
+  a failure (see health), or a 429       is tried again by Retry, at once  see health; it is parked
+                                         if another endpoint is open
+  no connection                          goes back to the queue            degraded
+  Refused, Unpaid                        goes back to the queue            gone
+  NoEndpoint                             goes back to the queue            degraded
+
+If there is no other endpoint, the call has its outcome. If at least half of the endpoints are
+degraded, the cause is not theirs alone: breakers stand aside, and all get calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from redline.calls.http import is_unreachable
+from redline.clock import SYSTEM, Clock
+from redline.errors import (
+    BadReply,
+    CallError,
+    ConfigError,
+    Disconnected,
+    NoEndpoint,
+    RateLimited,
+    Refused,
+    ServerFailed,
+    TimedOut,
+    Unpaid,
+    Withdrawn,
+)
+from redline.route.balance import Asked, Figures, Strategy
+from redline.route.health import Breaker
+from redline.route.queue import CallQueue, Ticket
+from redline.waist import Call, Health, Load, Member, Outcome, Request, Sink, failed
+
+
+_ASKED = Asked()
+
+
+class Seat(msgspec.Struct, frozen=True, kw_only=True):
+    """What is stated of one endpoint of a pool.
+
+    make: makes its backend, given what it is to call when it could take a call again.
+    weight: its capacity in proportion to the others', above 0. price: see Figures.
+    """
+
+    name: str
+    make: Callable[[Callable[[], None]], Member]
+    weight: float = 1.0
+    price: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError("an endpoint of a pool needs a name")
+        if not 0 < self.weight < math.inf:
+            raise ConfigError(
+                f"the weight of endpoint {self.name} must be above 0, not {self.weight:g}",
+                hint="leave the endpoint out of the pool to send nothing to it",
+            )
+
+
+class PoolMember:
+    """One endpoint of a pool.
+
+    coming: calls that are about to reach its backend. error: what took it out for good.
+    """
+
+    def __init__(self, seat: Seat, on_room: Callable[[PoolMember], None]) -> None:
+        self.name = seat.name
+        self.breaker = Breaker()
+        self.figures = Figures(name=seat.name, weight=seat.weight, price=seat.price)
+        self.coming = 0
+        self.is_leaving = False
+        self.error: CallError | NoEndpoint | None = None
+        self._is_empty = asyncio.Event()
+        self.backend = seat.make(lambda: on_room(self))
+
+    @property
+    def is_out(self) -> bool:
+        """It gets no call any more."""
+        return self.is_leaving or self.error is not None
+
+    def health(self, now_s: float) -> Health:
+        """Its state, by what is known of it here and by its backend."""
+        if self.error is not None:
+            return Health.GONE
+        if self.is_leaving:
+            return Health.DRAINING
+        state = self.backend.load(now_s).state
+        return self.breaker.state if state is Health.READY else state
+
+    def is_open(self, now_s: float, *, is_broken: bool = False) -> bool:
+        """It can take a call now. is_broken: even if its breaker is open."""
+        if self.is_leaving or self.error is not None:
+            return False
+        breaker = self.breaker
+        if breaker.state is not Health.READY and not is_broken and not breaker.allows(now_s):
+            return False
+        return self.backend.has_room(now_s, self.coming)
+
+    def release(self) -> None:
+        """A call that it had is over."""
+        self.figures.in_flight -= 1
+        if self.is_leaving and not self.figures.in_flight:
+            self._is_empty.set()
+
+    def lose(self, error: CallError | NoEndpoint) -> None:
+        """It gets no call any more, because of this error."""
+        self.error = error
+        self.backend.withdraw_waiting()
+
+    async def leave(self) -> None:
+        """It gets no call any more. Returns when those that it had are over."""
+        self.is_leaving = True
+        self.backend.withdraw_waiting()
+        if self.figures.in_flight:
+            await self._is_empty.wait()
+
+
+class Pool:
+    """A backend that sends each call to one of its endpoints.
+
+    strategy: chooses among those that could take a call. seed: of what is drawn at random.
+    Raises ConfigError for two endpoints of one name, or none at all.
+    """
+
+    def __init__(
+        self,
+        seats: Sequence[Seat],
+        strategy: Strategy,
+        *,
+        clock: Clock = SYSTEM,
+        seed: int | None = None,
+    ) -> None:
+        if not seats:
+            raise ConfigError("a pool needs an endpoint")
+        self._strategy = strategy
+        self._clock = clock
+        self._random = random.Random(seed)
+        self._members: list[PoolMember] = []
+        self._queue = CallQueue()
+        self._given: dict[Ticket, PoolMember] = {}  # whose turn it is
+        self._timer: asyncio.TimerHandle | None = None
+        self._all_degraded = False
+        for seat in seats:
+            self.add(seat)
+
+    @property
+    def members(self) -> Sequence[PoolMember]:
+        """Its endpoints, those that are lost or leaving included."""
+        return self._members
+
+    def add(self, seat: Seat) -> None:
+        """Another endpoint takes calls from now on. Raises ConfigError if its name is taken."""
+        if any(member.name == seat.name for member in self._members):
+            raise ConfigError(
+                f"two endpoints of a pool are named {seat.name}", hint="give each its own name"
+            )
+        member = PoolMember(seat, self._fill)
+        self._members.append(member)
+        self._weigh()
+        self._fill(member)
+
+    async def remove(self, name: str) -> None:
+        """Takes an endpoint out, and returns when the calls that it had are over.
+
+        Calls that it has not written go to other endpoints. Raises KeyError for an unknown name.
+        """
+        member = next((one for one in self._members if one.name == name), None)
+        if member is None:
+            raise KeyError(name)
+        try:
+            await member.leave()
+        finally:
+            # A cancelled removal ends the calls that are left.
+            if member in self._members:
+                self._members.remove(member)
+                await member.backend.aclose()
+        self._weigh()
+
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        loads = [one.backend.load(now_s, request) for one in self._members if not one.is_out]
+        if not loads:
+            return Load(state=Health.GONE, room_s=math.inf, binds="no endpoint is left")
+        open_s = [one.room_s for one in loads]
+        nearest = loads[open_s.index(min(open_s))]
+        slots = [one.slots for one in loads]
+        is_waited = len(self._queue) > 0
+        return Load(
+            state=_best(member.health(now_s) for member in self._members),
+            in_flight=sum(member.figures.in_flight for member in self._members),
+            waiting=len(self._queue) + sum(one.waiting for one in loads),
+            slots=sum(slots) if all(slots) else 0,
+            ahead_free=sum(one.ahead_free for one in loads),
+            room_s=max(nearest.room_s, math.ulp(0.0)) if is_waited else nearest.room_s,
+            parked_until_s=min(one.parked_until_s for one in loads),
+            tokens_out=sum(one.tokens_out for one in loads),
+            binds=nearest.binds,
+        )
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        ticket: Ticket | None = None
+        while True:
+            member = self._chosen(call) if not self._queue else None
+            if member is None:
+                if ticket is None:
+                    ticket = self._queue.ticket(call)
+                try:
+                    member = await self._turn(ticket)
+                except (TimedOut, NoEndpoint, Refused, Unpaid) as error:
+                    return failed(error)
+            else:
+                member.figures.in_flight += 1
+            breaker, outcome = member.breaker, None
+            epoch = breaker.began()
+            try:
+                outcome = await member.backend.send(request, call, sink)
+            finally:
+                member.release()
+                if outcome is None:
+                    breaker.cancelled(epoch)
+                    self._fill(member)
+            is_over = True
+            if outcome.status == "succeeded":
+                self._succeeded(member, epoch)
+            else:
+                is_over = self._failed(member, outcome, call, epoch)
+            if self._queue:
+                self._fill(member)
+            if is_over:
+                return outcome
+
+    async def aclose(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for member in self._members:
+            await member.backend.aclose()
+
+    def _chosen(self, call: Call) -> PoolMember | None:
+        """The endpoint that takes the call now; None if none can."""
+        now_s, members = self._clock.now_s(), self._members
+        looks_at = self._strategy.looks_at
+        if looks_at and looks_at < len(members):
+            drawn = self._random.sample(members, looks_at)
+            found = [one for one in drawn if self._takes(one, call, now_s)]
+            if len(found) == 1:
+                return found[0]
+            if found:
+                return found[self._strategy.choose([one.figures for one in found], _ASKED, now_s)]
+        found = [one for one in members if self._takes(one, call, now_s)]
+        if not found:
+            return None
+        if len(found) == 1:
+            return found[0]
+        # Of those that are equally good, not always the same.
+        first = self._random.randrange(len(found))
+        found = found[first:] + found[:first]
+        return found[self._strategy.choose([one.figures for one in found], _ASKED, now_s)]
+
+    def _takes(self, member: PoolMember, call: Call, now_s: float) -> bool:
+        return member.name not in call.avoid and member.is_open(now_s, is_broken=self._all_degraded)
+
+    async def _turn(self, ticket: Ticket) -> PoolMember:
+        """The endpoint that takes the call when it is its turn.
+
+        Raises TimedOut at its deadline, and what took the last endpoint out.
+        """
+        call, queue = ticket.call, self._queue
+        self._check_left()
+        turn = queue.add(ticket)
+        if call.avoid:
+            self._weigh()
+        self._set_timer()
+        try:
+            await call.in_time(turn, self._clock)
+        except BaseException:
+            queue.take(ticket)
+            given = self._given.pop(ticket, None)
+            if given is not None:
+                # It was its turn in the same moment.
+                given.coming -= 1
+                given.release()
+                self._fill(given)
+            raise
+        member = self._given.pop(ticket, None)
+        if member is None:
+            self._check_left()
+            return await self._turn(ticket)
+        member.coming -= 1
+        return member
+
+    def _fill(self, member: PoolMember) -> None:
+        """Gives the endpoint the calls that it can take, in their order."""
+        queue = self._queue
+        while queue and member.is_open(self._clock.now_s(), is_broken=self._all_degraded):
+            ticket = queue.first_for(member.name)
+            if ticket is None or ticket.turn is None:
+                return
+            queue.take(ticket)
+            if ticket.turn.done():
+                # It was cancelled in this turn of the loop.
+                continue
+            member.coming += 1
+            member.figures.in_flight += 1
+            self._given[ticket] = member
+            ticket.turn.set_result(None)
+
+    def _succeeded(self, member: PoolMember, epoch: int) -> None:
+        breaker = member.breaker
+        was = breaker.state
+        breaker.succeeded(epoch, self._others(member))
+        if breaker.state is not was:
+            self._weigh()
+
+    def _failed(self, member: PoolMember, outcome: Outcome, call: Call, epoch: int) -> bool:
+        """Notes a failure; whether the outcome is the call's."""
+        error, breaker, now_s = outcome.error, member.breaker, self._clock.now_s()
+        assert error is not None
+        if isinstance(error, Withdrawn):
+            breaker.cancelled(epoch)
+            return False
+        if isinstance(error, Refused | Unpaid):
+            breaker.cancelled(epoch)
+            self._lose(member, error)
+            return self._is_alone(member)
+        is_down = isinstance(error, NoEndpoint) or is_unreachable(error)
+        if is_down or _is_failure(error):
+            if breaker.failed(epoch, now_s, self._others(member), is_down=is_down):
+                self._weigh()
+                member.backend.withdraw_waiting()
+        elif isinstance(error, RateLimited):
+            breaker.cancelled(epoch)
+        else:
+            self._succeeded(member, epoch)
+        if is_down:
+            return not self._is_elsewhere(member, now_s, final=isinstance(error, NoEndpoint))
+        if member.backend.load(now_s).parked_until_s > now_s:
+            member.backend.withdraw_waiting()
+        self._avoid(member, call, now_s)
+        return True
+
+    def _avoid(self, member: PoolMember, call: Call, now_s: float) -> None:
+        """The call avoids the endpoint from now on, if it can be tried elsewhere at once."""
+        avoided = call.avoid | {member.name}
+        for other in self._members:
+            if other.name not in avoided and other.is_open(now_s, is_broken=self._all_degraded):
+                call.avoid = avoided
+                return
+        call.avoid = frozenset()
+
+    def _others(self, member: PoolMember) -> Iterator[Breaker]:
+        return (one.breaker for one in self._members if one is not member and not one.is_out)
+
+    def _is_alone(self, member: PoolMember) -> bool:
+        return all(one is member or one.is_out for one in self._members)
+
+    def _is_elsewhere(self, member: PoolMember, now_s: float, *, final: bool) -> bool:
+        """Another endpoint can be reached; or, if `final`, there is still hope for one."""
+        lost = {Health.GONE} if final else {Health.GONE, Health.DEGRADED}
+        return any(
+            one is not member and not one.is_out and one.backend.load(now_s).state not in lost
+            for one in self._members
+        )
+
+    def _lose(self, member: PoolMember, error: CallError) -> None:
+        """An endpoint is out for good; if it was the last, so is every call that waits."""
+        member.lose(error)
+        self._weigh()
+        if all(one.is_out for one in self._members):
+            for ticket in self._queue.take_all():
+                if ticket.turn is not None and not ticket.turn.done():
+                    ticket.turn.set_result(None)
+
+    def _check_left(self) -> None:
+        """Raises what took the last endpoint out, if none is left."""
+        errors = [one.error for one in self._members if one.error is not None]
+        if errors and all(one.is_out for one in self._members):
+            raise errors[-1]
+
+    def _weigh(self) -> None:
+        """An endpoint has come, gone or changed its state.
+
+        If every endpoint is degraded, breakers stand aside. No call waits for endpoints all of
+        which it avoids.
+        """
+        left = [one for one in self._members if not one.is_out]
+        working = {one.name for one in left if one.breaker.state is not Health.DEGRADED}
+        self._all_degraded = not working
+        for call in self._queue.calls():
+            if call.avoid and call.avoid >= working:
+                call.avoid = frozenset()
+
+    def _set_timer(self) -> None:
+        """Looks again when the pause of a degraded endpoint is over, if calls wait."""
+        now_s = self._clock.now_s()
+        if self._timer is not None or not self._queue:
+            return
+        again_s = [
+            one.breaker.again_s
+            for one in self._members
+            if not one.is_out and one.breaker.again_s > now_s
+        ]
+        if again_s:
+            wait_s = min(again_s) - now_s
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look_again)
+
+    def _look_again(self) -> None:
+        self._timer = None
+        for member in self._members:
+            self._fill(member)
+        self._set_timer()
+
+
+def _is_failure(error: CallError | NoEndpoint) -> bool:
+    """The endpoint does not work as it should, whatever it was asked."""
+    if isinstance(error, ServerFailed):
+        return error.status is None or error.status >= 500
+    if isinstance(error, TimedOut):
+        return error.phase in ("connect", "first_byte", "attempt")
+    return isinstance(error, Disconnected | BadReply)
+
+
+def _best(states: Iterator[Health]) -> Health:
+    """The state of a pool: the best of its endpoints'."""
+    order = list(Health)
+    ranked = [Health.READY, Health.WARMING, Health.STARTING, Health.DEGRADED, Health.DRAINING]
+    found = set(states)
+    return next((state for state in ranked if state in found), order[-1])

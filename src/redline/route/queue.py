@@ -1,0 +1,82 @@
+"""The calls that wait in a pool, by priority and arrival."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from itertools import count, islice
+
+from redline.waist import Call
+
+# If the first calls may not use the endpoint that is free, so many of them are passed over.
+_LOOKED_AT = 64
+
+
+class Ticket:
+    """A call's place in the queue, to which it returns when an endpoint gives it back.
+
+    turn: what it waits for, until it is its turn.
+    """
+
+    __slots__ = ("call", "number", "turn")
+
+    def __init__(self, call: Call, number: int) -> None:
+        self.call = call
+        self.number = number
+        self.turn: asyncio.Future[None] | None = None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """What the queue is sorted by."""
+        return (self.call.priority, self.number)
+
+
+class CallQueue:
+    """Tickets that wait, lowest priority number and earliest arrival first.
+
+    Its length is bounded by who sends: a runner has a bounded number of workers.
+    """
+
+    def __init__(self) -> None:
+        self._tickets: list[Ticket] = []
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def ticket(self, call: Call) -> Ticket:
+        """The place of a call that arrives now; it does not wait yet."""
+        return Ticket(call, next(self._numbers))
+
+    def add(self, ticket: Ticket) -> asyncio.Future[None]:
+        """Puts the ticket into its place; what it waits for."""
+        ticket.turn = asyncio.get_running_loop().create_future()
+        insort(self._tickets, ticket, key=_place)
+        return ticket.turn
+
+    def first_for(self, endpoint: str) -> Ticket | None:
+        """Of the first tickets, the first whose call may use this endpoint."""
+        for ticket in islice(self._tickets, _LOOKED_AT):
+            if endpoint not in ticket.call.avoid:
+                return ticket
+        return None
+
+    def take(self, ticket: Ticket) -> None:
+        """Takes a ticket out, if it is there."""
+        index = bisect_left(self._tickets, ticket.place, key=_place)
+        if index < len(self._tickets) and self._tickets[index] is ticket:
+            del self._tickets[index]
+
+    def calls(self) -> Iterator[Call]:
+        """The calls that wait, in their order."""
+        return (ticket.call for ticket in self._tickets)
+
+    def take_all(self) -> list[Ticket]:
+        """Takes all tickets out, in their order."""
+        tickets, self._tickets = self._tickets, []
+        return tickets
+
+
+def _place(ticket: Ticket) -> tuple[int, int]:
+    return ticket.place

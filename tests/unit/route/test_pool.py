@@ -1,0 +1,175 @@
+"""A pool keeps its endpoints full, and loses no call with any of them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from redline.calls import Call, Request, Retry
+from redline.errors import (
+    BadReply,
+    CallError,
+    ConfigError,
+    Disconnected,
+    Refused,
+    Rejected,
+    ServerFailed,
+    TimedOut,
+)
+from redline.route import Pool, Seat, strategy_of
+from redline.testing import virtual_run
+from redline.waist import Health, Outcome
+from support.fleet import LoopClock, ModelServer
+
+CLOCK = LoopClock()
+HTTP_500 = ServerFailed("HTTP 500", status=500)
+
+
+def pool_of(servers: Sequence[ModelServer], strategy: str = "p2c") -> Pool:
+    def seat(server: ModelServer) -> Seat:
+        def make(on_room: Callable[[], None]) -> ModelServer:
+            return server
+
+        return Seat(name=server.name, make=make)
+
+    draw = random.Random(1)
+    return Pool([seat(server) for server in servers], strategy_of(strategy, draw), seed=1, clock=CLOCK)
+
+
+async def run_rows(pool: Pool, rows: int, *, at_once: int = 64) -> list[Outcome]:
+    """The outcomes of so many rows of 0.05 to 0.15 s, `at_once` at any time."""
+    backend = Retry(pool, clock=CLOCK, seed=1)
+    numbers, outcomes = iter(range(rows)), list[Outcome]()
+    draw = random.Random(2)
+
+    async def work() -> None:
+        for _ in numbers:
+            request = Request(body={"work": draw.uniform(0.05, 0.15)})
+            outcomes.append(await backend.send(request, Call()))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(at_once):
+            group.create_task(work())
+    return outcomes
+
+
+def first_endpoints(outcomes: Sequence[Outcome]) -> Counter[str]:
+    return Counter(outcome.tried[0].endpoint for outcome in outcomes)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [HTTP_500, Disconnected("reset"), BadReply("HTML"), TimedOut("attempt", 1.0)],
+    ids=["500", "reset", "html", "timeout"],
+)
+def test_an_endpoint_that_fails_fast_sees_few_first_attempts_and_is_back_soon(
+    error: CallError,
+) -> None:
+    async def main() -> None:
+        begun_s = asyncio.get_running_loop().time()
+
+        def fails(now_s: float, number: int) -> CallError | None:
+            return error if 2 <= now_s - begun_s < 20 else None
+
+        servers = [ModelServer(f"s{n}", slots=16) for n in range(3)]
+        servers.append(ModelServer("bad", slots=16, fails=fails, fails_in_s=0.001))
+        outcomes = await run_rows(pool_of(servers), 40_000)
+        assert all(outcome.is_success for outcome in outcomes)
+        assert 0 < servers[-1].failed <= 200
+        assert servers[-1].calls - servers[-1].failed > 1_000
+
+    virtual_run(main())
+
+
+def test_an_endpoint_that_fails_now_and_then_is_degraded() -> None:
+    async def main() -> None:
+        draw = random.Random(3)
+        servers = [ModelServer(f"s{n}", slots=16) for n in range(3)]
+        servers.append(
+            ModelServer(
+                "bad", slots=16, fails=lambda *_: HTTP_500 if draw.random() < 0.2 else None
+            )
+        )
+        outcomes = await run_rows(pool_of(servers), 20_000)
+        assert all(outcome.is_success for outcome in outcomes)
+        assert servers[-1].failed <= 200
+
+    virtual_run(main())
+
+
+def test_if_all_fail_alike_none_is_taken_out() -> None:
+    async def main() -> None:
+        draw = random.Random(4)
+
+        def server(name: str) -> ModelServer:
+            return ModelServer(
+                name,
+                slots=16,
+                fails=lambda *_: HTTP_500 if draw.random() < 0.3 else None,
+                fails_in_s=0.1,
+            )
+
+        servers = [server(f"s{n}") for n in range(4)]
+        pool = pool_of(servers)
+        begun_s = asyncio.get_running_loop().time()
+        await run_rows(pool, 20_000)
+        took_s = asyncio.get_running_loop().time() - begun_s
+        busiest, idlest = max(one.calls for one in servers), min(one.calls for one in servers)
+        assert idlest > 0.9 * busiest, took_s
+
+    virtual_run(main())
+
+
+def test_a_key_that_is_refused_in_mid_run_loses_no_row() -> None:
+    async def main() -> None:
+        refused = Refused("HTTP 401", status=401)
+        servers = [
+            ModelServer("good", slots=16, bound=16),
+            ModelServer("bad", slots=16, bound=16, fails=lambda _, n: refused if n > 50 else None),
+        ]
+        pool = pool_of(servers)
+        outcomes = await run_rows(pool, 1_000)
+        assert all(outcome.is_success for outcome in outcomes)
+        states = {member.name: member.health(0.0) for member in pool.members}
+        assert states == {"good": Health.READY, "bad": Health.GONE}
+
+    virtual_run(main())
+
+
+def test_the_last_key_that_is_refused_ends_all_calls() -> None:
+    async def main() -> None:
+        refused = Refused("HTTP 401", status=401)
+        servers = [
+            ModelServer(name, slots=4, bound=4, fails=lambda _, n: refused if n > 50 else None)
+            for name in ("a", "b")
+        ]
+        outcomes = await run_rows(pool_of(servers), 300)
+        assert len(outcomes) == 300
+        kinds = Counter(type(outcome.error) for outcome in outcomes)
+        assert kinds[Refused] == 200
+
+    virtual_run(main())
+
+
+def test_an_error_of_a_row_is_nothing_against_its_endpoint() -> None:
+    async def main() -> None:
+        rejected = Rejected("HTTP 400", status=400)
+        servers = [
+            ModelServer("a", slots=16),
+            ModelServer("b", slots=16, fails=lambda *_: rejected, fails_in_s=0.1),
+        ]
+        await run_rows(pool_of(servers), 2_000)
+        assert servers[1].calls > 700
+
+    virtual_run(main())
+
+
+def test_names_are_unique_and_weights_positive() -> None:
+    with pytest.raises(ConfigError, match="two endpoints of a pool are named a"):
+        pool_of([ModelServer("a"), ModelServer("a")])
+    with pytest.raises(ConfigError, match="the weight of endpoint a must be above 0"):
+        Seat(name="a", make=lambda _: ModelServer("a"), weight=0)
