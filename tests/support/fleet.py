@@ -62,8 +62,9 @@ class ModelServer:
     def has_room(self, now_s: float, coming: int = 0) -> bool:
         return not self.bound or self.in_flight + coming < self.bound
 
-    def withdraw_waiting(self) -> None:
-        """Whatever reached it is on its wire."""
+    def withdraw(self, call: Call | None = None) -> int:
+        # Whatever has reached it is on its wire.
+        return 0
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
         has_room = self.has_room(now_s)

@@ -46,7 +46,6 @@ from redline.route.health import Breaker
 from redline.route.queue import CallQueue, Ticket
 from redline.waist import Call, Health, Load, Member, Outcome, Request, Sink, failed
 
-
 _ASKED = Asked()
 
 
@@ -120,12 +119,12 @@ class PoolMember:
     def lose(self, error: CallError | NoEndpoint) -> None:
         """It gets no call any more, because of this error."""
         self.error = error
-        self.backend.withdraw_waiting()
+        self.backend.withdraw()
 
     async def leave(self) -> None:
         """It gets no call any more. Returns when those that it had are over."""
         self.is_leaving = True
-        self.backend.withdraw_waiting()
+        self.backend.withdraw()
         if self.figures.in_flight:
             await self._is_empty.wait()
 
@@ -340,7 +339,7 @@ class Pool:
         if is_down or _is_failure(error):
             if breaker.failed(epoch, now_s, self._others(member), is_down=is_down):
                 self._weigh()
-                member.backend.withdraw_waiting()
+                member.backend.withdraw()
         elif isinstance(error, RateLimited):
             breaker.cancelled(epoch)
         else:
@@ -348,7 +347,7 @@ class Pool:
         if is_down:
             return not self._is_elsewhere(member, now_s, final=isinstance(error, NoEndpoint))
         if member.backend.load(now_s).parked_until_s > now_s:
-            member.backend.withdraw_waiting()
+            member.backend.withdraw()
         self._avoid(member, call, now_s)
         return True
 

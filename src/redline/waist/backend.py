@@ -241,10 +241,11 @@ class Member(Backend, Protocol):
         A slot and a place among those that wait for its limits are free, and it is not parked.
         """
 
-    def withdraw_waiting(self) -> None:
-        """Takes back all calls that wait: for a slot, a place ahead, a connection or a grant.
+    def withdraw(self, call: Call | None = None) -> int:
+        """Takes back a call that waits: for a slot, a place ahead, a connection or its grant.
 
-        Their outcomes will be `Withdrawn`: their requests are not written, and what they held is
-        free again. Calls that have been written, or are about to be in this turn of the loop
-        without having waited, are not touched.
+        None for all that wait. How many were taken back: their outcomes will be `Withdrawn`, their
+        requests are not written, and what they held is free again. A call that has been written,
+        or is about to be in this turn of the loop without having waited, or is not here, is not
+        touched.
         """

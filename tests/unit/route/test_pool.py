@@ -37,7 +37,9 @@ def pool_of(servers: Sequence[ModelServer], strategy: str = "p2c") -> Pool:
         return Seat(name=server.name, make=make)
 
     draw = random.Random(1)
-    return Pool([seat(server) for server in servers], strategy_of(strategy, draw), seed=1, clock=CLOCK)
+    return Pool(
+        [seat(server) for server in servers], strategy_of(strategy, draw), seed=1, clock=CLOCK
+    )
 
 
 async def run_rows(pool: Pool, rows: int, *, at_once: int = 64) -> list[Outcome]:
@@ -90,9 +92,7 @@ def test_an_endpoint_that_fails_now_and_then_is_degraded() -> None:
         draw = random.Random(3)
         servers = [ModelServer(f"s{n}", slots=16) for n in range(3)]
         servers.append(
-            ModelServer(
-                "bad", slots=16, fails=lambda *_: HTTP_500 if draw.random() < 0.2 else None
-            )
+            ModelServer("bad", slots=16, fails=lambda *_: HTTP_500 if draw.random() < 0.2 else None)
         )
         outcomes = await run_rows(pool_of(servers), 20_000)
         assert all(outcome.is_success for outcome in outcomes)

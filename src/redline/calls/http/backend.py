@@ -320,14 +320,25 @@ class HttpBackend:
         """The limits that were found, in words, where they were to be found."""
         return self._steering.found()
 
-    def withdraw(self, call: Call) -> bool:
-        attempt = self._waiting.get(id(call))
-        if attempt is None or attempt.wait is None or attempt.sent_s is not None:
-            return False
-        if attempt.wait.is_withdrawn:
-            return False
-        attempt.wait.withdraw()
-        return True
+    def has_room(self, now_s: float, coming: int = 0) -> bool:
+        slots, ahead = self.slots, self._ahead
+        return (
+            slots.in_use + coming < slots.count
+            and ahead.in_use + coming < ahead.count
+            and self.limiter.parked_until_s <= now_s
+            and self._outage.again_s <= now_s
+        )
+
+    def withdraw(self, call: Call | None = None) -> int:
+        waiting = self._waiting
+        attempts = list(waiting.values()) if call is None else [waiting.get(id(call))]
+        taken = 0
+        for attempt in attempts:
+            wait = None if attempt is None or attempt.sent_s is not None else attempt.wait
+            if wait is not None and not wait.is_withdrawn:
+                wait.withdraw()
+                taken += 1
+        return taken
 
     def begin_wait(self, attempt: _Attempt) -> Wait:
         """The attempt has to wait for something; from here on it may be withdrawn."""
