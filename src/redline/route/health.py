@@ -4,8 +4,8 @@ state     gets                                   becomes
 ready     all calls                              degraded, when it fails more than the others do
 degraded  none for a pause, then one at a time   warming, after a success; after a failure it pauses
                                                  again, twice as long
-warming   twice as many at once after each       ready, after WARM_CALLS successes; degraded, by less
-          success                                evidence than a ready one
+warming   twice as many at once after each       ready, after WARM_CALLS successes; degraded, on
+          success                                less evidence than a ready one
 
 A failure is an answer of HTTP 500 or above, a timeout, a lost connection or an unreadable answer;
 a 4xx never is one. How often the others fail is what is to be expected: an endpoint is degraded

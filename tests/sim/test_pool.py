@@ -1,0 +1,116 @@
+"""A pool of HTTP endpoints: their limits are used to the full, and any of them may be lost."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+
+from redline.calls import Call, Endpoint, HttpBackend, Request, Retry
+from redline.limits import Limits
+from redline.route import Pool, Seat, strategy_of
+from redline.testing import VirtualClock, virtual_run
+from redline.waist import Attempts, Outcome
+from support.raw_server import RawServer, Seen, answer, chat
+
+LATENCY_S = 1.0
+
+
+def ask(number: int) -> Request:
+    return Request(body={"model": "m", "user": str(number), "messages": []})
+
+
+class Window:
+    """A server that takes `count` requests in any second; parks on demand."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.sent: list[float] = []
+        self.rejected = 0
+        self.parked_until_s = 0.0
+
+    async def __call__(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self.parked_until_s:
+            wait_s = self.parked_until_s - now_s
+            writer.write(answer(b"{}", status=429, Retry_After=f"{math.ceil(wait_s)}"))
+            return
+        if sum(now_s - at_s < 1.0 for at_s in self.sent[-self.count :]) >= self.count:
+            self.rejected += 1
+            writer.write(answer(b"{}", status=429))
+            return
+        self.sent.append(now_s)
+        await asyncio.sleep(LATENCY_S)
+        writer.write(answer(chat("yes")))
+
+
+def pool_of(
+    servers: Sequence[RawServer], attempts: Attempts, strategy: str = "p2c", **limits: object
+) -> Pool:
+    clock = VirtualClock(asyncio.get_running_loop())
+
+    def seat(number: int, server: RawServer) -> Seat:
+        endpoint = Endpoint(
+            base_url=server.base_url,
+            name=f"key-{number}",
+            limits=Limits(**limits),  # type: ignore[arg-type]
+            proxy="",
+        )
+
+        def make(on_room: Callable[[], None]) -> HttpBackend:
+            return HttpBackend(endpoint, attempts=attempts, on_room=on_room, clock=clock)
+
+        return Seat(name=endpoint.label, make=make)
+
+    seats = [seat(number, server) for number, server in enumerate(servers)]
+    return Pool(seats, strategy_of(strategy, random.Random(1)), clock=clock, seed=1)
+
+
+async def run_rows(pool: Pool, rows: int, *, at_once: int) -> list[Outcome]:
+    backend = Retry(pool, clock=VirtualClock(asyncio.get_running_loop()), seed=1)
+    numbers, outcomes = iter(range(rows)), list[Outcome]()
+
+    async def work() -> None:
+        for number in numbers:
+            outcomes.append(await backend.send(ask(number), Call()))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(at_once):
+            group.create_task(work())
+    return outcomes
+
+
+def test_four_keys_are_used_to_the_full_while_one_of_them_is_parked() -> None:
+    async def main() -> None:
+        rate, rows, parked_s = 20, 2_000, 10.0
+        windows = [Window(rate) for _ in range(4)]
+        async with AsyncExitStack() as stack:
+            servers = [await stack.enter_async_context(RawServer(one)) for one in windows]
+            attempts = Attempts()
+            pool = pool_of(servers, attempts, requests=f"{rate}/1s", concurrency=200)
+            loop = asyncio.get_running_loop()
+            begun_s = loop.time()
+
+            def park() -> None:
+                windows[0].parked_until_s = loop.time() + parked_s
+
+            loop.call_later(8.0, park)
+            outcomes = await run_rows(pool, rows, at_once=200)
+            took_s = loop.time() - begun_s - LATENCY_S
+            await pool.aclose()
+        assert all(outcome.is_success for outcome in outcomes)
+        assert [window.rejected for window in windows] == [0, 0, 0, 0]
+        # The guard against jitter takes 55 ms of each second.
+        capacity = (4 * took_s - parked_s) * rate / 1.055
+        assert rows >= 0.97 * capacity
+        waits = [
+            attempt.sent_s - attempt.eligible_s
+            for outcome in outcomes
+            for attempt in outcome.tried
+            if attempt.sent_s is not None and attempt.eligible_s is not None
+        ]
+        assert max(waits, default=0.0) < 2.0
+
+    virtual_run(main())
