@@ -173,3 +173,87 @@ def test_names_are_unique_and_weights_positive() -> None:
         pool_of([ModelServer("a"), ModelServer("a")])
     with pytest.raises(ConfigError, match="the weight of endpoint a must be above 0"):
         Seat(name="a", make=lambda _: ModelServer("a"), weight=0)
+
+
+def test_a_call_that_all_its_endpoints_fail_is_tried_on_each_of_them() -> None:
+    async def main() -> None:
+        servers = [
+            ModelServer(name, fails=lambda *_: HTTP_500, fails_in_s=0.1) for name in ("a", "b", "c")
+        ]
+        retry = Retry(pool_of(servers), clock=CLOCK, seed=1)
+        outcome = await retry.send(Request(body={"work": 1.0}), Call())
+        assert outcome.error is not None
+        assert outcome.attempts == 9
+        assert {attempt.endpoint for attempt in outcome.tried[:3]} == {"a", "b", "c"}
+
+    virtual_run(main())
+
+
+class Chaos:
+    """Servers that fail, hang and refuse at random; calls that are cancelled at random."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.servers = [
+            ModelServer(
+                f"s{n}",
+                slots=self.draw.choice([1, 4, 16]),
+                bound=self.draw.choice([0, 1, 4, 16]),
+                fails=self.fails,
+                fails_in_s=self.draw.choice([0.0, 0.01, 1.0]),
+            )
+            for n in range(4)
+        ]
+        self.pool = pool_of(self.servers)
+        self.retry = Retry(self.pool, clock=CLOCK, seed=seed)
+        self.share = 0.0
+
+    def fails(self, now_s: float, number: int) -> CallError | None:
+        if self.draw.random() >= self.share:
+            return None
+        return self.draw.choice(
+            [HTTP_500, Disconnected("reset"), Rejected("HTTP 400"), BadReply("HTML")]
+        )
+
+    async def play(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(32):
+                group.create_task(self.work())
+            group.create_task(self.disturb())
+
+    async def disturb(self) -> None:
+        for _ in range(10):
+            self.share = self.draw.choice([0.0, 0.1, 1.0])
+            await asyncio.sleep(self.draw.uniform(0, 3))
+            if self.draw.random() < 0.3 and len(self.pool.members) > 2:
+                await self.pool.remove(self.draw.choice(self.pool.members).name)
+        self.share = 0.0
+
+    async def work(self) -> None:
+        for _ in range(10):
+            request = Request(body={"work": self.draw.expovariate(10)})
+            call = Call(priority=self.draw.choice([0, 0, 1]))
+            sending = asyncio.create_task(self.retry.send(request, call))
+            if self.draw.random() < 0.3:
+                await asyncio.sleep(self.draw.choice([0, 0.001, 0.1]))
+                sending.cancel()
+            ended = await asyncio.wait([sending])
+            assert ended
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_is_held_after_cancels_failures_and_removals(seed: int) -> None:
+    async def main() -> None:
+        chaos = Chaos(seed)
+        await chaos.play()
+        for member in chaos.pool.members:
+            assert (member.figures.in_flight, member.coming) == (0, 0)
+        load = chaos.pool.load(CLOCK.now_s())
+        assert (load.in_flight, load.waiting) == (0, 0)
+        # It works as before.
+        await asyncio.sleep(60)
+        assert (await chaos.retry.send(Request(body={"work": 0.1}), Call())).is_success
+        await chaos.pool.aclose()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    virtual_run(main())
