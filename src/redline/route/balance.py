@@ -85,6 +85,9 @@ class PowerOfTwo:
     needs = frozenset[str]()
 
     def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> int:
+        if len(among) == 2:
+            # As below, for those that are asked for each call.
+            return 0 if _load(among[0], now_s) <= _load(among[1], now_s) else 1
         return _least(among, lambda one: _load(one, now_s))
 
 
@@ -256,8 +259,10 @@ def _least(among: Sequence[Figures], cost: Callable[[Figures], object]) -> int:
 
 def _load(one: Figures, now_s: float) -> float:
     """Calls that it has, or that wait for it, over its capacity."""
-    queued = one.queued if _is_fresh(one, now_s) else 0
-    return (one.in_flight + queued) / one.weight
+    in_flight = one.in_flight
+    if one.queued and _is_fresh(one, now_s):
+        in_flight += one.queued
+    return in_flight / one.weight
 
 
 def _is_fresh(one: Figures, now_s: float) -> bool:

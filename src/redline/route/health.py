@@ -17,7 +17,7 @@ whole provider takes an endpoint out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from redline.waist import Health
 
@@ -43,11 +43,13 @@ MEMORY = 64
 class Breaker:
     """The state of one endpoint, by the table above. All times are monotonic.
 
-    calls, failures: of late. epoch: changes when the endpoint is degraded. Results of calls that
+    usual: the share of calls that fail elsewhere of late, given this breaker. calls, failures: of
+    late. epoch: changes when the endpoint is degraded. Results of calls that
     began in an earlier epoch say nothing new. again_s: while degraded, no call begins before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, usual: Callable[[Breaker], float]) -> None:
+        self._usual = usual
         self.state = Health.READY
         self.calls = 0.0
         self.failures = 0.0
@@ -76,35 +78,34 @@ class Breaker:
         """A call has ended without a result."""
         self._ended(epoch)
 
-    def succeeded(self, epoch: int, others: Iterable[Breaker]) -> None:
-        """A call has been answered."""
-        self._count()
-        is_news = self.state is Health.READY or self._ended(epoch)
-        if self.evidence > 0 and is_news:
-            usual = usual_share(others)
+    def succeeded(self, epoch: int) -> bool:
+        """A call has been answered. True if that changes the state."""
+        self.calls = calls = self.calls + 1
+        if calls >= 2 * MEMORY:
+            self._forget()
+        is_ready = self.state is Health.READY
+        if is_ready and not self.evidence:
+            return False
+        if not is_ready and not self._ended(epoch):
+            return False
+        if self.evidence:
+            usual = self._usual(self)
             step = math.log((1 - _bad_share(usual)) / (1 - usual))
             self.evidence = max(0.0, self.evidence + step)
-        if self.state is Health.READY or not is_news:
-            return
-        if self.state is Health.DEGRADED:
-            self.state, self._warm = Health.WARMING, 0
-        self._warm += 1
-        if self._warm >= WARM_CALLS:
-            self.state, self._pause_s = Health.READY, FIRST_PAUSE_S
+        return not is_ready and self._recovers()
 
-    def failed(
-        self, epoch: int, now_s: float, others: Iterable[Breaker], *, is_down: bool = False
-    ) -> bool:
+    def failed(self, epoch: int, now_s: float, *, is_down: bool = False) -> bool:
         """A call has failed. True if the endpoint is degraded because of it.
 
         is_down: no connection could be made, which no second call needs to confirm.
         """
-        self._count()
+        self.calls += 1
         self.failures += 1
+        self._forget()
         if self.state is not Health.READY and not self._ended(epoch):
             return False
         if self.state is not Health.DEGRADED and not is_down:
-            usual = usual_share(others)
+            usual = self._usual(self)
             self.evidence += math.log(_bad_share(usual) / usual)
             if self.evidence < (EVIDENCE if self.state is Health.READY else EVIDENCE_WARMING):
                 return False
@@ -116,8 +117,19 @@ class Breaker:
         self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
         return True
 
-    def _count(self) -> None:
-        self.calls += 1
+    def _recovers(self) -> bool:
+        """One more success while it is not ready; whether that changes the state."""
+        was_degraded = self.state is Health.DEGRADED
+        if was_degraded:
+            self.state, self._warm = Health.WARMING, 0
+        self._warm += 1
+        if self._warm < WARM_CALLS:
+            return was_degraded
+        self.state, self._pause_s = Health.READY, FIRST_PAUSE_S
+        return True
+
+    def _forget(self) -> None:
+        """Lets old results count for half once there are many."""
         if self.calls >= 2 * MEMORY:
             self.calls /= 2
             self.failures /= 2

@@ -42,7 +42,7 @@ from redline.errors import (
     Withdrawn,
 )
 from redline.route.balance import Asked, Figures, Strategy
-from redline.route.health import Breaker
+from redline.route.health import Breaker, usual_share
 from redline.route.queue import CallQueue, Ticket
 from redline.waist import Call, Health, Load, Member, Outcome, Request, Sink, failed
 
@@ -77,9 +77,14 @@ class PoolMember:
     coming: calls that are about to reach its backend. error: what took it out for good.
     """
 
-    def __init__(self, seat: Seat, on_room: Callable[[PoolMember], None]) -> None:
+    def __init__(
+        self,
+        seat: Seat,
+        on_room: Callable[[PoolMember], None],
+        usual: Callable[[Breaker], float],
+    ) -> None:
         self.name = seat.name
-        self.breaker = Breaker()
+        self.breaker = Breaker(usual)
         self.figures = Figures(name=seat.name, weight=seat.weight, price=seat.price)
         self.coming = 0
         self.is_leaving = False
@@ -101,7 +106,7 @@ class PoolMember:
         state = self.backend.load(now_s).state
         return self.breaker.state if state is Health.READY else state
 
-    def is_open(self, now_s: float, *, is_broken: bool = False) -> bool:
+    def is_open(self, now_s: float, is_broken: bool = False) -> bool:
         """It can take a call now. is_broken: even if its breaker is open."""
         if self.is_leaving or self.error is not None:
             return False
@@ -148,7 +153,7 @@ class Pool:
             raise ConfigError("a pool needs an endpoint")
         self._strategy = strategy
         self._clock = clock
-        self._random = random.Random(seed)
+        self._draw = random.Random(seed).random
         self._members: list[PoolMember] = []
         self._queue = CallQueue()
         self._given: dict[Ticket, PoolMember] = {}  # whose turn it is
@@ -168,7 +173,7 @@ class Pool:
             raise ConfigError(
                 f"two endpoints of a pool are named {seat.name}", hint="give each its own name"
             )
-        member = PoolMember(seat, self._fill)
+        member = PoolMember(seat, self._fill, self._usual_share)
         self._members.append(member)
         self._weigh()
         self._fill(member)
@@ -224,7 +229,7 @@ class Pool:
             else:
                 member.figures.in_flight += 1
             breaker, outcome = member.breaker, None
-            epoch = breaker.began()
+            epoch = 0 if breaker.state is Health.READY else breaker.began()
             try:
                 outcome = await member.backend.send(request, call, sink)
             finally:
@@ -233,10 +238,10 @@ class Pool:
                     breaker.cancelled(epoch)
                     self._fill(member)
             is_over = True
-            if outcome.status == "succeeded":
-                self._succeeded(member, epoch)
-            else:
+            if outcome.status != "succeeded":
                 is_over = self._failed(member, outcome, call, epoch)
+            elif breaker.succeeded(epoch):
+                self._weigh()
             if self._queue:
                 self._fill(member)
             if is_over:
@@ -250,27 +255,28 @@ class Pool:
 
     def _chosen(self, call: Call) -> PoolMember | None:
         """The endpoint that takes the call now; None if none can."""
-        now_s, members = self._clock.now_s(), self._members
-        looks_at = self._strategy.looks_at
-        if looks_at and looks_at < len(members):
-            drawn = self._random.sample(members, looks_at)
-            found = [one for one in drawn if self._takes(one, call, now_s)]
-            if len(found) == 1:
-                return found[0]
-            if found:
-                return found[self._strategy.choose([one.figures for one in found], _ASKED, now_s)]
-        found = [one for one in members if self._takes(one, call, now_s)]
-        if not found:
-            return None
-        if len(found) == 1:
-            return found[0]
+        now_s, members, strategy = self._clock.now_s(), self._members, self._strategy
+        looks_at, is_broken, avoid = strategy.looks_at, self._all_degraded, call.avoid
+        count = len(members)
+        if looks_at == 2 and count > 1:
+            # By hand: as little as this is a good part of what a call costs.
+            draw = self._draw
+            at = int(draw() * count)
+            one, other = members[at], members[at - 1 - int(draw() * (count - 1))]
+            if one.is_open(now_s, is_broken) and one.name not in avoid:
+                if not other.is_open(now_s, is_broken) or other.name in avoid:
+                    return one
+                chosen = strategy.choose((one.figures, other.figures), _ASKED, now_s)
+                return other if chosen else one
+            if other.is_open(now_s, is_broken) and other.name not in avoid:
+                return other
+        found = [one for one in members if one.is_open(now_s, is_broken) and one.name not in avoid]
+        if len(found) < 2:
+            return found[0] if found else None
         # Of those that are equally good, not always the same.
-        first = self._random.randrange(len(found))
+        first = int(self._draw() * len(found))
         found = found[first:] + found[:first]
-        return found[self._strategy.choose([one.figures for one in found], _ASKED, now_s)]
-
-    def _takes(self, member: PoolMember, call: Call, now_s: float) -> bool:
-        return member.name not in call.avoid and member.is_open(now_s, is_broken=self._all_degraded)
+        return found[strategy.choose([one.figures for one in found], _ASKED, now_s)]
 
     async def _turn(self, ticket: Ticket) -> PoolMember:
         """The endpoint that takes the call when it is its turn.
@@ -304,7 +310,7 @@ class Pool:
     def _fill(self, member: PoolMember) -> None:
         """Gives the endpoint the calls that it can take, in their order."""
         queue = self._queue
-        while queue and member.is_open(self._clock.now_s(), is_broken=self._all_degraded):
+        while queue and member.is_open(self._clock.now_s(), self._all_degraded):
             ticket = queue.first_for(member.name)
             if ticket is None or ticket.turn is None:
                 return
@@ -316,13 +322,6 @@ class Pool:
             member.figures.in_flight += 1
             self._given[ticket] = member
             ticket.turn.set_result(None)
-
-    def _succeeded(self, member: PoolMember, epoch: int) -> None:
-        breaker = member.breaker
-        was = breaker.state
-        breaker.succeeded(epoch, self._others(member))
-        if breaker.state is not was:
-            self._weigh()
 
     def _failed(self, member: PoolMember, outcome: Outcome, call: Call, epoch: int) -> bool:
         """Notes a failure; whether the outcome is the call's."""
@@ -337,13 +336,13 @@ class Pool:
             return self._is_alone(member)
         is_down = isinstance(error, NoEndpoint) or is_unreachable(error)
         if is_down or _is_failure(error):
-            if breaker.failed(epoch, now_s, self._others(member), is_down=is_down):
+            if breaker.failed(epoch, now_s, is_down=is_down):
                 self._weigh()
                 member.backend.withdraw()
         elif isinstance(error, RateLimited):
             breaker.cancelled(epoch)
-        else:
-            self._succeeded(member, epoch)
+        elif breaker.succeeded(epoch):
+            self._weigh()
         if is_down:
             return not self._is_elsewhere(member, now_s, final=isinstance(error, NoEndpoint))
         if member.backend.load(now_s).parked_until_s > now_s:
@@ -355,13 +354,16 @@ class Pool:
         """The call avoids the endpoint from now on, if it can be tried elsewhere at once."""
         avoided = call.avoid | {member.name}
         for other in self._members:
-            if other.name not in avoided and other.is_open(now_s, is_broken=self._all_degraded):
+            if other.name not in avoided and other.is_open(now_s, self._all_degraded):
                 call.avoid = avoided
                 return
         call.avoid = frozenset()
 
-    def _others(self, member: PoolMember) -> Iterator[Breaker]:
-        return (one.breaker for one in self._members if one is not member and not one.is_out)
+    def _usual_share(self, breaker: Breaker) -> float:
+        """The share of calls that fail at the endpoints of the other breakers."""
+        return usual_share(
+            one.breaker for one in self._members if one.breaker is not breaker and not one.is_out
+        )
 
     def _is_alone(self, member: PoolMember) -> bool:
         return all(one is member or one.is_out for one in self._members)
