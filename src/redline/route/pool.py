@@ -20,6 +20,7 @@ degraded, the cause is not theirs alone: breakers stand aside, and all get calls
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -218,12 +219,12 @@ class Pool:
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         ticket: Ticket | None = None
         while True:
-            member = self._chosen(call) if not self._queue else None
-            if member is None:
+            member = self._chosen(call)
+            if member is None or self._queue:
                 if ticket is None:
                     ticket = self._queue.ticket(call)
                 try:
-                    member = await self._turn(ticket)
+                    member = await self._turn(ticket, member)
                 except (TimedOut, NoEndpoint, Refused, Unpaid) as error:
                     return failed(error)
             else:
@@ -278,16 +279,20 @@ class Pool:
         found = found[first:] + found[:first]
         return found[strategy.choose([one.figures for one in found], _ASKED, now_s)]
 
-    async def _turn(self, ticket: Ticket) -> PoolMember:
+    async def _turn(self, ticket: Ticket, free: PoolMember | None) -> PoolMember:
         """The endpoint that takes the call when it is its turn.
 
-        Raises TimedOut at its deadline, and what took the last endpoint out.
+        free: one that could take it now, if it were not for those before it. Raises TimedOut at
+        the call's deadline, and what took the last endpoint out.
         """
         call, queue = ticket.call, self._queue
         self._check_left()
         turn = queue.add(ticket)
         if call.avoid:
             self._weigh()
+        if free is not None:
+            # Those before it may all avoid this one.
+            self._fill(free)
         self._set_timer()
         try:
             await call.in_time(turn, self._clock)
@@ -303,7 +308,7 @@ class Pool:
         member = self._given.pop(ticket, None)
         if member is None:
             self._check_left()
-            return await self._turn(ticket)
+            return await self._turn(ticket, None)
         member.coming -= 1
         return member
 
@@ -389,7 +394,7 @@ class Pool:
         """Raises what took the last endpoint out, if none is left."""
         errors = [one.error for one in self._members if one.error is not None]
         if errors and all(one.is_out for one in self._members):
-            raise errors[-1]
+            raise copy.copy(errors[-1])
 
     def _weigh(self) -> None:
         """An endpoint has come, gone or changed its state.
@@ -403,6 +408,8 @@ class Pool:
         for call in self._queue.calls():
             if call.avoid and call.avoid >= working:
                 call.avoid = frozenset()
+        for member in self._members:
+            self._fill(member)
 
     def _set_timer(self) -> None:
         """Looks again when the pause of a degraded endpoint is over, if calls wait."""

@@ -257,3 +257,20 @@ def test_nothing_is_held_after_cancels_failures_and_removals(seed: int) -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     virtual_run(main())
+
+
+def test_a_call_does_not_wait_behind_one_that_avoids_the_only_free_endpoint() -> None:
+    async def main() -> None:
+        servers = [ModelServer("free", bound=2, slots=2), ModelServer("busy", bound=1)]
+        pool = pool_of(servers)
+        long = Request(body={"work": 100.0})
+        async with asyncio.TaskGroup() as group:
+            group.create_task(pool.send(long, Call(avoid=frozenset({"free"}))))
+            waiting = group.create_task(pool.send(long, Call(avoid=frozenset({"free"}))))
+            await asyncio.sleep(1)
+            begun_s = CLOCK.now_s()
+            outcome = await pool.send(Request(body={"work": 1.0}), Call())
+            assert (outcome.endpoint, CLOCK.now_s() - begun_s) == ("free", 1.0)
+            assert not waiting.done()
+
+    virtual_run(main())
