@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 from redline.calls import Call, Endpoint, HttpBackend, Request, Retry
+from redline.errors import NoEndpoint
 from redline.limits import Limits
 from redline.route import Pool, Seat, strategy_of
 from redline.testing import VirtualClock, virtual_run
-from redline.waist import Attempts, Outcome
+from redline.waist import Attempts, Health, Outcome
 from support.raw_server import RawServer, Seen, answer, chat
 
 LATENCY_S = 1.0
@@ -112,5 +113,76 @@ def test_four_keys_are_used_to_the_full_while_one_of_them_is_parked() -> None:
             if attempt.sent_s is not None and attempt.eligible_s is not None
         ]
         assert max(waits, default=0.0) < 2.0
+
+    virtual_run(main())
+
+
+def ended_s(outcome: Outcome) -> float:
+    return outcome.tried[-1].complete_s
+
+
+async def repeat(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(0.1)
+    writer.write(answer(chat(str(seen.json()["user"]))))  # type: ignore[index]
+
+
+def test_a_server_that_dies_and_comes_back_loses_no_row() -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            servers = [await stack.enter_async_context(RawServer(repeat)) for _ in range(3)]
+            dying = servers[0]
+            pool = pool_of(servers, Attempts(), concurrency=16)
+            loop = asyncio.get_running_loop()
+
+            async def die() -> None:
+                await asyncio.sleep(2.0)
+                await dying.stop()
+                await asyncio.sleep(5.0)
+                before = len(dying.seen)
+                await dying.start()
+                await asyncio.sleep(30.0)
+                assert len(dying.seen) > before + 100
+
+            dies = asyncio.create_task(die())
+            begun_s = loop.time()
+            outcomes = await run_rows(pool, 20_000, at_once=48)
+            assert loop.time() - begun_s > 37
+            await dies
+            await pool.aclose()
+        assert all(outcome.is_success for outcome in outcomes)
+        users = [str(seen.json()["user"]) for server in servers for seen in server.seen]  # type: ignore[index]
+        # Those that it had when it died were asked again elsewhere.
+        assert len(set(users)) == 20_000
+        assert len(users) <= 20_000 + 16
+
+    virtual_run(main())
+
+
+def test_if_no_server_has_ever_answered_the_calls_end_soon() -> None:
+    async def main() -> None:
+        async with RawServer(repeat) as one, RawServer(repeat) as other:
+            servers = [one, other]
+        pool = pool_of(servers, Attempts(), concurrency=4)
+        begun_s = asyncio.get_running_loop().time()
+        outcomes = await run_rows(pool, 16, at_once=16)
+        await pool.aclose()
+        assert all(isinstance(outcome.error, NoEndpoint) for outcome in outcomes)
+        assert 5.0 <= ended_s(outcomes[0]) - begun_s < 10.0
+
+    virtual_run(main())
+
+
+def test_if_all_servers_die_the_calls_wait_for_them_and_then_end() -> None:
+    async def main() -> None:
+        async with RawServer(repeat) as one, RawServer(repeat) as other:
+            pool = pool_of([one, other], Attempts(), concurrency=4)
+            assert all(outcome.is_success for outcome in await run_rows(pool, 100, at_once=8))
+        begun_s = asyncio.get_running_loop().time()
+        outcomes = await run_rows(pool, 16, at_once=16)
+        assert pool.load(asyncio.get_running_loop().time()).state is Health.GONE
+        await pool.aclose()
+        assert all(isinstance(outcome.error, NoEndpoint) for outcome in outcomes)
+        # The longest pause between two attempts is 15 s.
+        assert 300.0 <= ended_s(outcomes[0]) - begun_s < 320.0
 
     virtual_run(main())

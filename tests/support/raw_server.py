@@ -61,10 +61,18 @@ class RawServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Ends as a killed server does: it takes no connection, and those it had are closed."""
         self._server.close()
         self.hang_up()
         async with asyncio.timeout(10):
             await self.closed()
+
+    async def start(self) -> None:
+        """Listens again, where it did before."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self.tls)
 
     def hang_up(self) -> None:
         """Closes every connection as it stands."""

@@ -305,10 +305,7 @@ class Pool:
                 given.release()
                 self._fill(given)
             raise
-        member = self._given.pop(ticket, None)
-        if member is None:
-            self._check_left()
-            return await self._turn(ticket, None)
+        member = self._given.pop(ticket)
         member.coming -= 1
         return member
 
@@ -348,8 +345,13 @@ class Pool:
             breaker.cancelled(epoch)
         elif breaker.succeeded(epoch):
             self._weigh()
+        if isinstance(error, NoEndpoint):
+            if self._is_elsewhere(member, now_s, but={Health.GONE}):
+                return False
+            self._refuse_all(error)
+            return True
         if is_down:
-            return not self._is_elsewhere(member, now_s, final=isinstance(error, NoEndpoint))
+            return not self._is_elsewhere(member, now_s, but={Health.GONE, Health.DEGRADED})
         if member.backend.load(now_s).parked_until_s > now_s:
             member.backend.withdraw()
         self._avoid(member, call, now_s)
@@ -373,11 +375,10 @@ class Pool:
     def _is_alone(self, member: PoolMember) -> bool:
         return all(one is member or one.is_out for one in self._members)
 
-    def _is_elsewhere(self, member: PoolMember, now_s: float, *, final: bool) -> bool:
-        """Another endpoint can be reached; or, if `final`, there is still hope for one."""
-        lost = {Health.GONE} if final else {Health.GONE, Health.DEGRADED}
+    def _is_elsewhere(self, member: PoolMember, now_s: float, but: set[Health]) -> bool:
+        """Another endpoint is not out, and not in one of these states by its own account."""
         return any(
-            one is not member and not one.is_out and one.backend.load(now_s).state not in lost
+            one is not member and not one.is_out and one.backend.load(now_s).state not in but
             for one in self._members
         )
 
@@ -386,9 +387,13 @@ class Pool:
         member.lose(error)
         self._weigh()
         if all(one.is_out for one in self._members):
-            for ticket in self._queue.take_all():
-                if ticket.turn is not None and not ticket.turn.done():
-                    ticket.turn.set_result(None)
+            self._refuse_all(error)
+
+    def _refuse_all(self, error: CallError | NoEndpoint) -> None:
+        """No call that waits can be sent."""
+        for ticket in self._queue.take_all():
+            if ticket.turn is not None and not ticket.turn.done():
+                ticket.turn.set_exception(copy.copy(error))
 
     def _check_left(self) -> None:
         """Raises what took the last endpoint out, if none is left."""
