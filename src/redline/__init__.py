@@ -21,6 +21,7 @@ from redline.errors import (
 )
 from redline.job import Report, arun, run, stream
 from redline.limits import Cost, Limiter, Limits, Rate, SyncLimiter
+from redline.route import EndpointPool as Pool
 from redline.serve import LocalEngine
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Limits",
     "LocalEngine",
     "Outcome",
+    "Pool",
     "Rate",
     "RedlineError",
     "Reply",

@@ -55,6 +55,15 @@ class EndpointLost(Event, frozen=True):
     reason: str
 
 
+class EndpointOut(Event, frozen=True):
+    """An endpoint of several takes no more calls, for `reason`; `left` are left of `of`."""
+
+    endpoint: str
+    reason: str
+    left: int
+    of: int
+
+
 class EndpointBack(Event, frozen=True):
     """The endpoint that was lost has answered."""
 

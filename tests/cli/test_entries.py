@@ -18,7 +18,7 @@ from redline.cli.session import Session
 from redline.errors import ConfigError
 from redline.job.settings import TABLE, Job, Keywords, Kind, make_job
 
-URL = "http://127.0.0.1:9/v1"
+URL, OTHER = "http://127.0.0.1:9/v1", "http://127.0.0.1:8/v1"
 STREAM = "redis://127.0.0.1:6379/0/tickets?group=labels"
 OUTPUT = {"output": "out.jsonl"}
 ENTRIES = ("flag", "toml", "python")
@@ -49,6 +49,10 @@ def timeout(key: str, **fields: Any) -> Example:
     return Example({key: "5s"}, {"endpoint": Endpoint(base_url=URL, timeouts=timeouts)})
 
 
+def endpoint(key: str, stated: Any, **fields: Any) -> Example:
+    return Example({key: stated}, {"endpoint": Endpoint(base_url=URL, **fields)})
+
+
 async def answer(row: Any) -> Any:
     return row
 
@@ -70,7 +74,16 @@ EXAMPLES: dict[str, list[Example]] = {
     "body": [one("body", "{}", "{}"), one("body", "@p.txt", "told")],
     "output_path": [one("output_path", "a.0", "a.0")],
     "constant_prompt": [one("constant_prompt", True, True)],
-    "endpoint": [one("endpoint", "sim", "sim"), one("endpoint", f"{URL}/v1", f"{URL}/v1")],
+    "endpoint": [
+        one("endpoint", "sim", "sim"),
+        one("endpoint", f"{URL}/v1", f"{URL}/v1"),
+        one("endpoint", [URL, OTHER], [URL, OTHER]),
+        Example(
+            {"endpoint": [URL, OTHER], "rps": "7", "concurrency": "9"},
+            {"endpoint": [URL, OTHER], "rps": 7, "concurrency": 9},
+        ),
+    ],
+    "balance": [one("balance", "room", "room")],
     "base_url": [one("base_url", f"{URL}/v1", f"{URL}/v1", "endpoint")],
     "api_key": [one("api_key_env", "PLANTED", "k", "api_key")],
     "headers": [one("header", ["A: b", "C: d"], {"A": "b", "C": "d"}, "headers")],
@@ -127,6 +140,9 @@ EXAMPLES: dict[str, list[Example]] = {
     "follow": [one("follow", True, True)],
     "until_empty": [Example({"until_empty": True}, {"until_empty": True}, rows=STREAM)],
     "name": [Example({}, {"endpoint": Endpoint(base_url=URL, name="e")})],
+    "weight": [endpoint("weight", "2.5", weight=2.5)],
+    "group": [endpoint("group", "g", group="g")],
+    "models": [endpoint("models", {"fast": "qwen3-8b"}, models={"fast": "qwen3-8b"})],
     "prices": [Example({}, {"prices": PRICES}, tables="[prices.m]\ninput = 1\noutput = 2\n")],
     "call": [Example({}, {"call": answer})],
     "before": [Example({}, {"before": same})],
@@ -178,7 +194,12 @@ def command_line(stated: dict[str, Any], rows: str = "in.jsonl") -> Job:
 
 
 def toml(stated: dict[str, Any], table: str = "run", tables: str = "") -> None:
-    lines = [f"{key} = {msgspec.json.encode(value).decode()}" for key, value in stated.items()]
+    def text(value: Any) -> str:
+        if isinstance(value, dict):
+            return f"{{ {', '.join(f'{key} = {text(each)}' for key, each in value.items())} }}"
+        return msgspec.json.encode(value).decode()
+
+    lines = [f"{key} = {text(value)}" for key, value in stated.items()]
     Path("redline.toml").write_text("\n".join([f"[{table}]", *lines, tables]))
 
 
@@ -271,7 +292,17 @@ def test_none_is_not_given_at_any_entry() -> None:
 
 # What a task has no say in.
 SHARED = (
-    *("endpoints", "embedded", "limits", "memory", "cache", "retry", "timeout_s", "allowance"),
+    *(
+        "endpoints",
+        "balance",
+        "embedded",
+        "limits",
+        "memory",
+        "cache",
+        "retry",
+        "timeout_s",
+        "allowance",
+    ),
     *("row_deadline_s", "deadline_s", "retry_failed", "restart", "force", "strict"),
 )
 # What each needs beside them: arguments, and flags of its own.

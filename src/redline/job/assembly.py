@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from redline.calls import FunctionBackend, HttpBackend
 from redline.clock import SYSTEM
 from redline.errors import ConfigError
 from redline.job.settings import Job
@@ -41,7 +40,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A View. inner: the backend that redline built for the calls, None for a supplied one.
+    """A View. found_limits: those that were found, in words.
 
     kept: None for a run without an output; batches: None for one that makes its calls itself.
     answers: of its cache. check_source: looks whether the input is still what was read.
@@ -54,7 +53,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     row_count: RowCount
     source_name: str
     check_source: Callable[[], None]
-    inner: HttpBackend | FunctionBackend | None
+    found_limits: Callable[[], list[str]]
     answers: AnswerStore | None
     bill: Bill
     kept: Kept | None
@@ -134,7 +133,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             stopped=runner.stopped,
             errors_by_kind=kinds,
             spent=self.bill.read(),
-            found_limits=self.inner.found() if isinstance(self.inner, HttpBackend) else [],
+            found_limits=self.found_limits(),
+            endpoints=tally.endpoints(SYSTEM.now_s()),
             outages=tally.outages(SYSTEM.now_s()),
             cache=tally.cache,
             batches=tally.batches,

@@ -9,18 +9,27 @@ run       backend (calls, budget, retry, cache), feed, runner, batches
 from __future__ import annotations
 
 import asyncio
+import random
 from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from redline.calls import Backend, FunctionBackend, HttpBackend, Retry, Shared, Stores
+from redline.calls import (
+    Backend,
+    Endpoint,
+    FunctionBackend,
+    HttpBackend,
+    Retry,
+    Shared,
+    Stores,
+)
 from redline.calls.client import check_timeout, function_limiter, label_of
-from redline.calls.cost import NOTHING, Metered, Prices, Spending
+from redline.calls.cost import NOTHING, Metered, Spending
 from redline.calls.http import limiter_of
 from redline.calls.wire import do_nothing, proxy_of
 from redline.clock import SYSTEM
@@ -61,6 +70,7 @@ from redline.journal import (
 from redline.journal import manifest as manifests
 from redline.limits import RateLimiter
 from redline.process import raise_limit, telling
+from redline.route import Bounded, Pool, intake_of, seat_of, strategy_of
 from redline.sources import AsyncRows, Source, open_source, row_counts, sampled, stream_of
 
 if TYPE_CHECKING:
@@ -75,8 +85,9 @@ _LAST_COUNT_S = 0.5
 class _Input(msgspec.Struct, frozen=True):
     """What a run is given: what it reads, and what its settings make without writing anything.
 
-    parts: what its caller supplies. stream: the source, if that is a stream. limiter: None with a
-    supplied backend. slots: how many calls at once at most.
+    parts: what its caller supplies. stream: the source, if that is a stream. limiters: of the
+    endpoints in their order, or of the function; none with a supplied backend. slots: how many
+    calls at once at most.
     """
 
     parts: Parts
@@ -84,17 +95,14 @@ class _Input(msgspec.Struct, frozen=True):
     stream: StreamRows | None
     row_count: RowCount
     renderer: Renderer
-    limiter: RateLimiter | None
+    limiters: tuple[RateLimiter, ...]
     slots: int
 
 
 class _Calls(msgspec.Struct, frozen=True):
-    """inner: makes the calls, below budget, retry and cache; None if the caller supplies it.
+    """found: the limits that were found, in words. answers: of the cache."""
 
-    answers: of the cache.
-    """
-
-    inner: HttpBackend | FunctionBackend | None
+    found: Callable[[], list[str]]
     metered: Metered | None
     backend: Backend
     answers: AnswerStore | None
@@ -130,7 +138,7 @@ async def built(job: Job, parts: Parts) -> AsyncIterator[Run]:
 
 
 def _open_input(job: Job, parts: Parts) -> _Input:
-    slots = job.call_limits.slots()
+    slots = job.slots
     is_supplied = parts.source is not None
     stream = None if is_supplied else _stream(job, slots)
     opened = stream or parts.source or open_source(job.rows, is_followed=job.follow)
@@ -142,24 +150,25 @@ def _open_input(job: Job, parts: Parts) -> _Input:
         samples=job.samples,
     )
     try:
-        limiter = None if parts.backend is not None else _limiter(job)
+        limiters = () if parts.backend is not None else _limiters(job)
         renderer = Renderer(job.prompting)
-        if job.endpoint is not None:
+        if job.endpoints:
             raise_limit(slots)
     except BaseException:
         source.close()
         raise
-    return _Input(parts, source, stream, row_count, renderer, limiter, slots)
+    return _Input(parts, source, stream, row_count, renderer, limiters, slots)
 
 
-def _limiter(job: Job) -> RateLimiter:
-    """The limiter of the job's calls. Raises ConfigError if they cannot be made as it says."""
-    if job.endpoint is not None:
-        proxy_of(job.endpoint)
-        return limiter_of(job.endpoint, SYSTEM)
+def _limiters(job: Job) -> tuple[RateLimiter, ...]:
+    """The limiters of the job's calls. Raises ConfigError if they cannot be made as it says."""
+    if job.endpoints:
+        for endpoint in job.endpoints:
+            proxy_of(endpoint)
+        return tuple(limiter_of(endpoint, SYSTEM) for endpoint in job.endpoints)
     assert job.call is not None
     check_timeout(job.timeout_s)
-    return function_limiter(job.limits, label_of(job.call), SYSTEM)
+    return (function_limiter(job.limits, label_of(job.call), SYSTEM),)
 
 
 def _stream(job: Job, slots: int) -> StreamRows | None:
@@ -231,7 +240,7 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
         row_count=given.row_count,
         source_name=given.source.name,
         check_source=given.source.check,
-        inner=calls.inner,
+        found_limits=calls.found,
         answers=calls.answers,
         bill=bill,
         kept=kept,
@@ -281,6 +290,7 @@ def _acknowledging(tally: Tally, stream: StreamRows | None) -> Callable[[list[Re
         outcomes = list(map(attrgetter("outcome"), results))
         succeeded = list(map(attrgetter("status"), outcomes)).count("succeeded")
         tally.rows_saved(succeeded, len(results) - succeeded, flaws_of(outcomes))
+        tally.rows_answered(outcomes)
 
     return acknowledge
 
@@ -331,36 +341,73 @@ def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
     before_write = do_nothing if kept is None else kept.journal.flush
     supplied, listeners = given.parts.backend, given.parts.listeners
     listener: Listener = Listeners(tally, *listeners) if listeners else tally
-    # Under the lock: the sends of another run's window are not this one's to write.
-    shared = Shared(limiter=given.limiter, stores=_stores(job))
-    inner: HttpBackend | FunctionBackend | None = None
+    found: Callable[[], list[str]] = list
     calls: Backend
     if supplied is not None:
         calls = SuppliedBackend(
             supplied, slots=given.slots, before_write=before_write, attempts=tally
         )
-    elif job.endpoint is not None:
-        calls = inner = HttpBackend(
-            job.endpoint,
-            shared=shared,
-            before_write=before_write,
-            attempts=tally,
-            listener=listener,
-        )
+    elif job.endpoints:
+        calls, found = _http(job, given, tally, before_write, listener)
     else:
         assert job.call is not None
-        calls = inner = FunctionBackend(
+        calls = FunctionBackend(
             job.call,
             limits=job.limits,
             timeout_s=job.timeout_s,
-            shared=shared,
+            shared=Shared(limiter=given.limiters[0], stores=_stores(job)),
             before_write=before_write,
             attempts=tally,
         )
     metered = _metered(job, calls, kept)
     retry = Retry(calls if metered is None else metered, job.retry, listener=listener)
     backend, answers = _cached(job, retry, tally)
-    return _Calls(inner, metered, backend, answers)
+    return _Calls(found, metered, backend, answers)
+
+
+def _http(
+    job: Job, given: _Input, tally: Tally, before_write: Callable[[], None], listener: Listener
+) -> tuple[Backend, Callable[[], list[str]]]:
+    """The job's endpoint, or its endpoints as a pool; and what finds their limits, in words."""
+    # Under the lock: the sends of another run's window are not this one's to write.
+    stores = _stores(job)
+    intake = intake_of(job.endpoints)
+
+    def parts(limiter: RateLimiter) -> dict[str, Any]:
+        return {
+            "shared": Shared(limiter=limiter, stores=stores, intake=intake),
+            "before_write": before_write,
+            "attempts": tally,
+            "listener": listener,
+        }
+
+    if job.endpoint is not None:
+        backend = HttpBackend(job.endpoint, **parts(given.limiters[0]))
+        return backend, backend.found
+    tally.expect([endpoint.label for endpoint in job.endpoints])
+    seats = [
+        seat_of(endpoint, price=_price(job, endpoint), **parts(limiter))
+        for endpoint, limiter in zip(job.endpoints, given.limiters, strict=True)
+    ]
+    pool = Pool(seats, strategy_of(job.balance, random.Random()), listener=listener)
+
+    def found() -> list[str]:
+        return [
+            f"{limit} at {member.name}"
+            for member in pool.members
+            if isinstance(member.backend, HttpBackend)
+            for limit in member.backend.found()
+        ]
+
+    if job.most_together is None:
+        return pool, found
+    return Bounded(pool, job.most_together), found
+
+
+def _price(job: Job, endpoint: Endpoint) -> float:
+    """What a token costs there, of input and output each; 0 if nobody knows."""
+    price = job.price_table().at(endpoint.label, job.prompting.model)
+    return 0.0 if price is None else float(price.input + price.output)
 
 
 def _metered(job: Job, backend: Backend, kept: Kept | None) -> Metered | None:
@@ -369,7 +416,7 @@ def _metered(job: Job, backend: Backend, kept: Kept | None) -> Metered | None:
         return None
     account = None if kept is None else kept.account
     spending = Spending(job.allowance, NOTHING if account is None else account.spent)
-    metered = Metered(backend, spending, Prices(job.prices), account=account)
+    metered = Metered(backend, spending, job.price_table(), account=account)
     if kept is not None and kept.ledger is not None:
         metered.recall(kept.ledger.spent, kept.ledger.reserved)
     return metered
@@ -377,7 +424,7 @@ def _metered(job: Job, backend: Backend, kept: Kept | None) -> Metered | None:
 
 def _cached(job: Job, inner: Backend, tally: Tally) -> tuple[Backend, AnswerStore | None]:
     """`inner` behind the job's cache, if it has one, and the store of its answers."""
-    if job.cache is None or job.endpoint is None:
+    if job.cache is None or not job.endpoints:
         return inner, None
     # Imported here: a run without a cache does not pay for it, nor for SQLite.
     from redline.calls.cache import AnswerStore, Cached, identity
@@ -386,7 +433,7 @@ def _cached(job: Job, inner: Backend, tally: Tally) -> tuple[Backend, AnswerStor
     assert cache.folder is not None
     store = AnswerStore(Path(cache.folder), cache.max_bytes)
     embedded = job.embedded.identity() if job.embedded is not None else ""
-    whose = identity(job.endpoint, embedded=embedded)
+    whose = identity(*job.endpoints, embedded=embedded)
     sampled = cache.includes_sampled
     return Cached(inner, store, whose, includes_sampled=sampled, use=tally.cache_use), store
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
@@ -16,6 +17,9 @@ from redline.journal import manifest as manifests
 from redline.limits import Cost, Limits
 from redline.limits.rule import KINDS, Rules, last_send_s
 from redline.sources import AsyncRows, Source, open_source, sampled
+
+# Halvings of an interval: what is left of it is a millionth.
+_STEPS = 20
 
 
 class Plan(msgspec.Struct, kw_only=True):
@@ -64,7 +68,7 @@ def plan(job: Job) -> Plan:
 def _survey(job: Job, source: Source, made: Plan) -> None:
     """Counts the rows by what would become of each."""
     renderer, estimator = Renderer(job.prompting), TokenEstimator(may_block=True)
-    rules = Rules(job.call_limits)
+    rules = [Rules(limits) for limits in job.call_limits]
     succeeded, failed = _done(job)
     for row, key, is_duplicate in keyed_rows(source, job.limit):
         made.rows += 1
@@ -85,7 +89,7 @@ def _survey(job: Job, source: Source, made: Plan) -> None:
                 raise BadRow("an earlier row has the same custom_id")
             request = renderer.request(row.data)
             # As a run does: a guess may be too high, so only what is sure is refused for good.
-            rules.check(Cost(estimator.least(request)))
+            _check_any(rules, Cost(estimator.least(request)))
         except (Rejected, OverLimit) as error:
             made.bad_rows += 1
             made.first_problem = made.first_problem or f"{source.name}:{row.line}: {error.what}"
@@ -127,15 +131,57 @@ def _shown(request: Request) -> dict[str, Any]:
     return {"method": request.method, "url": request.url, "body": request.body}
 
 
-def _time(made: Plan, limits: Limits) -> tuple[float, str | None]:
-    """The longest of the limits' own times, by the last-send formulas of docs/architecture.md."""
+def _check_any(rules: Sequence[Rules], cost: Cost) -> None:
+    """Raises OverLimit if no endpoint could ever take a call of this cost."""
+    for at, each in enumerate(rules, start=1):
+        try:
+            each.check(cost)
+            return
+        except OverLimit:
+            if at == len(rules):
+                raise
+
+
+def _time(made: Plan, each: Sequence[Limits]) -> tuple[float, str | None]:
+    """The time that the limits ask for, and what it is bound by.
+
+    Several endpoints share the rows so that all are done at the same time.
+    """
+    if len(each) == 1:
+        return _time_of(made, each[0], 1.0)
+    if not all(any(limits.rates(kind) for kind in KINDS) for limits in each):
+        # The one without limits takes whatever the others would let wait.
+        return 0.0, None
+    least_s, most_s = 0.0, max(_time_of(made, limits, 1.0)[0] for limits in each)
+    for _ in range(_STEPS):
+        middle_s = (least_s + most_s) / 2
+        is_enough = sum(_share_in(middle_s, made, limits) for limits in each) >= 1
+        least_s, most_s = (least_s, middle_s) if is_enough else (middle_s, most_s)
+    return most_s, f"the limits of {len(each)} endpoints together"
+
+
+def _share_in(time_s: float, made: Plan, limits: Limits) -> float:
+    """The share of the rows that these limits let pass in this time."""
+    least, most = 0.0, 1.0
+    for _ in range(_STEPS):
+        middle = (least + most) / 2
+        is_late = _time_of(made, limits, middle)[0] > time_s
+        least, most = (least, middle) if is_late else (middle, most)
+    return most
+
+
+def _time_of(made: Plan, limits: Limits, share: float) -> tuple[float, str | None]:
+    """The longest of the limits' own times, by the last-send formulas of docs/architecture.md.
+
+    share: of the rows, 0 to 1.
+    """
     sent = max(1, made.sent_rows)
     total = made.input_tokens + made.output_tokens
     tokens = {"tokens": total, "input_tokens": made.input_tokens}
     tokens["output_tokens"] = made.output_tokens
     # The last row itself is not waited for.
-    before = {kind: amount - amount / sent for kind, amount in tokens.items()}
-    before["requests"] = sent - 1
+    before = {kind: max(0.0, amount * share - amount / sent) for kind, amount in tokens.items()}
+    before["requests"] = max(0.0, sent * share - 1)
     times = [
         (last_send_s(before[kind], rate, limits), f"{rate} {kind.replace('_', ' ')}")
         for kind in KINDS

@@ -1,5 +1,13 @@
 """Endpoints as a fleet: one backend of many, each kept full, any of them dispensable."""
 
 from redline.route.balance import STRATEGIES, Asked, Figures, Strategy, strategy_of
+from redline.route.bounded import Bounded
+from redline.route.endpoints import (
+    EndpointPool,
+    check_balance,
+    check_endpoints,
+    intake_of,
+    seat_of,
+)
 from redline.route.health import Breaker
 from redline.route.pool import Pool, PoolMember, Seat

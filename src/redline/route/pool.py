@@ -42,6 +42,7 @@ from redline.errors import (
     Unpaid,
     Withdrawn,
 )
+from redline.events import SILENCE, EndpointOut, Listener
 from redline.route.balance import Asked, Figures, Strategy
 from redline.route.health import Breaker, usual_share
 from redline.route.queue import CallQueue, Ticket
@@ -138,7 +139,8 @@ class PoolMember:
 class Pool:
     """A backend that sends each call to one of its endpoints.
 
-    strategy: chooses among those that could take a call. seed: of what is drawn at random.
+    strategy: chooses among those that could take a call. listener: is told of endpoints that are
+    out. seed: of what is drawn at random.
     Raises ConfigError for two endpoints of one name, or none at all.
     """
 
@@ -148,12 +150,14 @@ class Pool:
         strategy: Strategy,
         *,
         clock: Clock = SYSTEM,
+        listener: Listener = SILENCE,
         seed: int | None = None,
     ) -> None:
         if not seats:
             raise ConfigError("a pool needs an endpoint")
         self._strategy = strategy
         self._clock = clock
+        self._listener = listener
         self._draw = random.Random(seed).random
         self._members: list[PoolMember] = []
         self._queue = CallQueue()
@@ -348,6 +352,8 @@ class Pool:
         if isinstance(error, NoEndpoint):
             if self._is_elsewhere(member, now_s, but={Health.GONE}):
                 return False
+            if (of := len(self._members)) > 1:
+                error.what = f"no endpoint of {of} is left, {member.name} as the last: {error.what}"
             self._refuse_all(error)
             return True
         if is_down:
@@ -384,8 +390,13 @@ class Pool:
 
     def _lose(self, member: PoolMember, error: CallError) -> None:
         """An endpoint is out for good; if it was the last, so is every call that waits."""
+        is_news = member.error is None
         member.lose(error)
         self._weigh()
+        if is_news:
+            left = sum(not one.is_out for one in self._members)
+            now_s, of = self._clock.now_s(), len(self._members)
+            self._listener.on_event(EndpointOut(now_s, member.name, error.what, left, of))
         if all(one.is_out for one in self._members):
             self._refuse_all(error)
 

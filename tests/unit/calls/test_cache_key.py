@@ -157,3 +157,20 @@ def test_only_questions_are_ever_cached() -> None:
         if only_asks(Request(method=method))
     ]
     assert asking == ["GET", "POST"]
+
+
+def test_several_endpoints_are_their_group_or_who_they_are() -> None:
+    other = endpoint(name="other", base_url="http://127.0.0.1:8001/v1")
+    assert identity(HERE, other) == identity(other, HERE)
+    assert identity(HERE, other) not in (identity(HERE), identity(other))
+    # Two keys of one endpoint.
+    assert identity(HERE, endpoint(name="key-2", api_key="k-2")) == identity(HERE)
+    grouped = [msgspec.structs.replace(one, group="qwen") for one in (HERE, other)]
+    assert identity(*grouped) == identity(grouped[0]) == identity(grouped[1])
+    assert identity(*grouped) != identity(HERE, other)
+    assert identity(grouped[0], other) == identity(HERE, other)
+
+
+def test_what_an_endpoint_calls_a_model_decides_its_answer() -> None:
+    fast, faster = endpoint(models={"fast": "a"}), endpoint(models={"fast": "b"})
+    assert len({identity(HERE), identity(fast), identity(faster)}) == 3

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from redline.calls import Endpoint
+from redline.calls import Endpoint, Timeouts
 from redline.errors import ConfigError
 from redline.job.settings import EmbeddedSim, Job, make_job, values
 from redline.limits import Limits, Rate
@@ -17,6 +18,10 @@ ROWS = [{"prompt": "a"}]
 
 def job(environ: dict[str, str] | None = None, rows: object = ROWS, **options: Any) -> Any:
     return make_job(rows, options, environ or {})  # type: ignore[arg-type]
+
+
+def endpoint(**fields: Any) -> Endpoint:
+    return Endpoint(base_url="http://a.example/v1", **fields)
 
 
 async def answer(row: Any) -> Any:
@@ -102,15 +107,78 @@ def test_an_endpoint_brings_its_own_limits_and_key() -> None:
         assert f"{name}=..." not in caught.value.hint
 
 
-def test_a_job_has_one_endpoint_for_now() -> None:
+def test_a_job_of_one_endpoint_has_its_limits() -> None:
     one = Endpoint(base_url="http://a.example/v1", limits=Limits(requests="7/1s"))
     made = Job(rows=ROWS, endpoints=(one,))
     assert made.endpoint is one
-    assert made.call_limits == one.limits
-    with pytest.raises(ConfigError, match="a job has one endpoint for now, not 2"):
-        Job(rows=ROWS, endpoints=(one, Endpoint(base_url="http://b.example/v1")))
+    assert made.call_limits == (one.limits,)
     with pytest.raises(ConfigError, match="an endpoint and a function to call exclude each other"):
         Job(rows=ROWS, endpoints=(one,), call=answer)
+
+
+def test_several_endpoints_have_their_own_limits_and_one_bound_together() -> None:
+    a, b = "http://a.example/v1", "http://b.example/v1"
+    made = job(endpoint=[a, b], rps=7)
+    assert [one.base_url for one in made.endpoints] == [a, b]
+    assert [one.limits.requests for one in made.endpoints] == [(Rate(7, 1.0),)] * 2
+    assert (made.endpoint, made.balance, made.most_together) == (None, "p2c", None)
+    assert made.slots == 2 * made.endpoints[0].limits.slots()
+    # Each could have all of them, if the others take none.
+    made = job(endpoint=[a, b], concurrency=50)
+    assert (made.slots, made.most_together) == (50, 50)
+    assert [one.limits.slots() for one in made.endpoints] == [50, 50]
+    fast = Endpoint(base_url=a, limits=Limits(concurrency=8), timeouts=Timeouts(attempt_s=30))
+    slow = Endpoint(base_url=b, limits=Limits(concurrency=3))
+    made = job(endpoint=[fast, slow], concurrency=100)
+    assert (made.slots, made.most_together, made.attempt_s) == (11, 100, 600)
+    assert job(endpoint=[fast]).endpoint is fast
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "options", "what"),
+    [
+        (["http://a.example/v1", "sim"], {}, "sim is started for one run"),
+        ([], {}, "endpoint is an empty list"),
+        ([3], {}, "endpoint must be a list of URLs and Endpoints, not of int: 3"),
+        (["http://a.example/v1", "http://a.example/v1"], {}, "two endpoints are named a.example"),
+        (
+            [endpoint(name="a"), endpoint(name="b")],
+            {},
+            "the endpoints a and b are one server under one key",
+        ),
+        (
+            [endpoint(name="a", models={"fast": "x"}), endpoint(name="b", api_key="k")],
+            {},
+            "the endpoint a has a model fast, and b has none",
+        ),
+        (
+            [endpoint(name=name, api_key=name, models={"fast": name}) for name in "ab"],
+            {"model": "slow"},
+            "no endpoint has a model slow",
+        ),
+        ([endpoint(name=name, api_key=name) for name in "ab"], {"rpm": 9}, "rpm and an Endpoint"),
+        ("http://a.example/v1", {"balance": "p3c"}, "unknown way to balance: p3c"),
+        (
+            ["http://a.example/v1", "http://b.example/v1"],
+            {"via": "batch", "output": "out.jsonl"},
+            "batches and several endpoints exclude each other",
+        ),
+    ],
+)
+def test_endpoints_that_make_no_job(endpoints: Any, options: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(what)):
+        job(endpoint=endpoints, **options)
+
+
+@pytest.mark.parametrize("weight", [0, -1, float("inf"), float("nan")])
+def test_a_weight_is_above_0(weight: float) -> None:
+    with pytest.raises(ConfigError, match="weight must be a number above 0"):
+        endpoint(weight=weight)
+
+
+def test_two_keys_in_a_header_are_two_accounts() -> None:
+    keys = [endpoint(name=key, headers={"api-key": key}) for key in "ab"]
+    assert len(job(endpoint=keys).endpoints) == 2
 
 
 def test_the_embedded_endpoint() -> None:

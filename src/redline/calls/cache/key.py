@@ -1,6 +1,6 @@
 """Which answers are the same answer: what decides one, and whether anything else does.
 
-Two requests have one key where nothing that decides the answer differs: the endpoint, the method,
+Two requests have one key where nothing that decides the answer differs: the endpoints, the method,
 the path, the JSON of the body whatever the order of its keys (1 and 1.0 differ), the output path,
 the headers, and the tenant. Credentials are left out: some live for an hour, and an answer is the
 same under the next one. Whoever asks one address in two accounts that differ takes two folders.
@@ -34,14 +34,27 @@ _ASKING = frozenset({"GET", "POST"})
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
-def identity(endpoint: Endpoint, *, embedded: str = "") -> str:
-    """What the answers of one endpoint have in common; holds no credential.
+def identity(*endpoints: Endpoint, embedded: str = "") -> str:
+    """What the answers of these endpoints have in common; holds no credential.
 
-    embedded: the identity of an embedded server, which has another port each time.
+    It is their group, if all state the same one; otherwise which endpoints they are, so that two
+    keys of one endpoint have the same answers. embedded: the identity of an embedded server, which
+    has another port each time.
     """
+    groups = {endpoint.group for endpoint in endpoints}
+    if len(groups) == 1 and (group := groups.pop()):
+        return _encode({"group": group}).decode()
+    members = sorted({_member(endpoint, embedded) for endpoint in endpoints})
+    return members[0] if len(members) == 1 else _encode(members).decode()
+
+
+def _member(endpoint: Endpoint, embedded: str) -> str:
     parts = urlsplit(endpoint.base_url)
     place = f"{parts.scheme}://{parts.netloc}".lower() + parts.path.rstrip("/")
-    return _encode([embedded or place, _deciding(endpoint.headers)]).decode()
+    whose: list[object] = [embedded or place, _deciding(endpoint.headers)]
+    if endpoint.models:
+        whose.append(dict(endpoint.models))
+    return _encode(whose).decode()
 
 
 def key_of(request: Request, call: Call, identity: str) -> bytes | None:

@@ -18,16 +18,21 @@ _CHUNKS_AHEAD = 64
 
 
 class Client:
-    """One endpoint within its limits, shared by any number of tasks of one event loop.
+    """An endpoint within its limits, shared by any number of tasks of one event loop.
 
+    endpoint: its settings or its base URL; or a backend, such as a Pool of several endpoints, which
+    is closed with the client.
     Use it with `async with`, or end it by `aclose`. Every call is limited, timed and retried as in
     a run.
     """
 
-    def __init__(self, endpoint: Endpoint | str, *, retry: RetryPolicy | None = None) -> None:
+    def __init__(
+        self, endpoint: Endpoint | str | Backend, *, retry: RetryPolicy | None = None
+    ) -> None:
         if isinstance(endpoint, str):
             endpoint = Endpoint(base_url=endpoint)
-        self._backend: Backend = Retry(HttpBackend(endpoint), retry)
+        backend = HttpBackend(endpoint) if isinstance(endpoint, Endpoint) else endpoint
+        self._backend: Backend = Retry(backend, retry)
 
     async def call(
         self, request: Request | Mapping[str, Any], *, deadline_s: float | None = None

@@ -286,7 +286,10 @@ class Metered:
             return attempt.worst
         hidden = usage.input_tokens - attempt.bound.input_tokens
         self._hidden_tokens = max(self._hidden_tokens, hidden)
-        return Amount(attempt.price.of(usage), usage.tokens)
+        body = request.body
+        model = body.get("model") if isinstance(body, dict) else None
+        price = self._prices.at(outcome.endpoint, model) or attempt.price
+        return Amount(price.of(usage), usage.tokens)
 
     def spent(self, worst: Amount) -> BudgetSpent:
         """Why a call that may cost `worst` is not sent."""

@@ -58,10 +58,19 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prices:
-    """Prices by model: those of the user, and below them those that redline brings along."""
+    """Prices by model: those of the user, and below them those that redline brings along.
 
-    def __init__(self, own: Mapping[str, Price] | None = None) -> None:
+    models: by endpoint, what it calls a model by the name that is asked for. Such a name costs the
+    most that any endpoint takes for it, unless it has a price of its own.
+    """
+
+    def __init__(
+        self,
+        own: Mapping[str, Price] | None = None,
+        models: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
         self._own = dict(own or {})
+        self._models = {name: each for name, each in (models or {}).items() if each}
         self._found: dict[str, Price | None] = {}
 
     def find(self, model: object) -> Price | None:
@@ -74,6 +83,12 @@ class Prices:
             self._found[model] = self._look_up(model)
         return self._found[model]
 
+    def at(self, endpoint: str, model: object) -> Price | None:
+        """As `find`, at the endpoint that has answered."""
+        if not self._models or not isinstance(model, str) or model in self._own:
+            return self.find(model)
+        return self.find(self._models.get(endpoint, {}).get(model, model))
+
     def checked(self, model: str) -> Price:
         """As `find`. Raises ConfigError for a model without a price, and says what to add."""
         price = self.find(model)
@@ -82,6 +97,23 @@ class Prices:
         return price
 
     def _look_up(self, model: str) -> Price | None:
+        if model not in self._own and (called := self._called(model)) - {model}:
+            prices = [self._stated(each) for each in called]
+            known = [price for price in prices if price is not None]
+            if len(known) < len(prices):
+                return None
+            return Price(
+                input=max(price.input for price in known),
+                cached_input=max(price.cached_input for price in known),
+                output=max(price.output for price in known),
+            )
+        return self._stated(model)
+
+    def _called(self, model: str) -> set[str]:
+        """What the endpoints call it."""
+        return {each.get(model, model) for each in self._models.values()}
+
+    def _stated(self, model: str) -> Price | None:
         names = [model]
         dated = _DATED.fullmatch(model)
         if dated is not None:

@@ -13,6 +13,7 @@ from redline.apis import replies as apis
 from redline.calls.http.events import StreamReader, streaming, whole_chunk
 from redline.calls.http.limits import EndpointLimits, Shared
 from redline.calls.http.masking import Mask, mask_of
+from redline.calls.http.models import renamed
 from redline.calls.http.outage import Outage, is_unreachable
 from redline.calls.http.room import Room
 from redline.calls.http.waiting import NO_MARKS, Wait, wait_of_this_task
@@ -175,6 +176,7 @@ class HttpBackend:
         shared = shared or Shared()
         self.endpoint = endpoint
         self.label = endpoint.label
+        self._models = endpoint.models
         self._steering = EndpointLimits(endpoint, clock, shared)
         self.slots = self._steering.slots
         self._ahead = self._steering.ahead
@@ -234,6 +236,8 @@ class HttpBackend:
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         outcome: Outcome | None = None
+        if self._models:
+            request = renamed(request, self._models)
         attempt = _Attempt(self, request, call)
         try:
             if self._finds_limits:

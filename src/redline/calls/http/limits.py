@@ -234,8 +234,12 @@ def limiter_of(endpoint: Endpoint, clock: Clock) -> RateLimiter:
     They are shared by those that use the endpoint under one key, of which only a digest shows.
     Raises ConfigError if they cannot be shared as they ask for.
     """
-    name = _identity(endpoint.base_url, _key_digest(endpoint))
-    return open_limiter(endpoint.limits, name, clock)
+    return open_limiter(endpoint.limits, account_of(endpoint), clock)
+
+
+def account_of(endpoint: Endpoint) -> str:
+    """What its limits are of: a base URL under one key, of which only a digest shows."""
+    return _identity(endpoint.base_url, _key_digest(endpoint))
 
 
 def _identity(base_url: str, key: str) -> str:
@@ -244,7 +248,7 @@ def _identity(base_url: str, key: str) -> str:
 
 
 def _key_digest(endpoint: Endpoint) -> str:
-    return _digest(endpoint.api_key or "")
+    return _digest(endpoint.credentials)
 
 
 def _digest(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -28,7 +29,10 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     base_url: ends in `/v1`, as in the openai SDK. api_key: sent as a bearer token; never printed
     and never written. proxy: an http:// URL, or "" for none at all; None takes HTTP(S)_PROXY and
     NO_PROXY from the environment. max_reply_bytes: a longer answer is an error of that row.
-    Raises ConfigError for an unusable URL or header.
+    weight: among several, its capacity in proportion to the others', above 0. group: endpoints of
+    one group give the same answers; empty for none. models: what it calls a model, by the name that
+    is asked for; other names are sent as they are.
+    Raises ConfigError for an unusable URL, header, weight or name of a model.
     """
 
     base_url: str
@@ -39,6 +43,9 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     proxy: str | None = None
     max_reply_bytes: int = MAX_REPLY_BYTES
+    weight: float = 1.0
+    group: str = ""
+    models: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not is_http_url(self.base_url):
@@ -74,6 +81,17 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
                 "the API key holds characters that no header can carry",
                 hint="look for a line break or a quote mark around it",
             )
+        if not 0 < self.weight < math.inf:
+            raise ConfigError(
+                f"weight must be a number above 0, not {self.weight:g}",
+                hint="leave the endpoint out to send nothing to it",
+            )
+        for name, model in self.models.items():
+            if not (name and model and isinstance(name, str) and isinstance(model, str)):
+                raise ConfigError(
+                    f"models must name a model by another name, not {name!r} = {model!r}",
+                    hint='write it like fast = "qwen3-8b"',
+                )
 
     def __repr__(self) -> str:
         return f"Endpoint({self.label}, {self.base_url})"
@@ -86,6 +104,14 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     def label(self) -> str:
         """Its name in messages and results: the given one, else the host and port."""
         return self.name or urlsplit(self.base_url).netloc
+
+    @property
+    def credentials(self) -> str:
+        """The key, and headers that hold one: two that differ are two accounts."""
+        found = [
+            f"{name.lower()}: {text}" for name, text in self.headers.items() if is_secret(name)
+        ]
+        return "\n".join([self.api_key or "", *sorted(found)])
 
     def url_of(self, path: str) -> str:
         """The whole URL of a request's path.
@@ -102,6 +128,11 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         if path == "/v1" or path.startswith("/v1/"):
             return base + path[3:]
         return base.removesuffix("/v1") + path
+
+
+def is_secret(header: str) -> bool:
+    """A header of this name says who asks."""
+    return _SECRET_HEADER.fullmatch(header) is not None
 
 
 def is_proxy_url(text: str) -> bool:
@@ -149,7 +180,7 @@ def proxy_of(endpoint: Endpoint) -> str | None:
             where=origin or "--proxy",
             hint="leave the header out, or use https",
         )
-    has_key = endpoint.api_key or any(map(_SECRET_HEADER.fullmatch, endpoint.headers))
+    has_key = endpoint.api_key or any(map(is_secret, endpoint.headers))
     if has_key and is_plain:
         raise ConfigError(
             f"the proxy would read the API key, because {endpoint.base_url} is not https",

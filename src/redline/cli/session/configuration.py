@@ -11,7 +11,7 @@ import msgspec
 
 from redline.calls.cost import Price, parse_price
 from redline.errors import ConfigError
-from redline.job.settings import FLAGS, KEY_VARIABLE, Environment, Kind, meant
+from redline.job.settings import FLAGS, KEY_VARIABLE, OF_ENDPOINT, Environment, Kind, meant
 
 FILE = "redline.toml"
 _NAME_THE_KEY = (
@@ -28,7 +28,7 @@ RUN_KEYS = {
 }
 # What [endpoints.NAME] may set. A list of `NAME: VALUE` is a table there.
 ENDPOINT_KEYS = {
-    **{option.key: option.kind for option in FLAGS.values() if option.of_endpoint},
+    **{option.key: option.kind for option in OF_ENDPOINT.values()},
     "headers": Kind.TABLE,
 }
 

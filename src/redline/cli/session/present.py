@@ -70,8 +70,7 @@ def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
     lines += _batch_lines(report)
     if report.found_limits:
         lines.append(f"limits found: {', '.join(report.found_limits)}")
-    if (outages := troubles.outages_ended(report.outages)) is not None:
-        lines.append(outages)
+    lines += _endpoint_lines(report)
     if report.errors_by_kind:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in report.errors_by_kind.items())
         lines.append(f"failed attempts: {kinds}")
@@ -107,6 +106,8 @@ def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
         fields["results"], fields["flawed"] = report.results, report.flawed
     if report.outages is not None:
         fields["outages"] = msgspec.to_builtins(report.outages)
+    if report.endpoints:
+        fields["endpoints"] = msgspec.to_builtins(report.endpoints)
     if report.abandoned:
         fields["abandoned"] = report.abandoned
     if report.batches is not None:
@@ -132,6 +133,17 @@ def _flaw_lines(report: Report, argv: Sequence[str]) -> list[str]:
     elif "length" in report.flawed:
         line += ": raise --max-tokens"
     return [line]
+
+
+def _endpoint_lines(report: Report) -> list[str]:
+    """Who answered, if there are several, and what befell whom."""
+    lines, each = [], report.endpoints
+    if any(one.answered for one in each):
+        lines.append(f"answered by: {', '.join(f'{one.name} {one.answered:,}' for one in each)}")
+    lines += [f"endpoint {one.name} was taken out: {one.out}" for one in each if one.out]
+    outages = [one.outages for one in each] if each else [report.outages]
+    told = (troubles.outages_ended(one) for one in outages)
+    return [*lines, *(text for text in told if text is not None)]
 
 
 def _cache_lines(report: Report) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,6 +15,7 @@ from redline.cli.session.configuration import Configuration, where_endpoint, whe
 from redline.errors import ConfigError, nearest
 from redline.job.settings import (
     KEY_VARIABLE,
+    OF_ENDPOINT,
     OPENAI,
     SIM,
     URL_VARIABLE,
@@ -23,6 +26,7 @@ from redline.job.settings import (
     endpoint_of,
     flag_of,
     job_of,
+    no_embedded,
     options_in,
     output_at,
 )
@@ -79,21 +83,79 @@ def resolve(
         found = rows if follows else opened(rows)
         if found is rows:
             open_source(rows, is_followed=follows).close()
-    server = _server({**defaults, **stated}, configuration)
-    flags = {**defaults, **server.table, **stated}
-    try:
+    servers = _servers({**defaults, **stated}, configuration)
+    flags = {**defaults, **(servers[0].table if len(servers) == 1 else {}), **stated}
+    with _located(stated, servers, configuration):
         _check_needs(flags, stated)
-        options = _of_server(options_in(flags), server, configuration, is_sending=is_sending)
+        if len(servers) == 1:
+            options = _of_server(flags, servers[0], configuration, is_sending=is_sending)
+            if is_sending:
+                # First: without a key, nothing else that is missing matters yet.
+                _check_key(endpoint_of(options, configuration.environment))
+        else:
+            made = [
+                _one_of_several(defaults, stated, server, configuration, is_sending=is_sending)
+                for server in servers
+            ]
+            options = _of_several(options_in(flags), made, configuration)
         if options.output is None:
             # Without a file they are for other runs than this one.
             options = msgspec.structs.replace(options, retry_failed=None, restart=None, force=None)
-        if is_sending:
-            # First: without a key, nothing else that is missing matters yet.
-            _check_key(endpoint_of(options, configuration.environment))
         job = job_of(found, options, configuration.environment)
         return Resolved(job=job, lines=job.output or output_at("-", options))
+
+
+def _one_of_several(
+    defaults: Flags,
+    stated: Flags,
+    server: _Server,
+    configuration: Configuration,
+    *,
+    is_sending: bool,
+) -> tuple[Endpoint, str | None]:
+    """One of several endpoints, and the model that its table names."""
+    table = server.table
+    # On the command line it is that of all together.
+    own = {name: table[name] for name in ("concurrency",) if name in table}
+    with _located(stated, [server], configuration):
+        options = _of_server(
+            {**defaults, **table, **stated, **own}, server, configuration, is_sending=is_sending
+        )
+        endpoint = endpoint_of(options, configuration.environment)
+        if is_sending:
+            _check_key(endpoint)
+    return endpoint, options.model
+
+
+def _of_several(
+    options: Options, made: list[tuple[Endpoint, str | None]], configuration: Configuration
+) -> Options:
+    """The options of a run with these endpoints. Raises ConfigError if their models differ."""
+    (first, model), *others = made
+    for endpoint, other in others:
+        if other != model:
+            one, two = model or "no model", other or "no model"
+            raise ConfigError(
+                f"the endpoints {first.label} and {endpoint.label} name different models: {one} "
+                f"and {two}",
+                where=f"{where_endpoint(first.name)} and {where_endpoint(endpoint.name)}, model",
+                hint="name one with --model, and in [endpoints.NAME.models] what each calls it",
+            )
+    return msgspec.structs.replace(
+        options,
+        endpoint=tuple(endpoint for endpoint, _ in made),
+        model=model,
+        prices=configuration.prices,
+    )
+
+
+@contextmanager
+def _located(stated: Flags, servers: list[_Server], configuration: Configuration) -> Iterator[None]:
+    """An error inside says where the setting that it names was stated."""
+    try:
+        yield
     except ConfigError as error:
-        error.where = error.where or _origin(error.what, stated, server, configuration)
+        error.where = error.where or _origin(error.what, stated, servers[0], configuration)
         raise
 
 
@@ -113,6 +175,9 @@ def _origin(what: str, stated: Flags, server: _Server, configuration: Configurat
         return server.origin
     if what.startswith("the proxy"):
         return "--proxy"
+    first = what.split(maxsplit=1)[0]
+    if first in OF_ENDPOINT and first in server.table:
+        return where_endpoint(server.name or "")
     for word in what.split():
         name = word.removeprefix("--").replace("-", "_")
         if not word.startswith("--") or name in stated:
@@ -165,21 +230,32 @@ def _check_output_path(path: Path, text: str) -> None:
         )
 
 
-def _server(chosen: Flags, configuration: Configuration) -> _Server:
-    """The one that --endpoint, --base-url or the environment names, or the usual one."""
-    name, base_url = chosen.get("endpoint"), chosen.get("base_url")
-    if name is not None and base_url is not None:
+def _servers(chosen: Flags, configuration: Configuration) -> list[_Server]:
+    """Those that --endpoint, --base-url or the environment names, or the usual one."""
+    names, base_url = chosen.get("endpoint"), chosen.get("base_url")
+    if names is None:
+        origin = URL_VARIABLE if base_url is None else "--base-url"
+        return [_Server(base_url=base_url, origin=origin)]
+    if base_url is not None:
         raise ConfigError("--endpoint and --base-url exclude each other", hint="leave one out")
-    if name is not None and (embedded := _embedded(name)) is not None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"--endpoint names {name} twice", hint="leave one out")
+        if len(names) > 1 and (name == SIM or name.startswith(_ENGINE)):
+            error = no_embedded(name)
+            error.where = f"--endpoint {name}"
+            raise error
+    return [_server(name, configuration) for name in names]
+
+
+def _server(name: str, configuration: Configuration) -> _Server:
+    """The one that --endpoint names."""
+    if (embedded := _embedded(name)) is not None:
         return _Server(origin="--endpoint", embedded=embedded)
-    if name is not None and urlsplit(name).scheme in ("http", "https"):
+    if urlsplit(name).scheme in ("http", "https"):
         return _Server(base_url=name, origin="--endpoint")
-    if name is not None:
-        table = _named(name, configuration)
-        return _Server(
-            base_url=table["base_url"], origin=where_endpoint(name), name=name, table=table
-        )
-    return _Server(base_url=base_url, origin=URL_VARIABLE if base_url is None else "--base-url")
+    table = _named(name, configuration)
+    return _Server(base_url=table["base_url"], origin=where_endpoint(name), name=name, table=table)
 
 
 def _embedded(name: str) -> Embedded | str | None:
@@ -206,9 +282,10 @@ def _named(name: str, configuration: Configuration) -> dict[str, Any]:
 
 
 def _of_server(
-    options: Options, server: _Server, configuration: Configuration, *, is_sending: bool
+    flags: Flags, server: _Server, configuration: Configuration, *, is_sending: bool
 ) -> Options:
     """The options, with what the server's table and the environment say of it."""
+    options = options_in(flags)
     return msgspec.structs.replace(
         options,
         endpoint=server.embedded,

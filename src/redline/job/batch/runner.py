@@ -332,7 +332,7 @@ class BatchRunner:
         if self._via != "auto" or pace is None or job.deadline_s is None:
             return False
         rows = sum(part.rows for part in self._ledger.parts.values()) + self._filler.rows
-        rest_s = live_s(rows, Pace(*pace), job.call_limits, self._world.slots)
+        rest_s = live_s(rows, Pace(*pace), job.call_limits[0], self._world.slots)
         assert runner.ends_s is not None
         return SYSTEM.now_s() >= runner.ends_s - margin_s(rest_s, job.deadline_s)
 
@@ -401,6 +401,12 @@ def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
 
 def goes_by_batches(job: Job, ledger: Ledger) -> bool:
     """The run goes by batches, or is to end those that earlier runs have left."""
+    if ledger.parts and len(job.endpoints) > 1:
+        raise ConfigError(
+            "batches of this output are with a provider, and a run with several endpoints cannot "
+            "end them",
+            hint="first finish with that endpoint alone: --via batch, or --via live cancels them",
+        )
     return job.endpoint is not None and (job.via in BATCHING or bool(ledger.parts))
 
 

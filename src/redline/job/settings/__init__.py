@@ -5,8 +5,25 @@ from redline.job.settings.api_key import KEY_VARIABLE, URL_VARIABLE, Environment
 from redline.job.settings.embedded import Embedded, EmbeddedSim
 from redline.job.settings.keywords import Keywords, lists_options
 from redline.job.settings.option_hints import meant
-from redline.job.settings.options import FLAGS, TABLE, Kind, Option, Options, options_in
-from redline.job.settings.resolve import OPENAI, SIM, endpoint_of, job_of, make_job, output_at
+from redline.job.settings.options import (
+    FLAGS,
+    OF_ENDPOINT,
+    TABLE,
+    Kind,
+    Option,
+    Options,
+    options_in,
+)
+from redline.job.settings.resolve import (
+    OPENAI,
+    SIM,
+    endpoint_of,
+    endpoints_of,
+    job_of,
+    make_job,
+    no_embedded,
+    output_at,
+)
 from redline.job.settings.settings import BATCHING, BODILESS, Hooks, Job, Prompting
 from redline.job.settings.task import NO_MORE_S, Answered, Ask, Noted, Remembering
 from redline.job.settings.values import Flags, flag_of

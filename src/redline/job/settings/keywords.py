@@ -37,7 +37,8 @@ class Keywords(TypedDict, total=False):
     output_path: str
     constant_prompt: bool
     call: Callable[[Any], Awaitable[Any]]
-    endpoint: Endpoint | str | Embedded
+    endpoint: Endpoint | str | Embedded | Sequence[Endpoint | str]
+    balance: str
     api_key: str
     headers: Mapping[str, str]
     proxy: str
@@ -87,7 +88,9 @@ ABOUT = {
     "output_path": "Where a plain JSON answer holds the output, such as result.items.0.text.",
     "constant_prompt": "The prompt uses no column on purpose: every row asks the same.",
     "call": "A coroutine function of one row that answers instead of an endpoint.",
-    "endpoint": 'A URL, an Endpoint, "sim" (a simulated server inside), or a LocalEngine.',
+    "endpoint": 'A URL, an Endpoint, "sim" (a simulated server inside), a LocalEngine, or a list '
+    "of URLs and Endpoints.",
+    "balance": 'Which of several endpoints gets a row, such as "p2c", the default.',
     "api_key": "Default: OPENAI_API_KEY, for OpenAI and this machine; empty sends none.",
     "headers": "Sent with every request.",
     "proxy": "URL of an HTTP proxy. Default: as HTTP_PROXY, HTTPS_PROXY and NO_PROXY say.",
@@ -95,7 +98,8 @@ ABOUT = {
     "rps": "Requests a second; a fraction is kept: 2.5 are 3 in 1.2 s.",
     "rpm": "Requests a minute.",
     "tpm": 'Tokens a minute, input and output together; also as text: "200k".',
-    "concurrency": 'Most requests in flight; "auto" finds the server\'s best.',
+    "concurrency": 'Most requests in flight, of several endpoints together; "auto" finds each '
+    "server's best.",
     "rate": '"auto" finds the limits that are not stated.',
     "cache": "Answers are kept and not asked again: True, a folder, or a Cache.",
     "output": "File or URL of the results, which the same call continues.",
@@ -133,7 +137,7 @@ _LISTED = "\n".join(
 )
 _NAMED = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ABOUT]
 # An answer of one's own has no use for them, and an `Endpoint` brings them.
-_NOT_WITH_CALL = ("endpoint", "api_key", "headers", "proxy")
+_NOT_WITH_CALL = ("endpoint", "balance", "api_key", "headers", "proxy")
 _NOT_WITH_ENDPOINT = (
     *("limits", "rps", "rpm", "tpm", "concurrency", "rate"),
     *("api_key", "headers", "proxy", "timeout_s"),
@@ -203,14 +207,33 @@ def _check_rivals(given: Mapping[str, Any]) -> None:
         for name in _NOT_WITH_CALL:
             if name in given:
                 raise ConfigError(f"call and {name} exclude each other", hint="leave one out")
-    if isinstance(given.get("endpoint"), Endpoint):
+    stated = given.get("endpoint")
+    is_one = isinstance(stated, Endpoint)
+    is_several = isinstance(stated, Sequence) and any(isinstance(one, Endpoint) for one in stated)
+    if is_one or is_several:
         for name in _NOT_WITH_ENDPOINT:
-            if name in given:
+            # The bound of several together is not an endpoint's own.
+            if name in given and not (is_several and name == "concurrency"):
                 raise ConfigError(
                     f"{name} and an Endpoint exclude each other",
                     hint="set it in the Endpoint: api_key, headers, proxy, limits=Limits(...) or "
                     "timeouts=Timeouts(...)",
                 )
+
+
+def _endpoint(stated: Any) -> dict[str, Any]:
+    """One, or several; an empty one is none."""
+    if isinstance(stated, str) or not isinstance(stated, Sequence):
+        return {"endpoint": stated or None}
+    for one in stated:
+        if not isinstance(one, (str, Endpoint, Embedded)):
+            raise ConfigError(
+                f"endpoint must be a list of URLs and Endpoints, not of {type(one).__name__}: "
+                f"{one!r}"
+            )
+    if not stated:
+        raise ConfigError("endpoint is an empty list", hint="leave it out for the usual one")
+    return {"endpoint": stated[0] if len(stated) == 1 else tuple(stated)}
 
 
 def _limits(limits: Limits) -> dict[str, Any]:
@@ -265,8 +288,7 @@ def _fail_on(stated: object) -> dict[str, Any]:
 # The options that a keyword states, if they are not its own value by its own name.
 _READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "params": lambda given: {"params": dict(given)},
-    # An empty one is none.
-    "endpoint": lambda given: {"endpoint": given or None},
+    "endpoint": _endpoint,
     "limits": _limits,
     "rps": lambda given: {"rps": rate_per(given, 1.0, "rps")},
     "rpm": lambda given: {"rpm": rate_per(given, 60.0, "rpm")},

@@ -22,6 +22,7 @@ from redline.job.settings.settings import METHODS, VIAS
 from redline.journal import FAIL_ON, FORMATS
 from redline.limits import PROFILES, Rate
 from redline.limits.rule import AUTO, CHARGES, MAX_CONCURRENCY, MAX_GUARD_S, RATES
+from redline.route import STRATEGIES
 
 _PROMPT, _ENDPOINT = "How a row becomes a request", "Who answers"
 _LIMITS, _COST, _CACHE = "How fast", "What it may cost", "What is asked again"
@@ -97,6 +98,18 @@ def _per(window_s: float, about: str) -> Option:
 
 def _only_in_python(reason: str) -> Option:
     return Option(absent=dict.fromkeys(("flag", "toml"), reason))
+
+
+def _of_one_endpoint(**facts: Any) -> Option:
+    """Of a setting that only [endpoints.NAME] has."""
+    return Option(
+        of_endpoint=True,
+        absent={
+            "flag": "it is of one endpoint among several: its table in redline.toml states it",
+            "toml": "it is stated in [endpoints.NAME]",
+        },
+        **facts,
+    )
 
 
 _IS_CODE = "text cannot hold a function"
@@ -181,12 +194,24 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         _switch("The prompt or body uses no column on purpose: every row asks the same."),
     ] = None
     endpoint: Annotated[
-        Endpoint | Embedded | str | None,
+        Endpoint | Embedded | str | Sequence[Endpoint | str] | None,
         _flag(
             "NAME",
             "A URL, a name from redline.toml, sim: a simulated server inside, for "
-            "trials, or engine:MODEL: a local model inside.",
+            "trials, or engine:MODEL: a local model inside. Repeatable: each row goes to one of "
+            "several URLs or names.",
+            read=values.one_or_more,
+            kind=Kind.LIST,
             section=_ENDPOINT,
+        ),
+    ] = None
+    balance: Annotated[
+        str | None,
+        _choice(
+            STRATEGIES,
+            "Which of several endpoints gets a row: p2c (the default, the less loaded of two), "
+            "least_tokens, room, prefix, cheapest, round_robin, weighted_score or "
+            "normalized_score.",
         ),
     ] = None
     base_url: Annotated[
@@ -230,7 +255,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     requests: Annotated[
         Sequence[Rate] | None,
         _rates(
-            "Request limit, such as 2/1s or 10k/1d. Repeatable; all limits hold at once.", _LIMITS
+            "Request limit, such as 2/1s or 10k/1d. Repeatable; all limits hold at once, and for "
+            "each of several endpoints.",
+            _LIMITS,
         ),
     ] = None
     tokens: Annotated[
@@ -250,8 +277,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         int | str | None,
         _limit(
             "N|auto",
-            "Most requests in flight; auto finds the server's best. Default: 64, or what a request "
-            "limit can use.",
+            "Most requests in flight, of several endpoints together; auto finds each server's "
+            "best. Default: 64 for each, or what a request limit can use.",
             read=partial(values.whole_or, AUTO, least=1, most=MAX_CONCURRENCY),
             short="-c",
         ),
@@ -482,6 +509,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             },
         ),
     ] = None
+    weight: Annotated[float | None, _of_one_endpoint(read=values.weight, python="endpoint")] = None
+    group: Annotated[str | None, _of_one_endpoint(python="endpoint")] = None
+    models: Annotated[
+        Mapping[str, str] | None,
+        _of_one_endpoint(read=values.table, kind=Kind.TABLE, python="endpoint"),
+    ] = None
     prices: Annotated[
         Mapping[str, Price] | None,
         Option(absent={"flag": "the tables [prices.MODEL] of redline.toml state them"}),
@@ -508,6 +541,8 @@ def _table() -> dict[str, Option]:
 TABLE = _table()
 # Those that are flags, in the order of `--help`.
 FLAGS = {name: option for name, option in TABLE.items() if "flag" not in option.absent}
+# Those that a table [endpoints.NAME] may state.
+OF_ENDPOINT = {name: option for name, option in TABLE.items() if option.of_endpoint}
 
 
 def options_in(given: values.Flags) -> Options:
@@ -515,4 +550,5 @@ def options_in(given: values.Flags) -> Options:
 
     Raises ConfigError that names the flag.
     """
-    return Options(**{name: option.read(given, option.key) for name, option in FLAGS.items()})
+    read = {**FLAGS, **OF_ENDPOINT}
+    return Options(**{name: option.read(given, option.key) for name, option in read.items()})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from redline.calls import Cache, Endpoint, RetryPolicy, Timeouts
 from redline.calls.cost import Allowance
@@ -26,7 +28,7 @@ _PROMPTING = (
 _OUTPUT = ("format", "ordered", "keep_input", "raw")
 _JOB = (
     *("call", "timeout_s", "row_deadline_s", "deadline_s", "limit", "strict", "via", "prices"),
-    *("fail_on", "retry_failed", "restart", "force", "follow", "until_empty"),
+    *("fail_on", "retry_failed", "restart", "force", "follow", "until_empty", "balance"),
 )
 
 
@@ -44,7 +46,7 @@ def job_of(rows: object, options: Options, environment: Environment) -> Job:
     embedded = embedded_in(options.endpoint)
     return Job(
         rows=rows,
-        endpoints=() if options.call is not None else (endpoint_of(options, environment),),
+        endpoints=() if options.call is not None else endpoints_of(options, environment),
         embedded=embedded,
         limits=_limits(options),
         memory=memory_path(environment.environ),
@@ -63,7 +65,7 @@ def output_at(place: str | os.PathLike[str], options: Options) -> Output:
     return Output.at(place, **_given(options, *_OUTPUT))
 
 
-def embedded_in(endpoint: Endpoint | Embedded | str | None) -> Embedded | None:
+def embedded_in(endpoint: object) -> Embedded | None:
     """The server to start for the run, if the endpoint is one."""
     if endpoint == SIM:
         return EmbeddedSim()
@@ -102,6 +104,26 @@ def _limits(options: Options) -> Limits:
     return Limits(**fields)
 
 
+def endpoints_of(options: Options, environment: Environment) -> tuple[Endpoint, ...]:
+    """The endpoints that the options name, or the usual one. Raises ConfigError."""
+    stated = options.endpoint
+    if stated is None or isinstance(stated, str) or not isinstance(stated, Sequence):
+        return (endpoint_of(options, environment),)
+    for one in stated:
+        if embedded_in(one) is not None:
+            raise no_embedded(str(one))
+    each = (msgspec.structs.replace(options, endpoint=one) for one in stated)
+    return tuple(endpoint_of(one, environment) for one in each)
+
+
+def no_embedded(name: str) -> ConfigError:
+    """Why a server that is started for the run cannot be one of several endpoints."""
+    return ConfigError(
+        f"{name} is started for one run, and cannot be one of several endpoints",
+        hint="start it as a server of its own (redline sim, redline engine), and name its URL",
+    )
+
+
 def endpoint_of(options: Options, environment: Environment) -> Endpoint:
     """The endpoint that the options name, or the usual one. Raises ConfigError."""
     if isinstance(options.endpoint, Endpoint):
@@ -118,7 +140,7 @@ def endpoint_of(options: Options, environment: Environment) -> Endpoint:
         api_key=_key(options, base_url, embedded, environment),
         limits=_limits(options),
         timeouts=_timeouts(options),
-        **_given(options, "headers", "proxy"),
+        **_given(options, "headers", "proxy", "weight", "group", "models"),
     )
 
 

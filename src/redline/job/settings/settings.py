@@ -18,6 +18,7 @@ from redline.job.settings.task import Task
 from redline.journal import FAIL_ON, Manifest, Output, is_state
 from redline.journal import manifest as manifests
 from redline.limits import Limits
+from redline.route import check_balance, check_endpoints
 from redline.sources import stream_of
 from redline.store import local_path, url_of
 
@@ -102,11 +103,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One run.
 
     rows: whatever `open_source` takes; unused if `execute` gets a source. endpoints or call: who
-    answers, at most one endpoint for now; call is a coroutine function of one row. Neither, if
-    `execute` gets a backend. task: what becomes of each row beyond asking once.
+    answers; call is a coroutine function of one row. Neither, if `execute` gets a backend. balance:
+    which of several endpoints gets a row, one of STRATEGIES. task: what becomes of each row beyond
+    asking once.
     memory: a file of the limits that rate "auto" has found. cache: where answers are kept, its
     folder named; None for nowhere. embedded: a server that is started for the run; its base URL
-    replaces the endpoint's. limits: of a job without an endpoint.
+    replaces the endpoint's. limits: of a job without an endpoint; of one with several, a number of
+    calls in flight is that of all together.
     row_deadline_s: a row with its retries. deadline_s: the run; what is unfinished then is done on
     the next run. limit: only the first N rows. follow: rows that are written to the file later are
     done, too. until_empty: a stream is read until all of its messages are acknowledged. samples:
@@ -120,6 +123,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: object = ()
     endpoints: tuple[Endpoint, ...] = ()
+    balance: str = "p2c"
     call: Callable[[Any], Awaitable[Any]] | None = None
     embedded: Embedded | None = None
     limits: Limits = Limits()
@@ -155,11 +159,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 "an endpoint and a function to call exclude each other",
                 hint="leave one of them out",
             )
-        if len(self.endpoints) > 1:
-            raise ConfigError(
-                f"a job has one endpoint for now, not {len(self.endpoints)}",
-                hint="run one job for each endpoint, each with its own output",
-            )
+        check_balance(self.balance)
+        check_endpoints(self.endpoints)
+        self._check_model()
         if self.call is not None and self.cache is not None:
             raise ConfigError(
                 "answers of a function of your own are not cached: its code decides them, too",
@@ -191,18 +193,35 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def endpoint(self) -> Endpoint | None:
-        """The one endpoint; None for a job without any."""
-        return self.endpoints[0] if self.endpoints else None
+        """The one endpoint; None for a job without any, or with several."""
+        return self.endpoints[0] if len(self.endpoints) == 1 else None
 
     @property
-    def call_limits(self) -> Limits:
-        """The limits of the job's calls: the endpoint's, or its own without one."""
-        return self.limits if self.endpoint is None else self.endpoint.limits
+    def call_limits(self) -> tuple[Limits, ...]:
+        """The limits of the job's calls: each endpoint's, or its own without one."""
+        return tuple(one.limits for one in self.endpoints) or (self.limits,)
+
+    @property
+    def most_together(self) -> int | None:
+        """Most calls in flight at several endpoints together, if that is stated."""
+        stated = self.limits.concurrency
+        return stated if len(self.endpoints) > 1 and isinstance(stated, int) else None
+
+    @property
+    def slots(self) -> int:
+        """Most calls in flight."""
+        slots = sum(limits.slots() for limits in self.call_limits)
+        most = self.most_together
+        return slots if most is None else min(slots, most)
 
     @property
     def attempt_s(self) -> float:
-        """Seconds after which an attempt is given up."""
-        return self.timeout_s if self.endpoint is None else self.endpoint.timeouts.attempt_s
+        """Seconds after which an attempt is given up, at any endpoint."""
+        return max((one.timeouts.attempt_s for one in self.endpoints), default=self.timeout_s)
+
+    def price_table(self) -> Prices:
+        """Its prices, also of models that an endpoint calls by another name."""
+        return Prices(self.prices, {one.label: one.models for one in self.endpoints})
 
     def manifest(self) -> Manifest:
         """What the job's results depend on, to be kept beside them."""
@@ -232,7 +251,20 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             )
         model = self.prompting.params.get("model", self.prompting.model)
         if self.allowance.picodollars is not None and isinstance(model, str):
-            Prices(self.prices).checked(model)
+            self.price_table().checked(model)
+
+    def _check_model(self) -> None:
+        """Refuses a model that no endpoint knows, if all of them say which they know."""
+        known = {name for one in self.endpoints for pair in one.models.items() for name in pair}
+        model = self.prompting.model
+        if model is None or not known or model in known:
+            return
+        if all(one.models for one in self.endpoints):
+            raise ConfigError(
+                f"no endpoint has a model {model}",
+                where=f"the models of {', '.join(one.label for one in self.endpoints)}",
+                hint=nearest(model, tuple(known)) or f"they have: {', '.join(sorted(known))}",
+            )
 
     def _check_via(self) -> None:
         """Refuses what batches cannot do."""
@@ -256,6 +288,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             )
         for what, stated in (
             ("a function of your own", self.call),
+            ("several endpoints", len(self.endpoints) > 1 or None),
+            ("other names for models", any(one.models for one in self.endpoints) or None),
             ("a cache of answers", self.cache),
             ("a deadline for each row", self.row_deadline_s),
             ("rows that never end", self.follow or stream_of(self.rows) or None),

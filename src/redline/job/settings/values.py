@@ -114,6 +114,29 @@ def number(text: str, flag: str) -> float:
     return value
 
 
+@_of_given
+def one_or_more(texts: Sequence[str], flag: str) -> str | tuple[str, ...]:
+    """The one text, or all of them."""
+    return texts[0] if len(texts) == 1 else tuple(texts)
+
+
+@_of_given
+def weight(text: str, flag: str) -> float:
+    """A number; of its size, `Endpoint` has its say."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(
+            f"weight must be a number above 0, not {text}", hint="write it like 1 or 0.5"
+        ) from None
+
+
+@_of_given
+def table(stated: Mapping[str, str], flag: str) -> dict[str, str]:
+    """The texts of a table."""
+    return dict(stated)
+
+
 def share(flags: Flags, name: str) -> float | None:
     """A number above 0 and at most 1."""
     found = number(flags, name)

@@ -16,6 +16,8 @@ _LEAST_OUTAGE_S = 1.0
 _LEAST_SILENCE_S, _SILENCE_FACTOR = 10.0, 2
 # Kinds of notices of a run that does not get on.
 STANDSTILL = frozenset({"ending", "outage", "failing", "silence"})
+# How the kind of a notice begins that is news once: an endpoint was taken out.
+OUT = "out "
 _REFUSED = os.strerror(errno.ECONNREFUSED)
 
 
@@ -45,14 +47,22 @@ def notices(view: View, now_s: float) -> dict[str, str]:
     silent_s = 0.0
     if tally.in_flight and (sent_s := runner.sent_s()):
         silent_s = now_s - max(tally.ended_s, min(sent_s))
+    outage = outage_now(tally.outages(now_s), tries_again=view.job.retry.max_retries > 0)
+    count = len(view.job.endpoints)
+    if outage is not None and count > 1:
+        outage += f"; {len(tally.down):,} of {count:,} endpoints are down"
+    # One of several that is down does not end the progress of the others.
+    is_standstill = count < 2 or tally.is_all_down
     found = {
-        "outage": outage_now(tally.outages(now_s), tries_again=view.job.retry.max_retries > 0),
+        "outage" if is_standstill else "degraded": outage,
         "answers": all_flawed(tally.succeeded, tally.flawed),
         "failing": failing(tally.failures_in_a_row, now_s - tally.failing_since_s),
     }
     if silent_s > tally.longest_s * _SILENCE_FACTOR:
         found["silence"] = silence(silent_s, tally.in_flight, view.job.attempt_s)
-    if found["outage"] is not None:
+    for name, event in tally.out.items():
+        found[OUT + name] = taken_out(name, event.reason, event.left, event.of)
+    if found.get("outage") is not None:
         # It is why.
         found |= {"failing": None, "silence": None}
     return {kind: notice for kind, notice in found.items() if notice is not None}
@@ -76,6 +86,12 @@ def outages_ended(outages: Outages | None) -> str | None:
             for_s += f", for {duration(outages.lasted_s)} in all"
         return f"endpoint {_trouble(outages, 'has refused', 'has been')} {for_s}"
     return f"endpoint {_trouble(outages, 'refused', 'was')} for {duration(outages.lasted_s)}"
+
+
+def taken_out(endpoint: str, reason: str, left: int, of: int) -> str:
+    """That an endpoint of several gets no more calls."""
+    are = "is" if left == 1 else "are"
+    return f"endpoint {endpoint} is taken out: {reason}; {left:,} of {of:,} {are} left"
 
 
 def failing(failures: int, failing_s: float) -> str | None:

@@ -15,7 +15,7 @@ import msgspec
 
 from redline.calls.cost import DOLLAR, dollars_text
 from redline.clock import SYSTEM, Clock
-from redline.job.show.notices import STANDSTILL, duration, notices
+from redline.job.show.notices import OUT, STANDSTILL, duration, notices
 from redline.job.show.row_count import InputCounts
 from redline.job.show.view import View
 from redline.job.work import BatchUse
@@ -224,7 +224,10 @@ class _LineProgress:
             is_due = loop.time() >= due_s
             if not (is_due or new):
                 continue
+            seen = {kind for kind in told if kind.startswith(OUT)}
             told = set(snapshot.notices) if is_due else told | new
+            shown = {kind: text for kind, text in snapshot.notices.items() if kind not in seen}
+            snapshot = msgspec.structs.replace(snapshot, notices=shown)
             due_s = loop.time() + self._every_s
             self._stream.write(self._line(snapshot) + "\n")
             self._stream.flush()

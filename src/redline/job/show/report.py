@@ -8,7 +8,7 @@ from redline.calls import Outcome
 from redline.calls.cost import DOLLAR, Allowance
 from redline.errors import RedlineError
 from redline.job.show.row_count import InputCounts
-from redline.job.work import BatchUse, Outages, Spent
+from redline.job.work import BatchUse, EndpointUse, Outages, Spent
 from redline.journal import Output
 from redline.waist import CacheUse
 
@@ -25,10 +25,11 @@ class Report(msgspec.Struct, kw_only=True):
     its end, or to its limit. stopped: why the run ended early, None if it did not; interrupted:
     by the user. errors_by_kind: failed attempts by kind of error, those tried again included.
     attempts: requests written; retries: those of them that were written again after a failure.
-    outages: when the endpoint took no connections. spent: what the run's budget has paid for, or
-    what its replies have cost, if the prices are known. found_limits: if limits were to be found,
-    what was, as `20/1s requests` or `45 in flight`. cache: how often it was asked, None
-    if never; cache_notes: what happened to it. batches: what went by them, None for a run
+    outages: when the endpoint took no connections, of several the one with the longest. endpoints:
+    what became of each of several; empty for a run with one. spent: what the run's budget has paid
+    for, or what its replies have cost, if the prices are known. found_limits: if limits were to be
+    found, what was, as `20/1s requests` or `45 in flight`. cache: how often it was asked, None if
+    never; cache_notes: what happened to it. batches: what went by them, None for a run
     without. not_uploaded: why the object of an output in a store is not what the file on this
     machine is; None if it is, and for other outputs. abandoned: what had not ended when the run
     was given up, one line a row. outcomes: in input order; empty for a run with an output, whose
@@ -61,6 +62,7 @@ class Report(msgspec.Struct, kw_only=True):
     spent: Spent = Spent(allowance=Allowance())
     found_limits: list[str] = []
     outages: Outages | None = None
+    endpoints: list[EndpointUse] = []
     cache: CacheUse | None = None
     batches: BatchUse | None = None
     cache_notes: list[str] = []

@@ -15,5 +15,5 @@ from redline.job.work.runner import (
 )
 from redline.job.work.selection import Selection
 from redline.job.work.supplied import SuppliedBackend, SuppliedResults
-from redline.job.work.tally import BatchUse, Outages, Tally
+from redline.job.work.tally import BatchUse, EndpointUse, Outages, Tally
 from redline.job.work.template import PARAMETERS, Renderer, parse_output_path

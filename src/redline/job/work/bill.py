@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from redline.apis import read_usage
-from redline.calls.cost import BATCH_DIVISOR, DOLLAR, Allowance, Prices, Spending, dollars_text
+from redline.calls.cost import BATCH_DIVISOR, DOLLAR, Allowance, Spending, dollars_text
 from redline.job.settings import Job
 from redline.waist import Reply
 
@@ -52,7 +52,7 @@ class Bill:
     """Of one run. spending: its budget's, None where it has none."""
 
     def __init__(self, job: Job, spending: Spending | None) -> None:
-        self._prices = Prices(job.prices)
+        self._prices = job.price_table()
         self._model = job.prompting.model
         self._spending = spending
         self._allowance = job.allowance or Allowance()

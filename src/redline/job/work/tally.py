@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -11,13 +11,14 @@ from redline.calls import Reply
 from redline.events import (
     EndpointBack,
     EndpointLost,
+    EndpointOut,
     EndpointParked,
     Event,
     RequestRepeated,
     RetryScheduled,
     RetryStarted,
 )
-from redline.waist import Attempts, CacheUse
+from redline.waist import Attempts, CacheUse, Outcome
 
 
 class BatchUse(msgspec.Struct):
@@ -46,6 +47,43 @@ class Outages(msgspec.Struct, frozen=True):
     down_s: float
 
 
+class EndpointUse(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several endpoints. answered: rows with a result of it.
+
+    out: why it was taken out of the run, None if it was not. outages: None if there was none.
+    """
+
+    name: str
+    answered: int = 0
+    out: str | None = None
+    outages: Outages | None = None
+
+
+class _Outage:
+    """Of one endpoint: the last one and since when it lasts, and the time of those before."""
+
+    def __init__(self, lost: EndpointLost) -> None:
+        self._lost = lost
+        self._lost_s = 0.0
+        self._since_s: float | None = lost.at_s
+
+    @property
+    def is_down(self) -> bool:
+        return self._since_s is not None
+
+    def again(self, lost: EndpointLost) -> None:
+        self._lost, self._since_s = lost, lost.at_s
+
+    def over(self, now_s: float) -> None:
+        if self._since_s is not None:
+            self._lost_s += now_s - self._since_s
+        self._since_s = None
+
+    def read(self, now_s: float) -> Outages:
+        down_s = 0.0 if self._since_s is None else now_s - self._since_s
+        return Outages(self._lost.endpoint, self._lost.reason, self._lost_s + down_s, down_s)
+
+
 class Tally(Attempts):
     """What progress and summary show; all counts are of this process's run. A Listener."""
 
@@ -56,11 +94,11 @@ class Tally(Attempts):
         self.succeeded = 0
         self.failed = 0
         self.flawed: Counter[str] = Counter()  # of those that succeeded
-        self.parked_until_s = 0.0
-        # The last outage, with the time of those before it, and since when it lasts.
-        self._lost: EndpointLost | None = None
-        self._lost_s = 0.0
-        self._down_since_s: float | None = None
+        self.out: dict[str, EndpointOut] = {}  # endpoints that take no more calls
+        self._names: list[str] = []  # of several endpoints
+        self._answered: Counter[str] = Counter()  # rows, by endpoint
+        self._parked: dict[str, float] = {}  # until when, by endpoint
+        self._outages: dict[str, _Outage] = {}
         self.cache_use = CacheUse()
         self.batches: BatchUse | None = None  # of a run that has some
 
@@ -82,12 +120,45 @@ class Tally(Attempts):
         """None until the first row asks it."""
         return self.cache_use if self.cache_use.asked else None
 
+    @property
+    def parked_until_s(self) -> float:
+        """When an endpoint may be asked again, if all of those that are left asked to wait."""
+        left = self._left()
+        if any(name not in self._parked for name in left):
+            return 0.0
+        return min((self._parked[name] for name in left or self._parked), default=0.0)
+
+    @property
+    def down(self) -> list[str]:
+        """Endpoints that take no connections at the moment."""
+        return [name for name, outage in self._outages.items() if outage.is_down]
+
+    @property
+    def is_all_down(self) -> bool:
+        """No endpoint that is left takes connections."""
+        down = self.down
+        return bool(down) and all(name in down for name in self._left())
+
+    def expect(self, names: Iterable[str]) -> None:
+        """The run has these endpoints, several of them."""
+        self._names = list(names)
+
     def outages(self, now_s: float) -> Outages | None:
-        """Those so far; None if there was none."""
-        if self._lost is None:
-            return None
-        down_s = 0.0 if self._down_since_s is None else now_s - self._down_since_s
-        return Outages(self._lost.endpoint, self._lost.reason, self._lost_s + down_s, down_s)
+        """Those so far, of the endpoint with the longest; None if there was none."""
+        found = [outage.read(now_s) for outage in self._outages.values()]
+        return max(found, key=lambda one: (one.down_s, one.lasted_s), default=None)
+
+    def endpoints(self, now_s: float) -> list[EndpointUse]:
+        """What became of each of several endpoints; nothing for a run with one."""
+        return [
+            EndpointUse(
+                name=name,
+                answered=self._answered[name],
+                out=self.out[name].reason if name in self.out else None,
+                outages=self._outages[name].read(now_s) if name in self._outages else None,
+            )
+            for name in self._names
+        ]
 
     def rows_saved(self, succeeded: int, failed: int, flawed: Mapping[str, int]) -> None:
         """Rows are on disk, or handed on. flawed: successes with such an answer, by flaw."""
@@ -95,6 +166,11 @@ class Tally(Attempts):
         self.failed += failed
         if flawed:
             self.flawed.update(flawed)
+
+    def rows_answered(self, outcomes: Iterable[Outcome]) -> None:
+        """Counts them by endpoint, if there are several."""
+        if self._names:
+            self._answered.update(one.endpoint for one in outcomes if one.error is None)
 
     def begin_batches(self) -> BatchUse:
         """The run goes by batches, which are counted there."""
@@ -121,10 +197,18 @@ class Tally(Attempts):
         elif isinstance(event, RequestRepeated):
             self.repeated += 1
         elif isinstance(event, EndpointParked):
-            self.parked_until_s = event.at_s + event.for_s
+            self._parked[event.endpoint] = event.at_s + event.for_s
         elif isinstance(event, EndpointLost):
-            self._lost, self._down_since_s = event, event.at_s
+            if event.endpoint in self._outages:
+                self._outages[event.endpoint].again(event)
+            else:
+                self._outages[event.endpoint] = _Outage(event)
         elif isinstance(event, EndpointBack):
-            if self._down_since_s is not None:
-                self._lost_s += event.at_s - self._down_since_s
-            self._down_since_s = None
+            if event.endpoint in self._outages:
+                self._outages[event.endpoint].over(event.at_s)
+        elif isinstance(event, EndpointOut):
+            self.out[event.endpoint] = event
+
+    def _left(self) -> list[str]:
+        """Of several endpoints, those that still take calls."""
+        return [name for name in self._names if name not in self.out]

@@ -1,0 +1,47 @@
+"""A bound on the calls that several endpoints have together."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from redline.clock import SYSTEM, Clock
+from redline.errors import TimedOut
+from redline.limits import Slots
+from redline.waist import Backend, Call, Load, Outcome, Request, Sink, failed
+
+
+class Bounded:
+    """A backend that is given at most `most` calls at once; others wait by priority and arrival."""
+
+    def __init__(self, backend: Backend, most: int, clock: Clock = SYSTEM) -> None:
+        self._backend = backend
+        self._slots = Slots(most)
+        self._clock = clock
+
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        load, slots = self._backend.load(now_s, request), self._slots
+        if slots.is_free:
+            return msgspec.structs.replace(load, slots=slots.count)
+        return msgspec.structs.replace(
+            load,
+            waiting=load.waiting + slots.waiting,
+            slots=slots.count,
+            room_s=max(load.room_s, math.ulp(0.0)),
+            binds=f"{slots.count} calls in flight",
+        )
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        if not self._slots.take_free():
+            try:
+                await call.in_time(self._slots.acquire(call.priority), self._clock)
+            except TimedOut as late:
+                return failed(late)
+        try:
+            return await self._backend.send(request, call, sink)
+        finally:
+            self._slots.release()
+
+    async def aclose(self) -> None:
+        await self._backend.aclose()

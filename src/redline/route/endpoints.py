@@ -1,0 +1,89 @@
+"""HTTP endpoints as they are stated, made a pool."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from redline.calls import Endpoint, HttpBackend, Shared
+from redline.calls.http import account_of
+from redline.calls.wire import ReplyMemory
+from redline.errors import ConfigError, nearest
+from redline.route.balance import STRATEGIES, strategy_of
+from redline.route.pool import Pool, Seat
+
+
+class EndpointPool(Pool):
+    """Several endpoints as one backend; its calls go to whichever can take them first.
+
+    endpoints: settings, or base URLs. balance: one of STRATEGIES. Close it with `aclose`.
+    Raises ConfigError for endpoints that cannot be told apart, or none at all.
+    """
+
+    def __init__(self, endpoints: Sequence[Endpoint | str], *, balance: str = "p2c") -> None:
+        stated = [Endpoint(base_url=one) if isinstance(one, str) else one for one in endpoints]
+        check_balance(balance)
+        check_endpoints(stated)
+        intake = intake_of(stated) if stated else None
+        seats = [seat_of(one, shared=Shared(intake=intake)) for one in stated]
+        super().__init__(seats, strategy_of(balance, random.Random()))
+
+
+def seat_of(endpoint: Endpoint, *, price: float = 0.0, **parts: Any) -> Seat:
+    """The endpoint's place in a pool. price: see Figures. parts: of its HttpBackend."""
+
+    def make(on_room: Callable[[], None]) -> HttpBackend:
+        return HttpBackend(endpoint, on_room=on_room, **parts)
+
+    return Seat(name=endpoint.label, make=make, weight=endpoint.weight, price=price)
+
+
+def intake_of(endpoints: Sequence[Endpoint]) -> ReplyMemory:
+    """What bounds the answers of all of them together."""
+    return ReplyMemory(max(endpoint.max_reply_bytes for endpoint in endpoints))
+
+
+def check_balance(name: str) -> None:
+    """Raises ConfigError for a strategy that does not exist."""
+    if name not in STRATEGIES:
+        raise ConfigError(
+            f"unknown way to balance: {name}",
+            hint=nearest(name, STRATEGIES) or f"one of {', '.join(STRATEGIES)}",
+        )
+
+
+def check_endpoints(endpoints: Sequence[Endpoint]) -> None:
+    """Raises ConfigError for two endpoints that cannot be told apart, or a model some lack."""
+    names, accounts = dict[str, Endpoint](), dict[str, str]()
+    for endpoint in endpoints:
+        name, account = endpoint.label, account_of(endpoint)
+        if name in names:
+            raise ConfigError(
+                f"two endpoints are named {name}",
+                hint="give each its own name: [endpoints.NAME] in redline.toml, or "
+                "Endpoint(name=...)",
+            )
+        if account in accounts:
+            raise ConfigError(
+                f"the endpoints {accounts[account]} and {name} are one server under one key",
+                hint="leave one out: each would use the limits of both in full",
+            )
+        names[name], accounts[account] = endpoint, name
+    _check_models(endpoints)
+
+
+def _check_models(endpoints: Sequence[Endpoint]) -> None:
+    """Raises ConfigError for a name of a model that only some of them know."""
+    known: Mapping[str, str] = {
+        name: endpoint.label for endpoint in endpoints for name in endpoint.models
+    }
+    for endpoint in endpoints:
+        for name, other in known.items():
+            if name not in endpoint.models:
+                raise ConfigError(
+                    f"the endpoint {other} has a model {name}, and {endpoint.label} has none",
+                    where=f"the models of {endpoint.label}",
+                    hint=f"say what {endpoint.label} calls it, also if it is {name}: "
+                    f'models = {{ {name} = "..." }}',
+                )
