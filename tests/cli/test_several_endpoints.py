@@ -238,6 +238,43 @@ def test_a_row_names_a_model_as_all_know_it_and_each_endpoint_gets_its_own_name(
     assert {one.model for one in servers[1].asked} == {"Qwen/Qwen3-8B"}
 
 
+def test_a_budget_settles_by_who_answered(cli: Cli, rows: Rows) -> None:
+    servers = [MemberServer(), MemberServer()]
+    with serving(*servers):
+        flags = tables(*servers)
+        text = Path("redline.toml").read_text()
+        for name, dollars in {"a": 100, "b": 300}.items():
+            text += f'\n[endpoints.{name}.models]\nfast = "{name}"'
+            text += f"\n[prices.{name}]\ninput = {dollars}\noutput = {dollars}"
+        Path("redline.toml").write_text(text)
+        budget = ["--budget", "50usd", "--max-tokens", "5", "-c", "2", "--log", "json"]
+        told = cli("run", prompts(rows, 40), "--model", "fast", *flags, *budget, "-o", "out.jsonl")
+    assert told.status == 0, told.err
+    found = names()
+    summary = json.loads(told.err.splitlines()[-1])
+    spent = 15 * (found["a"] * 100 + found["b"] * 300) / 1e6
+    assert summary["spent_usd"] == pytest.approx(spent)
+
+
+def test_answers_are_cached_for_the_set_and_for_the_group(cli: Cli, rows: Rows) -> None:
+    servers = [MemberServer(), MemberServer()]
+    name = prompts(rows, 20)
+    cached = ["--model", "m", "--temperature", "0", "--cache-dir", "kept"]
+    with serving(*servers):
+        for fields, alone in (({}, 20), ({"group": "g"}, 0)):
+            a, b = (["--endpoint", name] for name in "ab")
+            tables(*servers, **fields)
+            assert cli("run", name, *cached, *a, *b).status == 0
+            before = [len(server.asked) for server in servers]
+            # In any order they are the same set.
+            told = cli("run", name, *cached, *b, *a)
+            assert told.status == 0
+            assert "answered by" not in told.summary
+            assert cli("run", name, *cached, *a).status == 0
+            after = [len(server.asked) for server in servers]
+            assert after == [before[0] + alone, before[1]]
+
+
 URL = "http://127.0.0.1:9/v1"
 TWO = f'[endpoints.a]\nbase_url = "{URL}"\n[endpoints.b]\nbase_url = "http://127.0.0.1:8/v1"\n'
 

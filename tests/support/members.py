@@ -92,7 +92,9 @@ class _Handler(BaseHTTPRequestHandler):
         choice = {"message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}
         with server.lock:
             server.answered += 1
-        return self._send(200, {"model": body.get("model"), "choices": [{"index": 0, **choice}]})
+        usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+        choices = [{"index": 0, **choice}]
+        return self._send(200, {"model": body.get("model"), "choices": choices, "usage": usage})
 
     def _send(self, status: int, body: Any, retry_after_s: int = 0) -> None:
         data = json.dumps(body).encode()

@@ -330,3 +330,20 @@ def test_an_odd_field_of_a_usage_changes_no_other(usage: dict[str, Any], has_out
     counts = {key: usage.get(key) for key in ("prompt_tokens", "completion_tokens")}
     if all(type(count) is int and count >= 0 for count in counts.values()):
         assert (found is None) == (sum(filter(None, counts.values())) == 0)
+
+
+def test_a_name_of_several_models_costs_the_most_and_settles_by_who_answered() -> None:
+    own = {
+        "a": price(input=1, cached_input=1, output=9),
+        "b": price(input=2, cached_input=0.5, output=3),
+    }
+    models = {"x": {"fast": "a"}, "y": {"fast": "b"}, "z": {}}
+    prices = Prices(own, models)
+    assert prices.find("fast") == price(input=2, cached_input=1, output=9)
+    assert [prices.at(name, "fast") for name in "xy"] == [own["a"], own["b"]]
+    assert (prices.find("a"), prices.at("x", "a")) == (own["a"], own["a"])
+    # One that nobody knows: no budget can be kept.
+    assert Prices(own, {**models, "y": {"fast": "c"}}).find("fast") is None
+    stated = price(input=5, output=5)
+    known = Prices({**own, "fast": stated}, models)
+    assert known.find("fast") == known.at("x", "fast") == stated

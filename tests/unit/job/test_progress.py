@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from redline.calls import Endpoint
 from redline.calls.cost import DOLLAR, Allowance
 from redline.clock import SYSTEM
-from redline.events import EndpointBack, EndpointLost
+from redline.events import EndpointBack, EndpointLost, EndpointOut, EndpointParked
 from redline.job.settings import Job
 from redline.job.show import (
     InputCounts,
@@ -370,3 +371,59 @@ def test_tokens_that_are_spent() -> None:
 
 def test_nothing_is_said_of_a_cost_that_nobody_knows() -> None:
     assert "spent" not in line_of(Meter(view(), ManualClock()).read())
+
+
+def fleet() -> Any:
+    """What a display sees of a run with the endpoints a and b."""
+    seen = view(100)
+    endpoints = [Endpoint(base_url=f"http://{name}.example/v1", name=name) for name in "ab"]
+    seen.job = Job(rows=[], endpoints=tuple(endpoints))
+    seen.tally.expect("ab")
+    return seen
+
+
+def test_one_of_several_endpoints_that_is_down_is_no_standstill() -> None:
+    seen, clock = fleet(), ManualClock()
+    meter = Meter(seen, clock)
+    what = "no connection: 127.0.0.1:8000: Connection refused"
+    seen.tally.on_event(EndpointLost(clock.now_s(), "a", what))
+    clock.advance(5.0)
+    seen.tally.rows_saved(10, 0, {})
+    found = meter.read()
+    assert found.notices == {
+        "degraded": "endpoint a refuses connections, for 5.0 s now; retrying, nothing is lost; "
+        "1 of 2 endpoints are down"
+    }
+    assert found.eta_s is not None
+    seen.tally.on_event(EndpointLost(clock.now_s(), "b", what))
+    clock.advance(5.0)
+    found = meter.read()
+    assert list(found.notices) == ["outage"]
+    assert found.eta_s is None
+    # The one that is back does not end the outage of the other.
+    seen.tally.on_event(EndpointBack(clock.now_s(), "a"))
+    assert "endpoint b refuses connections, for 5.0 s" in meter.read().notices["degraded"]
+    a, b = seen.tally.endpoints(clock.now_s())
+    assert (a.outages.lasted_s, a.outages.down_s) == (10.0, 0.0)
+    assert (b.outages.lasted_s, b.outages.down_s) == (5.0, 5.0)
+
+
+def test_a_run_is_told_to_wait_when_every_endpoint_that_is_left_is() -> None:
+    seen, clock = fleet(), ManualClock()
+    seen.tally.on_event(EndpointParked(clock.now_s(), "a", 30.0))
+    assert Meter(seen, clock).read().parked_s == 0.0
+    seen.tally.on_event(EndpointParked(clock.now_s(), "b", 10.0))
+    assert Meter(seen, clock).read().parked_s == 10.0
+    seen.tally.on_event(EndpointOut(clock.now_s(), "b", "refused", 1, 2))
+    assert Meter(seen, clock).read().parked_s == 30.0
+
+
+def test_an_endpoint_that_is_taken_out_is_told_once() -> None:
+    stream, seen = io.StringIO(), fleet()
+    seen.tally.on_event(EndpointOut(0.0, "b", "the endpoint refused the key: HTTP 401", 1, 2))
+    shown(PlainProgress(stream), seen, 31.0)
+    notice = "endpoint b is taken out: the endpoint refused the key: HTTP 401; 1 of 2 is left\n"
+    assert stream.getvalue().count(notice) == 1
+    assert stream.getvalue().splitlines()[1] == notice.strip()
+    # On a terminal, whose lines are drawn again, it stays.
+    assert Meter(seen).read().notices == {"out b": notice.strip()}

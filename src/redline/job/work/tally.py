@@ -48,7 +48,7 @@ class Outages(msgspec.Struct, frozen=True):
 
 
 class EndpointUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several endpoints. answered: rows with a result of it.
+    """One of several endpoints. answered: rows with a result of it, without the cache's.
 
     out: why it was taken out of the run, None if it was not. outages: None if there was none.
     """
@@ -170,7 +170,9 @@ class Tally(Attempts):
     def rows_answered(self, outcomes: Iterable[Outcome]) -> None:
         """Counts them by endpoint, if there are several."""
         if self._names:
-            self._answered.update(one.endpoint for one in outcomes if one.error is None)
+            self._answered.update(
+                one.endpoint for one in outcomes if one.error is None and not one.is_cached
+            )
 
     def begin_batches(self) -> BatchUse:
         """The run goes by batches, which are counted there."""
