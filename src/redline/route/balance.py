@@ -1,7 +1,7 @@
 """Which endpoint of a pool gets a call: plain functions of what is known of each endpoint.
 
-p2c               the less loaded of two that are drawn at random: calls in flight, with those that
-                  the server says it has queued, over capacity
+p2c               of eight drawn at random, the one that should answer first: calls in flight, with
+                  those that the server says it has queued, over capacity, times its latency
 least_tokens      the fewest seconds of work: tokens of the calls in flight, over tokens per second
 room              where the call could start earliest, for endpoints with rate limits
 prefix            where the longest prefix of the prompt has been before, within a bound of load
@@ -25,6 +25,10 @@ from typing import Protocol
 
 import msgspec
 
+# Answers that a mean counts.
+MEMORY = 16
+# A latency counts for half when the latest answer is so long ago.
+FORGET_S = 60.0
 # Figures that a server reported longer ago are not used.
 STALE_S = 10.0
 
@@ -37,7 +41,8 @@ class Figures(msgspec.Struct, kw_only=True):
     unknown. latency_s: mean of its answers of late, 0 if unknown. availability: share of its calls
     of late that did not fail. price: for a million tokens, in any one currency.
     queued: calls that its server says are waiting. gpu: 0 to 1, None if unknown. seen_s: when the
-    server said so. room_s: seconds until it could start a call.
+    server said so. room_s: seconds until it could start a call. answers: how many it has given.
+    answered_s: when it gave the latest.
     """
 
     name: str = ""
@@ -52,6 +57,20 @@ class Figures(msgspec.Struct, kw_only=True):
     gpu: float | None = None
     seen_s: float = -math.inf
     room_s: float = 0.0
+    answers: int = 0
+    answered_s: float = 0.0
+
+    def answered(self, latency_s: float, now_s: float) -> None:
+        """A call has been answered."""
+        self.answers = answers = self.answers + 1
+        self.answered_s = now_s
+        self.latency_s += (latency_s - self.latency_s) / (answers if answers < MEMORY else MEMORY)
+        if self.availability < 1:
+            self.availability += (1 - self.availability) / MEMORY
+
+    def failed(self) -> None:
+        """A call has failed because of the endpoint."""
+        self.availability -= self.availability / MEMORY
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -79,21 +98,20 @@ class Strategy(Protocol):
 
 
 class PowerOfTwo:
-    """p2c."""
+    """p2c. Two are enough to spread calls evenly; a few more find an idle endpoint that is fast."""
 
-    looks_at = 2
+    looks_at = 8
     needs = frozenset[str]()
 
     def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> int:
-        if len(among) == 2:
-            # As below, for those that are asked for each call.
-            return 0 if _load(among[0], now_s) <= _load(among[1], now_s) else 1
-        return _least(among, lambda one: _load(one, now_s))
+        return _soonest(among, now_s)
 
 
 class LeastTokens:
-    """least_tokens. An endpoint of unknown speed is taken to be as fast as the mean of the others,
-    by weight."""
+    """least_tokens. Of those with equal work, the least loaded.
+
+    An endpoint of unknown speed is taken to be as fast as the mean of the others, by weight.
+    """
 
     looks_at = 0
     needs = frozenset({"tokens"})
@@ -105,7 +123,7 @@ class LeastTokens:
         def work_s(one: Figures) -> float:
             return (one.tokens + asked.tokens) / (one.tokens_per_s or usual * one.weight)
 
-        return _least(among, work_s)
+        return _least(among, lambda one: (work_s(one), _load(one, now_s)))
 
 
 class EarliestRoom:
@@ -255,6 +273,26 @@ STRATEGIES = (*_STRATEGIES, "normalized_score")
 def _least(among: Sequence[Figures], cost: Callable[[Figures], object]) -> int:
     """The index of the one that costs least, of equals the first."""
     return min(range(len(among)), key=lambda index: cost(among[index]))  # type: ignore[arg-type,return-value]
+
+
+def _soonest(among: Sequence[Figures], now_s: float) -> int:
+    """The index of the one that should answer first, of equals the first.
+
+    It is expected to take its mean latency for each call that it has, and for this one. An endpoint
+    of unknown latency is taken to be as fast as the mean of the others.
+    """
+    known = [one.latency_s for one in among if one.latency_s]
+    usual_s = sum(known) / len(known) if known else 1.0
+    soonest, least = 0, math.inf
+    for index, one in enumerate(among):
+        # A latency that no answer has confirmed for a while counts less, so that an endpoint that
+        # was slow gets a call again.
+        age_s = now_s - one.answered_s
+        latency_s = one.latency_s / (1 + age_s / FORGET_S) if one.latency_s else usual_s
+        cost = (_load(one, now_s) + 1 / one.weight) * latency_s
+        if cost < least:
+            soonest, least = index, cost
+    return soonest
 
 
 def _load(one: Figures, now_s: float) -> float:

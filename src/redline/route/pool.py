@@ -245,8 +245,10 @@ class Pool:
             is_over = True
             if outcome.status != "succeeded":
                 is_over = self._failed(member, outcome, call, epoch)
-            elif breaker.succeeded(epoch):
-                self._weigh()
+            else:
+                member.figures.answered(outcome.latency_s, self._clock.now_s())
+                if breaker.succeeded(epoch):
+                    self._weigh()
             if self._queue:
                 self._fill(member)
             if is_over:
@@ -261,26 +263,18 @@ class Pool:
     def _chosen(self, call: Call) -> PoolMember | None:
         """The endpoint that takes the call now; None if none can."""
         now_s, members, strategy = self._clock.now_s(), self._members, self._strategy
-        looks_at, is_broken, avoid = strategy.looks_at, self._all_degraded, call.avoid
-        count = len(members)
-        if looks_at == 2 and count > 1:
-            # By hand: as little as this is a good part of what a call costs.
-            draw = self._draw
-            at = int(draw() * count)
-            one, other = members[at], members[at - 1 - int(draw() * (count - 1))]
+        is_broken, avoid = self._all_degraded, call.avoid
+        most = strategy.looks_at or len(members)
+        # From a random one on: of those that are equally good, not always the same.
+        first = int(self._draw() * len(members))
+        found = list[PoolMember]()
+        for one in members[first:] + members[:first]:
             if one.is_open(now_s, is_broken) and one.name not in avoid:
-                if not other.is_open(now_s, is_broken) or other.name in avoid:
-                    return one
-                chosen = strategy.choose((one.figures, other.figures), _ASKED, now_s)
-                return other if chosen else one
-            if other.is_open(now_s, is_broken) and other.name not in avoid:
-                return other
-        found = [one for one in members if one.is_open(now_s, is_broken) and one.name not in avoid]
+                found.append(one)
+                if len(found) == most:
+                    break
         if len(found) < 2:
             return found[0] if found else None
-        # Of those that are equally good, not always the same.
-        first = int(self._draw() * len(found))
-        found = found[first:] + found[:first]
         return found[strategy.choose([one.figures for one in found], _ASKED, now_s)]
 
     async def _turn(self, ticket: Ticket, free: PoolMember | None) -> PoolMember:
@@ -342,6 +336,7 @@ class Pool:
             return self._is_alone(member)
         is_down = isinstance(error, NoEndpoint) or is_unreachable(error)
         if is_down or _is_failure(error):
+            member.figures.failed()
             if breaker.failed(epoch, now_s, is_down=is_down):
                 self._weigh()
                 member.backend.withdraw()
