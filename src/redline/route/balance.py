@@ -241,7 +241,10 @@ class NormalizedScore:
     def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> int:
         idle = _relative([_idle(one, now_s) for one in among])
         loads = _relative([1 / (1 + _load(one, now_s)) for one in among])
-        speeds = _relative([1 / one.latency_s if one.latency_s > 0 else None for one in among])
+        fastest_s = min((one.latency_s for one in among if one.latency_s > 0), default=0.0)
+        speeds = _relative(
+            [fastest_s / one.latency_s if one.latency_s > 0 else None for one in among]
+        )
         scores = [
             (0.3 * gpu + 0.3 * load + 0.2 * speed + 0.2) * one.availability
             for one, gpu, load, speed in zip(among, idle, loads, speeds, strict=True)

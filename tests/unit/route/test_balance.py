@@ -1,0 +1,336 @@
+"""Each strategy does what its line says, with whatever is known of the endpoints."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redline.route import STRATEGIES, Asked, Figures, Strategy, strategy_of
+from redline.route.balance import STALE_S, LongestPrefix
+
+ASKED = Asked()
+NOW_S = 1000.0
+
+figures = st.builds(
+    Figures,
+    weight=st.floats(0.01, 100),
+    in_flight=st.integers(0, 1000),
+    tokens=st.floats(0, 1e9),
+    tokens_per_s=st.floats(0, 1e6),
+    latency_s=st.floats(0, 1e4),
+    availability=st.floats(0, 1),
+    price=st.floats(0, 1e3),
+    queued=st.integers(0, 1000),
+    gpu=st.none() | st.floats(0, 1),
+    seen_s=st.sampled_from([-math.inf, 0.0, NOW_S - 1, NOW_S]),
+    room_s=st.floats(0, 1e6) | st.just(math.inf),
+    answered_s=st.floats(0, NOW_S),
+)
+
+
+def named(among: Sequence[Figures]) -> list[Figures]:
+    for number, one in enumerate(among):
+        one.name = f"e{number}"
+    return list(among)
+
+
+def chosen(strategy: str | Strategy, *among: Figures, asked: Asked = ASKED) -> int:
+    if isinstance(strategy, str):
+        strategy = strategy_of(strategy, random.Random(1))
+    return strategy.choose(named(among), asked, NOW_S)
+
+
+def shares(strategy: str, *among: Figures, calls: int = 4000) -> list[float]:
+    """The share of the calls that each endpoint gets; none of them is ever answered."""
+    made, found = strategy_of(strategy, random.Random(1)), named(among)
+    counts = Counter(made.choose(found, ASKED, NOW_S) for _ in range(calls))
+    return [counts[index] / calls for index in range(len(found))]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@given(among=st.lists(figures, min_size=1, max_size=12), tokens=st.floats(0, 1e6))
+def test_every_strategy_chooses_one_of_those_it_is_given(
+    strategy: str, among: list[Figures], tokens: float
+) -> None:
+    asked = Asked(tokens=tokens, blocks=(1, 2, 3))
+    made = strategy_of(strategy, random.Random(1))
+    for _ in range(3):
+        assert 0 <= made.choose(named(among), asked, NOW_S) < len(among)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_single_endpoint_gets_the_call(strategy: str) -> None:
+    assert chosen(strategy, Figures()) == 0
+    assert chosen(strategy, Figures(availability=0.0, in_flight=99, latency_s=99.0)) == 0
+
+
+def test_an_unknown_strategy_is_a_key_error() -> None:
+    with pytest.raises(KeyError):
+        strategy_of("fastest", random.Random(1))
+
+
+@pytest.mark.parametrize("strategy", ["p2c", "least_tokens", "room", "prefix", "cheapest"])
+class TestLoad:
+    """What these go by when nothing else tells the endpoints apart."""
+
+    def test_fewer_calls_win(self, strategy: str) -> None:
+        assert chosen(strategy, Figures(in_flight=3), Figures(in_flight=2)) == 1
+
+    def test_calls_count_by_capacity(self, strategy: str) -> None:
+        among = Figures(in_flight=3, weight=4.0), Figures(in_flight=2)
+        assert chosen(strategy, *among) == 0
+
+    def test_calls_that_the_server_has_queued_count_while_that_is_fresh(
+        self, strategy: str
+    ) -> None:
+        for seen_s, best in ((NOW_S - STALE_S, 1), (NOW_S - STALE_S - 0.1, 0), (-math.inf, 0)):
+            busy = Figures(in_flight=1, queued=5, seen_s=seen_s)
+            assert chosen(strategy, busy, Figures(in_flight=2)) == best
+
+
+def in_flight_of(
+    count: int, calls: int, *, latency_s: Callable[[int], float] = lambda _: 1.0
+) -> list[int]:
+    """What p2c makes of calls that are not answered, by endpoint."""
+    among = named([Figures(latency_s=latency_s(n), answered_s=NOW_S) for n in range(count)])
+    made = strategy_of("p2c", random.Random(1))
+    for _ in range(calls):
+        among[made.choose(among, ASKED, NOW_S)].in_flight += 1
+    return [one.in_flight for one in among]
+
+
+class TestP2c:
+    def test_equal_endpoints_get_equal_numbers(self) -> None:
+        assert in_flight_of(4, 40) == [10] * 4
+
+    def test_a_slow_endpoint_gets_as_many_fewer(self) -> None:
+        found = in_flight_of(2, 50, latency_s=lambda n: (4.0, 1.0)[n])
+        assert found == [10, 40]
+
+    def test_of_idle_ones_the_fastest(self) -> None:
+        among = [Figures(latency_s=latency_s, answered_s=NOW_S) for latency_s in (3.0, 1.0, 2.0)]
+        assert chosen("p2c", *among) == 1
+
+    @given(scale=st.floats(1e-3, 1e3), latencies=st.lists(st.integers(1, 100), min_size=1))
+    def test_the_unit_of_latency_does_not_matter(self, scale: float, latencies: list[int]) -> None:
+        def best(scale: float) -> int:
+            draw = random.Random(3)
+            return chosen(
+                "p2c",
+                *(
+                    Figures(latency_s=one * scale, in_flight=draw.randrange(9), answered_s=NOW_S)
+                    # Distinct costs: equal ones may be told apart by rounding.
+                    for one in (7919 + 97 * number for number in latencies)
+                ),
+            )
+
+        assert best(2.0 ** round(math.log2(scale))) == best(1.0)
+
+    def test_an_endpoint_of_unknown_latency_counts_as_the_mean_of_the_others(self) -> None:
+        fast, slow = (Figures(latency_s=one, answered_s=NOW_S) for one in (1.0, 3.0))
+        assert chosen("p2c", Figures(), slow) == 0
+        assert chosen("p2c", Figures(), slow, fast) == 2
+        # Its calls count, so that it is not flooded before it has answered once.
+        assert chosen("p2c", Figures(in_flight=2), fast, slow) == 1
+
+    def test_an_endpoint_that_was_slow_long_ago_gets_a_call_again(self) -> None:
+        fast = Figures(latency_s=1.0, answered_s=NOW_S)
+        assert chosen("p2c", Figures(latency_s=4.0, answered_s=NOW_S - 10), fast) == 1
+        assert chosen("p2c", Figures(latency_s=4.0, answered_s=NOW_S - 300), fast) == 0
+
+
+class TestLeastTokens:
+    def test_the_fewest_seconds_of_work(self) -> None:
+        many, few = Figures(tokens=900, tokens_per_s=100), Figures(tokens=500, tokens_per_s=50)
+        assert chosen("least_tokens", many, few) == 0
+        # With the call's own tokens: 10.9 s against 14 s, and 5 s against 4.2 s.
+        many.tokens, few.tokens = 500, 210
+        assert chosen("least_tokens", many, few) == 1
+        assert chosen("least_tokens", many, few, asked=Asked(tokens=200)) == 0
+
+    def test_an_endpoint_of_unknown_speed_is_as_fast_as_the_others_by_weight(self) -> None:
+        known = Figures(tokens=100, tokens_per_s=200, weight=2.0)
+        assert chosen("least_tokens", known, Figures(tokens=49)) == 1
+        assert chosen("least_tokens", known, Figures(tokens=51)) == 0
+
+    def test_without_any_speed_tokens_count_by_weight(self) -> None:
+        among = Figures(tokens=100, weight=3.0), Figures(tokens=50)
+        assert chosen("least_tokens", *among) == 0
+
+
+def test_room_takes_the_earliest() -> None:
+    assert chosen("room", Figures(room_s=1.0), Figures(room_s=0.5, in_flight=9)) == 1
+    assert chosen("room", Figures(room_s=math.inf), Figures(room_s=1e9)) == 1
+
+
+def test_cheapest_takes_the_lowest_price() -> None:
+    assert chosen("cheapest", Figures(price=2.0), Figures(price=1.0, in_flight=9)) == 1
+
+
+class TestPrefix:
+    def test_a_prompt_goes_where_its_longest_prefix_has_been(self) -> None:
+        made, among = LongestPrefix(), named([Figures(), Figures(), Figures()])
+        among[0].in_flight = 1
+        assert made.choose(among, Asked(blocks=(1, 2)), NOW_S) == 1
+        among[1].in_flight = 1
+        assert made.choose(among, Asked(blocks=(1, 3)), NOW_S) == 1
+        assert made.choose(among, Asked(blocks=(9,)), NOW_S) == 2
+        assert made.choose(among, Asked(blocks=(1, 2, 7)), NOW_S) == 1
+
+    def test_no_endpoint_gets_more_than_its_bound(self) -> None:
+        made, among = LongestPrefix(slack=1.25), named([Figures() for _ in range(4)])
+        for _ in range(400):
+            among[made.choose(among, Asked(blocks=(1,)), NOW_S)].in_flight += 1
+        most = max(one.in_flight for one in among)
+        assert most <= 1.25 * 100 + 2
+        assert min(one.in_flight for one in among) > 50
+
+    def test_its_memory_is_bounded(self) -> None:
+        made, among = LongestPrefix(most=100), named([Figures(), Figures(in_flight=1)])
+        for block in range(1000):
+            made.choose(among, Asked(blocks=(block, -block)), NOW_S)
+        among[0].in_flight, among[1].in_flight = 1, 0
+        # The latest 100 hashes are of 50 prompts: only they are still known.
+        found = [made.choose(among, Asked(blocks=(999 - age,)), NOW_S) for age in (0, 40, 60, 500)]
+        assert found == [0, 0, 1, 1]
+
+    def test_more_blocks_than_it_remembers(self) -> None:
+        made = LongestPrefix(most=3)
+        asked = Asked(blocks=tuple(range(10)))
+        assert made.choose(named([Figures(), Figures(in_flight=1)]), asked, NOW_S) == 0
+        # The longest prefixes are kept.
+        among = named([Figures(in_flight=1), Figures()])
+        assert made.choose(among, asked, NOW_S) == 0
+
+    def test_an_endpoint_that_has_left_is_no_obstacle(self) -> None:
+        made, among = LongestPrefix(), named([Figures(), Figures(in_flight=5)])
+        assert made.choose(among, Asked(blocks=(1,)), NOW_S) == 0
+        assert made.choose(among[1:], Asked(blocks=(1,)), NOW_S) == 0
+
+
+class TestRoundRobin:
+    @given(weights=st.lists(st.integers(1, 9), min_size=1, max_size=6))
+    def test_each_has_its_share_of_any_period(self, weights: list[int]) -> None:
+        made = strategy_of("round_robin", random.Random(1))
+        among = named([Figures(weight=weight) for weight in weights])
+        found = [made.choose(among, ASKED, NOW_S) for _ in range(3 * sum(weights))]
+        for begin in range(0, len(found), sum(weights)):
+            counts = Counter(found[begin : begin + sum(weights)])
+            assert [counts[index] for index in range(len(weights))] == weights
+
+    @given(weights=st.lists(st.integers(1, 9), min_size=2, max_size=6))
+    def test_it_is_smooth(self, weights: list[int]) -> None:
+        made = strategy_of("round_robin", random.Random(1))
+        among = named([Figures(weight=weight) for weight in weights])
+        given_out = [0] * len(weights)
+        for calls in range(1, 100):
+            given_out[made.choose(among, ASKED, NOW_S)] += 1
+            for count, weight in zip(given_out, weights, strict=True):
+                assert abs(count - calls * weight / sum(weights)) < len(weights)
+
+    def test_every_fourth_call_goes_to_the_lighter_one(self) -> None:
+        made = strategy_of("round_robin", random.Random(1))
+        among = named([Figures(weight=3.0), Figures()])
+        found = [made.choose(among, ASKED, NOW_S) for _ in range(12)]
+        places = [place for place, index in enumerate(found) if index == 1]
+        assert [after - before for before, after in itertools.pairwise(places)] == [4, 4]
+
+    def test_the_order_in_which_they_are_given_does_not_matter(self) -> None:
+        made, draw = strategy_of("round_robin", random.Random(1)), random.Random(2)
+        among, counts = named([Figures(weight=2.0), Figures(), Figures()]), Counter[str]()
+        for _ in range(400):
+            draw.shuffle(among)
+            counts[among[made.choose(among, ASKED, NOW_S)].name] += 1
+        assert counts == {"e0": 200, "e1": 100, "e2": 100}
+
+
+class TestWeightedScore:
+    def test_it_is_the_formula(self) -> None:
+        # 0.3 * 0.5 + 0.3 / 3 + 0.2 / 0.5 + 0.2 * 0.9 = 0.83
+        known = Figures(gpu=0.5, queued=2, seen_s=NOW_S, latency_s=0.4, availability=0.9)
+        # 0.3 + 0.3 / 4 + 0.2 / (latency + 0.1) + 0.2 = 0.83, at a latency of 0.68431
+        for latency_s, best in ((0.6842, 1), (0.6844, 0)):
+            assert (
+                chosen("weighted_score", known, Figures(in_flight=3, latency_s=latency_s)) == best
+            )
+
+    def test_an_unknown_latency_counts_as_0_and_so_does_an_unknown_gpu(self) -> None:
+        # 0.3 + 0.3 + 2 + 0.2 = 2.8, against 0.3 + 0.3 + 0.2 / 0.11 + 0.2 = 2.618
+        assert chosen("weighted_score", Figures(latency_s=0.01), Figures()) == 1
+        assert chosen("weighted_score", Figures(gpu=0.01), Figures()) == 1
+
+    def test_its_choice_depends_on_the_unit_of_latency(self) -> None:
+        def best(unit: float) -> int:
+            fast = Figures(latency_s=1.0 * unit, in_flight=9)
+            return chosen("weighted_score", fast, Figures(latency_s=2.0 * unit))
+
+        assert best(1.0) == 1
+        assert best(0.05) == 0
+
+
+class TestNormalizedScore:
+    @given(among=st.lists(figures, min_size=1, max_size=8), exponent=st.integers(-8, 8))
+    def test_the_unit_of_latency_does_not_matter(self, among: list[Figures], exponent: int) -> None:
+        def drawn(unit: float) -> list[int]:
+            made = strategy_of("normalized_score", random.Random(1))
+            found = named(among)
+            for one in found:
+                one.latency_s *= unit
+            choices = [made.choose(found, ASKED, NOW_S) for _ in range(20)]
+            for one in found:
+                one.latency_s /= unit
+            return choices
+
+        assert drawn(2.0**exponent) == drawn(1.0)
+
+    def test_it_draws_in_proportion(self) -> None:
+        # 0.3 + 0.3 + 0.2 + 0.2 = 1, and 0.3 + 0.3 * 0.5 + 0.2 * 0.25 + 0.2 = 0.7
+        among = Figures(latency_s=1.0), Figures(latency_s=4.0, in_flight=1)
+        assert shares("normalized_score", *among) == pytest.approx([1 / 1.7, 0.7 / 1.7], abs=0.03)
+
+    def test_one_that_fails_gets_its_share_of_success(self) -> None:
+        among = Figures(), Figures(availability=0.25), Figures(availability=0.0)
+        assert shares("normalized_score", *among) == pytest.approx([0.8, 0.2, 0.0], abs=0.03)
+
+    def test_if_none_works_all_are_drawn(self) -> None:
+        among = [Figures(availability=0.0) for _ in range(4)]
+        assert shares("normalized_score", *among) == pytest.approx([0.25] * 4, abs=0.03)
+
+    def test_stale_figures_do_not_count(self) -> None:
+        busy = Figures(gpu=1.0, queued=50, seen_s=NOW_S - STALE_S - 1)
+        assert shares("normalized_score", busy, Figures()) == pytest.approx([0.5, 0.5], abs=0.03)
+        busy.seen_s = NOW_S
+        idle = Figures(gpu=0.0, seen_s=NOW_S)
+        assert shares("normalized_score", busy, idle)[0] < 0.35
+
+
+class TestFigures:
+    def test_the_latency_is_the_mean_of_late(self) -> None:
+        one = Figures()
+        for number, latency_s in enumerate((30.0, 1.0, 2.0)):
+            one.answered(latency_s, float(number))
+        assert one.latency_s == pytest.approx(11.0)
+        assert (one.answers, one.answered_s) == (3, 2.0)
+        for _ in range(100):
+            one.answered(4.0, 3.0)
+        assert one.latency_s == pytest.approx(4.0, rel=0.01)
+
+    @given(results=st.lists(st.booleans(), max_size=200))
+    def test_availability_is_a_share(self, results: list[bool]) -> None:
+        one = Figures()
+        for is_success in results:
+            if is_success:
+                one.answered(1.0, 0.0)
+            else:
+                one.failed()
+            assert 0 <= one.availability <= 1
+        for _ in range(200):
+            one.answered(1.0, 0.0)
+        assert one.availability > 0.99
