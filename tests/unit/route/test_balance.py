@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import random
@@ -12,9 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redline.route import STRATEGIES, Asked, Figures, Strategy, strategy_of
+from redline.calls import Call, Request
+from redline.route import STRATEGIES, Asked, Figures, Pool, Seat, Strategy, strategy_of
 from redline.route.balance import STALE_S, LongestPrefix
+from redline.testing import virtual_run
+from support.fleet import LoopClock, ModelServer
 
+CLOCK = LoopClock()
 ASKED = Asked()
 NOW_S = 1000.0
 
@@ -334,3 +339,76 @@ class TestFigures:
         for _ in range(200):
             one.answered(1.0, 0.0)
         assert one.availability > 0.99
+
+
+def pool_of(servers: Sequence[ModelServer]) -> Pool:
+    def seat(server: ModelServer) -> Seat:
+        return Seat(name=server.name, make=lambda on_room: server)
+
+    strategy = strategy_of("p2c", random.Random(1))
+    return Pool([seat(server) for server in servers], strategy, seed=1, clock=CLOCK)
+
+
+async def run_rows(pool: Pool, rows: int, *, at_once: int) -> tuple[float, float]:
+    """The total and the largest work of rows of 0.05 to 0.15 s, `at_once` at any time."""
+    draw = random.Random(2)
+    works_s = [draw.uniform(0.05, 0.15) for _ in range(rows)]
+    left = iter(works_s)
+
+    async def work() -> None:
+        for work_s in left:
+            assert (await pool.send(Request(body={"work": work_s}), Call())).is_success
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(at_once):
+            group.create_task(work())
+    return sum(works_s), max(works_s)
+
+
+@pytest.mark.parametrize("slots", [1, 4, 16])
+def test_a_job_uses_all_that_four_unequal_servers_can_do(slots: int) -> None:
+    async def main() -> None:
+        speeds = [1.0, 1.0, 0.5, 0.25]
+        servers = [
+            ModelServer(f"s{n}", speed=speed, slots=slots, bound=slots)
+            for n, speed in enumerate(speeds)
+        ]
+        begun_s = CLOCK.now_s()
+        total_s, longest_s = await run_rows(pool_of(servers), 20_000, at_once=64)
+        took_s = CLOCK.now_s() - begun_s
+        capacity = slots * sum(speeds)
+        assert took_s <= 1.03 * total_s / capacity + longest_s / min(speeds)
+
+    virtual_run(main())
+
+
+def test_calls_go_to_fast_endpoints_while_those_have_room() -> None:
+    async def main() -> None:
+        servers = [
+            ModelServer(f"s{n}", speed=speed, slots=8, bound=8)
+            for n, speed in enumerate((0.1, 1.0, 1.0))
+        ]
+        pool = pool_of(servers)
+        await run_rows(pool, 300, at_once=1)
+        seen = servers[0].calls
+        await run_rows(pool, 1_000, at_once=8)
+        assert servers[0].calls - seen <= 30
+
+    virtual_run(main())
+
+
+def test_an_endpoint_that_has_become_fast_again_is_found() -> None:
+    async def main() -> None:
+        servers = [
+            ModelServer(f"s{n}", speed=speed, slots=8, bound=8)
+            for n, speed in enumerate((0.25, 1.0))
+        ]
+        pool = pool_of(servers)
+        await run_rows(pool, 1_000, at_once=2)
+        assert servers[0].calls < 200
+        servers[0].speed = 4.0
+        # Some 500 s.
+        await run_rows(pool, 10_000, at_once=2)
+        assert servers[0].calls > servers[1].calls
+
+    virtual_run(main())

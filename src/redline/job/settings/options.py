@@ -209,8 +209,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         _choice(
             STRATEGIES,
-            "Which of several endpoints gets a row: p2c (the default, the less loaded of two), "
-            "least_tokens, room, prefix, cheapest, round_robin, weighted_score or "
+            "Which of several endpoints gets a row: p2c (the default: the one that should answer "
+            "first), least_tokens, room, prefix, cheapest, round_robin, weighted_score or "
             "normalized_score.",
         ),
     ] = None
