@@ -36,6 +36,7 @@ SUBFOLDERS = {
     "calls": ("tokens", "cost", "wire", "http", "cache", "client", ""),
     "sources": ("", "stream"),
     "sim": ("", "answers", "batches", "server"),
+    "route": ("", "scale"),
     "engine": ("", "sample", "schedule", "model", "draft", "step", "parallel", "api"),
     "job": ("settings", "work", "batch", "show", "outputs", ""),
     "tasks": ("answers", "evaluate", "tag", "synth", ""),

@@ -11,3 +11,4 @@ from redline.route.endpoints import (
 )
 from redline.route.health import Breaker
 from redline.route.pool import Pool, PoolMember, Seat
+from redline.route.traffic import Traffic

@@ -46,6 +46,7 @@ from redline.events import SILENCE, EndpointOut, Listener
 from redline.route.balance import Asked, Figures, Strategy
 from redline.route.health import Breaker, usual_share
 from redline.route.queue import CallQueue, Ticket
+from redline.route.traffic import Traffic
 from redline.waist import Call, Health, Load, Member, Outcome, Request, Sink, failed
 
 _ASKED = Asked()
@@ -140,8 +141,9 @@ class Pool:
     """A backend that sends each call to one of its endpoints.
 
     strategy: chooses among those that could take a call. listener: is told of endpoints that are
-    out. seed: of what is drawn at random.
-    Raises ConfigError for two endpoints of one name, or none at all.
+    out. seed: of what is drawn at random. may_be_empty: endpoints are added and removed, and while
+    there is none, calls wait for one. traffic: what has passed through it.
+    Raises ConfigError for two endpoints of one name, or, unless it may be empty, none at all.
     """
 
     def __init__(
@@ -152,8 +154,9 @@ class Pool:
         clock: Clock = SYSTEM,
         listener: Listener = SILENCE,
         seed: int | None = None,
+        may_be_empty: bool = False,
     ) -> None:
-        if not seats:
+        if not seats and not may_be_empty:
             raise ConfigError("a pool needs an endpoint")
         self._strategy = strategy
         self._clock = clock
@@ -161,6 +164,7 @@ class Pool:
         self._draw = random.Random(seed).random
         self._members: list[PoolMember] = []
         self._queue = CallQueue()
+        self.traffic = Traffic()
         self._given: dict[Ticket, PoolMember] = {}  # whose turn it is
         self._timer: asyncio.TimerHandle | None = None
         self._all_degraded = False
@@ -183,6 +187,15 @@ class Pool:
         self._weigh()
         self._fill(member)
 
+    @property
+    def queued(self) -> int:
+        """Calls that wait for an endpoint."""
+        return len(self._queue)
+
+    def waits_s(self) -> Iterator[float]:
+        """How long each of the calls that wait for an endpoint has waited."""
+        return self._queue.waits_s(self._clock.now_s())
+
     async def remove(self, name: str) -> None:
         """Takes an endpoint out, and returns when the calls that it had are over.
 
@@ -203,7 +216,12 @@ class Pool:
     def load(self, now_s: float, request: Request | None = None) -> Load:
         loads = [one.backend.load(now_s, request) for one in self._members if not one.is_out]
         if not loads:
-            return Load(state=Health.GONE, room_s=math.inf, binds="no endpoint is left")
+            return Load(
+                state=Health.GONE,
+                waiting=len(self._queue),
+                room_s=math.inf,
+                binds="no endpoint is left",
+            )
         open_s = [one.room_s for one in loads]
         nearest = loads[open_s.index(min(open_s))]
         slots = [one.slots for one in loads]
@@ -222,11 +240,12 @@ class Pool:
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         ticket: Ticket | None = None
+        traffic = self.traffic
         while True:
             member = self._chosen(call)
             if member is None or self._queue:
                 if ticket is None:
-                    ticket = self._queue.ticket(call)
+                    ticket = self._queue.ticket(call, self._clock.now_s())
                 try:
                     member = await self._turn(ticket, member)
                 except (TimedOut, NoEndpoint, Refused, Unpaid) as error:
@@ -240,6 +259,7 @@ class Pool:
             finally:
                 member.release()
                 if outcome is None:
+                    traffic.ended += 1
                     breaker.cancelled(epoch)
                     self._fill(member)
             is_over = True
@@ -247,11 +267,14 @@ class Pool:
                 is_over = self._failed(member, outcome, call, epoch)
             else:
                 member.figures.answered(outcome.latency_s, self._clock.now_s())
+                traffic.answered += 1
+                traffic.served_s += outcome.latency_s
                 if breaker.succeeded(epoch):
                     self._weigh()
             if self._queue:
                 self._fill(member)
             if is_over:
+                traffic.ended += 1
                 return outcome
 
     async def aclose(self) -> None:
@@ -296,6 +319,7 @@ class Pool:
             await call.in_time(turn, self._clock)
         except BaseException:
             queue.take(ticket)
+            self.traffic.ended += 1
             given = self._given.pop(ticket, None)
             if given is not None:
                 # It was its turn in the same moment.
@@ -305,6 +329,7 @@ class Pool:
             raise
         member = self._given.pop(ticket)
         member.coming -= 1
+        self.traffic.waited(self._clock.now_s() - ticket.since_s)
         return member
 
     def _fill(self, member: PoolMember) -> None:

@@ -16,14 +16,15 @@ _LOOKED_AT = 64
 class Ticket:
     """A call's place in the queue, to which it returns when an endpoint gives it back.
 
-    turn: what it waits for, until it is its turn.
+    since_s: when the call began to wait. turn: what it waits for, until it is its turn.
     """
 
-    __slots__ = ("call", "number", "turn")
+    __slots__ = ("call", "number", "since_s", "turn")
 
-    def __init__(self, call: Call, number: int) -> None:
+    def __init__(self, call: Call, number: int, since_s: float) -> None:
         self.call = call
         self.number = number
+        self.since_s = since_s
         self.turn: asyncio.Future[None] | None = None
 
     @property
@@ -45,9 +46,9 @@ class CallQueue:
     def __len__(self) -> int:
         return len(self._tickets)
 
-    def ticket(self, call: Call) -> Ticket:
+    def ticket(self, call: Call, now_s: float) -> Ticket:
         """The place of a call that arrives now; it does not wait yet."""
-        return Ticket(call, next(self._numbers))
+        return Ticket(call, next(self._numbers), now_s)
 
     def add(self, ticket: Ticket) -> asyncio.Future[None]:
         """Puts the ticket into its place; what it waits for."""
@@ -71,6 +72,10 @@ class CallQueue:
     def calls(self) -> Iterator[Call]:
         """The calls that wait, in their order."""
         return (ticket.call for ticket in self._tickets)
+
+    def waits_s(self, now_s: float) -> Iterator[float]:
+        """How long each call has waited, in their order."""
+        return (now_s - ticket.since_s for ticket in self._tickets)
 
     def take_all(self) -> list[Ticket]:
         """Takes all tickets out, in their order."""

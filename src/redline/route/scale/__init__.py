@@ -1,0 +1,5 @@
+"""How many replicas a fleet should have, and a fleet that has as many."""
+
+from redline.route.scale.autoscaler import Autoscaler, Capacity, Change, Decision, Sample, replay
+from redline.route.scale.fleet import Fleet, Launcher
+from redline.route.scale.settings import POLICIES, ScaleSettings

@@ -1,0 +1,216 @@
+"""A fleet that has as many replicas as its autoscaler decides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Sequence
+from itertools import count, islice
+from typing import Protocol
+
+from redline.clock import SYSTEM, Clock
+from redline.errors import ConfigError, RedlineError
+from redline.route.balance import STALE_S
+from redline.route.pool import Pool, PoolMember, Seat
+from redline.route.scale.autoscaler import Autoscaler, Change, Sample
+from redline.route.scale.settings import ScaleSettings
+from redline.route.traffic import quantile_s, wait_class
+from redline.waist import Health
+
+# The p95 of the queue wait is that of this share of the panic window.
+WAIT_SHARE = 0.5
+# Calls whose wait is looked at while they wait, the first ones.
+LOOKED_AT = 10_000
+# After a replica could not be started, none is started for this long, then twice as long.
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+FAILURES = 100
+
+
+class Launcher(Protocol):
+    """Starts and stops replicas: processes here, pods, or whatever else serves a model."""
+
+    async def start(self, name: str) -> Seat:
+        """A seat of this name, once a real request to its endpoint has succeeded.
+
+        Raises RedlineError or OSError if it cannot be started, or is not ready in time. May be
+        cancelled. In both cases `stop` follows.
+        """
+
+    async def stop(self, name: str) -> None:
+        """Ends what `start` has begun, if there is anything. Raises RedlineError or OSError."""
+
+
+class Fleet:
+    """Starts and stops the endpoints of a pool, by the decisions of an autoscaler.
+
+    pool: holds no other endpoints; made with `may_be_empty`. A replica that is stopped ends the
+    calls that it has first. failures: what could not be started or stopped, the last ones.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        launcher: Launcher,
+        settings: ScaleSettings,
+        *,
+        name: str = "replica",
+        clock: Clock = SYSTEM,
+    ) -> None:
+        if pool.members:
+            raise ConfigError(
+                "the pool of a fleet has endpoints already", hint="give the fleet an empty pool"
+            )
+        self.failures: deque[str] = deque(maxlen=FAILURES)
+        self._pool = pool
+        self._launcher = launcher
+        self._settings = settings
+        self._clock = clock
+        self._autoscaler = Autoscaler(settings)
+        self._names = (f"{name}-{number}" for number in count(1))
+        self._starting: dict[str, asyncio.Task[None]] = {}
+        self._stopping: set[str] = set()
+        self._waits = _Waits(WAIT_SHARE * settings.panic_window_s)
+        self._again_s = 0.0
+        self._pause_s = FIRST_PAUSE_S
+
+    @property
+    def history(self) -> Sequence[Change]:
+        """The last changes and their reasons, the oldest first."""
+        return self._autoscaler.history
+
+    @property
+    def ready(self) -> list[PoolMember]:
+        """Replicas that take calls."""
+        return [one for one in self._pool.members if one.name not in self._stopping]
+
+    async def run(self) -> None:
+        """Keeps the fleet as large as it should be, until cancelled. Then stops all replicas."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    self._replace_lost(tasks)
+                    decision = self._autoscaler.decide(self.sample())
+                    self._grow(decision.replicas, tasks)
+                    self._shrink(decision.replicas, tasks)
+                    await asyncio.sleep(self._settings.tick_s)
+        finally:
+            async with asyncio.TaskGroup() as tasks:
+                for member in self.ready:
+                    tasks.create_task(self._end(member.name))
+
+    def sample(self) -> Sample:
+        """The fleet as it is now. To be called once for each decision."""
+        pool, now_s, members = self._pool, self._clock.now_s(), self.ready
+        loads = [member.backend.load(now_s) for member in pool.members]
+        slots = [member.backend.load(now_s).slots for member in members]
+        # Calls that have a replica may still wait there.
+        in_flight = sum(one.figures.in_flight for one in pool.members)
+        queued = sum(load.waiting for load in loads) + sum(
+            one.figures.queued for one in pool.members if now_s - one.figures.seen_s <= STALE_S
+        )
+        queued = min(queued, in_flight)
+        waits = list(islice(pool.waits_s(), LOOKED_AT))
+        traffic = pool.traffic
+        self._waits.add(now_s, traffic.ended + in_flight, traffic.take_waits())
+        return Sample(
+            at_s=now_s,
+            in_flight=in_flight - queued,
+            waiting=pool.queued + queued,
+            leaving=in_flight - sum(one.figures.in_flight for one in members),
+            tokens=sum(one.figures.tokens for one in pool.members),
+            ended=traffic.ended,
+            answered=traffic.answered,
+            served_s=traffic.served_s,
+            queue_wait_p95_s=self._waits.p95_s(waits),
+            ready=len(members),
+            warming=len(self._starting),
+            slots=sum(slots) / len(slots) if slots and all(slots) else 0.0,
+        )
+
+    def _replace_lost(self, tasks: asyncio.TaskGroup) -> None:
+        now_s = self._clock.now_s()
+        for member in self.ready:
+            if member.health(now_s) is Health.GONE:
+                self._take(member.name, tasks)
+
+    def _grow(self, replicas: int, tasks: asyncio.TaskGroup) -> None:
+        """Starts what is missing. Replicas that are ending their calls count for the maximum."""
+        if self._clock.now_s() < self._again_s:
+            return
+        have = len(self.ready) + len(self._starting)
+        room = self._settings.max_replicas - have - len(self._stopping)
+        for _ in range(min(replicas - have, room)):
+            name = next(self._names)
+            self._starting[name] = tasks.create_task(self._start(name))
+
+    def _shrink(self, replicas: int, tasks: asyncio.TaskGroup) -> None:
+        """Stops what is too much: those that are not ready yet, then the least busy ones."""
+        ready = self.ready
+        surplus = len(ready) + len(self._starting) - replicas
+        for name in [*reversed(self._starting)][: max(0, surplus)]:
+            self._stopping.add(name)
+            self._starting.pop(name).cancel()
+            surplus -= 1
+        ready.sort(key=lambda one: one.figures.in_flight)
+        for member in ready[: max(0, surplus)]:
+            self._take(member.name, tasks)
+
+    def _take(self, name: str, tasks: asyncio.TaskGroup) -> None:
+        self._stopping.add(name)
+        tasks.create_task(self._drain(name))
+
+    async def _start(self, name: str) -> None:
+        try:
+            seat = await self._launcher.start(name)
+        except asyncio.CancelledError:
+            await self._end(name)
+            raise
+        except (RedlineError, OSError) as error:
+            self.failures.append(f"{name} could not be started: {error}")
+            self._again_s = self._clock.now_s() + self._pause_s
+            self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+            await self._end(name)
+        else:
+            self._pause_s = FIRST_PAUSE_S
+            self._pool.add(seat)
+        finally:
+            self._starting.pop(name, None)
+            self._stopping.discard(name)
+
+    async def _drain(self, name: str) -> None:
+        """Its calls end, and then the replica."""
+        try:
+            await self._pool.remove(name)
+        finally:
+            await self._end(name)
+            self._stopping.discard(name)
+
+    async def _end(self, name: str) -> None:
+        try:
+            await self._launcher.stop(name)
+        except (RedlineError, OSError) as error:
+            self.failures.append(f"{name} could not be stopped: {error}")
+
+
+class _Waits:
+    """Queue waits of the calls that got a replica in the last `span_s` seconds."""
+
+    def __init__(self, span_s: float) -> None:
+        self._span_s = span_s
+        self._begun = 0
+        self._steps: deque[tuple[float, int, Counter[int]]] = deque()
+
+    def add(self, at_s: float, begun: int, waits: Counter[int]) -> None:
+        """begun: calls that have got a replica so far. waits: of those that had to wait."""
+        calls = max(begun - self._begun, waits.total())
+        self._begun = max(begun, self._begun)
+        self._steps.append((at_s, calls, waits))
+        while self._steps[0][0] <= at_s - self._span_s:
+            self._steps.popleft()
+
+    def p95_s(self, waiting_s: Sequence[float]) -> float:
+        """waiting_s: how long the calls that still wait have done so."""
+        now = Counter(map(wait_class, waiting_s))
+        calls = sum(calls for _, calls, _ in self._steps) + len(waiting_s)
+        return quantile_s(0.95, calls, [now, *(waits for _, _, waits in self._steps)])

@@ -1,0 +1,55 @@
+"""What has passed through a pool, in counters that never fall."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+
+# A wait is counted in the class of its logarithm, which is 5 % wide.
+_CLASS = math.log(1.05)
+_LEAST_S = 1e-4
+
+
+class Traffic(msgspec.Struct):
+    """Calls of a pool.
+
+    ended: calls that are over, in whatever way. answered: those that succeeded. served_s: seconds
+    from the write of their last attempt to the end of its answer, of all of them together.
+    waits: how many calls have waited for an endpoint, by classes of how long.
+    """
+
+    ended: int = 0
+    answered: int = 0
+    served_s: float = 0.0
+    waits: Counter[int] = msgspec.field(default_factory=Counter)
+
+    def waited(self, wait_s: float) -> None:
+        """A call has waited in the queue, and has an endpoint now."""
+        self.waits[wait_class(wait_s)] += 1
+
+    def take_waits(self) -> Counter[int]:
+        """The waits since this was called last."""
+        waits, self.waits = self.waits, Counter()
+        return waits
+
+
+def wait_class(wait_s: float) -> int:
+    """The class of a wait."""
+    return round(math.log(max(wait_s, _LEAST_S)) / _CLASS)
+
+
+def quantile_s(share: float, calls: int, waits: Iterable[Counter[int]]) -> float:
+    """The wait that this share of the calls did not exceed, within 5 %.
+
+    calls: all of them. waits: of those that waited at all.
+    """
+    total = sum(waits, Counter[int]())
+    above = calls - math.ceil(share * calls)
+    for found in sorted(total, reverse=True):
+        above -= total[found]
+        if above < 0:
+            return math.exp(found * _CLASS)
+    return 0.0

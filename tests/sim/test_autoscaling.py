@@ -1,0 +1,158 @@
+"""A fleet follows its load, and drops no call when it shrinks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+
+from redline.errors import ConfigError, Refused
+from redline.route import Pool, Seat, strategy_of
+from redline.route.scale import Fleet, ScaleSettings, replay
+from redline.testing import virtual_run
+from redline.waist import Call, Request
+from support.fleet import ModelServer
+from support.scaling import CLOCK, Arrivals, Servers, fleet_of
+
+SETTINGS = ScaleSettings(max_replicas=40)
+
+
+def test_a_steady_load_with_noise_changes_the_fleet_seldom() -> None:
+    async def main() -> None:
+        servers = Servers()
+        async with fleet_of(servers, SETTINGS) as (pool, fleet):
+            arrivals = Arrivals(pool, lambda _: 5.0, seed=1)
+            await arrivals.run(3 * 3600)
+            samples = [one for one in fleet.samples if one.at_s >= 3600]
+            changes = [one for one in fleet.history if one.at_s >= 3600]
+            assert [one.replicas for one in replay(fleet.samples, SETTINGS)][-1] == len(fleet.ready)
+        assert len(changes) <= 4
+        busy = sum(one.in_flight for one in samples)
+        assert 0.6 <= busy / sum(one.ready * servers.slots for one in samples) <= 0.8
+        assert all(arrivals.outcomes)
+        assert servers.dropped == 0
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_after_a_step_the_queue_is_gone_in_time_and_after_a_fall_the_fleet_shrinks(
+    seed: int,
+) -> None:
+    async def main() -> None:
+        servers = Servers()
+        async with fleet_of(servers, SETTINGS) as (pool, fleet):
+            arrivals = Arrivals(pool, lambda at_s: 9 if 1800 <= at_s < 3000 else 3, seed=seed)
+            await arrivals.run(4600)
+            samples = {round(one.at_s): one for one in fleet.samples}
+            servers_then = len(fleet.ready)
+        slow = [at for at, one in samples.items() if one.queue_wait_p95_s > 1 and at >= 1800]
+        assert slow
+        assert max(slow) < 1800 + 1.1 * (SETTINGS.warm_up_s + SETTINGS.panic_window_s)
+        assert samples[1799].ready <= 7
+        assert samples[2900].ready >= 12
+        assert servers_then <= 7
+        assert all(arrivals.outcomes)
+        assert servers.dropped == 0
+
+    virtual_run(main())
+
+
+def test_a_fleet_is_stopped_without_calls_and_holds_the_first_ones_while_it_starts() -> None:
+    async def main() -> None:
+        servers = Servers(warm_up_s=30.0)
+        settings = ScaleSettings(min_replicas=0, max_replicas=4, idle_s=100.0)
+        async with fleet_of(servers, settings) as (pool, fleet):
+            for _ in range(2):
+                await asyncio.sleep(500)
+                assert not servers.running
+                begun_s = CLOCK.now_s()
+                outcomes = await asyncio.gather(*(one_call(pool, 1.0) for _ in range(8)))
+                assert all(outcomes)
+                assert 30 <= CLOCK.now_s() - begun_s <= 33
+            await asyncio.sleep(200)
+            assert not servers.running
+            assert [(one.before, one.after) for one in fleet.history] == [(0, 1), (1, 0)] * 2
+            assert fleet.history[0].reason == "8 calls wait"
+            assert fleet.history[1].reason == "no call for 100 s"
+
+    virtual_run(main())
+
+
+def test_a_thousand_replicas_with_a_call_in_flight_are_stopped_and_no_call_is_dropped() -> None:
+    async def main() -> None:
+        servers = Servers(slots=4, warm_up_s=1.0)
+        settings = ScaleSettings(
+            max_replicas=60, scale_down_window_s=6.0, panic_window_s=10.0, warm_up_s=1.0
+        )
+        async with fleet_of(servers, settings) as (pool, fleet):
+            load = [24.0, 2.0]
+            arrivals = Arrivals(pool, lambda at_s: load[int(at_s // 40) % 2], slots=4)
+            await arrivals.run(5_200)
+            assert len(fleet.caught) >= 1_000
+            traffic = pool.traffic
+            assert traffic.ended == traffic.answered == len(arrivals.outcomes)
+            await asyncio.sleep(120)
+            assert len(servers.running) == len(pool.members) == len(fleet.ready)
+        assert all(arrivals.outcomes)
+        assert servers.dropped == 0
+        assert not servers.running
+        assert pool.load(0.0).in_flight == pool.queued == 0
+
+    virtual_run(main())
+
+
+def test_a_replica_that_cannot_be_started_is_tried_again_later() -> None:
+    async def main() -> None:
+        servers = Servers(warm_up_s=5.0, fails=3)
+        async with fleet_of(servers, ScaleSettings()) as (pool, fleet):
+            await asyncio.sleep(60)
+            assert len(servers.running) == 1
+            # Whatever a start has begun is ended.
+            assert servers.stopped == servers.begun[:3]
+            assert [text.partition(" could")[0] for text in fleet.failures] == servers.begun[:3]
+            assert await one_call(pool, 1.0)
+
+    virtual_run(main())
+
+
+def test_a_fleet_that_is_ended_stops_replicas_that_are_starting() -> None:
+    async def main() -> None:
+        servers = Servers(warm_up_s=60.0)
+        async with fleet_of(servers, ScaleSettings(min_replicas=3)):
+            await asyncio.sleep(30)
+        assert len(servers.begun) == 3
+        assert sorted(servers.stopped) == sorted(servers.begun)
+
+    virtual_run(main())
+
+
+def test_a_replica_whose_key_is_refused_is_replaced() -> None:
+    async def main() -> None:
+        servers = Servers(warm_up_s=1.0)
+        async with fleet_of(servers, ScaleSettings(min_replicas=2)) as (pool, fleet):
+            await asyncio.sleep(10)
+            bad = next(iter(servers.running.values()))
+            bad.fails = lambda now_s, number: Refused("HTTP 401", status=401)
+            assert all(await asyncio.gather(*(one_call(pool, 1.0) for _ in range(40))))
+            await asyncio.sleep(10)
+            assert bad.name in servers.stopped
+            assert len(servers.running) == len(fleet.ready) == 2
+
+    virtual_run(main())
+
+
+def test_a_fleet_has_a_pool_of_its_own() -> None:
+    def make(on_room: Callable[[], None]) -> ModelServer:
+        return ModelServer("a")
+
+    pool = Pool([Seat(name="a", make=make)], strategy_of("p2c", random.Random(1)))
+    with pytest.raises(ConfigError, match="the pool of a fleet has endpoints already"):
+        Fleet(pool, Servers(), SETTINGS)
+
+
+async def one_call(pool: Pool, work_s: float) -> bool:
+    outcome = await pool.send(Request(body={"work": work_s}), Call())
+    return outcome.is_success
