@@ -188,6 +188,25 @@ def test_several_keys_of_one_server_have_limits_of_their_own(
     assert len(list(Path("out.redline/limits").iterdir())) == 2
 
 
+def test_a_row_that_is_too_large_for_one_endpoint_goes_to_another(cli: Cli, rows: Rows) -> None:
+    servers = [MemberServer(), MemberServer()]
+    small = [{"prompt": f"row {number}"} for number in range(20)]
+    large = [{"prompt": f"row {number} " + "many words " * 2000} for number in range(20)]
+    with serving(*servers):
+        flags = [*tables(*servers, tokens=["500/1s", "1m/1s"]), "--max-tokens", "5"]
+        told = cli("run", rows(*small, *large), "--model", "m", *flags, "-o", "out.jsonl")
+        assert told.status == 0, told.err
+        assert names()["a"] > 0
+        for line in map(json.loads, Path("out.jsonl").read_text().splitlines()):
+            assert line["row"] <= 20 or line["endpoint"] == "b"
+        # One that none could take is a failure of its row.
+        flags = [*tables(*servers, tokens=["500/1s", "600/1s"]), "--max-tokens", "5"]
+        told = cli("run", rows(*small, large[0]), "--model", "m", *flags, "-o", "two.jsonl")
+    assert told.status == 1
+    assert "21 rows = 20 succeeded + 1 failed + 0 unfinished" in told.summary
+    assert servers[0].answered + servers[1].answered == 60
+
+
 def _check_windows(server: MemberServer, most: int, window_s: float = 1.0) -> None:
     for key in {one.key for one in server.asked}:
         sent = sorted(one.at_s for one in server.asked if one.key == key)

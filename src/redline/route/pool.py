@@ -11,6 +11,7 @@ place in the queue, at no cost to their rows.
                                          if another endpoint is open
   no connection                          goes back to the queue            degraded
   Refused, Unpaid                        goes back to the queue            gone
+  OverLimit                              goes to one with larger limits    -
   NoEndpoint                             goes back to the queue            degraded
 
 If there is no other endpoint, the call has its outcome. If at least half of the endpoints are
@@ -35,6 +36,7 @@ from redline.errors import (
     ConfigError,
     Disconnected,
     NoEndpoint,
+    OverLimit,
     RateLimited,
     Refused,
     ServerFailed,
@@ -264,7 +266,7 @@ class Pool:
                     self._fill(member)
             is_over = True
             if outcome.status != "succeeded":
-                is_over = self._failed(member, outcome, call, epoch)
+                is_over = self._failed(member, outcome, request, call, epoch)
             else:
                 member.figures.answered(outcome.latency_s, self._clock.now_s())
                 traffic.answered += 1
@@ -348,13 +350,18 @@ class Pool:
             self._given[ticket] = member
             ticket.turn.set_result(None)
 
-    def _failed(self, member: PoolMember, outcome: Outcome, call: Call, epoch: int) -> bool:
+    def _failed(
+        self, member: PoolMember, outcome: Outcome, request: Request, call: Call, epoch: int
+    ) -> bool:
         """Notes a failure; whether the outcome is the call's."""
         error, breaker, now_s = outcome.error, member.breaker, self._clock.now_s()
         assert error is not None
         if isinstance(error, Withdrawn):
             breaker.cancelled(epoch)
             return False
+        if isinstance(error, OverLimit):
+            breaker.cancelled(epoch)
+            return not self._fits_elsewhere(request, call, now_s)
         if isinstance(error, Refused | Unpaid):
             breaker.cancelled(epoch)
             self._lose(member, error)
@@ -382,6 +389,18 @@ class Pool:
             member.backend.withdraw()
         self._avoid(member, call, now_s)
         return True
+
+    def _fits_elsewhere(self, request: Request, call: Call, now_s: float) -> bool:
+        """An endpoint that works has limits that could grant the call; it avoids the others."""
+        unfit, is_found = set[str](), False
+        for one in self._members:
+            fits = one.backend.load(now_s, request).room_s < math.inf
+            is_found |= fits and not one.is_out and one.breaker.state is not Health.DEGRADED
+            if not fits:
+                unfit.add(one.name)
+        if is_found:
+            call.avoid = frozenset(unfit)
+        return is_found
 
     def _avoid(self, member: PoolMember, call: Call, now_s: float) -> None:
         """The call avoids the endpoint from now on, if it can be tried elsewhere at once."""
