@@ -83,7 +83,7 @@ EXAMPLES: dict[str, list[Example]] = {
             {"endpoint": [URL, OTHER], "rps": 7, "concurrency": 9},
         ),
     ],
-    "balance": [one("balance", "room", "room")],
+    "balance": [one("balance", "cheapest", "cheapest")],
     "base_url": [one("base_url", f"{URL}/v1", f"{URL}/v1", "endpoint")],
     "api_key": [one("api_key_env", "PLANTED", "k", "api_key")],
     "headers": [one("header", ["A: b", "C: d"], {"A": "b", "C": "d"}, "headers")],

@@ -3,6 +3,7 @@
 from redline.route.balance import STRATEGIES, Asked, Figures, Strategy, strategy_of
 from redline.route.bounded import Bounded
 from redline.route.endpoints import (
+    BALANCES,
     EndpointPool,
     check_balance,
     check_endpoints,

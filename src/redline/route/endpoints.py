@@ -13,11 +13,15 @@ from redline.errors import ConfigError, nearest
 from redline.route.balance import STRATEGIES, strategy_of
 from redline.route.pool import Pool, Seat
 
+# Of the strategies, those of which a pool knows all that they look at. It supplies no call's
+# tokens, prefixes or room yet, without which the others choose as if blind.
+BALANCES = tuple(name for name in STRATEGIES if not strategy_of(name, random.Random(0)).needs)
+
 
 class EndpointPool(Pool):
     """Several endpoints as one backend; its calls go to whichever can take them first.
 
-    endpoints: settings, or base URLs. balance: one of STRATEGIES. Close it with `aclose`.
+    endpoints: settings, or base URLs. balance: one of BALANCES. Close it with `aclose`.
     Raises ConfigError for endpoints that cannot be told apart, or none at all.
     """
 
@@ -45,11 +49,11 @@ def intake_of(endpoints: Sequence[Endpoint]) -> ReplyMemory:
 
 
 def check_balance(name: str) -> None:
-    """Raises ConfigError for a strategy that does not exist."""
-    if name not in STRATEGIES:
+    """Raises ConfigError for a strategy that is not offered."""
+    if name not in BALANCES:
         raise ConfigError(
             f"unknown way to balance: {name}",
-            hint=nearest(name, STRATEGIES) or f"one of {', '.join(STRATEGIES)}",
+            hint=nearest(name, BALANCES) or f"one of {', '.join(BALANCES)}",
         )
 
 

@@ -158,6 +158,8 @@ def test_several_endpoints_have_their_own_limits_and_one_bound_together() -> Non
         ),
         ([endpoint(name=name, api_key=name) for name in "ab"], {"rpm": 9}, "rpm and an Endpoint"),
         ("http://a.example/v1", {"balance": "p3c"}, "unknown way to balance: p3c"),
+        # A pool does not know yet what it looks at.
+        ("http://a.example/v1", {"balance": "prefix"}, "unknown way to balance: prefix"),
         (
             ["http://a.example/v1", "http://b.example/v1"],
             {"via": "batch", "output": "out.jsonl"},

@@ -22,7 +22,7 @@ from redline.job.settings.settings import METHODS, VIAS
 from redline.journal import FAIL_ON, FORMATS
 from redline.limits import PROFILES, Rate
 from redline.limits.rule import AUTO, CHARGES, MAX_CONCURRENCY, MAX_GUARD_S, RATES
-from redline.route import STRATEGIES
+from redline.route import BALANCES
 
 _PROMPT, _ENDPOINT = "How a row becomes a request", "Who answers"
 _LIMITS, _COST, _CACHE = "How fast", "What it may cost", "What is asked again"
@@ -208,9 +208,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     balance: Annotated[
         str | None,
         _choice(
-            STRATEGIES,
+            BALANCES,
             "Which of several endpoints gets a row: p2c (the default: the one that should answer "
-            "first), least_tokens, room, prefix, cheapest, round_robin, weighted_score or "
+            "first), cheapest, round_robin, weighted_score or "
             "normalized_score.",
         ),
     ] = None
