@@ -20,6 +20,7 @@ from typing import Any
 import report_engine
 import report_limits
 import report_path
+import report_route
 from report_table import Result, source, table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +35,7 @@ NAMES = (
     "search",
     "concurrency",
     "waiters",
+    "route",
     "transports",
     "server",
     "relay",
@@ -97,6 +99,7 @@ def blocks(results: Mapping[str, Result]) -> dict[str, str]:
         "search": report_limits.search,
         "concurrency": report_limits.concurrency,
         "waiters": report_limits.waiters,
+        "route": report_route.route,
         "transports": _transports,
         "server": report_path.server,
         "relay": report_path.relay,

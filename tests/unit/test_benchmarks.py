@@ -22,6 +22,7 @@ def report() -> ModuleType:
     script("bench/report_engine.py")
     script("bench/report_limits.py")
     script("bench/report_path.py")
+    script("bench/report_route.py")
     return script("bench/report.py")
 
 
@@ -148,6 +149,18 @@ def test_waiters_are_woken_once_each(results: dict[str, Any]) -> None:
     for row in results["waiters"]["summary"].values():
         assert row["results"] <= results["waiters"]["settings"]["waiters"] + 1
         assert row["per_s"] == pytest.approx(results["waiters"]["settings"]["per_s"], rel=0.02)
+
+
+def test_the_default_of_a_fleet_is_near_the_best(results: dict[str, Any]) -> None:
+    settings, summary = results["route"]["settings"], results["route"]["summary"]
+    assert len(summary["scenarios"]) >= 12 * len(settings["slots"])
+    for rows in summary["scenarios"].values():
+        own = rows["p2c, late"]
+        for key in ("p50_s", "p99_s"):
+            late = [row[key] for who, row in rows.items() if who == "oracle" or "late" in who]
+            assert own[key] <= settings["bar"] * min(late)
+    stale = summary["stale"]
+    assert stale["weighted_score"]["p50_s"] > 3 * stale["p2c"]["p50_s"]
 
 
 def test_every_record_is_of_a_committed_tree_and_has_passed() -> None:
