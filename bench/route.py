@@ -364,7 +364,8 @@ def main() -> int:
         "named": NAMED,
         "stale": STALE,
     }
-    made = record.Record("route", settings, seeds={"seeds": seeds})
+    versions = record.own_versions("msgspec")
+    made = record.Record("route", settings, seeds={"seeds": seeds}, versions=versions)
     runs = list[dict[str, Any]]()
     for name in args.scenarios.split(","):
         for slots in SLOTS:
