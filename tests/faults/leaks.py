@@ -48,11 +48,11 @@ def found(loop: Any, view: Any, before: dict[str, str]) -> list[str]:
 
 
 def _held(loop: Any, view: Any) -> list[str]:
-    tally, inner = view.tally, view.inner
+    tally, slots = view.tally, loop.part.slots
     counts = {"in flight": tally.in_flight, "to be tried again": tally.retrying}
     words = [f"{count} {name}" for name, count in counts.items() if count]
-    if inner.slots.in_use or not inner.slots.is_free:
-        words.append(f"{inner.slots.in_use} of {inner.slots.count} slots")
+    if slots.in_use or not slots.is_free:
+        words.append(f"{slots.in_use} of {slots.count} slots")
     if loop.part.ahead:
         words.append(f"{len(loop.part.ahead)} ahead")
     limiter = loop.part.limiter

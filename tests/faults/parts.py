@@ -55,6 +55,7 @@ class Part:
         self.syncs = 0
         self.ways: dict[int, Tried] = {}
         self.limiter: Any = None
+        self.slots: Any = None
         self.ahead: set[Any] = set()
 
     def note(self, what: str, number: int, stage: str, result: str = "") -> None:
@@ -139,6 +140,10 @@ def _traced(base: Any) -> Any:
     """An endpoint or a function: each of its sends is one attempt."""
 
     class Traced(_on_clock(base)):  # type: ignore[misc]
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            _part().slots = self.slots
+
         async def send(self, request: Any, call: Any, sink: Any = None) -> Any:
             part = _part()
             name, one = _name(request.body), Try(CLOCK.now_s())

@@ -49,7 +49,9 @@ class RawServer:
         self.writers: set[asyncio.StreamWriter] = set()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.tls)
+        self._serving: set[asyncio.Task[None]] = set()
+        self._is_stopped = False
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
         scheme = "http" if self.tls is None else "https"
         self.base_url = f"{scheme}://127.0.0.1:{self.port}/v1"
@@ -65,6 +67,7 @@ class RawServer:
 
     async def stop(self) -> None:
         """Ends as a killed server does: it takes no connection, and those it had are closed."""
+        self._is_stopped = True
         self._server.close()
         self.hang_up()
         async with asyncio.timeout(10):
@@ -83,11 +86,21 @@ class RawServer:
         """Returns once no connection is left."""
         await self._is_empty.wait()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # At once, and not in a task: one that is cancelled before its first step closes nothing.
+        if self._is_stopped:
+            writer.close()
+            return
         self.connections += 1
-        number = self.connections
         self.writers.add(writer)
         self._is_empty.clear()
+        task = asyncio.create_task(self._serve(reader, writer, self.connections))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int
+    ) -> None:
         try:
             while not writer.is_closing():
                 request = await _read(reader, number, has_body=self.reads_bodies)
