@@ -75,7 +75,10 @@ class RawServer:
 
     async def start(self) -> None:
         """Listens again, where it did before."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self.tls)
+        self._is_stopped = False
+        self._server = await asyncio.start_server(
+            self._connected, "127.0.0.1", self.port, ssl=self.tls
+        )
 
     def hang_up(self) -> None:
         """Closes every connection as it stands."""
