@@ -28,7 +28,7 @@ from redline.calls import (
     Shared,
     Stores,
 )
-from redline.calls.client import check_timeout, function_limiter, label_of
+from redline.calls.client import Bounded, check_timeout, function_limiter, label_of
 from redline.calls.cost import NOTHING, Metered, Spending
 from redline.calls.http import limiter_of
 from redline.calls.wire import do_nothing, proxy_of
@@ -70,7 +70,7 @@ from redline.journal import (
 from redline.journal import manifest as manifests
 from redline.limits import RateLimiter
 from redline.process import raise_limit, telling
-from redline.route import Bounded, Pool, intake_of, seat_of, strategy_of
+from redline.route import Pool, intake_of, seat_of, strategy_of
 from redline.sources import AsyncRows, Source, open_source, row_counts, sampled, stream_of
 
 if TYPE_CHECKING:
@@ -344,9 +344,8 @@ def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
     found: Callable[[], list[str]] = list
     calls: Backend
     if supplied is not None:
-        calls = SuppliedBackend(
-            supplied, slots=given.slots, before_write=before_write, attempts=tally
-        )
+        counted = SuppliedBackend(supplied, before_write=before_write, attempts=tally)
+        calls = Bounded(counted, given.slots)
     elif job.endpoints:
         calls, found = _http(job, given, tally, before_write, listener)
     else:

@@ -1,7 +1,6 @@
 """Endpoints as a fleet: one backend of many, each kept full, any of them dispensable."""
 
 from redline.route.balance import STRATEGIES, Asked, Figures, Strategy, strategy_of
-from redline.route.bounded import Bounded
 from redline.route.endpoints import (
     BALANCES,
     EndpointPool,

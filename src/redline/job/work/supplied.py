@@ -2,69 +2,42 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
-import msgspec
-
-from redline.calls import Backend, Call, Load, Outcome, Request, Sink, failed
+from redline.calls import Backend, Call, Load, Outcome, Request, Sink
 from redline.clock import SYSTEM, Clock
-from redline.errors import JournalError, TimedOut
+from redline.errors import JournalError
 from redline.job.work.runner import Results
 from redline.journal import Result
-from redline.limits import Slots
 from redline.waist import Attempts
 
 
 class SuppliedBackend:
     """A caller's backend, which several jobs may share.
 
-    slots: how many of this job's calls it gets at once. before_write: called before each write of
-    this job's requests. attempts: counts them.
+    before_write: called before each write of this job's requests. attempts: counts them.
     """
 
     def __init__(
         self,
         backend: Backend,
         *,
-        slots: int,
         before_write: Callable[[], None],
         attempts: Attempts,
         clock: Clock = SYSTEM,
     ) -> None:
         self._backend = backend
-        self._slots = Slots(slots)
         self._before_write = before_write
         self._attempts = attempts
         self._clock = clock
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
-        load, slots = self._backend.load(now_s, request), self._slots
-        if slots.is_free:
-            return msgspec.structs.replace(load, slots=slots.count)
-        return msgspec.structs.replace(
-            load,
-            waiting=load.waiting + slots.waiting,
-            slots=slots.count,
-            room_s=max(load.room_s, math.ulp(0.0)),
-            binds=f"{slots.count} calls in flight",
-        )
-
-    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
-        if not self._slots.take_free():
-            try:
-                await call.in_time(self._slots.acquire(), self._clock)
-            except TimedOut as late:
-                return failed(late)
-        try:
-            return await self._counted(request, call, sink)
-        finally:
-            self._slots.release()
+        return self._backend.load(now_s, request)
 
     async def aclose(self) -> None:
         """Nothing: the backend stays its owner's."""
 
-    async def _counted(self, request: Request, call: Call, sink: Sink | None) -> Outcome:
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         outer, sent_s = call.on_write, None
         outcome: Outcome | None = None
 

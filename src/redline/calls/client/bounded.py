@@ -1,4 +1,4 @@
-"""A bound on the calls that several endpoints have together."""
+"""A bound on the calls that a backend is given at once."""
 
 from __future__ import annotations
 
