@@ -88,7 +88,8 @@ SERVERS = {"limited": ["--requests", "1000/1s"], "waiting": ["--batch-latency", 
 PATHS = [
     *("/", "/health", "/healthz", "/metrics", "/v1", "/v1/batches", "/v1/chat/completions"),
     *("/v1/completions", "/v1/embeddings", "/v1/files", "/v1/models", "/v1/responses"),
-    *("/sim/limits", "/sim/requests", "/sim/stats", "/v1/messages", "/tokenize", "/version"),
+    *("/sim/faults", "/sim/limits", "/sim/requests", "/sim/stats"),
+    *("/v1/messages", "/tokenize", "/version"),
 ]
 MESSAGES = [{"role": "user", "content": "one two"}]
 BODIES = {

@@ -400,6 +400,84 @@ def test_limits_that_make_no_sense_are_refused_and_change_nothing() -> None:
     run(main())
 
 
+async def with_key(
+    sim: Sim, session: aiohttp.ClientSession, key: str, path: str = "", body: Any = None
+) -> tuple[int, Any, str]:
+    """Status, JSON and Retry-After of a request with this key; by default a chat completion."""
+    url = root(sim) + path if path else f"{sim.base_url}/chat/completions"
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with session.post(url, json=body or chat(), headers=headers) as reply:
+        return reply.status, await reply.json(), reply.headers.get("Retry-After", "")
+
+
+def test_each_key_has_limits_of_its_own() -> None:
+    async def main() -> None:
+        async with serving(requests=(Rate(2, 3600.0),)) as (sim, session):
+            for key in ("a", "b", ""):
+                statuses = [(await with_key(sim, session, key))[0] for _ in range(3)]
+                assert statuses == [200, 200, 429]
+            await change(sim, session, {"requests": ["3/1h"]})
+            for key in ("a", "b", ""):
+                statuses = [(await with_key(sim, session, key))[0] for _ in range(2)]
+                assert statuses == [200, 429]
+            # One that comes only now has the new limits.
+            statuses = [(await with_key(sim, session, "c"))[0] for _ in range(4)]
+            assert statuses == [200, 200, 200, 429]
+
+    run(main())
+
+
+@pytest.mark.parametrize("limits", [(), (Rate(9, 3600.0),)], ids=["no-limits", "limits"])
+def test_one_key_is_parked(limits: tuple[Rate, ...]) -> None:
+    async def main() -> None:
+        async with serving(requests=limits) as (sim, session):
+            await with_key(sim, session, "a", "/sim/faults", {"park_s": 100})
+            status, _, retry_after = await with_key(sim, session, "a")
+            assert (status, int(retry_after) in (100, 101)) == (429, True)
+            assert (await with_key(sim, session, "b"))[0] == 200
+            assert sim.stats()["rejected_by_limit"] == {"parked": 1}
+            await with_key(sim, session, "a", "/sim/faults", {"park_s": 0})
+            assert (await with_key(sim, session, "a"))[0] == 200
+
+    run(main())
+
+
+def test_faults_and_latency_change_while_it_runs() -> None:
+    async def main() -> None:
+        async with serving() as (sim, session):
+            for faults, status in ((["500=1"], 500), (["503=1"], 503), ([], 200)):
+                shown = (await with_key(sim, session, "", "/sim/faults", {"faults": faults}))[1]
+                assert shown["faults"] == ({str(status): 1.0} if faults else {})
+                assert (await ask(sim, session))[0] == status
+                async with session.get(f"{root(sim)}/healthz") as reply:
+                    assert reply.status == 200
+            await with_key(sim, session, "", "/sim/faults", {"latency": "3600"})
+            waiting = asyncio.create_task(ask(sim, session))
+            await until(lambda: sim.stats()["serving"] == 1)
+            await with_key(sim, session, "", "/sim/faults", {"latency": "0"})
+            assert (await ask(sim, session))[0] == 200
+            assert not waiting.done()
+            waiting.cancel()
+            await asyncio.wait([waiting])
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"faults": ["501=1"]}, {"faults": "500"}, {"latency": "x"}, {"park_s": -1}, {"fault": []}],
+)
+def test_faults_that_make_no_sense_are_refused_and_change_nothing(body: Any) -> None:
+    async def main() -> None:
+        async with serving() as (sim, session):
+            status, reply, _ = await with_key(sim, session, "", "/sim/faults", body)
+            assert (status, reply["error"]["type"]) == (400, "invalid_request_error")
+            async with session.get(f"{root(sim)}/sim/faults") as shown:
+                assert await shown.json() == {"faults": {}, "latency": "0 s"}
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     ("style", "present", "absent"),
     [

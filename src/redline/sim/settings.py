@@ -24,8 +24,8 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a simulated provider does, fixed before it starts.
 
     host, port: where it listens; port 0 lets the system pick one.
-    requests, tokens, input_tokens, output_tokens: the rate limits; all of them hold at once.
-        `tokens` counts input and output together.
+    requests, tokens, input_tokens, output_tokens: the rate limits of each key; all of them hold at
+        once. `tokens` counts input and output together.
     algorithm: how the limits count: `fixed` and `moving` windows, sliding window `counter`,
         token `bucket`.
     charge: when tokens are counted. `actual`: prompt and answer on arrival; `reserved`: prompt and

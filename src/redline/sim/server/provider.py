@@ -1,9 +1,9 @@
 """One request's way through the simulated provider.
 
-Read -> jitter -> key -> draft of the reply -> room in the queue -> rate limits -> fault drawn ->
-slot -> latency -> reply. What is refused before the rate limits costs nothing. What is admitted is
-charged, and may then meet a fault: a provider charges for those, too. Where answers are charged
-when they end, a request whose client leaves before costs its prompt only.
+Read -> jitter -> key -> draft of the reply -> room in the queue -> the key's rate limits -> fault
+drawn -> slot -> latency -> reply. What is refused before the rate limits costs nothing. What is
+admitted is charged, and may then meet a fault: a provider charges for those, too. Where answers are
+charged when they end, a request whose client leaves before costs its prompt only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import math
 from collections.abc import Coroutine, Iterator
 from random import Random
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -21,7 +21,8 @@ from redline.clock import Clock
 from redline.errors import ConfigError
 from redline.httpserver import JSON, BodyError, Exchange, header_lines
 from redline.limits.rule import Rate, parse_rate
-from redline.sim.admission import Admission, Charge, Rejection
+from redline.sim.accounts import Account, Accounts
+from redline.sim.admission import Charge, Rejection
 from redline.sim.answers import (
     ENDPOINTS,
     Answers,
@@ -32,8 +33,9 @@ from redline.sim.answers import (
     load_replay,
 )
 from redline.sim.batches import BatchDoor, bad_body, read_body, refusal
+from redline.sim.faults import parse_faults
 from redline.sim.headers import limit_headers, retry_details, retry_headers
-from redline.sim.latency import Constant
+from redline.sim.latency import Constant, parse_latency
 from redline.sim.settings import SimSettings
 from redline.sim.slots import Slots
 from redline.sim.stats import Stats, Ticket
@@ -67,6 +69,8 @@ _AFTER = {
 _STREAM_FIELDS = header_lines(
     {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 )
+# The longest time for which a key can be parked.
+MAX_PARK_S = 86_400.0
 # Headers of these styles have names for input and output apart; the others know `tokens` only.
 _SPLIT_STYLES = frozenset({"anthropic"})
 
@@ -80,7 +84,16 @@ class _NewLimits(msgspec.Struct, forbid_unknown_fields=True):
     output_tokens: list[str] | None = None
 
 
+class _NewFaults(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST /sim/faults. What is left out stays as it is."""
+
+    faults: list[str] | None = None
+    latency: str | None = None
+    park_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_PARK_S)] | None = None
+
+
 _NEW_LIMITS = msgspec.json.Decoder(_NewLimits)
+_NEW_FAULTS = msgspec.json.Decoder(_NewFaults)
 
 
 class _Drawn(NamedTuple):
@@ -100,19 +113,14 @@ class Provider:
             load_replay(settings.replay) if settings.replay else None,
             Stories(settings.near_duplicates, settings.seed) if settings.stories else None,
         )
-        self._admission = Admission(settings.rates, settings.algorithm)
+        self._accounts = Accounts(settings.rates, settings.algorithm)
         # Streams of their own, so that faults do not shift the latencies of one seed.
         self._jitter_rng = Random(f"{settings.seed} jitter")
         self._latency_rng = Random(f"{settings.seed} latency")
         self._fault_rng = Random(f"{settings.seed} fault")
         self._slots = Slots(settings.concurrency)
-        self._is_immediate = (
-            settings.latency == Constant(0.0)
-            and not settings.per_token_s
-            and not settings.jitter_s
-            and not settings.faults.total
-            and settings.concurrency is None
-        )
+        self._is_immediate = _is_immediate(settings)
+        self._has_parked = False
         self.stats = Stats()
         self.batches = BatchDoor(settings, self._answers, clock, self.refuse_key)
 
@@ -138,7 +146,7 @@ class Provider:
         try:
             if (admitted := self._admitted(exchange, ticket, draft)) is not None:
                 self.stats.serve_at_once()
-                self._charge_answer(admitted)
+                self._charge_answer(exchange, admitted)
                 self._answer(exchange, ticket, admitted)
         finally:
             if not ticket.outcome:
@@ -183,13 +191,21 @@ class Provider:
         if self._slots.is_full:
             self._reply(exchange, ticket, _FULL, "overloaded")
             return None
-        if self._admission.has_limits:
-            rejection = self._admission.ask(self._charge(draft), ticket.arrival_s)
+        if self._accounts.has_limits or self._has_parked:
+            account, now_s = self._account(exchange), ticket.arrival_s
+            if now_s < account.parked_until_s:
+                wait = self._asked_to_wait(account.parked_until_s - now_s)
+                self._reply(exchange, ticket, wait, "rejected", "parked")
+                return None
+            rejection = account.admission.ask(self._charge(draft), now_s)
             if rejection is not None:
-                over = self._rejected(rejection, ticket.arrival_s)
+                over = self._rejected(rejection, account, now_s)
                 self._reply(exchange, ticket, over, "rejected", rejection.limit)
                 return None
         return draft
+
+    def _account(self, exchange: Exchange) -> Account:
+        return self._accounts.of(exchange.headers.get("authorization", ""))
 
     def _draw(self, exchange: Exchange, ticket: Ticket, draft: Draft) -> _Drawn | None:
         """Latency and fault, or None for a request that has met its fault at the door."""
@@ -212,7 +228,7 @@ class Provider:
         if wait_s > 0:
             await asyncio.sleep(wait_s)
         if fault is not None or not draft.is_stream:
-            self._charge_answer(draft)
+            self._charge_answer(exchange, draft)
         if fault == "half":
             await self._half(exchange, ticket, draft)
         elif fault is not None:
@@ -243,10 +259,10 @@ class Provider:
             return Charge(draft.prompt_tokens)
         return Charge(draft.prompt_tokens, draft.most_tokens)
 
-    def _charge_answer(self, draft: Draft) -> None:
+    def _charge_answer(self, exchange: Exchange, draft: Draft) -> None:
         if self._settings.charge == "answered":
             answer = Charge(output_tokens=draft.completion_tokens, requests=0)
-            self._admission.count(answer, self._clock.now_s())
+            self._account(exchange).admission.count(answer, self._clock.now_s())
 
     async def answer_limits(self, exchange: Exchange) -> None:
         """Answers a request that shows or changes the limits; it is not counted as received."""
@@ -258,16 +274,48 @@ class Provider:
             self.refuse_key(exchange)
             if exchange.method == "POST":
                 body = decode(_NEW_LIMITS, await read_body(exchange))
-                self._admission.change(_rates(body), self._clock.now_s())
+                self._accounts.change(_rates(body), self._clock.now_s())
             elif exchange.method not in ("GET", "HEAD"):
                 raise BadCall(f"/sim/limits takes GET and POST, not {exchange.method}.", status=405)
         except BadCall as error:
             return refusal(error)
-        limits = self._admission.rates.items()
+        limits = self._accounts.rates.items()
         shown = {what.replace("-", "_"): [str(rate) for rate in rates] for what, rates in limits}
         return json_reply(shown)
 
-    def _rejected(self, rejection: Rejection, now_s: float) -> Reply:
+    async def answer_faults(self, exchange: Exchange) -> None:
+        """Answers a request that shows or changes what goes wrong; it is not counted."""
+        send(exchange, await self._disturb(exchange))
+
+    async def _disturb(self, exchange: Exchange) -> Reply:
+        """Shows faults and latency, and before that changes them where the request is a POST."""
+        try:
+            self.refuse_key(exchange)
+            if exchange.method == "POST":
+                body = decode(_NEW_FAULTS, await read_body(exchange))
+                self._settings = _changed(self._settings, body)
+                self._is_immediate = _is_immediate(self._settings)
+                if body.park_s is not None:
+                    self._has_parked = True
+                    self._account(exchange).park(self._clock.now_s() + body.park_s)
+            elif exchange.method not in ("GET", "HEAD"):
+                raise BadCall(f"/sim/faults takes GET and POST, not {exchange.method}.", status=405)
+        except BadCall as error:
+            return refusal(error)
+        shares = {kind: share for kind, share in self._settings.faults.shares if share}
+        return json_reply({"faults": shares, "latency": str(self._settings.latency)})
+
+    def _asked_to_wait(self, wait_s: float) -> Reply:
+        """The answer to a key that is parked."""
+        return error_reply(
+            429,
+            f"This key is asked to wait. Please try again in {wait_s:.3f}s.",
+            "requests",
+            code="rate_limit_exceeded",
+            headers=retry_headers(self._settings.headers, wait_s),
+        )
+
+    def _rejected(self, rejection: Rejection, account: Account, now_s: float) -> Reply:
         rate = rejection.rate
         asked = (
             f"{rejection.what} per {rate.window_s:g} s: Limit {rate.count}, "
@@ -278,7 +326,7 @@ class Provider:
         else:
             message = f"Rate limit reached on {asked} Please try again in {rejection.wait_s:.3f}s."
         style = self._settings.headers
-        headers = {**self._limit_headers(now_s), **retry_headers(style, rejection.wait_s)}
+        headers = {**self._limit_headers(account, now_s), **retry_headers(style, rejection.wait_s)}
         if details := retry_details(style, rejection.wait_s):
             status = "RESOURCE_EXHAUSTED"
             error = {"code": 429, "message": message, "status": status, "details": details}
@@ -288,11 +336,11 @@ class Provider:
             429, message, rejection.what, code="rate_limit_exceeded", headers=headers
         )
 
-    def _limit_headers(self, now_s: float) -> dict[str, str]:
+    def _limit_headers(self, account: Account, now_s: float) -> dict[str, str]:
         style = self._settings.headers
-        if style == "none" or not self._admission.has_limits:
+        if style == "none" or not self._accounts.has_limits:
             return {}
-        readings = self._admission.readings(now_s)
+        readings = account.admission.readings(now_s)
         if style not in _SPLIT_STYLES:
             readings = [each for each in readings if each.what in ("requests", "tokens")]
         return limit_headers(style, readings, self._clock.wall_s())
@@ -314,11 +362,12 @@ class Provider:
     def _whole(self, ticket: Ticket, draft: Draft) -> bytes:
         return msgspec.json.encode(draft.whole(ticket.number, int(self._clock.wall_s())))
 
-    def _fields(self, content_type: bytes, ticket: Ticket) -> bytes:
+    def _fields(self, exchange: Exchange, content_type: bytes, ticket: Ticket) -> bytes:
         """The header lines of an answer."""
         fields = content_type + request_id(ticket.number)
-        if self._admission.has_limits:
-            fields += header_lines(self._limit_headers(self._clock.now_s()))
+        if self._accounts.has_limits:
+            account = self._account(exchange)
+            fields += header_lines(self._limit_headers(account, self._clock.now_s()))
         return fields
 
     def _answer(self, exchange: Exchange, ticket: Ticket, draft: Draft) -> None:
@@ -330,7 +379,7 @@ class Provider:
             body = b"".join([event for _, event in self._events(ticket, draft)]) + DONE_EVENT
         else:
             body = self._whole(ticket, draft)
-        fields = self._fields(_STREAM_FIELDS if is_stream else JSON, ticket)
+        fields = self._fields(exchange, _STREAM_FIELDS if is_stream else JSON, ticket)
         self._settle_answer(ticket, draft)
         send_whole = exchange.respond_in_one_chunk if is_stream else exchange.respond
         send_whole(200, body, fields)
@@ -357,17 +406,17 @@ class Provider:
             return
         self._settle_fault(ticket, "half", 200)
         if draft.is_stream:
-            await exchange.begin(200, self._fields(_STREAM_FIELDS, ticket))
+            await exchange.begin(200, self._fields(exchange, _STREAM_FIELDS, ticket))
             await send_half_events(exchange, self._events(ticket, draft))
         else:
-            fields = self._fields(JSON, ticket)
+            fields = self._fields(exchange, JSON, ticket)
             send_first_half(exchange, Reply(200, self._whole(ticket, draft), fields))
 
     async def _stream(self, exchange: Exchange, ticket: Ticket, draft: Draft) -> None:
-        await exchange.begin(200, self._fields(_STREAM_FIELDS, ticket))
+        await exchange.begin(200, self._fields(exchange, _STREAM_FIELDS, ticket))
         events = self._events(ticket, draft)
         last = await send_events(exchange, events, self._settings.per_token_s)
-        self._charge_answer(draft)
+        self._charge_answer(exchange, draft)
         if not exchange.is_gone:
             self._settle_answer(ticket, draft)
         await exchange.end(last + DONE_EVENT)
@@ -378,6 +427,30 @@ class Provider:
 
     def _events(self, ticket: Ticket, draft: Draft) -> Iterator[tuple[int, bytes]]:
         return draft.events(ticket.number, int(self._clock.wall_s()))
+
+
+def _is_immediate(settings: SimSettings) -> bool:
+    """Nothing of a whole answer can take time."""
+    return (
+        settings.latency == Constant(0.0)
+        and not settings.per_token_s
+        and not settings.jitter_s
+        and not settings.faults.total
+        and settings.concurrency is None
+    )
+
+
+def _changed(settings: SimSettings, body: _NewFaults) -> SimSettings:
+    """The settings with other faults and another latency. Raises BadCall for what is neither."""
+    faults, latency = settings.faults, settings.latency
+    try:
+        if body.faults is not None:
+            faults = parse_faults(body.faults)
+        if body.latency is not None:
+            latency = parse_latency(body.latency)
+    except ConfigError as error:
+        raise BadCall(f"{error.what}: {error.hint}" if error.hint else error.what) from None
+    return msgspec.structs.replace(settings, faults=faults, latency=latency)
 
 
 def _rates(body: _NewLimits) -> dict[str, list[Rate]]:

@@ -61,6 +61,8 @@ class Sim(HttpServer):
                 return None
         if exchange.path == "/sim/limits":
             return self._provider.answer_limits(exchange)
+        if exchange.path == "/sim/faults":
+            return self._provider.answer_faults(exchange)
         if BatchDoor.takes(exchange.path):
             return self._provider.batches.serve(exchange)
         return self._provider.serve(exchange)

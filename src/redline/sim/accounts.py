@@ -1,0 +1,64 @@
+"""The limits of each key: providers count the requests of an account, not those of all."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+
+from redline.limits.rule import Rate
+from redline.sim.admission import Admission, Rates
+
+# Beyond them, the one that has asked longest ago is forgotten, with what it has counted.
+_MOST_ACCOUNTS = 10_000
+
+
+class Account:
+    """What is counted of one key. parked_until_s: it is refused before; monotonic."""
+
+    def __init__(self, admission: Admission) -> None:
+        self.admission = admission
+        self.parked_until_s = -math.inf
+
+    def park(self, until_s: float) -> None:
+        """Refuses its requests until then."""
+        self.parked_until_s = until_s
+
+
+class Accounts:
+    """The accounts of a provider, all with the same limits; one for each key, as it first comes.
+
+    rates: the limits by kind; the kinds are those of redline.sim.admission.KINDS.
+    """
+
+    def __init__(self, rates: Rates, algorithm: str) -> None:
+        self._algorithm = algorithm
+        self._accounts: OrderedDict[str, Account] = OrderedDict()
+        self._model = Admission(rates, algorithm)
+
+    @property
+    def rates(self) -> dict[str, list[Rate]]:
+        """The limits by kind, every kind named."""
+        return self._model.rates
+
+    @property
+    def has_limits(self) -> bool:
+        """Any request may be over a limit."""
+        return self._model.has_limits
+
+    def of(self, key: str) -> Account:
+        """The account of this key, as it is in the `Authorization` header; empty for none."""
+        account = self._accounts.get(key)
+        if account is None:
+            account = Account(Admission(self.rates, self._algorithm))
+            self._accounts[key] = account
+            if len(self._accounts) > _MOST_ACCOUNTS:
+                self._accounts.popitem(last=False)
+        else:
+            self._accounts.move_to_end(key)
+        return account
+
+    def change(self, rates: Rates, now_s: float) -> None:
+        """Replaces the limits of the kinds in `rates`, of every account; see Admission."""
+        self._model.change(rates, now_s)
+        for account in self._accounts.values():
+            account.admission.change(rates, now_s)
