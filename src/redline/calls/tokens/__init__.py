@@ -8,6 +8,7 @@ from redline.calls.tokens.estimate import (
 )
 from redline.calls.tokens.kalman import Prior, Weights
 from redline.calls.tokens.pending_outputs import PendingOutputs
+from redline.calls.tokens.prefixes import PREFIX_CHARS, prefixes_of
 from redline.calls.tokens.prompt import CLASSES, Prompt
 from redline.calls.tokens.tokenizer import TOKENIZERS, Tokenizer, Tokenizers
 from redline.calls.tokens.upper_bound import Worst, worst_of

@@ -74,6 +74,11 @@ class Asked(msgspec.Struct, eq=False):
     ids: int = 0
     _amounts: tuple[float, ...] = ()
 
+    @property
+    def texts(self) -> list[str] | None:
+        """All of its texts, of a chat that is read in one decode; None of any other body."""
+        return self._body if type(self._body) is list else None
+
     def amounts(self, tokenizer: Tokenizer | None) -> tuple[float, ...]:
         """What the weights that are in use weigh."""
         if not self._amounts or self.tokenizer is not tokenizer:

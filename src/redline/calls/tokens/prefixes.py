@@ -1,0 +1,91 @@
+"""Hashes of what a prompt begins with: equal ones for calls that a prefix cache could serve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redline.calls.tokens.asked import asked_of
+from redline.calls.tokens.prompt import DATA, MOST_VALUES
+from redline.waist import Request
+
+# About 16 tokens are the blocks of vLLM's cache; what is shared by less than four of them is not
+# worth a hash.
+_FIRST_CHARS = 256
+# So that 64 hashes reach as far as any context window: each prefix is an eighth longer.
+_GROWTH = 8
+_MOST = 64
+# Fields that hold the prompt, in the order in which a model reads them.
+_FIELDS = ("system", "instructions", "messages", "prompt", "input")
+_TEXTS = frozenset({"content", "text", "arguments", "name", "output"})
+
+
+def _lengths() -> tuple[int, ...]:
+    found = [_FIRST_CHARS]
+    while len(found) < _MOST:
+        step = max(1, found[-1] // _GROWTH // _FIRST_CHARS) * _FIRST_CHARS
+        found.append(found[-1] + step)
+    return tuple(found)
+
+
+# The characters of each prefix: 256, 512, ... 2,048 and from there an eighth more each time.
+PREFIX_CHARS = _lengths()
+
+
+def prefixes_of(request: Request) -> tuple[int, ...]:
+    """Hashes of the prefixes of the request's prompt, the shortest first; at most 64.
+
+    Two requests of one model whose prompts begin with the same PREFIX_CHARS[i] characters agree in
+    the items up to i. None for what is beyond the end of the prompt, and none for a prompt shorter
+    than the first prefix. Each is of 48 bits and keyed by a secret of this process, so that it says
+    nothing of the text to anybody else, and cannot be compared with another process's.
+    """
+    asked = asked_of(request)
+    if asked is None:
+        return ()
+    texts = asked.texts
+    if texts is None:
+        texts = _texts(request.body)
+    return _hashes(asked.name, texts)
+
+
+def _hashes(model: str, texts: list[str]) -> tuple[int, ...]:
+    text = texts[0] if len(texts) == 1 else "".join(texts)
+    length = len(text)
+    if length < _FIRST_CHARS:
+        return ()
+    found = list[int]()
+    key, begin = hash(model), 0
+    for end in PREFIX_CHARS:
+        if end > length:
+            break
+        key = hash((key, text[begin:end]))
+        # What JSON's readers take for a whole number without loss.
+        found.append(key >> 16)
+        begin = end
+    return tuple(found)
+
+
+def _texts(body: dict[str, Any]) -> list[str]:
+    """The texts of a prompt of any form, in their order."""
+    todo: list[Any] = [body[name] for name in reversed(_FIELDS) if name in body]
+    found, values_left = list[str](), MOST_VALUES
+    while todo and values_left > 0:
+        values_left -= 1
+        value = todo.pop()
+        if isinstance(value, str):
+            # A picture by its address: the same one twice is the same prompt.
+            found.append(value)
+        elif isinstance(value, dict):
+            parts = [part for name, part in value.items() if name in _TEXTS or _holds(part)]
+            todo += reversed(parts)
+        elif isinstance(value, (list, tuple)):
+            todo += reversed(value[:values_left])
+        elif type(value) is int:
+            # A prompt of token ids.
+            found.append(f"{value} ")
+    return found
+
+
+def _holds(value: Any) -> bool:
+    """It may hold more of the prompt, as a list of parts does."""
+    return isinstance(value, (dict, list)) or (isinstance(value, str) and value.startswith(DATA))
