@@ -10,12 +10,16 @@ import asyncio
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
-from redline.calls import Call, HttpBackend, Outcome, Request, Sink
-from redline.limits import Cost, Grant, Rate
+from redline.calls import Call, Endpoint, HttpBackend, Outcome, Request, Sink
+from redline.calls.wire import Answer, Deadlines, Exchange, Transport
+from redline.limits import Cost, Grant, Limits, Rate
 from redline.limits.wait import Limiter
+from redline.testing import VirtualClock, virtual_run
 from support.pacing import SERVERS
+from support.swapping import Swap
 from support.token_world import Found, Setting, Traffic, drive
 
 RATE = Rate(600_000, 0.25)
@@ -97,3 +101,60 @@ def test_bounds_are_never_rejected_and_cost_no_throughput(
 def test_a_limit_that_always_binds_has_no_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(SETTING, rates={"tokens": Rate(200_000, 60.0)}, concurrency=20, windows=0.5)
     assert run(monkeypatch, bounds=True, setting=small).bounds == 0
+
+
+class Told(Transport):
+    """Answers at once, with the usage that it is told."""
+
+    usage: dict[str, int]
+
+    async def exchange(self, exchange: Exchange, *_: object) -> Answer:
+        async with Deadlines(VirtualClock(asyncio.get_running_loop())).timeout() as alarm:
+            exchange.follow(alarm)
+            await exchange.get_ready()
+            await exchange.wait_for_grant()
+            exchange.leave(alarm, is_kept=False)
+            await asyncio.sleep(0.01)
+            exchange.headers_came()
+            choice = {"message": {"content": "yes"}, "finish_reason": "stop"}
+            answer = {"choices": [choice], "usage": self.usage}
+            return Answer(200, {}, msgspec.json.encode(answer))
+
+
+LONG = {"model": "m", "messages": [{"role": "user", "content": "word " * 50}]}
+
+
+async def bounded(then: dict[str, int], calls: int) -> list[Cost | None]:
+    """The bound of a request whose usage was 60 tokens, before and after calls that used `then`."""
+    limits = Limits(tokens=Rate(10**9, 1.0), charge="actual")
+    endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", limits=limits, proxy="")
+    clock = VirtualClock(asyncio.get_running_loop())
+    server = Told(endpoint, clock, lambda took_s: None)
+    with Swap((Transport, lambda *_: server)):
+        backend = HttpBackend(endpoint, clock=clock)
+    found = []
+    for usage, count in (({"prompt_tokens": 60, "completion_tokens": 5}, 600), (then, calls)):
+        server.usage = usage
+        for _ in range(count):
+            outcome = await backend.send(Request(raw=msgspec.json.encode(LONG)), Call())
+            assert outcome.is_success
+        request = Request(raw=msgspec.json.encode(LONG))
+        found.append(backend.estimator.bound(request, backend.limiter.easy_tokens))
+        assert backend.load(clock.now_s()).tokens_out == 0
+    await backend.aclose()
+    return found
+
+
+@pytest.mark.parametrize("then", [{}, {"prompt_tokens": 5_000, "completion_tokens": 5}])
+def test_the_first_usage_that_a_bound_does_not_cover_ends_bounds(then: dict[str, int]) -> None:
+    before, after = virtual_run(bounded(then, 1))
+    assert before is not None
+    assert after is None
+
+
+def test_outputs_are_followed_while_calls_take_bounds() -> None:
+    before, after = virtual_run(bounded({"prompt_tokens": 60, "completion_tokens": 40}, 3_200))
+    assert before is not None
+    assert after is not None
+    assert before.output_tokens == 5
+    assert 13 <= after.output_tokens <= 80

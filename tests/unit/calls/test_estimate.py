@@ -314,6 +314,19 @@ def test_most_replies_cost_no_learning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert learned - first == pytest.approx(first / 256 * 100, rel=0.03)
 
 
+def test_one_call_in_32_that_take_a_bound_is_followed_and_teaches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    estimator = settled()
+    before = estimator.accuracy().input.calls
+    learned: list[float] = []
+    monkeypatch.setattr(Weights, "learn", lambda self, amounts, value: learned.append(value))
+    for _ in range(640):
+        estimator.end(estimator.begin_bound(in_json()), used(60, 5), 1.0)
+    assert len(learned) == pytest.approx(20, abs=1)
+    assert estimator.accuracy().input.calls == min(256, before + len(learned))
+
+
 HOSTILE: list[Any] = [0, -5, 1, 10**9, 10**400, None, "12", 3.5, float("nan"), True, [], {}]
 
 

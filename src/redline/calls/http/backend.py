@@ -17,7 +17,7 @@ from redline.calls.http.models import renamed
 from redline.calls.http.outage import Outage, is_unreachable
 from redline.calls.http.room import Room
 from redline.calls.http.waiting import NO_MARKS, Wait, wait_of_this_task
-from redline.calls.tokens import Sending, TokenEstimator
+from redline.calls.tokens import UNFOLLOWED, Sending, TokenEstimator
 from redline.calls.wire import (
     EVENTS,
     LONG_BYTES,
@@ -389,8 +389,10 @@ class HttpBackend:
             if call.requests:
                 self._attempts.retried()
             if attempt.cost is not _NOTHING:
-                attempt.sending = self.estimator.begin(attempt.request)
-                self._tokens_out += attempt.cost.input_tokens + attempt.cost.output_tokens
+                cost, estimator = attempt.cost, self.estimator
+                begin = estimator.begin_bound if cost.is_bound else estimator.begin
+                attempt.sending = begin(attempt.request)
+                self._tokens_out += cost.input_tokens + cost.output_tokens
         if self._finds_limits:
             attempt.in_flight = self.slots.in_use
             self._steering.sent(sent_s)
@@ -605,12 +607,19 @@ class HttpBackend:
         self, attempt: _Attempt, sending: Sending, reply: Reply | None, took_s: float
     ) -> None:
         """Settles the tokens of an attempt that is over; None for one without a reply."""
-        self._tokens_out -= attempt.cost.input_tokens + attempt.cost.output_tokens
-        self.estimator.end(sending, reply, took_s)
-        if reply is not None and attempt.grant is not None:
-            used = Cost(reply.input_tokens or 0, reply.output_tokens or 0)
-            if used.input_tokens > 0 or used.output_tokens > 0:
-                self._steering.settle(attempt.grant, used)
+        cost = attempt.cost
+        self._tokens_out -= cost.input_tokens + cost.output_tokens
+        if reply is None:
+            self.estimator.end(sending, None, took_s)
+            return
+        input_tokens, output_tokens = reply.input_tokens or 0, reply.output_tokens or 0
+        if sending is UNFOLLOWED and not 0 < input_tokens <= cost.input_tokens:
+            # Its usage is not within its bound, or not told.
+            sending = self.estimator.begin(attempt.request, teaches=True)
+        if sending is not UNFOLLOWED:
+            self.estimator.end(sending, reply, took_s)
+        if attempt.grant is not None and (input_tokens > 0 or output_tokens > 0):
+            self._steering.settle(attempt.grant, Cost(input_tokens, output_tokens))
 
     def _tried(
         self, attempt: _Attempt, error: CallError | NoEndpoint | None, now_s: float

@@ -1,6 +1,7 @@
 """Token counts and estimates: what a request will use, and the most it can use."""
 
 from redline.calls.tokens.estimate import (
+    UNFOLLOWED,
     Accuracy,
     Comparison,
     Sending,

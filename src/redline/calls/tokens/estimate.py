@@ -60,11 +60,16 @@ _LEAST_LETTER, _LEAST_DIGIT, _LEAST_ACCENTED, _LEAST_WIDE = 0.12, 0.25, 0.1, 0.3
 
 _FIRST_OUTPUT_TOKENS = 256
 
+_LEAST_VARIANCE = 1e-6
+
 _MODELS_KEPT = 32
 
 # Learning the input costs ten times as much as all else at a call's end. So once it is settled, one
 # reply in eight teaches it.
 _SHARE = 1 / 8
+# A call that takes a bound needs no estimate, and may be one of thousands a second: learning from
+# all of them would cost as much as their limits. So one in so many is followed.
+_SHARE_OF_BOUNDS = 1 / 32
 # Multiples of the golden ratio fall evenly between whole numbers, and those of every n-th call do,
 # too: where rows of two kinds take turns, both teach.
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -173,18 +178,30 @@ class _Model:
         # What is bounded varies by no more than this (Bhatia and Davis 2000).
         variance = min(variance, mean * above)
         third = min(third, variance * above)
-        spread = Spread(variance * copies, third * copies, above * copies)
+        # Outputs that are all alike differ by the rounding errors of sums.
+        is_certain = variance < _LEAST_VARIANCE
+        spread = (
+            CERTAIN if is_certain else Spread(variance * copies, third * copies, above * copies)
+        )
         found = round(mean * copies), spread
         self._output = moments, copies, most, found
         return found
 
 
 class Sending(msgspec.Struct, eq=False):
-    """A call on its way: what it asks for, what is to learn from it, and its number there."""
+    """A call on its way: what it asks for, what is to learn from it, and its number there.
+
+    teaches: the input is learned from its reply in any case.
+    """
 
     asked: Asked | None
     model: _Model | None = None
     number: int = 0
+    teaches: bool = False
+
+
+# A call that teaches nothing.
+UNFOLLOWED = Sending(None)
 
 
 class TokenEstimator:
@@ -200,6 +217,7 @@ class TokenEstimator:
         # In order of use, the latest last.
         self._models: dict[str, _Model] = {}
         self._unknown = _Model()
+        self._bounds = 0  # calls sent by one
         self._inputs = Comparison()
         self._outputs = Comparison()
 
@@ -267,13 +285,26 @@ class TokenEstimator:
         is_exact = asked is not None and self._tokenizer(asked.name) is not None
         return 0.0 if is_exact else FIRST_GUESS_ERROR
 
-    def begin(self, request: Request) -> Sending:
-        """A call of `request` is sent now; give what this returns to `end`."""
+    def begin(self, request: Request, *, teaches: bool = False) -> Sending:
+        """A call of `request` is sent now; give what this returns to `end`.
+
+        teaches: the input is learned from its reply, whatever share of them teaches it.
+        """
         asked = asked_of(request)
         if asked is None:
-            return Sending(None)
+            return UNFOLLOWED
         model = self._model(asked.name)
-        return Sending(asked, model, model.outputs.begin())
+        return Sending(asked, model, model.outputs.begin(), teaches)
+
+    def begin_bound(self, request: Request) -> Sending:
+        """As `begin`, of a call that took a bound; UNFOLLOWED for all but one in 32.
+
+        Where the usage of one that is not followed is not within its bound, begin it then.
+        """
+        self._bounds = bounds = self._bounds + 1
+        if bounds * _GOLDEN % 1 >= _SHARE_OF_BOUNDS:
+            return UNFOLLOWED
+        return self.begin(request, teaches=True)
 
     def end(self, sending: Sending, reply: Reply | None, took_s: float) -> None:
         """The call is over after took_s; corrects the estimates by its reply's usage.
@@ -285,7 +316,7 @@ class TokenEstimator:
             return
         each: int | None = None
         if reply is not None:
-            teaches = model.counts_reply(reply)
+            teaches = model.counts_reply(reply) or sending.teaches
             if teaches and (input_tokens := _count(reply.input_tokens)):
                 self._learn_input(model, asked, input_tokens)
             used = reply.output_tokens
@@ -302,7 +333,8 @@ class TokenEstimator:
     def accuracy(self) -> TokenAccuracy:
         """How far recent estimates were off, each as it stood when its reply came.
 
-        Of the replies that the input is learned from: all at first, then one in eight.
+        Of the replies that the input is learned from: all at first, then one in eight, or in 32
+        while a bound takes the place of estimates.
         """
         return TokenAccuracy(self._inputs.accuracy(), self._outputs.accuracy())
 

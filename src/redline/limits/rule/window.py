@@ -291,15 +291,11 @@ class Window:
         before_s, held = self._full_at_s, self._held + amount
         if before_s - now_s > _EPSILON_S or held > self._easy:
             return None
-        if spread is not CERTAIN:
-            doubt = self._doubt
+        doubt = self._doubt
+        if spread is not CERTAIN or doubt.variance:
             if held + doubt.margin(spread) > self._easy:
                 return None
-            doubt.variance += spread.variance
-            doubt.third += spread.third
-            doubt.most += spread.most
-        elif not self._is_plain and held + self._doubt.margin(spread) > self._easy:
-            return None
+            doubt.add(spread)
         self._held = held
         paced_s = amount * self._unit_s
         self._full_at_s = (before_s if before_s > now_s else now_s) + paced_s
