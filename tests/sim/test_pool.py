@@ -8,12 +8,15 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
+import pytest
+
 from redline.calls import Call, Endpoint, HttpBackend, Request, Retry
-from redline.errors import NoEndpoint
+from redline.errors import NoEndpoint, RateLimited
 from redline.limits import Limits
 from redline.route import Pool, Seat, strategy_of
 from redline.testing import VirtualClock, virtual_run
 from redline.waist import Attempts, Health, Outcome
+from support.fleet import ModelServer
 from support.raw_server import RawServer, Seen, answer, chat
 
 LATENCY_S = 1.0
@@ -113,6 +116,57 @@ def test_four_keys_are_used_to_the_full_while_one_of_them_is_parked() -> None:
             if attempt.sent_s is not None and attempt.eligible_s is not None
         ]
         assert max(waits, default=0.0) < 2.0
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize("again_s", [3.0, 40.0])
+def test_a_call_is_sent_when_its_only_endpoint_is_parked_no_more(again_s: float) -> None:
+    async def main() -> None:
+        window = Window(100)
+        async with RawServer(window) as server:
+            pool = pool_of([server], Attempts(), concurrency=4)
+            loop = asyncio.get_running_loop()
+            window.parked_until_s = loop.time() + again_s
+            first = await pool.send(ask(0), Call())
+            assert isinstance(first.error, RateLimited)
+            until_s = pool.load(loop.time()).parked_until_s
+            assert until_s >= loop.time() + again_s
+            outcome = await pool.send(ask(1), Call())
+            assert outcome.is_success
+            assert until_s <= loop.time() - LATENCY_S < until_s + 0.1
+            await pool.aclose()
+
+    virtual_run(main())
+
+
+def test_no_more_calls_are_in_flight_than_are_allowed_together() -> None:
+    async def main() -> None:
+        servers = [ModelServer(f"s{n}", slots=8, bound=8) for n in range(2)]
+
+        def seat(server: ModelServer) -> Seat:
+            return Seat(name=server.name, make=lambda on_room: server)
+
+        clock = VirtualClock(asyncio.get_running_loop())
+        begun_s = clock.now_s()
+        pool = Pool(
+            [seat(one) for one in servers],
+            strategy_of("p2c", random.Random(1)),
+            most=5,
+            clock=clock,
+        )
+
+        async def work() -> None:
+            assert (await pool.send(Request(body={"work": 1.0}), Call())).is_success
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(100):
+                group.create_task(work())
+            await asyncio.sleep(0.5)
+            load = pool.load(clock.now_s())
+            assert (load.in_flight, load.slots, load.waiting) == (5, 5, 95)
+            assert (load.room_s > 0, load.binds) == (True, "5 calls in flight")
+        assert clock.now_s() - begun_s == pytest.approx(20.0, abs=0.1)
 
     virtual_run(main())
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redline.calls import Call, Endpoint, HttpBackend, Request, Retry
-from redline.errors import RateLimited, Withdrawn
+from redline.errors import Withdrawn
 from redline.limits import Limits
 from redline.testing import VirtualClock, virtual_run
 from redline.waist import Attempts
@@ -184,59 +184,6 @@ def test_a_withdrawal_is_no_cancellation_of_the_task(is_cancelled_too: bool) -> 
                 await task
                 assert left == [0]
             await backend.aclose()
-
-    run(main())
-
-
-def test_a_free_slot_is_reported_once_there_was_none() -> None:
-    async def main() -> None:
-        rooms: list[float] = []
-        async with RawServer(late) as server:
-            backend = backend_of(server, concurrency=2, on_room=lambda: rooms.append(now_s()))
-            await backend.send(ask(0), Call())
-            assert rooms == []  # a slot was free all the time
-            began_s = now_s()
-            await asyncio.gather(*[backend.send(ask(at), Call()) for at in range(4)])
-            # Of the first two slots to become free, waiting calls took both.
-            assert len(rooms) == 1
-            assert rooms[0] == pytest.approx(began_s + 2 * LATENCY_S, abs=0.1)
-            await backend.aclose()
-
-    run(main())
-
-
-def test_an_endpoint_that_is_parked_reports_when_it_is_no_more() -> None:
-    async def main() -> None:
-        rooms: list[float] = []
-
-        async def full(seen: Seen, writer: asyncio.StreamWriter) -> None:
-            writer.write(answer(b"{}", 429, Retry_After="3"))
-
-        async with RawServer(full) as server:
-            backend = backend_of(server, concurrency=1, on_room=lambda: rooms.append(now_s()))
-            outcome = await backend.send(ask(0), Call())
-            assert isinstance(outcome.error, RateLimited)
-            assert rooms == []
-            until_s = backend.load(now_s()).parked_until_s
-            backend.limiter.park(until_s + 4)
-            await asyncio.sleep(20)
-            assert rooms == [pytest.approx(until_s + 4, abs=0.01)]
-            await backend.aclose()
-
-    run(main())
-
-
-def test_an_endpoint_out_of_reach_reports_when_it_may_be_tried_again() -> None:
-    async def main() -> None:
-        rooms: list[float] = []
-        async with RawServer(late) as server:
-            backend = backend_of(server, concurrency=1, on_room=lambda: rooms.append(now_s()))
-        await backend.send(ask(0), Call())
-        assert rooms == []
-        again_s = backend.load(now_s()).parked_until_s
-        await asyncio.sleep(20)
-        assert rooms == [pytest.approx(again_s, abs=0.01)]
-        await backend.aclose()
 
     run(main())
 

@@ -388,7 +388,8 @@ def _http(
         seat_of(endpoint, price=_price(job, endpoint), **parts(limiter))
         for endpoint, limiter in zip(job.endpoints, given.limiters, strict=True)
     ]
-    pool = Pool(seats, strategy_of(job.balance, random.Random()), listener=listener)
+    strategy = strategy_of(job.balance, random.Random())
+    pool = Pool(seats, strategy, most=job.most_together, listener=listener)
 
     def found() -> list[str]:
         return [
@@ -398,9 +399,7 @@ def _http(
             for limit in member.backend.found()
         ]
 
-    if job.most_together is None:
-        return pool, found
-    return Bounded(pool, job.most_together), found
+    return pool, found
 
 
 def _price(job: Job, endpoint: Endpoint) -> float:

@@ -21,6 +21,7 @@ import math
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Protocol
 
 import msgspec
@@ -29,8 +30,12 @@ import msgspec
 MEMORY = 16
 # A latency counts for half when the latest answer is so long ago.
 FORGET_S = 60.0
+# Times between two reviews of the figures.
+REVIEW_S = 1.0
 # Figures that a server reported longer ago are not used.
 STALE_S = 10.0
+
+_EXPECTED_S = attrgetter("expected_s")
 
 
 class Figures(msgspec.Struct, kw_only=True):
@@ -43,6 +48,9 @@ class Figures(msgspec.Struct, kw_only=True):
     queued: calls that its server says are waiting. gpu: 0 to 1, None if unknown. seen_s: when the
     server said so. room_s: seconds until it could start a call. answers: how many it has given.
     answered_s: when it gave the latest.
+    call_s: what each of its calls is expected to add to the time until it answers another one, and
+    expected_s: that time; others: calls of others that wait there. All three are as of the last
+    `review`, and of the calls that have begun and ended since.
     """
 
     name: str = ""
@@ -59,14 +67,40 @@ class Figures(msgspec.Struct, kw_only=True):
     room_s: float = 0.0
     answers: int = 0
     answered_s: float = 0.0
+    call_s: float = 1.0
+    expected_s: float = 1.0
+    others: int = 0
+
+    def began(self) -> None:
+        """A call is on its way to it."""
+        self.in_flight = in_flight = self.in_flight + 1
+        self.expected_s = (in_flight + self.others + 1) * self.call_s
+
+    def ended(self) -> None:
+        """A call is over, without an answer."""
+        self.in_flight = in_flight = self.in_flight - 1
+        self.expected_s = (in_flight + self.others + 1) * self.call_s
 
     def answered(self, latency_s: float, now_s: float) -> None:
         """A call has been answered."""
+        self.in_flight = in_flight = self.in_flight - 1
         self.answers = answers = self.answers + 1
         self.answered_s = now_s
         self.latency_s += (latency_s - self.latency_s) / (answers if answers < MEMORY else MEMORY)
+        self.call_s = call_s = self.latency_s / self.weight
+        self.expected_s = (in_flight + self.others + 1) * call_s
         if self.availability < 1:
             self.availability += (1 - self.availability) / MEMORY
+
+    def review(self, usual_s: float, now_s: float) -> None:
+        """Time has passed. usual_s: the latency of an endpoint whose own is unknown."""
+        # A latency that no answer has confirmed for a while counts less, so that an endpoint that
+        # was slow gets a call again.
+        age_s = now_s - self.answered_s
+        latency_s = self.latency_s / (1 + age_s / FORGET_S) if self.latency_s else usual_s
+        self.call_s = latency_s / self.weight
+        self.others = self.queued if _is_fresh(self, now_s) else 0
+        self.expected_s = (self.in_flight + self.others + 1) * self.call_s
 
     def failed(self) -> None:
         """A call has failed because of the endpoint."""
@@ -93,8 +127,9 @@ class Strategy(Protocol):
     looks_at: int
     needs: frozenset[str]
 
-    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> int:
-        """The index of the one that gets the call. among: one or more."""
+    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
+        """The one that gets the call. among: one or more; if only some are looked at, those that
+        could not take the call after all are left out, and it is asked again."""
 
 
 class PowerOfTwo:
@@ -103,8 +138,8 @@ class PowerOfTwo:
     looks_at = 8
     needs = frozenset[str]()
 
-    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> int:
-        return _soonest(among, now_s)
+    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
+        return min(among, key=_EXPECTED_S)
 
 
 class LeastTokens:
@@ -116,14 +151,14 @@ class LeastTokens:
     looks_at = 0
     needs = frozenset({"tokens"})
 
-    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> int:
+    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
         known = [one for one in among if one.tokens_per_s > 0]
         usual = sum(one.tokens_per_s / one.weight for one in known) / len(known) if known else 1.0
 
         def work_s(one: Figures) -> float:
             return (one.tokens + asked.tokens) / (one.tokens_per_s or usual * one.weight)
 
-        return _least(among, lambda one: (work_s(one), _load(one, now_s)))
+        return min(among, key=lambda one: (work_s(one), _load(one, now_s)))
 
 
 class EarliestRoom:
@@ -132,8 +167,8 @@ class EarliestRoom:
     looks_at = 0
     needs = frozenset({"room"})
 
-    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> int:
-        return _least(among, lambda one: (one.room_s, _load(one, now_s)))
+    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
+        return min(among, key=lambda one: (one.room_s, _load(one, now_s)))
 
 
 class LongestPrefix:
@@ -151,27 +186,24 @@ class LongestPrefix:
         self._most = most
         self._slack = slack
 
-    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> int:
+    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
         chosen = self._of_prefix(among, asked, now_s)
         if chosen is None:
-            chosen = _least(among, lambda one: _load(one, now_s))
-        name = among[chosen].name
+            chosen = min(among, key=lambda one: _load(one, now_s))
         for block in asked.blocks:
-            self._seen[block] = name
+            self._seen[block] = chosen.name
             self._seen.move_to_end(block)
         while len(self._seen) > self._most:
             self._seen.popitem(last=False)
         return chosen
 
-    def _of_prefix(self, among: Sequence[Figures], asked: Asked, now_s: float) -> int | None:
-        places = {one.name: index for index, one in enumerate(among)}
+    def _of_prefix(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures | None:
+        by_name = {one.name: one for one in among}
         mean = sum(_load(one, now_s) for one in among) / len(among)
         for block in reversed(asked.blocks):
-            index = places.get(self._seen.get(block, ""))
-            if index is not None:
-                one = among[index]
-                if _load(one, now_s) <= self._slack * mean + 1 / one.weight:
-                    return index
+            one = by_name.get(self._seen.get(block, ""))
+            if one is not None and _load(one, now_s) <= self._slack * mean + 1 / one.weight:
+                return one
         return None
 
 
@@ -181,8 +213,8 @@ class Cheapest:
     looks_at = 0
     needs = frozenset[str]()
 
-    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> int:
-        return _least(among, lambda one: (one.price, _load(one, now_s)))
+    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
+        return min(among, key=lambda one: (one.price, _load(one, now_s)))
 
 
 class RoundRobin:
@@ -194,11 +226,11 @@ class RoundRobin:
     def __init__(self) -> None:
         self._credit: dict[str, float] = {}
 
-    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> int:
+    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
         # Those that have left the pool are forgotten.
         credit = {one.name: self._credit.get(one.name, 0.0) + one.weight for one in among}
-        chosen = _least(among, lambda one: -credit[one.name])
-        credit[among[chosen].name] -= sum(one.weight for one in among)
+        chosen = min(among, key=lambda one: -credit[one.name])
+        credit[chosen.name] -= sum(one.weight for one in among)
         self._credit = credit
         return chosen
 
@@ -212,7 +244,7 @@ class WeightedScore:
     looks_at = 0
     needs = frozenset[str]()
 
-    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> int:
+    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
         def score(one: Figures) -> float:
             queue = one.queued if _is_fresh(one, now_s) else one.in_flight
             return (
@@ -222,7 +254,7 @@ class WeightedScore:
                 + 0.2 * one.availability
             )
 
-        return _least(among, lambda one: -score(one))
+        return min(among, key=lambda one: -score(one))
 
 
 class NormalizedScore:
@@ -238,7 +270,7 @@ class NormalizedScore:
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw
 
-    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> int:
+    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
         idle = _relative([_idle(one, now_s) for one in among])
         loads = _relative([1 / (1 + _load(one, now_s)) for one in among])
         fastest_s = min((one.latency_s for one in among if one.latency_s > 0), default=0.0)
@@ -250,8 +282,8 @@ class NormalizedScore:
             for one, gpu, load, speed in zip(among, idle, loads, speeds, strict=True)
         ]
         if not any(scores):
-            return self._draw.randrange(len(among))
-        return self._draw.choices(range(len(among)), scores)[0]
+            return self._draw.choice(among)
+        return self._draw.choices(among, scores)[0]
 
 
 def strategy_of(name: str, draw: random.Random) -> Strategy:
@@ -273,29 +305,16 @@ _STRATEGIES: dict[str, Callable[[], Strategy]] = {
 STRATEGIES = (*_STRATEGIES, "normalized_score")
 
 
-def _least(among: Sequence[Figures], cost: Callable[[Figures], object]) -> int:
-    """The index of the one that costs least, of equals the first."""
-    return min(range(len(among)), key=lambda index: cost(among[index]))  # type: ignore[arg-type,return-value]
+def review(among: Sequence[Figures], now_s: float) -> None:
+    """Brings up to date what is expected of these endpoints, all that a pool has.
 
-
-def _soonest(among: Sequence[Figures], now_s: float) -> int:
-    """The index of the one that should answer first, of equals the first.
-
-    It is expected to take its mean latency for each call that it has, and for this one. An endpoint
-    of unknown latency is taken to be as fast as the mean of the others.
+    One that has X calls is expected to answer another one after X + 1 times its mean latency, over
+    its weight. An endpoint of unknown latency is taken to be as fast as the mean of the others.
     """
     known = [one.latency_s for one in among if one.latency_s]
     usual_s = sum(known) / len(known) if known else 1.0
-    soonest, least = 0, math.inf
-    for index, one in enumerate(among):
-        # A latency that no answer has confirmed for a while counts less, so that an endpoint that
-        # was slow gets a call again.
-        age_s = now_s - one.answered_s
-        latency_s = one.latency_s / (1 + age_s / FORGET_S) if one.latency_s else usual_s
-        cost = (_load(one, now_s) + 1 / one.weight) * latency_s
-        if cost < least:
-            soonest, least = index, cost
-    return soonest
+    for one in among:
+        one.review(usual_s, now_s)
 
 
 def _load(one: Figures, now_s: float) -> float:

@@ -45,7 +45,7 @@ from redline.errors import (
     Withdrawn,
 )
 from redline.events import SILENCE, EndpointOut, Listener
-from redline.route.balance import Asked, Figures, Strategy
+from redline.route.balance import REVIEW_S, Asked, Figures, Strategy, review
 from redline.route.health import Breaker, usual_share
 from redline.route.queue import CallQueue, Ticket
 from redline.route.traffic import Traffic
@@ -95,6 +95,7 @@ class PoolMember:
         self.is_leaving = False
         self.error: CallError | NoEndpoint | None = None
         self._is_empty = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
         self.backend = seat.make(lambda: on_room(self))
 
     @property
@@ -112,18 +113,30 @@ class PoolMember:
         return self.breaker.state if state is Health.READY else state
 
     def is_open(self, now_s: float, is_broken: bool = False) -> bool:
-        """It can take a call now. is_broken: even if its breaker is open."""
-        if self.is_leaving or self.error is not None:
-            return False
+        """It can take a call now, unless it is out. is_broken: even if its breaker is open."""
         breaker = self.breaker
         if breaker.state is not Health.READY and not is_broken and not breaker.allows(now_s):
             return False
         return self.backend.has_room(now_s, self.coming)
 
-    def release(self) -> None:
-        """A call that it had is over."""
-        self.figures.in_flight -= 1
-        if self.is_leaving and not self.figures.in_flight:
+    def closed_until_s(self, now_s: float) -> float:
+        """Until when it takes no call whatever happens; not later than now if that is unknown."""
+        again_s = self.breaker.again_s if self.breaker.state is Health.DEGRADED else -math.inf
+        return max(again_s, self.backend.load(now_s).parked_until_s)
+
+    def look_again(self, wait_s: float, look: Callable[[PoolMember], None]) -> None:
+        """Has `look` called after this time, at the latest."""
+        self.forget_timer()
+        self._timer = asyncio.get_running_loop().call_later(wait_s, look, self)
+
+    def forget_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def check_empty(self) -> None:
+        """Whoever waits for the end of its calls is told if they are over."""
+        if not self.figures.in_flight:
             self._is_empty.set()
 
     def lose(self, error: CallError | NoEndpoint) -> None:
@@ -142,7 +155,8 @@ class PoolMember:
 class Pool:
     """A backend that sends each call to one of its endpoints.
 
-    strategy: chooses among those that could take a call. listener: is told of endpoints that are
+    strategy: chooses among those that could take a call. most: calls at all of them together, at
+    once; None for what each of them allows. listener: is told of endpoints that are
     out. seed: of what is drawn at random. may_be_empty: endpoints are added and removed, and while
     there is none, calls wait for one. traffic: what has passed through it.
     Raises ConfigError for two endpoints of one name, or, unless it may be empty, none at all.
@@ -153,6 +167,7 @@ class Pool:
         seats: Sequence[Seat],
         strategy: Strategy,
         *,
+        most: int | None = None,
         clock: Clock = SYSTEM,
         listener: Listener = SILENCE,
         seed: int | None = None,
@@ -161,14 +176,20 @@ class Pool:
         if not seats and not may_be_empty:
             raise ConfigError("a pool needs an endpoint")
         self._strategy = strategy
+        self._most = math.inf if most is None else most
+        self._in_flight = 0
         self._clock = clock
         self._listener = listener
         self._draw = random.Random(seed).random
         self._members: list[PoolMember] = []
+        # Those that could take a call, as far as is known: one that is chosen is asked. In the ring
+        # each is twice, so that a part of it may begin at any of them.
+        self._open: dict[str, PoolMember] = {}
+        self._ring: list[Figures] = []
+        self._review_s = -math.inf
         self._queue = CallQueue()
         self.traffic = Traffic()
         self._given: dict[Ticket, PoolMember] = {}  # whose turn it is
-        self._timer: asyncio.TimerHandle | None = None
         self._all_degraded = False
         for seat in seats:
             self.add(seat)
@@ -184,10 +205,10 @@ class Pool:
             raise ConfigError(
                 f"two endpoints of a pool are named {seat.name}", hint="give each its own name"
             )
-        member = PoolMember(seat, self._fill, self._usual_share)
+        member = PoolMember(seat, self._look, self._usual_share)
         self._members.append(member)
+        self._review_s = -math.inf
         self._weigh()
-        self._fill(member)
 
     @property
     def queued(self) -> int:
@@ -206,6 +227,7 @@ class Pool:
         member = next((one for one in self._members if one.name == name), None)
         if member is None:
             raise KeyError(name)
+        self._drop(member)
         try:
             await member.leave()
         finally:
@@ -227,128 +249,173 @@ class Pool:
         open_s = [one.room_s for one in loads]
         nearest = loads[open_s.index(min(open_s))]
         slots = [one.slots for one in loads]
-        is_waited = len(self._queue) > 0
+        is_full = self._in_flight >= self._most
+        is_waited = len(self._queue) > 0 or is_full
+        most = min(sum(slots) if all(slots) else math.inf, self._most)
         return Load(
             state=_best(member.health(now_s) for member in self._members),
-            in_flight=sum(member.figures.in_flight for member in self._members),
+            in_flight=self._in_flight,
             waiting=len(self._queue) + sum(one.waiting for one in loads),
-            slots=sum(slots) if all(slots) else 0,
+            slots=0 if most == math.inf else int(most),
             ahead_free=sum(one.ahead_free for one in loads),
             room_s=max(nearest.room_s, math.ulp(0.0)) if is_waited else nearest.room_s,
             parked_until_s=min(one.parked_until_s for one in loads),
             tokens_out=sum(one.tokens_out for one in loads),
-            binds=nearest.binds,
+            binds=f"{self._most} calls in flight" if is_full else nearest.binds,
         )
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         ticket: Ticket | None = None
-        traffic = self.traffic
         while True:
-            member = self._chosen(call)
-            if member is None or self._queue:
+            member = None
+            if not self._queue.tickets and self._in_flight < self._most:
+                member = self._chosen(call)
+            if member is not None:
+                self._in_flight += 1
+                member.figures.began()
+            else:
                 if ticket is None:
                     ticket = self._queue.ticket(call, self._clock.now_s())
                 try:
-                    member = await self._turn(ticket, member)
+                    member = await self._turn(ticket)
                 except (TimedOut, NoEndpoint, Refused, Unpaid) as error:
                     return failed(error)
-            else:
-                member.figures.in_flight += 1
-            breaker, outcome = member.breaker, None
+            breaker = member.breaker
             epoch = 0 if breaker.state is Health.READY else breaker.began()
             try:
                 outcome = await member.backend.send(request, call, sink)
-            finally:
-                member.release()
-                if outcome is None:
-                    traffic.ended += 1
-                    breaker.cancelled(epoch)
-                    self._fill(member)
-            is_over = True
-            if outcome.status != "succeeded":
-                is_over = self._failed(member, outcome, request, call, epoch)
-            else:
-                member.figures.answered(outcome.latency_s, self._clock.now_s())
+            except BaseException:
+                breaker.cancelled(epoch)
+                self._unanswered(member)
+                self.traffic.unanswered += 1
+                raise
+            if outcome.status == "succeeded":
+                self._in_flight -= 1
+                figures, traffic = member.figures, self.traffic
+                figures.answered(outcome.latency_s, self._clock.now_s())
                 traffic.answered += 1
                 traffic.served_s += outcome.latency_s
+                if figures.answers == 1:
+                    self._review_s = -math.inf
                 if breaker.succeeded(epoch):
                     self._weigh()
-            if self._queue:
-                self._fill(member)
+                if member.name not in self._open:
+                    self._look(member)
+                elif self._queue.tickets:
+                    self._dispatch()
+                return outcome
+            is_over = self._failed(member, outcome, request, call, epoch)
+            self._unanswered(member)
             if is_over:
-                traffic.ended += 1
+                self.traffic.unanswered += 1
                 return outcome
 
     async def aclose(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         for member in self._members:
+            member.forget_timer()
             await member.backend.aclose()
 
     def _chosen(self, call: Call) -> PoolMember | None:
         """The endpoint that takes the call now; None if none can."""
-        now_s, members, strategy = self._clock.now_s(), self._members, self._strategy
-        is_broken, avoid = self._all_degraded, call.avoid
-        most = strategy.looks_at or len(members)
-        # From a random one on: of those that are equally good, not always the same.
-        first = int(self._draw() * len(members))
-        found = list[PoolMember]()
-        for one in members[first:] + members[:first]:
-            if one.is_open(now_s, is_broken) and one.name not in avoid:
-                found.append(one)
-                if len(found) == most:
-                    break
-        if len(found) < 2:
-            return found[0] if found else None
-        return found[strategy.choose([one.figures for one in found], _ASKED, now_s)]
+        now_s, members, looks_at = self._clock.now_s(), self._open, self._strategy.looks_at
+        if now_s >= self._review_s:
+            self._review_s = now_s + REVIEW_S
+            review([one.figures for one in self._members], now_s)
+        if not looks_at:
+            # It goes by all of them, so they are asked first.
+            for one in list(members.values()):
+                if not one.is_open(now_s, self._all_degraded):
+                    self._close(one, now_s)
+        while members:
+            # From a random one on: of those that are equally good, not always the same.
+            first = int(self._draw() * len(members))
+            among = self._ring[first : first + (looks_at or len(members))]
+            if call.avoid:
+                among = [one.figures for name, one in members.items() if name not in call.avoid]
+                if not among:
+                    return None
+            member = members[self._strategy.choose(among, _ASKED, now_s).name]
+            if member.is_open(now_s, self._all_degraded):
+                return member
+            self._close(member, now_s)
+        return None
 
-    async def _turn(self, ticket: Ticket, free: PoolMember | None) -> PoolMember:
+    async def _turn(self, ticket: Ticket) -> PoolMember:
         """The endpoint that takes the call when it is its turn.
 
-        free: one that could take it now, if it were not for those before it. Raises TimedOut at
-        the call's deadline, and what took the last endpoint out.
+        Raises TimedOut at the call's deadline, and what took the last endpoint out.
         """
         call, queue = ticket.call, self._queue
         self._check_left()
         turn = queue.add(ticket)
         if call.avoid:
             self._weigh()
-        if free is not None:
-            # Those before it may all avoid this one.
-            self._fill(free)
-        self._set_timer()
+        self._dispatch()
         try:
             await call.in_time(turn, self._clock)
         except BaseException:
             queue.take(ticket)
-            self.traffic.ended += 1
+            self.traffic.unanswered += 1
             given = self._given.pop(ticket, None)
             if given is not None:
                 # It was its turn in the same moment.
                 given.coming -= 1
-                given.release()
-                self._fill(given)
+                self._unanswered(given)
             raise
         member = self._given.pop(ticket)
         member.coming -= 1
         self.traffic.waited(self._clock.now_s() - ticket.since_s)
         return member
 
-    def _fill(self, member: PoolMember) -> None:
-        """Gives the endpoint the calls that it can take, in their order."""
+    def _dispatch(self) -> None:
+        """Gives calls that wait to endpoints that can take them, in their order."""
         queue = self._queue
-        while queue and member.is_open(self._clock.now_s(), self._all_degraded):
-            ticket = queue.first_for(member.name)
-            if ticket is None or ticket.turn is None:
+        while queue and self._open and self._in_flight < self._most:
+            for ticket in queue.first():
+                member = self._chosen(ticket.call)
+                if member is not None:
+                    break
+                if not self._open:
+                    return
+            else:
                 return
             queue.take(ticket)
-            if ticket.turn.done():
+            if ticket.turn is None or ticket.turn.done():
                 # It was cancelled in this turn of the loop.
                 continue
+            self._in_flight += 1
             member.coming += 1
-            member.figures.in_flight += 1
+            member.figures.began()
             self._given[ticket] = member
             ticket.turn.set_result(None)
+
+    def _unanswered(self, member: PoolMember) -> None:
+        """A call that the endpoint had is over, and was not answered."""
+        self._in_flight -= 1
+        member.figures.ended()
+        self._look(member)
+
+    def _look(self, member: PoolMember) -> None:
+        """The endpoint may be able to take another call."""
+        if member.is_out:
+            member.check_empty()
+        elif member.name not in self._open:
+            member.forget_timer()
+            self._open[member.name] = member
+            self._ring = [one.figures for one in self._open.values()] * 2
+        self._dispatch()
+
+    def _drop(self, member: PoolMember) -> None:
+        """The endpoint takes no call until it is looked at again."""
+        if self._open.pop(member.name, None) is not None:
+            self._ring = [one.figures for one in self._open.values()] * 2
+
+    def _close(self, member: PoolMember, now_s: float) -> None:
+        """The endpoint has no room until one of its calls is over, it says so, or a time comes."""
+        self._drop(member)
+        until_s = member.closed_until_s(now_s)
+        if now_s < until_s < math.inf:
+            member.look_again(until_s - now_s, self._look)
 
     def _failed(
         self, member: PoolMember, outcome: Outcome, request: Request, call: Call, epoch: int
@@ -406,7 +473,9 @@ class Pool:
         """The call avoids the endpoint from now on, if it can be tried elsewhere at once."""
         avoided = call.avoid | {member.name}
         for other in self._members:
-            if other.name not in avoided and other.is_open(now_s, self._all_degraded):
+            if other.name in avoided or other.is_out:
+                continue
+            if other.is_open(now_s, self._all_degraded):
                 call.avoid = avoided
                 return
         call.avoid = frozenset()
@@ -430,6 +499,7 @@ class Pool:
     def _lose(self, member: PoolMember, error: CallError) -> None:
         """An endpoint is out for good; if it was the last, so is every call that waits."""
         is_news = member.error is None
+        self._drop(member)
         member.lose(error)
         self._weigh()
         if is_news:
@@ -463,28 +533,8 @@ class Pool:
         for call in self._queue.calls():
             if call.avoid and call.avoid >= working:
                 call.avoid = frozenset()
-        for member in self._members:
-            self._fill(member)
-
-    def _set_timer(self) -> None:
-        """Looks again when the pause of a degraded endpoint is over, if calls wait."""
-        now_s = self._clock.now_s()
-        if self._timer is not None or not self._queue:
-            return
-        again_s = [
-            one.breaker.again_s
-            for one in self._members
-            if not one.is_out and one.breaker.again_s > now_s
-        ]
-        if again_s:
-            wait_s = min(again_s) - now_s
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look_again)
-
-    def _look_again(self) -> None:
-        self._timer = None
-        for member in self._members:
-            self._fill(member)
-        self._set_timer()
+        for member in left:
+            self._look(member)
 
 
 def _is_failure(error: CallError | NoEndpoint) -> bool:

@@ -36,15 +36,16 @@ class Ticket:
 class CallQueue:
     """Tickets that wait, lowest priority number and earliest arrival first.
 
-    Its length is bounded by who sends: a runner has a bounded number of workers.
+    Its length is bounded by who sends: a runner has a bounded number of workers. tickets: those
+    that wait, in their order, only to be read.
     """
 
     def __init__(self) -> None:
-        self._tickets: list[Ticket] = []
+        self.tickets: list[Ticket] = []
         self._numbers = count()
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self.tickets)
 
     def ticket(self, call: Call, now_s: float) -> Ticket:
         """The place of a call that arrives now; it does not wait yet."""
@@ -53,33 +54,30 @@ class CallQueue:
     def add(self, ticket: Ticket) -> asyncio.Future[None]:
         """Puts the ticket into its place; what it waits for."""
         ticket.turn = asyncio.get_running_loop().create_future()
-        insort(self._tickets, ticket, key=_place)
+        insort(self.tickets, ticket, key=_place)
         return ticket.turn
 
-    def first_for(self, endpoint: str) -> Ticket | None:
-        """Of the first tickets, the first whose call may use this endpoint."""
-        for ticket in islice(self._tickets, _LOOKED_AT):
-            if endpoint not in ticket.call.avoid:
-                return ticket
-        return None
+    def first(self) -> Iterator[Ticket]:
+        """The first tickets in their order, no more than are worth looking at."""
+        return islice(self.tickets, _LOOKED_AT)
 
     def take(self, ticket: Ticket) -> None:
         """Takes a ticket out, if it is there."""
-        index = bisect_left(self._tickets, ticket.place, key=_place)
-        if index < len(self._tickets) and self._tickets[index] is ticket:
-            del self._tickets[index]
+        index = bisect_left(self.tickets, ticket.place, key=_place)
+        if index < len(self.tickets) and self.tickets[index] is ticket:
+            del self.tickets[index]
 
     def calls(self) -> Iterator[Call]:
         """The calls that wait, in their order."""
-        return (ticket.call for ticket in self._tickets)
+        return (ticket.call for ticket in self.tickets)
 
     def waits_s(self, now_s: float) -> Iterator[float]:
         """How long each call has waited, in their order."""
-        return (now_s - ticket.since_s for ticket in self._tickets)
+        return (now_s - ticket.since_s for ticket in self.tickets)
 
     def take_all(self) -> list[Ticket]:
         """Takes all tickets out, in their order."""
-        tickets, self._tickets = self._tickets, []
+        tickets, self.tickets = self.tickets, []
         return tickets
 
 

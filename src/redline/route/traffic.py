@@ -16,15 +16,20 @@ _LEAST_S = 1e-4
 class Traffic(msgspec.Struct):
     """Calls of a pool.
 
-    ended: calls that are over, in whatever way. answered: those that succeeded. served_s: seconds
-    from the write of their last attempt to the end of its answer, of all of them together.
+    answered: calls that succeeded. unanswered: calls that ended in any other way. served_s: seconds
+    from the write of the last attempt to the end of its answer, of all that were answered.
     waits: how many calls have waited for an endpoint, by classes of how long.
     """
 
-    ended: int = 0
     answered: int = 0
+    unanswered: int = 0
     served_s: float = 0.0
     waits: Counter[int] = msgspec.field(default_factory=Counter)
+
+    @property
+    def ended(self) -> int:
+        """Calls that are over, in whatever way."""
+        return self.answered + self.unanswered
 
     def waited(self, wait_s: float) -> None:
         """A call has waited in the queue, and has an endpoint now."""

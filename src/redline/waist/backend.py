@@ -229,8 +229,9 @@ class Backend(Protocol):
 class Member(Backend, Protocol):
     """A backend that a pool holds.
 
-    on_room: called when it could take a call again, after it could not: a slot or a place ahead has
-    become free, or it is parked no more. None if there is nothing to call.
+    on_room: called when it may be able to take another call, unless that is plain to its holder: a
+    call of its is over, or the time has come until which `load` said that it is parked. None if
+    there is nothing to call.
     """
 
     on_room: Callable[[], None] | None

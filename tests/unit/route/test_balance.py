@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from redline.calls import Call, Request
 from redline.route import STRATEGIES, Asked, Figures, Pool, Seat, Strategy, strategy_of
-from redline.route.balance import STALE_S, LongestPrefix
+from redline.route.balance import STALE_S, LongestPrefix, review
 from redline.testing import virtual_run
 from support.fleet import LoopClock, ModelServer
 
@@ -46,16 +46,23 @@ def named(among: Sequence[Figures]) -> list[Figures]:
     return list(among)
 
 
+def index_of(strategy: Strategy, among: Sequence[Figures], asked: Asked = ASKED) -> int:
+    """Of the one that it chooses, all figures being up to date."""
+    review(among, NOW_S)
+    found = strategy.choose(among, asked, NOW_S)
+    return next(index for index, one in enumerate(among) if one is found)
+
+
 def chosen(strategy: str | Strategy, *among: Figures, asked: Asked = ASKED) -> int:
     if isinstance(strategy, str):
         strategy = strategy_of(strategy, random.Random(1))
-    return strategy.choose(named(among), asked, NOW_S)
+    return index_of(strategy, named(among), asked)
 
 
 def shares(strategy: str, *among: Figures, calls: int = 4000) -> list[float]:
     """The share of the calls that each endpoint gets; none of them is ever answered."""
     made, found = strategy_of(strategy, random.Random(1)), named(among)
-    counts = Counter(made.choose(found, ASKED, NOW_S) for _ in range(calls))
+    counts = Counter(index_of(made, found) for _ in range(calls))
     return [counts[index] / calls for index in range(len(found))]
 
 
@@ -67,7 +74,7 @@ def test_every_strategy_chooses_one_of_those_it_is_given(
     asked = Asked(tokens=tokens, blocks=(1, 2, 3))
     made = strategy_of(strategy, random.Random(1))
     for _ in range(3):
-        assert 0 <= made.choose(named(among), asked, NOW_S) < len(among)
+        assert 0 <= index_of(made, named(among), asked) < len(among)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -107,7 +114,7 @@ def in_flight_of(
     among = named([Figures(latency_s=latency_s(n), answered_s=NOW_S) for n in range(count)])
     made = strategy_of("p2c", random.Random(1))
     for _ in range(calls):
-        among[made.choose(among, ASKED, NOW_S)].in_flight += 1
+        among[index_of(made, among)].in_flight += 1
     return [one.in_flight for one in among]
 
 
@@ -183,16 +190,16 @@ class TestPrefix:
     def test_a_prompt_goes_where_its_longest_prefix_has_been(self) -> None:
         made, among = LongestPrefix(), named([Figures(), Figures(), Figures()])
         among[0].in_flight = 1
-        assert made.choose(among, Asked(blocks=(1, 2)), NOW_S) == 1
+        assert index_of(made, among, Asked(blocks=(1, 2))) == 1
         among[1].in_flight = 1
-        assert made.choose(among, Asked(blocks=(1, 3)), NOW_S) == 1
-        assert made.choose(among, Asked(blocks=(9,)), NOW_S) == 2
-        assert made.choose(among, Asked(blocks=(1, 2, 7)), NOW_S) == 1
+        assert index_of(made, among, Asked(blocks=(1, 3))) == 1
+        assert index_of(made, among, Asked(blocks=(9,))) == 2
+        assert index_of(made, among, Asked(blocks=(1, 2, 7))) == 1
 
     def test_no_endpoint_gets_more_than_its_bound(self) -> None:
         made, among = LongestPrefix(slack=1.25), named([Figures() for _ in range(4)])
         for _ in range(400):
-            among[made.choose(among, Asked(blocks=(1,)), NOW_S)].in_flight += 1
+            among[index_of(made, among, Asked(blocks=(1,)))].in_flight += 1
         most = max(one.in_flight for one in among)
         assert most <= 1.25 * 100 + 2
         assert min(one.in_flight for one in among) > 50
@@ -200,24 +207,24 @@ class TestPrefix:
     def test_its_memory_is_bounded(self) -> None:
         made, among = LongestPrefix(most=100), named([Figures(), Figures(in_flight=1)])
         for block in range(1000):
-            made.choose(among, Asked(blocks=(block, -block)), NOW_S)
+            index_of(made, among, Asked(blocks=(block, -block)))
         among[0].in_flight, among[1].in_flight = 1, 0
         # The latest 100 hashes are of 50 prompts: only they are still known.
-        found = [made.choose(among, Asked(blocks=(999 - age,)), NOW_S) for age in (0, 40, 60, 500)]
+        found = [index_of(made, among, Asked(blocks=(999 - age,))) for age in (0, 40, 60, 500)]
         assert found == [0, 0, 1, 1]
 
     def test_more_blocks_than_it_remembers(self) -> None:
         made = LongestPrefix(most=3)
         asked = Asked(blocks=tuple(range(10)))
-        assert made.choose(named([Figures(), Figures(in_flight=1)]), asked, NOW_S) == 0
+        assert index_of(made, named([Figures(), Figures(in_flight=1)]), asked) == 0
         # The longest prefixes are kept.
         among = named([Figures(in_flight=1), Figures()])
-        assert made.choose(among, asked, NOW_S) == 0
+        assert index_of(made, among, asked) == 0
 
     def test_an_endpoint_that_has_left_is_no_obstacle(self) -> None:
         made, among = LongestPrefix(), named([Figures(), Figures(in_flight=5)])
-        assert made.choose(among, Asked(blocks=(1,)), NOW_S) == 0
-        assert made.choose(among[1:], Asked(blocks=(1,)), NOW_S) == 0
+        assert index_of(made, among, Asked(blocks=(1,))) == 0
+        assert index_of(made, among[1:], Asked(blocks=(1,))) == 0
 
 
 class TestRoundRobin:
@@ -225,7 +232,7 @@ class TestRoundRobin:
     def test_each_has_its_share_of_any_period(self, weights: list[int]) -> None:
         made = strategy_of("round_robin", random.Random(1))
         among = named([Figures(weight=weight) for weight in weights])
-        found = [made.choose(among, ASKED, NOW_S) for _ in range(3 * sum(weights))]
+        found = [index_of(made, among) for _ in range(3 * sum(weights))]
         for begin in range(0, len(found), sum(weights)):
             counts = Counter(found[begin : begin + sum(weights)])
             assert [counts[index] for index in range(len(weights))] == weights
@@ -236,14 +243,14 @@ class TestRoundRobin:
         among = named([Figures(weight=weight) for weight in weights])
         given_out = [0] * len(weights)
         for calls in range(1, 100):
-            given_out[made.choose(among, ASKED, NOW_S)] += 1
+            given_out[index_of(made, among)] += 1
             for count, weight in zip(given_out, weights, strict=True):
                 assert abs(count - calls * weight / sum(weights)) < len(weights)
 
     def test_every_fourth_call_goes_to_the_lighter_one(self) -> None:
         made = strategy_of("round_robin", random.Random(1))
         among = named([Figures(weight=3.0), Figures()])
-        found = [made.choose(among, ASKED, NOW_S) for _ in range(12)]
+        found = [index_of(made, among) for _ in range(12)]
         places = [place for place, index in enumerate(found) if index == 1]
         assert [after - before for before, after in itertools.pairwise(places)] == [4, 4]
 
@@ -252,7 +259,7 @@ class TestRoundRobin:
         among, counts = named([Figures(weight=2.0), Figures(), Figures()]), Counter[str]()
         for _ in range(400):
             draw.shuffle(among)
-            counts[among[made.choose(among, ASKED, NOW_S)].name] += 1
+            counts[among[index_of(made, among)].name] += 1
         assert counts == {"e0": 200, "e1": 100, "e2": 100}
 
 
@@ -288,7 +295,7 @@ class TestNormalizedScore:
             found = named(among)
             for one in found:
                 one.latency_s *= unit
-            choices = [made.choose(found, ASKED, NOW_S) for _ in range(20)]
+            choices = [index_of(made, found) for _ in range(20)]
             for one in found:
                 one.latency_s /= unit
             return choices

@@ -15,7 +15,6 @@ from redline.calls.http.limits import EndpointLimits, Shared
 from redline.calls.http.masking import Mask, mask_of
 from redline.calls.http.models import renamed
 from redline.calls.http.outage import Outage, is_unreachable
-from redline.calls.http.room import Room
 from redline.calls.http.waiting import NO_MARKS, Wait, wait_of_this_task
 from redline.calls.tokens import UNFOLLOWED, Sending, TokenEstimator
 from redline.calls.wire import (
@@ -192,9 +191,6 @@ class HttpBackend:
         )
         self._outage = Outage()
         self.on_room = on_room
-        self._room: Room | None = None
-        if on_room is not None:
-            self._room = Room(self.slots, self._ahead, self.limiter, self._outage, clock, on_room)
         self._waiting: dict[int, _Attempt] = {}  # those that had to wait, by the id of their call
         self._tokens_out = 0  # expected of the calls on the wire
         self.head = self._transport.head
@@ -290,8 +286,6 @@ class HttpBackend:
                 attempt.give_back()
                 if outcome is not None and not isinstance(outcome.error, Withdrawn):
                     outcome.tried = (self._tried(attempt, outcome.error, self.clock.now_s()),)
-            if self._room is not None:
-                self._room.slot_was_freed()
         return outcome
 
     async def download(
@@ -376,10 +370,9 @@ class HttpBackend:
     def leave_ahead(self, attempt: _Attempt) -> None:
         """An attempt that is ahead has its grant, or is over: another one may get ready."""
         attempt.is_ahead = False
-        had_room = self._room is not None and self._room.is_free
         self._ahead.release()
-        if self._room is not None:
-            self._room.report(had_room=had_room)
+        if self.on_room is not None and self._ahead.is_free:
+            self.on_room()
 
     def wrote(self, attempt: _Attempt, call: Call, sent_s: float) -> None:
         """The attempt's request is written at sent_s. Raises CallError if it must not be."""
@@ -408,8 +401,6 @@ class HttpBackend:
         self._listener.on_event(RequestRepeated(sent_s, self.label))
 
     async def aclose(self) -> None:
-        if self._room is not None:
-            self._room.close()
         await self._steering.aclose()
         await self._transport.aclose()
 
@@ -589,8 +580,8 @@ class HttpBackend:
         outcome.tried = (tried,)
         if not self._outage.is_up and self._outage.answered():
             self._listener.on_event(EndpointBack(now_s, self.label))
-            if self._room is not None:
-                self._room.report()
+            if self.on_room is not None:
+                self.on_room()
         if error is not None or self._finds_limits or not self.limiter.is_unlimited:
             self._steering.ended(outcome, sent_s, attempt.in_flight, now_s)
         if reply is not None:
