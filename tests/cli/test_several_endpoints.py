@@ -282,6 +282,21 @@ def test_a_budget_settles_by_who_answered(cli: Cli, rows: Rows) -> None:
     assert summary["spent_usd"] == pytest.approx(spent)
 
 
+@pytest.mark.parametrize("then", ["refuse", "unpaid"])
+def test_a_request_that_a_lost_key_refused_costs_nothing(cli: Cli, rows: Rows, then: str) -> None:
+    servers = [MemberServer(latency_s=0.02), MemberServer(latency_s=0.02, after=10, then=then)]
+    with serving(*servers):
+        flags = tables(*servers)
+        with Path("redline.toml").open("a") as file:
+            file.write("\n[prices.m]\ninput = 100\noutput = 300\n")
+        budget = ["--budget", "50usd", "--max-tokens", "5", "-c", "8", "--log", "json"]
+        told = cli("run", prompts(rows, 80), "--model", "m", *flags, *budget, "-o", "out.jsonl")
+    assert told.status == 0, told.err
+    assert len(servers[1].asked) > 10
+    summary = json.loads(told.err.splitlines()[-1])
+    assert summary["spent_usd"] == pytest.approx(80 * (10 * 100 + 5 * 300) / 1e6)
+
+
 def test_answers_are_cached_for_the_set_and_for_the_group(cli: Cli, rows: Rows) -> None:
     servers = [MemberServer(), MemberServer()]
     name = prompts(rows, 20)

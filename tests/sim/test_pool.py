@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from redline.calls import Call, Endpoint, HttpBackend, Request, Retry
-from redline.errors import NoEndpoint, RateLimited
+from redline.errors import NoEndpoint, OverLimit, RateLimited
 from redline.limits import Limits
 from redline.route import Pool, Seat, strategy_of
 from redline.testing import VirtualClock, virtual_run
@@ -53,13 +53,18 @@ class Window:
 def pool_of(
     servers: Sequence[RawServer], attempts: Attempts, strategy: str = "p2c", **limits: object
 ) -> Pool:
+    """limits: of each; a list has those of one endpoint after the other."""
     clock = VirtualClock(asyncio.get_running_loop())
 
     def seat(number: int, server: RawServer) -> Seat:
+        own = {
+            name: value[number] if isinstance(value, list) else value
+            for name, value in limits.items()
+        }
         endpoint = Endpoint(
             base_url=server.base_url,
             name=f"key-{number}",
-            limits=Limits(**limits),  # type: ignore[arg-type]
+            limits=Limits(**own),  # type: ignore[arg-type]
             proxy="",
         )
 
@@ -135,6 +140,63 @@ def test_a_call_is_sent_when_its_only_endpoint_is_parked_no_more(again_s: float)
             outcome = await pool.send(ask(1), Call())
             assert outcome.is_success
             assert until_s <= loop.time() - LATENCY_S < until_s + 0.1
+            await pool.aclose()
+
+    virtual_run(main())
+
+
+class Large:
+    """A server that fails, refuses its key or answers."""
+
+    def __init__(self) -> None:
+        self.status = 200
+
+    async def __call__(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.1)
+        writer.write(answer(chat("yes") if self.status == 200 else b"{}", status=self.status))
+
+
+def large_row() -> Request:
+    text = "many words " * 2000
+    return Request(
+        body={"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": text}]}
+    )
+
+
+@pytest.mark.parametrize(
+    ("then", "outcome"),
+    [("answers", None), ("refuses", OverLimit), ("dies", OverLimit), ("retries", None)],
+)
+def test_a_call_waits_for_the_only_endpoint_that_is_large_enough(
+    then: str, outcome: type[Exception] | None
+) -> None:
+    async def main() -> None:
+        loop, state = asyncio.get_running_loop(), Large()
+        async with RawServer(repeat) as small, RawServer(state) as large:
+            pool = pool_of([small, large], Attempts(), tokens=["2k/1s", "1m/1s"])
+            assert all(one.is_success for one in await run_rows(pool, 40, at_once=16))
+            state.status = 500
+            await run_rows(pool, 40, at_once=16)
+            assert pool.members[1].health(loop.time()) is Health.DEGRADED
+            backend = Retry(pool, clock=VirtualClock(loop), seed=1)
+            waiting = [asyncio.create_task(backend.send(large_row(), Call())) for _ in range(3)]
+            await asyncio.sleep(0)
+            # The others go on meanwhile.
+            rows = await run_rows(pool, 20, at_once=16)
+            assert all(one.is_success for one in rows)
+            assert not any(one.done() for one in waiting)
+            begun_s = loop.time()
+            if then == "dies":
+                await large.stop()
+            else:
+                state.status = {"answers": 200, "refuses": 401, "retries": 500}[then]
+            if then == "retries":
+                loop.call_later(20, lambda: setattr(state, "status", 200))
+            ended = [await one for one in waiting]
+            found = {None if one.error is None else type(one.error) for one in ended}
+            assert found == {outcome}
+            most_s = {"dies": 400, "retries": 60}.get(then, 30)
+            assert loop.time() - begun_s < most_s
             await pool.aclose()
 
     virtual_run(main())

@@ -2,8 +2,8 @@
 
 state     gets                                   becomes
 ready     all calls                              degraded, when it fails more than the others do
-degraded  none for a pause, then one at a time   warming, after a success; after a failure it pauses
-                                                 again, twice as long
+degraded  one at the end of each pause, at most  warming, after a success
+          MOST_TRIES at once; pauses double
 warming   twice as many at once after each       ready, after WARM_CALLS successes; degraded, on
           success                                less evidence than a ready one
 
@@ -32,10 +32,14 @@ USUAL_SHARE = 0.02
 BAD_FACTOR = 4.0
 BAD_LEAST = 0.1
 MOST_SHARE = 0.97
-# Back within 30 s of a recovery: one pause, one call, and the calls of the warm-up.
+# Back within 30 s of a recovery: one pause, one call, and the calls of the warm-up. A pause begins
+# with the call before, which may take minutes to fail.
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 15.0
 WARM_CALLS = 20
+# Calls at once that try whether it answers again. If it keeps them for a timeout of a minute, there
+# is still one at the end of each pause.
+MOST_TRIES = 8
 # Results that count for the share of failures: between one and two times as many.
 MEMORY = 64
 
@@ -44,7 +48,7 @@ class Breaker:
     """The state of one endpoint, by the table above. All times are monotonic.
 
     usual: the share of calls that fail elsewhere of late, given this breaker. calls, failures: of
-    late. epoch: changes when the endpoint is degraded. Results of calls that
+    late. epoch: changes when the endpoint is degraded, and when it warms up. Results of calls that
     began in an earlier epoch say nothing new. again_s: while degraded, no call begins before.
     """
 
@@ -60,23 +64,26 @@ class Breaker:
         self._in_flight = 0  # begun in this epoch, unless it is ready
         self._warm = 0  # successes of the warm-up
 
-    def allows(self, now_s: float) -> bool:
-        """Another call may begin."""
+    def allows(self, now_s: float, coming: int = 0) -> bool:
+        """Another call may begin, beside `coming` calls that are about to."""
         if self.state is Health.READY:
             return True
         if self.state is Health.DEGRADED:
-            return self._in_flight == 0 and now_s >= self.again_s
-        return self._in_flight < 2.0**self._warm
+            return not coming and self._in_flight < MOST_TRIES and now_s >= self.again_s
+        return self._in_flight + coming < 2.0**self._warm
 
-    def began(self) -> int:
+    def began(self, now_s: float) -> int:
         """A call is sent to it; the epoch, for its result."""
         if self.state is not Health.READY:
             self._in_flight += 1
+            if self.state is Health.DEGRADED and now_s >= self.again_s:
+                self._pause(now_s)
         return self.epoch
 
     def cancelled(self, epoch: int) -> None:
-        """A call has ended without a result."""
-        self._ended(epoch)
+        """A call has ended without a result: another one may find out."""
+        if self._ended(epoch) and self.state is Health.DEGRADED:
+            self.again_s = -math.inf
 
     def succeeded(self, epoch: int) -> bool:
         """A call has been answered. True if that changes the state."""
@@ -104,29 +111,39 @@ class Breaker:
         self._forget()
         if self.state is not Health.READY and not self._ended(epoch):
             return False
-        if self.state is not Health.DEGRADED and not is_down:
+        if self.state is Health.DEGRADED:
+            return False
+        if not is_down:
             usual = self._usual(self)
             self.evidence += math.log(_bad_share(usual) / usual)
             if self.evidence < (EVIDENCE if self.state is Health.READY else EVIDENCE_WARMING):
                 return False
-        self.state = Health.DEGRADED
-        self.epoch += 1
+        self._turns(Health.DEGRADED)
         self.evidence = 0.0
-        self._in_flight = 0
-        self.again_s = now_s + self._pause_s
-        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+        self._pause(now_s)
         return True
 
     def _recovers(self) -> bool:
         """One more success while it is not ready; whether that changes the state."""
         was_degraded = self.state is Health.DEGRADED
         if was_degraded:
-            self.state, self._warm = Health.WARMING, 0
+            self._turns(Health.WARMING)
+            self._warm = 0
         self._warm += 1
         if self._warm < WARM_CALLS:
             return was_degraded
         self.state, self._pause_s = Health.READY, FIRST_PAUSE_S
         return True
+
+    def _turns(self, state: Health) -> None:
+        """It is not ready, and calls that began before say nothing of it any more."""
+        self.state = state
+        self.epoch += 1
+        self._in_flight = 0
+
+    def _pause(self, now_s: float) -> None:
+        self.again_s = now_s + self._pause_s
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
 
     def _forget(self) -> None:
         """Lets old results count for half once there are many."""

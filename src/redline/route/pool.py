@@ -114,10 +114,10 @@ class PoolMember:
 
     def is_open(self, now_s: float, is_broken: bool = False) -> bool:
         """It can take a call now, unless it is out. is_broken: even if its breaker is open."""
-        breaker = self.breaker
-        if breaker.state is not Health.READY and not is_broken and not breaker.allows(now_s):
+        breaker, coming = self.breaker, self.coming
+        if breaker.state is not Health.READY and not (is_broken or breaker.allows(now_s, coming)):
             return False
-        return self.backend.has_room(now_s, self.coming)
+        return self.backend.has_room(now_s, coming)
 
     def closed_until_s(self, now_s: float) -> float:
         """Until when it takes no call whatever happens; not later than now if that is unknown."""
@@ -281,7 +281,7 @@ class Pool:
                 except (TimedOut, NoEndpoint, Refused, Unpaid) as error:
                     return failed(error)
             breaker = member.breaker
-            epoch = 0 if breaker.state is Health.READY else breaker.began()
+            epoch = 0 if breaker.state is Health.READY else breaker.began(self._clock.now_s())
             try:
                 outcome = await member.backend.send(request, call, sink)
             except BaseException:
@@ -431,6 +431,7 @@ class Pool:
             return not self._fits_elsewhere(request, call, now_s)
         if isinstance(error, Refused | Unpaid):
             breaker.cancelled(epoch)
+            call.refused += 1
             self._lose(member, error)
             return self._is_alone(member)
         is_down = isinstance(error, NoEndpoint) or is_unreachable(error)
@@ -458,16 +459,28 @@ class Pool:
         return True
 
     def _fits_elsewhere(self, request: Request, call: Call, now_s: float) -> bool:
-        """An endpoint that works has limits that could grant the call; it avoids the others."""
+        """An endpoint has limits that could grant the call; it avoids the others from now on.
+
+        It waits for that endpoint, if it does not work at the moment.
+        """
         unfit, is_found = set[str](), False
         for one in self._members:
-            fits = one.backend.load(now_s, request).room_s < math.inf
-            is_found |= fits and not one.is_out and one.breaker.state is not Health.DEGRADED
-            if not fits:
+            load = one.backend.load(now_s, request)
+            if load.room_s == math.inf:
                 unfit.add(one.name)
+            else:
+                is_found |= not one.is_out and load.state is not Health.GONE
         if is_found:
-            call.avoid = frozenset(unfit)
+            call.avoid = call.unfit = frozenset(unfit)
         return is_found
+
+    def _still_avoids(self, call: Call) -> frozenset[str]:
+        """What a call that avoids all that work still avoids: those too small, if not all are."""
+        now_s = self._clock.now_s()
+        for one in self._members:
+            if one.name not in call.unfit and one.health(now_s) is not Health.GONE:
+                return call.unfit
+        return frozenset()
 
     def _avoid(self, member: PoolMember, call: Call, now_s: float) -> None:
         """The call avoids the endpoint from now on, if it can be tried elsewhere at once."""
@@ -532,7 +545,7 @@ class Pool:
         self._all_degraded = not working
         for call in self._queue.calls():
             if call.avoid and call.avoid >= working:
-                call.avoid = frozenset()
+                call.avoid = self._still_avoids(call) if call.unfit else frozenset()
         for member in left:
             self._look(member)
 

@@ -133,10 +133,12 @@ class Call(msgspec.Struct, kw_only=True):
     """What belongs to one call on its way through the backends, and what became of it so far.
 
     deadline_s: monotonic time after which no attempt starts or goes on.
-    priority: lower goes first. tenant: whose budget pays. avoid: endpoints not to use.
+    priority: lower goes first. tenant: whose budget pays. avoid: endpoints not to use. unfit: those
+    whose limits are too small for it.
     committed: the first chunk of the answer has been handed on, so nothing may be tried again.
     attempts: attempts started. requests: written for what is asked now. sent_s: when the one in
-    flight was written, None between attempts.
+    flight was written, None between attempts. refused: requests of this attempt that cost nothing,
+    because an endpoint refused its key; another one takes the call.
     held: what a long answer takes of the room for answers, until whoever asked lets go of it.
     once: it is never written twice, even if the connection that it was written on fails.
     on_write: called just before a request is written; a CallError that it raises ends the attempt,
@@ -148,9 +150,11 @@ class Call(msgspec.Struct, kw_only=True):
     priority: int = 0
     tenant: str = ""
     avoid: frozenset[str] = frozenset()
+    unfit: frozenset[str] = frozenset()
     committed: bool = False
     attempts: int = 0
     requests: int = 0
+    refused: int = 0
     sent_s: float | None = None
     held: Held | None = None
     once: bool = False

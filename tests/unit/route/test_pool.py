@@ -87,6 +87,47 @@ def test_an_endpoint_that_fails_fast_sees_few_first_attempts_and_is_back_soon(
     virtual_run(main())
 
 
+@pytest.mark.parametrize("timeout_s", [1.0, 60.0])
+def test_one_that_never_answers_costs_few_calls_and_is_back_soon(timeout_s: float) -> None:
+    async def main() -> None:
+        begun_s = asyncio.get_running_loop().time()
+        over_s = begun_s + 2 + 1.5 * timeout_s
+        timed_out = TimedOut("attempt", timeout_s)
+
+        def fails(now_s: float, number: int) -> CallError | None:
+            return timed_out if begun_s + 2 <= now_s < over_s else None
+
+        servers = [ModelServer(f"s{n}", slots=16) for n in range(3)]
+        bad = ModelServer("bad", slots=16, fails=fails, fails_in_s=timeout_s)
+        pool = pool_of([*servers, bad])
+        running = asyncio.create_task(run_rows(pool, 10**9))
+        await asyncio.sleep(over_s - begun_s)
+        # Those in flight when it begins, and one for each pause.
+        assert 0 < bad.failed <= 64 + 6 + timeout_s / 15
+        before = bad.calls
+        await asyncio.sleep(30)
+        assert bad.calls > before + 1_000
+        running.cancel()
+        await asyncio.wait([running])
+
+    virtual_run(main())
+
+
+def test_one_call_at_a_time_tries_whether_it_works_again_though_others_wait() -> None:
+    async def main() -> None:
+        servers = [
+            ModelServer("good", slots=8, bound=8),
+            ModelServer("bad", slots=8, bound=8, fails=lambda *_: HTTP_500, fails_in_s=0.1),
+        ]
+        outcomes = await run_rows(pool_of(servers), 4_000)
+        assert all(outcome.is_success for outcome in outcomes)
+        took_s = 4_000 / 80
+        # Five to notice it, those that were in flight then, and one after each pause.
+        assert servers[1].failed <= 5 + 8 + 4 + took_s / 15
+
+    virtual_run(main())
+
+
 def test_an_endpoint_that_fails_now_and_then_is_degraded() -> None:
     async def main() -> None:
         draw = random.Random(3)

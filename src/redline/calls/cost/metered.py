@@ -102,7 +102,8 @@ class Metered:
         teaches = attempt.bound.output_tokens is None
         sending = self._estimator.begin(request) if teaches else None
         begun_s = self._clock.now_s()
-        call.on_write = lambda: self._write(attempt)
+        call.refused = 0
+        call.on_write = lambda: self._write(attempt, call)
         try:
             outcome = await self._backend.send(request, call, sink)
         finally:
@@ -110,7 +111,7 @@ class Metered:
             if sending is not None:
                 reply = None if outcome is None else outcome.reply
                 self._estimator.end(sending, reply, self._clock.now_s() - begun_s)
-            self._settle(attempt, request, outcome)
+            self._settle(attempt, call, request, outcome)
         return outcome
 
     async def aclose(self) -> None:
@@ -223,12 +224,16 @@ class Metered:
             if not waiter.done():
                 waiter.set_result(False)
 
-    def _write(self, attempt: _Attempt) -> None:
+    def _write(self, attempt: _Attempt, call: Call) -> None:
         """A request is about to be written. Raises BudgetSpent where that cannot be written down.
 
         A transport may write a request twice, where the first connection broke: each may be billed.
         """
         worst = attempt.worst
+        if attempt.writes and call.refused:
+            # What was noted for the request that was refused is now this one's.
+            call.refused -= 1
+            return
         if attempt.writes and not self.spending.reserve(worst):
             raise self.spent(worst)
         self._written = self._written.plus(worst)
@@ -249,7 +254,9 @@ class Metered:
             own = self.spending.spent.minus(self._elsewhere)
             self._account.keep(own.plus(self._written))
 
-    def _settle(self, attempt: _Attempt, request: Request, outcome: Outcome | None) -> None:
+    def _settle(
+        self, attempt: _Attempt, call: Call, request: Request, outcome: Outcome | None
+    ) -> None:
         """outcome: None for an attempt that was cancelled."""
         worst = attempt.worst
         if not attempt.writes:
@@ -261,7 +268,9 @@ class Metered:
             self._written = self._written.minus(worst)
             self.spending.settle(worst, worst)
         self._written = self._written.minus(worst)
-        self._close(worst, self._actual(attempt, request, outcome))
+        # A refusal that no other endpoint's answer has followed.
+        actual = NOTHING if call.refused else self._actual(attempt, request, outcome)
+        self._close(worst, actual)
         try:
             self._keep()
         except OSError:
