@@ -112,7 +112,7 @@ def test_a_replica_that_cannot_be_started_is_tried_again_later() -> None:
             assert len(servers.running) == 1
             # Whatever a start has begun is ended.
             assert servers.stopped == servers.begun[:3]
-            assert [text.partition(" could")[0] for text in fleet.failures] == servers.begun[:3]
+            assert [str(one).partition(" could")[0] for one in fleet.failures] == servers.begun[:3]
             assert await one_call(pool, 1.0)
 
     virtual_run(main())

@@ -3,4 +3,5 @@
 from redline.calls.http.backend import HttpBackend
 from redline.calls.http.events import StreamReader, refuse_partial, streaming, whole_chunk
 from redline.calls.http.limits import EndpointLimits, Shared, Stores, account_of, limiter_of
+from redline.calls.http.masking import Mask
 from redline.calls.http.outage import Outage, is_unreachable

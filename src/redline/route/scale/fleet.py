@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from itertools import count, islice
 from typing import Protocol
 
+import msgspec
+
 from redline.clock import SYSTEM, Clock
 from redline.errors import ConfigError, RedlineError
 from redline.route.balance import STALE_S
@@ -25,6 +27,16 @@ LOOKED_AT = 10_000
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 FAILURES = 100
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A replica that could not be started or stopped, or was lost. at_s: monotonic."""
+
+    at_s: float
+    what: str
+
+    def __str__(self) -> str:
+        return self.what
 
 
 class Launcher(Protocol):
@@ -45,7 +57,8 @@ class Fleet:
     """Starts and stops the endpoints of a pool, by the decisions of an autoscaler.
 
     pool: holds no other endpoints; made with `may_be_empty`. A replica that is stopped ends the
-    calls that it has first. failures: what could not be started or stopped, the last ones.
+    calls that it has first. failures: the last ones, the oldest first. failed_starts: those since a
+    replica was last started.
     """
 
     def __init__(
@@ -61,7 +74,8 @@ class Fleet:
             raise ConfigError(
                 "the pool of a fleet has endpoints already", hint="give the fleet an empty pool"
             )
-        self.failures: deque[str] = deque(maxlen=FAILURES)
+        self.failures: deque[Failure] = deque(maxlen=FAILURES)
+        self.failed_starts = 0
         self._pool = pool
         self._launcher = launcher
         self._settings = settings
@@ -83,6 +97,16 @@ class Fleet:
     def ready(self) -> list[PoolMember]:
         """Replicas that take calls."""
         return [one for one in self._pool.members if one.name not in self._stopping]
+
+    @property
+    def starting(self) -> Sequence[str]:
+        """Names of replicas that are not ready yet."""
+        return [*self._starting]
+
+    @property
+    def again_s(self) -> float:
+        """No replica is started before, by the monotonic clock."""
+        return self._again_s
 
     async def run(self) -> None:
         """Keeps the fleet as large as it should be, until cancelled. Then stops all replicas."""
@@ -132,6 +156,8 @@ class Fleet:
         now_s = self._clock.now_s()
         for member in self.ready:
             if member.health(now_s) is Health.GONE:
+                why = member.backend.load(now_s).binds if member.error is None else member.error
+                self._fail(f"{member.name} was lost: {why}")
                 self._take(member.name, tasks)
 
     def _grow(self, replicas: int, tasks: asyncio.TaskGroup) -> None:
@@ -167,12 +193,13 @@ class Fleet:
             await self._end(name)
             raise
         except (RedlineError, OSError) as error:
-            self.failures.append(f"{name} could not be started: {error}")
+            self._fail(f"{name} could not be started: {error}")
+            self.failed_starts += 1
             self._again_s = self._clock.now_s() + self._pause_s
             self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
             await self._end(name)
         else:
-            self._pause_s = FIRST_PAUSE_S
+            self._pause_s, self.failed_starts = FIRST_PAUSE_S, 0
             self._pool.add(seat)
         finally:
             self._starting.pop(name, None)
@@ -190,7 +217,10 @@ class Fleet:
         try:
             await self._launcher.stop(name)
         except (RedlineError, OSError) as error:
-            self.failures.append(f"{name} could not be stopped: {error}")
+            self._fail(f"{name} could not be stopped: {error}")
+
+    def _fail(self, what: str) -> None:
+        self.failures.append(Failure(self._clock.now_s(), what))
 
 
 class _Waits:

@@ -1,0 +1,340 @@
+"""Replicas as processes of this machine.
+
+state      from                       becomes
+starting   its process is begun       ready, when a real request succeeds; failed, when the process
+                                      ends, another one has its port, or `start_s` is over
+ready      a request succeeded        gone, when its process ends: a fleet then replaces it
+ending     `stop`                     gone, at the latest after END_S
+
+Each runs below a guardian, which ends it with all that it has started, also when this process is
+killed; see guardian.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from redline.apis import chat, completions, embeddings, responses
+from redline.calls import Call, Endpoint, Health, HttpBackend, Load, Outcome, Request
+from redline.calls.http import Mask
+from redline.clock import SYSTEM
+from redline.errors import CallError, ConfigError, Final, NoEndpoint, RedlineError, nearest
+from redline.process import printable
+from redline.route.pool import Seat
+from redline.route.scale.guardian import guarded
+from redline.route.scale.ports import HOST, free_port, is_listening
+
+T = TypeVar("T")
+
+# A replica that is told to end may take so long before it is killed.
+GRACE_S = 10.0
+# And its guardian so long after that.
+END_S = GRACE_S + 5.0
+# Between two requests to a replica that is not ready.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
+# What an error quotes of a log.
+_QUOTED_LINES, _QUOTED_BYTES, _LONGEST_LINE = 10, 8192, 300
+# Logs of replicas that have ended; older ones are removed.
+_KEPT_LOGS = 100
+# A variable or flag of such a name holds a secret, unless its value is a path.
+_SECRET_NAME = re.compile("key|token|secret|password|credential", re.IGNORECASE)
+# What is asked of a replica to see that it works, by path.
+_TRIALS: Mapping[str, Mapping[str, object]] = {
+    chat.API.path: {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1},
+    completions.API.path: {"prompt": "hello", "max_tokens": 1},
+    embeddings.API.path: {"input": "hello"},
+    responses.API.path: {"input": "hello", "max_output_tokens": 16},
+}
+TRIALS = tuple(_TRIALS)
+
+
+class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
+    """What is started for each replica.
+
+    command: with {port} in place of the port that it is to listen on, on 127.0.0.1; {slot} is a
+    number from 0 that no other replica has, for the GPU to use. It stays in the foreground. model:
+    what it is asked for. trial: the path of the request that it must answer to be ready, one of
+    TRIALS. endpoint: limits, key, headers and timeouts of a replica; its base URL is not used.
+    env: added to the environment of this process, with {port} and {slot} as well. cwd: its folder.
+    logs: the folder of what replicas write, a file for each. start_s: it is ready within this.
+    Raises ConfigError for a command that cannot be started, or is not told its port.
+    """
+
+    command: Sequence[str]
+    model: str
+    trial: str = chat.API.path
+    endpoint: Endpoint = Endpoint(base_url=f"http://{HOST}/v1")
+    env: Mapping[str, str] = {}
+    cwd: Path = Path()
+    logs: Path = Path("logs")
+    start_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise ConfigError("command is empty", hint=_EXAMPLE)
+        if not any("{port}" in part for part in (*self.command, *self.env.values())):
+            raise ConfigError("command has no {port}", hint=_EXAMPLE)
+        if self.trial not in _TRIALS:
+            raise ConfigError(
+                f"unknown trial: {self.trial}",
+                hint=nearest(self.trial, TRIALS) or f"one of {', '.join(TRIALS)}",
+            )
+        if not 0 < self.start_s <= 86_400:
+            raise ConfigError(f"start_s must be above 0 and at most 86,400, not {self.start_s:g}")
+        if not self.cwd.is_dir():
+            raise ConfigError(f"cwd is no folder: {self.cwd}", hint="it is where the command runs")
+        # Imported here: it brings modules for archives.
+        import shutil
+
+        path = {**os.environ, **self.env}.get("PATH")
+        name = self.command[0]
+        found = shutil.which(self.cwd / name if "/" in name else name, path=path)
+        if found is None:
+            raise ConfigError(
+                f"command does not exist: {name}",
+                hint="install it, or write its path; a command of the shell needs sh -c '...'",
+            )
+
+
+_EXAMPLE = 'write it like command = "vllm serve MODEL --port {port}"'
+
+
+class LocalLauncher:
+    """Starts and stops replicas as processes of this machine; a Launcher. Not on Windows."""
+
+    def __init__(self, replica: LocalReplica) -> None:
+        if sys.platform == "win32":
+            raise ConfigError("replicas cannot be started on Windows", hint="use WSL")
+        self._replica = replica
+        self._running: dict[str, _Process] = {}
+        self._logs: deque[Path] = deque()
+        self._mask = Mask(_secrets(replica))
+
+    async def start(self, name: str) -> Seat:
+        """The seat of a replica that has answered. Raises RedlineError and OSError."""
+        replica = self._replica
+        taken = self._running.values()
+        port = free_port({one.port for one in taken})
+        slot = next(n for n in range(len(taken) + 1) if n not in {one.slot for one in taken})
+        log = self._log(name)
+        process = self._running[name] = _Process(replica, log, port, slot)
+        endpoint = msgspec.structs.replace(
+            replica.endpoint,
+            base_url=f"http://{HOST}:{port}/v1",
+            name=name,
+            # A server of this machine is not behind a proxy.
+            proxy="",
+        )
+        backend = ReplicaBackend(endpoint, process)
+        try:
+            await self._until_ready(process, backend)
+        except BaseException:
+            await backend.aclose()
+            raise
+        return Seat(name=name, make=backend.join, weight=endpoint.weight)
+
+    async def stop(self, name: str) -> None:
+        """Ends it, and all that it has started. Raises RedlineError."""
+        process = self._running.get(name)
+        if process is None:
+            return
+        await process.end()
+        del self._running[name]
+
+    def _log(self, name: str) -> Path:
+        """The new log of a replica. Raises OSError."""
+        folder = self._replica.logs
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folder / f"{name}.log"
+        self._logs.append(path)
+        if len(self._logs) > _KEPT_LOGS + len(self._running):
+            self._logs.popleft().unlink(missing_ok=True)
+        return path
+
+    async def _until_ready(self, process: _Process, backend: ReplicaBackend) -> None:
+        replica, until_s = self._replica, SYSTEM.now_s() + self._replica.start_s
+        body = {"model": replica.model, **_TRIALS[replica.trial]}
+        request = Request(body=body, url=replica.trial)
+        pause_s, last = _FIRST_PAUSE_S, "it did not listen on its port"
+        while SYSTEM.now_s() < until_s:
+            call = Call(deadline_s=until_s)
+            outcome = await process.unless_ended(backend.send(request, call))
+            if outcome is None:
+                raise self._failure(process, f"its command {process.end_text()}")
+            error = outcome.error
+            if error is None:
+                if await asyncio.to_thread(is_listening, process.pid, process.port) is False:
+                    text = f"another process took its port, {process.port}"
+                    raise self._failure(process, text)
+                return
+            last = self._reason(outcome, last)
+            if isinstance(error, Final):
+                raise self._failure(process, f"it refused a trial request: {last}")
+            await process.unless_ended(asyncio.sleep(pause_s))
+            pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+        raise self._failure(process, f"it was not ready within {replica.start_s:g} s: {last}")
+
+    def _reason(self, outcome: Outcome, last: str) -> str:
+        """Why a request has failed, if it has reached the replica or got a connection."""
+        error = outcome.error
+        is_reached = any(attempt.was_sent for attempt in outcome.tried)
+        if isinstance(error, CallError | NoEndpoint) and is_reached:
+            return self._mask.text(error.what)
+        return last
+
+    def _failure(self, process: _Process, what: str) -> RedlineError:
+        """The error, with the last lines of its log."""
+        lines = [
+            printable(line)[:_LONGEST_LINE] for line in self._mask.text(process.tail()).split("\n")
+        ]
+        quoted = "".join(f"\n    {line}" for line in lines[-_QUOTED_LINES:] if line.strip())
+        command = self._mask.text(shlex.join(process.command))
+        hint = f"its last lines were:{quoted}" if quoted else f"it wrote nothing: {command}"
+        return RedlineError(what, where=str(process.log), hint=hint)
+
+
+class _Process:
+    """A guardian and the command below it. Raises OSError if it cannot be begun."""
+
+    def __init__(self, replica: LocalReplica, log: Path, port: int, slot: int) -> None:
+        def filled(text: str) -> str:
+            return text.replace("{port}", str(port)).replace("{slot}", str(slot))
+
+        self.port = port
+        self.slot = slot
+        self.log = log
+        self.command = [filled(part) for part in replica.command]
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+        output = os.open(log, flags, 0o600)
+        try:
+            self._process = subprocess.Popen(
+                guarded(self.command, GRACE_S),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                cwd=replica.cwd,
+                env={**os.environ, **{name: filled(text) for name, text in replica.env.items()}},
+                # Ctrl-C is for this process alone, which drains first.
+                start_new_session=True,
+            )
+        finally:
+            os.close(output)
+        self._loop = asyncio.get_running_loop()
+        self._ended = self._loop.create_future()
+        # Neither the event loop nor the interpreter waits for it when it ends.
+        threading.Thread(target=self._watch, name=f"replica {port}", daemon=True).start()
+
+    def _watch(self) -> None:
+        self._process.wait()
+        with suppress(RuntimeError):
+            # The loop may be closed.
+            self._loop.call_soon_threadsafe(self._note_end)
+
+    def _note_end(self) -> None:
+        self._ended.set_result(None)
+
+    @property
+    def pid(self) -> int:
+        """Of the guardian."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return not self._ended.done()
+
+    def end_text(self) -> str:
+        """`ended with status 1`."""
+        status = self._process.returncode
+        name = _SIGNALS.get((status or 0) - 128, "")
+        return f"ended with status {status}{name and f' ({name})'}"
+
+    async def unless_ended(self, waiting: Coroutine[Any, Any, T]) -> T | None:
+        """What is waited for; None if the command ends before."""
+        task = asyncio.create_task(waiting)
+        try:
+            await asyncio.wait({task, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() and self.is_running else None
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def end(self) -> None:
+        """Raises RedlineError if something is left of it."""
+        assert self._process.stdin is not None
+        # The guardian sees that.
+        self._process.stdin.close()
+        try:
+            await asyncio.wait_for(asyncio.shield(self._ended), END_S)
+        except TimeoutError:
+            raise RedlineError(
+                f"a process of it has not ended within {END_S:g} s", where=str(self.log)
+            ) from None
+
+    def tail(self) -> str:
+        """The end of what it has written."""
+        try:
+            with self.log.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - _QUOTED_BYTES))
+                return file.read(_QUOTED_BYTES).decode("utf-8", "replace").strip()
+        except OSError:
+            return ""
+
+
+_SIGNALS = {number.value: number.name for number in signal.Signals}
+
+
+class ReplicaBackend(HttpBackend):
+    """A replica's endpoint, which is gone when its process has ended."""
+
+    def __init__(self, endpoint: Endpoint, process: _Process) -> None:
+        self._process = process
+        self._on_room_of_pool: Callable[[], None] | None = None
+        super().__init__(endpoint, on_room=self._report_room)
+
+    def join(self, on_room: Callable[[], None]) -> ReplicaBackend:
+        """Itself, as a member of the pool that is to be called when it has room."""
+        self._on_room_of_pool = on_room
+        return self
+
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        load = super().load(now_s, request)
+        if self._process.is_running:
+            return load
+        binds = f"its command {self._process.end_text()}"
+        return msgspec.structs.replace(load, state=Health.GONE, binds=binds)
+
+    def _report_room(self) -> None:
+        if self._on_room_of_pool is not None:
+            self._on_room_of_pool()
+
+
+def _secrets(replica: LocalReplica) -> Iterator[str]:
+    """What must not show in an error that quotes a log or a command."""
+    yield replica.endpoint.api_key or ""
+    named = [*os.environ.items(), *replica.env.items(), *_flags(replica.command)]
+    for name, value in [*named, *replica.endpoint.headers.items()]:
+        if _SECRET_NAME.search(name) and not value.startswith(("/", "~")):
+            yield value.rpartition(" ")[2]
+
+
+def _flags(command: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The flags of a command line with their values."""
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name.startswith("-"):
+            yield name, value if equals else following

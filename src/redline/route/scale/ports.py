@@ -1,0 +1,89 @@
+"""Ports of 127.0.0.1: one that is free, and whose one is."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from redline.errors import RedlineError
+from redline.route.scale.guardian import descendants
+
+HOST = "127.0.0.1"
+# Above the ports of well-known services.
+_LOWEST, _END = 10_000, 65_536
+_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LISTENING = "0A"
+_TRIES = 1_000
+_DRAWS = random.SystemRandom()
+
+
+def free_port(taken: Collection[int] = ()) -> int:
+    """A port that can be listened on and is none of `taken`. Raises RedlineError.
+
+    It is none of those that the system gives to connections (ip(7), ip_local_port_range), which
+    might take it before the replica does.
+    """
+    first, last = _given_to_connections()
+    for _ in range(_TRIES):
+        port = _DRAWS.randrange(_LOWEST, _END)
+        if port in taken or first <= port <= last:
+            continue
+        with socket.socket() as probe:
+            # As servers do: a port whose last connection has just ended is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+    raise RedlineError(f"no port of {HOST} is free for a replica", where=f"{_LOWEST} to {_END - 1}")
+
+
+def _given_to_connections() -> tuple[int, int]:
+    try:
+        first, last = map(int, _RANGE.read_text("ascii").split())
+    except (OSError, ValueError):
+        # Not Linux: what IANA has set aside.
+        return 49_152, _END - 1
+    # If that is nearly all, there is no choice.
+    return (first, last) if first - _LOWEST + _END - last > 2 * _TRIES else (0, 0)
+
+
+def is_listening(top: int, port: int) -> bool | None:
+    """A process below `top` listens on the port; None if that cannot be found out.
+
+    By /proc (proc(5)), which takes milliseconds: not for an event loop.
+    """
+    try:
+        sockets = {f"socket:[{inode}]" for inode in _listening_on(port)}
+        pids = [pid for pid, _ in descendants(top)] if sockets else []
+    except (OSError, ValueError):
+        return None
+    return any(not sockets.isdisjoint(_files(pid)) for pid in pids) if sockets else None
+
+
+def _listening_on(port: int) -> Iterator[str]:
+    """The inodes of the sockets that listen on it."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        if not os.path.exists(table):
+            continue
+        for line in Path(table).read_text("ascii").splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == _LISTENING and int(local.rpartition(":")[2], 16) == port:
+                yield rest[5]
+
+
+def _files(pid: int) -> Iterator[str]:
+    """What the open files of a process are; nothing if it has ended, or is another user's."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        with suppress(OSError):
+            yield os.readlink(f"{folder}/{name}")

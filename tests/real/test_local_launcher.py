@@ -1,0 +1,272 @@
+"""Replicas as processes: started, ready when they answer, and gone when they are not needed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redline.calls import Call, Health, Request
+from redline.errors import ConfigError, RedlineError
+from redline.route import Pool, PoolMember, Seat, strategy_of
+from redline.route.scale import Fleet, LocalLauncher, ScaleSettings, launcher
+from support.replicas import gone_within, is_running, pids_in, replica
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.usefixtures("no_proxy"),
+    pytest.mark.skipif(sys.platform != "linux", reason="it looks at /proc"),
+]
+ASKED = Request(body={"model": "m", "messages": [{"role": "user", "content": "hello"}]})
+
+
+def member(seat: Seat) -> PoolMember:
+    pool = Pool([seat], strategy_of("p2c", random.Random(1)))
+    return pool.members[0]
+
+
+def test_replicas_have_a_port_and_a_slot_each_and_answer(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        local = LocalLauncher(replica(tmp_path, env={"SLOT": "{slot}"}))
+        seen = []
+        for name in ("a", "b"):
+            one = member(await local.start(name))
+            outcome = await one.backend.send(ASKED, Call())
+            assert outcome.endpoint == name
+            seen.append(json.loads(outcome.output))
+            await one.backend.aclose()
+        assert [slot for slot, _ in seen] == ["0", "1"]
+        assert len({port for _, port in seen}) == 2
+        await local.stop("a")
+        third = member(await local.start("c"))
+        slot, port = json.loads((await third.backend.send(ASKED, Call())).output)
+        assert (slot, port not in {port for _, port in seen[1:]}) == ("0", True)
+        await third.backend.aclose()
+        await asyncio.gather(local.stop("b"), local.stop("c"), local.stop("never begun"))
+        for freed in [port, *(port for _, port in seen)]:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", freed), 1).close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("mood", "told"),
+    [
+        ("exits", "its command ended with status 1"),
+        ("silent", "it was not ready within 0.7 s: it did not listen on its port"),
+        ("hangs", "it was not ready within 0.7 s: no success in time"),
+        ("500", "it was not ready within 0.7 s: the server failed: HTTP 500: no m here"),
+        (
+            "404",
+            "it refused a trial request: the endpoint rejected the request: HTTP 404: no m here",
+        ),
+    ],
+)
+def test_a_replica_that_does_not_work_is_told_in_time_with_its_last_lines(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mood: str, told: str
+) -> None:
+    monkeypatch.setenv("MODEL_API_KEY", "sk-very-secret-0123456789")
+
+    async def main() -> None:
+        start_s = 20.0 if mood in ("exits", "404") else 0.7
+        local = LocalLauncher(replica(tmp_path, mood, start_s=start_s))
+        begun_s = time.monotonic()
+        with pytest.raises(RedlineError) as caught:
+            await local.start("a")
+        assert time.monotonic() - begun_s < 4
+        assert caught.value.what.startswith(told)
+        assert caught.value.where == str(tmp_path / "logs" / "a.log")
+        if mood == "exits":
+            assert "\n    loading\n    ValueError: there is no such model; key <key>" in str(
+                caught.value
+            )
+        assert "very-secret" not in str(caught.value)
+        await local.stop("a")
+
+    run(main())
+
+
+def test_a_port_that_another_process_took_is_noticed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        local = LocalLauncher(replica(tmp_path))
+        other = member(await local.start("a"))
+        port = int(other.backend.endpoint.base_url.split(":")[2].removesuffix("/v1"))
+        monkeypatch.setattr(launcher, "free_port", lambda _: port)
+        silent = LocalLauncher(replica(tmp_path, "silent"))
+        with pytest.raises(RedlineError, match=f"another process took its port, {port}"):
+            await silent.start("b")
+        await asyncio.gather(silent.stop("b"), local.stop("a"), other.backend.aclose())
+
+    run(main())
+
+
+def test_a_start_that_is_cancelled_leaves_nothing(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        for wait_s in (0.0, 0.001, 0.3):
+            local = LocalLauncher(replica(tmp_path, "silent"))
+            starting = asyncio.create_task(local.start("a"))
+            await asyncio.sleep(wait_s)
+            starting.cancel()
+            await asyncio.wait([starting])
+            await local.stop("a")
+        assert not processes_of(tmp_path)
+
+    run(main())
+
+
+def test_what_ignores_sigterm_and_leaves_its_session_ends_with_its_replica(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "GRACE_S", 0.3)
+
+    async def main() -> None:
+        local = LocalLauncher(replica(tmp_path, "deaf"))
+        one = member(await local.start("a"))
+        pids = await asyncio.to_thread(pids_in, tmp_path, "itself", "of-session", "orphan")
+        assert all(map(is_running, pids))
+        await local.stop("a")
+        assert not any(map(is_running, pids))
+        await one.backend.aclose()
+
+    run(main())
+
+
+def test_a_replica_whose_process_dies_is_gone_at_once_with_all_below_it(
+    run: Run, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        local = LocalLauncher(replica(tmp_path, "deaf"))
+        one = member(await local.start("a"))
+        pids = await asyncio.to_thread(pids_in, tmp_path, "itself", "of-session", "orphan")
+        assert one.health(0.0) is Health.READY
+        os.kill(pids[0], signal.SIGKILL)
+        async with asyncio.timeout(2):
+            while one.health(0.0) is not Health.GONE:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert one.backend.load(0.0).binds == "its command ended with status 137 (SIGKILL)"
+        assert not any(map(is_running, pids))
+        await local.stop("a")
+        await one.backend.aclose()
+
+    run(main())
+
+
+# Starts a replica and waits; argv: folder.
+STARTER = """
+import asyncio, sys
+from pathlib import Path
+from support.replicas import replica
+from redline.route.scale import LocalLauncher, launcher
+
+launcher.GRACE_S = 1.0
+
+async def main():
+    await LocalLauncher(replica(Path(sys.argv[1]), "deaf")).start("a")
+    print("ready", flush=True)
+    await asyncio.sleep(300)
+
+asyncio.run(main())
+"""
+
+
+def test_nothing_is_left_when_redline_is_killed(tmp_path: Path) -> None:
+    tests = Path(__file__).parents[1]
+    path = os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")])
+    bystander = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-c", STARTER, str(tmp_path)],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            pids = [*pids_in(tmp_path, "itself", "of-session", "orphan"), *processes_of(tmp_path)]
+            process.kill()
+        assert gone_within(pids, 20)
+        assert not processes_of(tmp_path)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_a_fleet_replaces_a_replica_that_dies(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        settings = ScaleSettings(min_replicas=2, max_replicas=2, tick_s=0.1, panic_window_s=10)
+        pool = Pool([], strategy_of("p2c", random.Random(1)), may_be_empty=True)
+        fleet = Fleet(pool, LocalLauncher(replica(tmp_path)), settings)
+        running = asyncio.create_task(fleet.run())
+        async with asyncio.timeout(20):
+            while len(fleet.ready) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            os.kill(server_of(tmp_path, "replica-1"), signal.SIGKILL)
+            while {one.name for one in fleet.ready} != {"replica-2", "replica-3"}:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert [str(one) for one in fleet.failures] == [
+            "replica-1 was lost: its command ended with status 137 (SIGKILL)"
+        ]
+        running.cancel()
+        await asyncio.wait([running])
+        await pool.aclose()
+        assert not processes_of(tmp_path)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"command": ()}, "command is empty"),
+        ({"command": ("sleep", "5")}, r"command has no \{port\}"),
+        ({"command": ("no-such-command", "{port}")}, "command does not exist: no-such-command"),
+        ({"trial": "/v1/chat/completion"}, "unknown trial: /v1/chat/completion"),
+        ({"cwd": Path("no/such/folder")}, "cwd is no folder: no/such/folder"),
+        ({"start_s": 0.0}, "start_s must be above 0"),
+    ],
+)
+def test_what_cannot_be_started_is_refused_before_it_is(
+    tmp_path: Path, settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        replica(tmp_path, **settings)
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Running processes whose command line names the folder, but for this one."""
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit() and int(path.name) != os.getpid():
+            try:
+                is_named = str(folder).encode() in (path / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if is_named and is_running(int(path.name)):
+                found.append(int(path.name))
+    return found
+
+
+def server_of(folder: Path, name: str) -> int:
+    """The process that writes the log of a replica, and is not its guardian."""
+    log = folder / "logs" / f"{name}.log"
+    for pid in processes_of(folder):
+        is_guardian = b"guardian.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if not is_guardian and os.readlink(f"/proc/{pid}/fd/1") == str(log):
+            return pid
+    raise AssertionError(f"no process writes {log}")
