@@ -122,6 +122,7 @@ EXAMPLES: dict[str, list[Example]] = {
     "ordered": [one("ordered", True, True)],
     "keep_input": [one("keep_input", True, True)],
     "raw": [one("raw", True, True)],
+    "trace": [one("trace", "calls.trace", "calls.trace")],
     "retry_failed": [one("retry_failed", True, True)],
     "restart": [one("restart", True, True)],
     "force": [one("force", True, True)],

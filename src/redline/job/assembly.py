@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from redline.calls.cache import AnswerStore
     from redline.job.batch import BatchRunner, HeldRows, Ledger
     from redline.job.outputs import AccountFile
+    from redline.timeline import Recorder
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -43,7 +44,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """A View. found_limits: those that were found, in words.
 
     kept: None for a run without an output; batches: None for one that makes its calls itself.
-    answers: of its cache. check_source: looks whether the input is still what was read.
+    answers: of its cache. recorder: of its trace. check_source: looks whether the input is still
+    what was read.
     """
 
     job: Job
@@ -59,6 +61,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     kept: Kept | None
     runner: Runner
     batches: BatchRunner | None
+    recorder: Recorder | None
 
     async def go(self) -> None:
         """Does the rows, live or in batches; then looks at the input again."""
@@ -106,6 +109,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         before = Counter[str]() if self.kept is None else self.kept.journal.answers.flaws
         return dict((before + self.tally.flawed).most_common())
 
+    def _not_traced(self) -> str | None:
+        """Why the trace ends before the run; None if it does not."""
+        recorder = self.recorder
+        if recorder is None or recorder.failure is None:
+            return None
+        return f"{self.job.trace} cannot be written: {recorder.failure.strerror}"
+
     def report(self, elapsed_s: float) -> Report:
         tally, runner, selection = self.tally, self.runner, self.selection
         kinds = {kind: count for kind, count in tally.errors.most_common() if kind != "cancelled"}
@@ -141,4 +151,5 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             cache_notes=self.answers.notes if self.answers is not None else [],
             output=self.job.output,
             abandoned=runner.abandoned,
+            not_traced=self._not_traced(),
         )

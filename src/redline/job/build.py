@@ -38,6 +38,7 @@ from redline.events import Listener, Listeners
 from redline.job.assembly import Kept, Run
 from redline.job.outputs import AccountFile, open_journal
 from redline.job.parts import Parts
+from redline.job.recording import open_trace, recorded
 from redline.job.settings import BATCHING, Job
 from redline.job.show import InputCounts, RowCount
 from redline.job.work import (
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from redline.calls.cache import AnswerStore
     from redline.job.batch import HeldRows, Ledger
     from redline.sources.stream import StreamRows
+    from redline.timeline import Recorder, TraceFile
 
 # A count reads about 1 GB of JSON Lines a second: what is left is known at the end of most runs.
 _LAST_COUNT_S = 0.5
@@ -87,7 +89,7 @@ class _Input(msgspec.Struct, frozen=True):
 
     parts: what its caller supplies. stream: the source, if that is a stream. limiters: of the
     endpoints in their order, or of the function; none with a supplied backend. slots: how many
-    calls at once at most.
+    calls at once at most. trace: open, to record the calls.
     """
 
     parts: Parts
@@ -97,6 +99,7 @@ class _Input(msgspec.Struct, frozen=True):
     renderer: Renderer
     limiters: tuple[RateLimiter, ...]
     slots: int
+    trace: TraceFile | None
 
 
 class _Calls(msgspec.Struct, frozen=True):
@@ -106,6 +109,7 @@ class _Calls(msgspec.Struct, frozen=True):
     metered: Metered | None
     backend: Backend
     answers: AnswerStore | None
+    recorder: Recorder | None
 
 
 @asynccontextmanager
@@ -135,6 +139,8 @@ async def built(job: Job, parts: Parts) -> AsyncIterator[Run]:
         is_needed = run is not None and run.runner.is_draining and not run.feed.is_read
         await asyncio.to_thread(given.row_count.finish, _LAST_COUNT_S if is_needed else 0.0)
         given.source.close()
+        if given.trace is not None:
+            given.trace.close()
 
 
 def _open_input(job: Job, parts: Parts) -> _Input:
@@ -154,10 +160,11 @@ def _open_input(job: Job, parts: Parts) -> _Input:
         renderer = Renderer(job.prompting)
         if job.endpoints:
             raise_limit(slots)
+        trace = None if job.trace is None else open_trace(job.trace)
     except BaseException:
         source.close()
         raise
-    return _Input(parts, source, stream, row_count, renderer, limiters, slots)
+    return _Input(parts, source, stream, row_count, renderer, limiters, slots, trace)
 
 
 def _limiters(job: Job) -> tuple[RateLimiter, ...]:
@@ -246,6 +253,7 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
         kept=kept,
         runner=runner,
         batches=batches,
+        recorder=calls.recorder,
     )
 
 
@@ -360,8 +368,11 @@ def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
         )
     metered = _metered(job, calls, kept)
     retry = Retry(calls if metered is None else metered, job.retry, listener=listener)
-    backend, answers = _cached(job, retry, tally)
-    return _Calls(found, metered, backend, answers)
+    recorder = None
+    if given.trace is not None:
+        recorder = recorded(job, retry, given.trace, 0 if given.stream else given.slots)
+    backend, answers = _cached(job, retry if recorder is None else recorder, tally)
+    return _Calls(found, metered, backend, answers, recorder)
 
 
 def _http(

@@ -67,6 +67,7 @@ def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
     if report.spent.text:
         lines.append(_spent(report))
     lines += _cache_lines(report)
+    lines += _trace_lines(report)
     lines += _batch_lines(report)
     if report.found_limits:
         lines.append(f"limits found: {', '.join(report.found_limits)}")
@@ -110,6 +111,8 @@ def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
         fields["endpoints"] = msgspec.to_builtins(report.endpoints)
     if report.abandoned:
         fields["abandoned"] = report.abandoned
+    if report.not_traced is not None:
+        fields["not_traced"] = report.not_traced
     if report.batches is not None:
         fields["batches"] = msgspec.to_builtins(report.batches)
     if report.output is not None and report.output.url is not None:
@@ -161,6 +164,13 @@ def _cache_lines(report: Report) -> list[str]:
             "--temperature 0, --param seed=7, --cache-sampled"
         )
     return [*lines, *(f"cache: {note}" for note in report.cache_notes)]
+
+
+def _trace_lines(report: Report) -> list[str]:
+    """Why the trace is not whole."""
+    if report.not_traced is None:
+        return []
+    return [f"the trace ends early, results are not affected: {report.not_traced}"]
 
 
 def _batch_lines(report: Report) -> list[str]:

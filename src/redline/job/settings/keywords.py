@@ -54,6 +54,7 @@ class Keywords(TypedDict, total=False):
     ordered: bool
     keep_input: bool
     raw: bool
+    trace: str | os.PathLike[str]
     budget: str
     budget_tokens: int | str
     prices: Mapping[str, Mapping[str, float | str]]
@@ -107,6 +108,7 @@ ABOUT = {
     "ordered": "Put the finished file in input order.",
     "keep_input": "Repeat the row in its result line.",
     "raw": "Keep the whole reply in the result line.",
+    "trace": "File that records when each call came, where it went and how long it took.",
     "budget": 'What all runs of the output may spend, such as "5usd".',
     "budget_tokens": 'The same in tokens, also as text: "2m".',
     "prices": "Dollars for a million tokens, by model: input, cached_input and output.",

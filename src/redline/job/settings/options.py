@@ -379,7 +379,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         _flag(
             "DIR",
             "--cache in this folder. Default: redline/answers in ~/.cache.",
-            read=values.folder,
+            read=values.local,
             python="cache",
         ),
     ] = None
@@ -415,6 +415,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ordered: Annotated[bool | None, _switch("Put the finished file in input order.")] = None
     keep_input: Annotated[bool | None, _switch("Repeat the row in its result line.")] = None
     raw: Annotated[bool | None, _switch("Keep the whole reply in the result line.")] = None
+    trace: Annotated[
+        str | os.PathLike[str] | None,
+        _flag(
+            "FILE",
+            "Record when each call came, where it went and how long it took, without its texts, "
+            "for redline route replay FILE. Another run adds itself.",
+            read=values.local,
+        ),
+    ] = None
     retry_failed: Annotated[
         bool | None, _switch("Do just the rows that failed before.", section=_AGAIN)
     ] = None

@@ -56,6 +56,7 @@ def job_of(rows: object, options: Options, environment: Environment) -> Job:
         hooks=Hooks(**_given(options, *Hooks.__struct_fields__)),
         retry=RetryPolicy(**_given(options, "max_retries")),
         allowance=_allowance(options),
+        trace=None if options.trace is None else Path(options.trace),
         **_given(options, *_JOB),
     )
 

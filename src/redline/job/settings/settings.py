@@ -117,8 +117,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     where no batches are left. allowance: what all runs of the output may spend. prices: by model,
     above those that redline knows. fail_on: finish reasons that make a result a failure.
     retry_failed: only the rows that failed before; retries_failures: these beside the new ones.
-    strict: the first bad row ends the run. priority: of its calls if jobs share a backend; lower
-    goes first. tenant: in whose name it calls; may be empty.
+    strict: the first bad row ends the run. trace: the file that records its calls. priority: of its
+    calls if jobs share a backend; lower goes first. tenant: in whose name it calls; may be empty.
     """
 
     rows: object = ()
@@ -150,6 +150,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     restart: bool = False
     force: bool = False
     strict: bool = False
+    trace: Path | None = None
     priority: int = 0
     tenant: str = ""
 
@@ -184,6 +185,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         if self.retry_failed and self.output is None:
             raise ConfigError("there are no failed rows to retry without an output file")
         self._check_output()
+        self._check_trace()
         self._check_continuous()
         self._check_budget()
         self._check_via()
@@ -293,6 +295,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             ("a cache of answers", self.cache),
             ("a deadline for each row", self.row_deadline_s),
             ("rows that never end", self.follow or stream_of(self.rows) or None),
+            ("a trace of single calls", self.trace),
         ):
             if stated is not None:
                 raise ConfigError(
@@ -331,6 +334,22 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.samples > 1:
             raise ConfigError("messages of a stream are asked once each", hint="leave out samples")
+
+    def _check_trace(self) -> None:
+        """Refuses to write a trace into another file of the run."""
+        if self.trace is None:
+            return
+        taken = dict[str, str]()
+        if isinstance(self.rows, (str, os.PathLike)) and url_of(self.rows) is None:
+            taken[_real(local_path(self.rows))] = "input"
+        if self.output is not None:
+            taken[_real(self.output.path)] = "output"
+            taken[_real(self.output.failed_path)] = "file of failures"
+        if (what := taken.get(_real(self.trace))) is not None:
+            raise ConfigError(
+                f"the trace {self.trace} is the run's {what}",
+                hint="name another file: --trace calls.trace",
+            )
 
     def _check_output(self) -> None:
         """Refuses to write over the input."""

@@ -175,8 +175,8 @@ def size(text: str, flag: str) -> int:
 
 
 @_of_given
-def folder(text: str, flag: str) -> str:
-    """The path of a folder on this machine, `~` and `file://` resolved."""
+def local(text: str, flag: str) -> str:
+    """A path on this machine, `~` and `file://` resolved."""
     return os.path.expanduser(local_path(text))
 
 

@@ -33,7 +33,7 @@ class Report(msgspec.Struct, kw_only=True):
     without. not_uploaded: why the object of an output in a store is not what the file on this
     machine is; None if it is, and for other outputs. abandoned: what had not ended when the run
     was given up, one line a row. outcomes: in input order; empty for a run with an output, whose
-    results are in its file.
+    results are in its file. not_traced: why the trace ends early, None if it does not.
     repeated: requests sent once more, on a new connection, because a kept one failed them; the
     server may have processed both. They count as requests and not as retries.
     """
@@ -69,6 +69,7 @@ class Report(msgspec.Struct, kw_only=True):
     output: Output | None = None
     not_uploaded: RedlineError | None = None
     abandoned: list[str] = []
+    not_traced: str | None = None
     outcomes: list[Outcome] = []
 
     def __repr__(self) -> str:

@@ -1,0 +1,160 @@
+"""A backend that records the calls through it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from redline.calls.tokens import prefixes_of
+from redline.clock import SYSTEM, Clock
+from redline.timeline.records import CallEnded, CallsDropped, Record, RunBegan, Tried
+from redline.timeline.writer import TraceFile
+from redline.waist import Attempt, Backend, Call, Load, Outcome, Request, Sink
+
+# What a death may lose, and how many records are encoded at once: about a millisecond of work.
+_GROUP_S = 1.0
+_GROUP = 256
+# A disk that is behind by so many records loses others: about 64 MB of them.
+_MOST = 65_536
+_PRECISION = 6  # digits after the point: microseconds
+
+_Ended = tuple[float, float, int, tuple[int, ...], str, Any, Any, tuple[Any, ...]]
+
+
+class Recorder:
+    """A backend around one whose calls are recorded in `file`, in groups and in a thread.
+
+    began: of the run. If the file cannot be written any more, the calls go on without it, and
+    `failure` says why. `aclose` writes what is left; the file is its owner's to close.
+    """
+
+    def __init__(
+        self, inner: Backend, file: TraceFile, began: RunBegan, *, clock: Clock = SYSTEM
+    ) -> None:
+        self._inner = inner
+        self._file = file
+        self._clock = clock
+        self._begun_s = clock.now_s()
+        self._head: list[Record] = [began]
+        self._ended: list[_Ended] = []
+        self._dropped = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Future[None] | None = None
+        self.failure: OSError | None = None
+
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        return self._inner.load(now_s, request)
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        arrived_s = self._clock.now_s()
+        outcome = None
+        try:
+            outcome = await self._inner.send(request, call, sink)
+            return outcome
+        finally:
+            if self.failure is None:
+                self._add(arrived_s, request, call, outcome)
+
+    async def aclose(self) -> None:
+        try:
+            await self._inner.aclose()
+        finally:
+            while self._writing is not None:
+                await asyncio.wait([self._writing])
+            if self._timer is not None:
+                self._timer.cancel()
+            while self._head or self._ended or self._dropped:
+                await asyncio.to_thread(self._write, *self._taken())
+
+    def _add(self, arrived_s: float, request: Request, call: Call, outcome: Outcome | None) -> None:
+        """Keeps what there is to say of a call that is over; None if it was cancelled."""
+        ended = self._ended
+        if len(ended) >= _MOST:
+            self._dropped += 1
+            return
+        kind = "cancelled"
+        tried: tuple[Any, ...] = ()
+        input_tokens = output_tokens = None
+        if outcome is not None:
+            error, reply = outcome.error, outcome.reply
+            if reply is not None:
+                input_tokens, output_tokens = reply.input_tokens, reply.output_tokens
+            kind = "succeeded" if error is None else error.kind
+            tried = tuple(map(_times, outcome.tried))
+        blocks, now_s = prefixes_of(request), self._clock.now_s()
+        priority = call.priority
+        ended.append((arrived_s, now_s, priority, blocks, kind, input_tokens, output_tokens, tried))
+        if len(ended) >= _GROUP:
+            self._begin()
+        elif self._timer is None and self._writing is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(_GROUP_S, self._begin)
+
+    def _begin(self) -> None:
+        """Writes what there is, unless that is going on."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._writing is None and self.failure is None:
+            loop = asyncio.get_running_loop()
+            self._writing = loop.run_in_executor(None, self._write, *self._taken())
+            self._writing.add_done_callback(self._wrote)
+
+    def _wrote(self, writing: asyncio.Future[None]) -> None:
+        self._writing = None
+        if self._ended and self._timer is None and self.failure is None:
+            wait_s = 0.0 if len(self._ended) >= _GROUP else _GROUP_S
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._begin)
+
+    def _taken(self) -> tuple[list[Record], list[_Ended], int]:
+        """What is to be written next, which is then another's."""
+        head, self._head = self._head, []
+        ended, self._ended = self._ended, []
+        dropped, self._dropped = self._dropped, 0
+        return head, ended, dropped
+
+    def _write(self, head: list[Record], ended: list[_Ended], dropped: int) -> None:
+        """In a thread."""
+        if self.failure is not None:
+            return
+        records = [*head, *map(self._record, ended)]
+        if dropped:
+            records.append(CallsDropped(dropped))
+        try:
+            self._file.write(records)
+        except OSError as error:
+            self.failure = error
+
+    def _record(self, ended: _Ended) -> CallEnded:
+        arrived_s, done_s, priority, blocks, kind, input_tokens, output_tokens, tried = ended
+        return CallEnded(
+            arrived_s=self._since(arrived_s),
+            done_s=self._since(done_s),
+            outcome=kind,
+            priority=priority,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            blocks=blocks,
+            tried=tuple(map(self._tried, tried)),
+        )
+
+    def _tried(self, times: tuple[Any, ...]) -> Tried:
+        endpoint, error, queued_s, sent_s, first_byte_s, done_s = times
+        return Tried(
+            endpoint=endpoint,
+            done_s=self._since(done_s),
+            queued_s=None if queued_s is None else self._since(queued_s),
+            sent_s=None if sent_s is None else self._since(sent_s),
+            first_byte_s=None if first_byte_s is None else self._since(first_byte_s),
+            error=error,
+        )
+
+    def _since(self, at_s: float) -> float:
+        return round(at_s - self._begun_s, _PRECISION)
+
+
+def _times(tried: Attempt) -> tuple[Any, ...]:
+    """An attempt without its error, which may hold an answer of any length."""
+    kind = "" if tried.error is None else tried.error.kind
+    times = tried.eligible_s, tried.sent_s, tried.first_byte_s, tried.complete_s
+    return tried.endpoint, kind, *times

@@ -1,0 +1,94 @@
+"""What a trace holds: one JSON object a line, of a kind that its `kind` names.
+
+kind     is
+run      a run has begun; what follows is of it, and its times are seconds since then
+call     a call is over
+dropped  calls that were not recorded, since the disk did not keep up
+
+A reader passes over kinds that it does not know, so that others can be added. VERSION changes when
+what is known is to be read in another way.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+VERSION = 1
+
+
+class EndpointFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is stated of one endpoint.
+
+    weight: its capacity in proportion to the others'. slots: most calls that it is given at once, 0
+    if that is not stated. requests, tokens, input_tokens, output_tokens: its rate limits, such as
+    500/60s. input_price, output_price: dollars for a million tokens of the run's model, None if
+    unknown.
+    """
+
+    name: str
+    weight: float = 1.0
+    slots: int = 0
+    requests: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    input_tokens: tuple[str, ...] = ()
+    output_tokens: tuple[str, ...] = ()
+    input_price: float | None = None
+    output_price: float | None = None
+
+
+class RunBegan(msgspec.Struct, frozen=True, kw_only=True, tag="run", tag_field="kind"):
+    """v: VERSION. at: seconds since 1970-01-01 UTC. balance: how endpoints were chosen.
+
+    workers: most calls at once, of a job that makes its next call when one ends; 0 for calls that
+    come when they come, whatever became of those before.
+    """
+
+    v: int
+    at: float
+    workers: int = 0
+    balance: str = ""
+    endpoints: tuple[EndpointFacts, ...] = ()
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One attempt. error: its kind, empty for the answer.
+
+    queued_s: when it began to wait at the endpoint, None if it did not. sent_s: when it was
+    written, None if it was not. first_byte_s: of the answer. done_s: when it was over.
+    """
+
+    endpoint: str
+    done_s: float
+    queued_s: float | None = None
+    sent_s: float | None = None
+    first_byte_s: float | None = None
+    error: str = ""
+
+
+class CallEnded(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="call", tag_field="kind"
+):
+    """One call, with its retries. outcome: `succeeded`, the kind of its error, or `cancelled`.
+
+    arrived_s: when it was made. input_tokens, output_tokens: by the answer's usage, None if
+    unknown. blocks: hashes of what its prompt begins with, see `prefixes_of`. tried: its attempts,
+    oldest first, at most 32.
+    """
+
+    arrived_s: float
+    done_s: float
+    outcome: str
+    priority: int = 0
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    blocks: tuple[int, ...] = ()
+    tried: tuple[Tried, ...] = ()
+
+
+class CallsDropped(msgspec.Struct, frozen=True, tag="dropped", tag_field="kind"):
+    """calls: how many."""
+
+    calls: int
+
+
+Record = RunBegan | CallEnded | CallsDropped

@@ -1,0 +1,131 @@
+"""A trace as it is read: the latest calls of the runs in it."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from redline.errors import ConfigError
+from redline.timeline.records import VERSION, CallEnded, CallsDropped, Record, RunBegan
+
+# The first line of a run of a thousand endpoints is shorter, and that of a call is, too.
+_LONGEST_BYTES = 1024 * 1024
+
+
+class RecordedRun(msgspec.Struct):
+    """calls: in the order of their ends. dropped: calls that were not recorded."""
+
+    began: RunBegan
+    calls: list[CallEnded] = []
+    dropped: int = 0
+
+
+class Trace(msgspec.Struct):
+    """total: calls in the file, of which `runs` has the latest. damaged: lines that are no record.
+
+    is_cut: the last record was not written to its end.
+    """
+
+    runs: list[RecordedRun]
+    total: int = 0
+    damaged: int = 0
+    is_cut: bool = False
+
+
+class _Kind(msgspec.Struct):
+    kind: str
+
+
+class _First(_Kind):
+    v: int
+
+
+_DECODE = msgspec.json.Decoder(Record).decode
+_KIND = msgspec.json.Decoder(_Kind).decode
+_FIRST = msgspec.json.Decoder(_First).decode
+_KNOWN = ("run", "call", "dropped")
+
+
+def read_trace(path: Path, most: int) -> Trace:
+    """What is in the file, with the `most` latest calls.
+
+    Raises ConfigError for a file that is no trace, is empty, or is of a newer version.
+    """
+    try:
+        with path.open("rb") as file:
+            if not check_begin(file.fileno(), path):
+                raise ConfigError(
+                    f"{path} holds no run", hint="record one: redline run ... --trace FILE"
+                )
+            return _read(file, most)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def check_begin(fd: int, path: Path) -> bool:
+    """Whether a trace has begun in the file; False for an empty one.
+
+    Raises ConfigError if something else has, or a trace of a newer version.
+    """
+    data = os.pread(fd, _LONGEST_BYTES, 0)
+    line, end, _ = data.partition(b"\n")
+    if not data or (not end and b'{"kind":"run"'.startswith(line[:13])):
+        # Cut off before the end of its first line.
+        return False
+    try:
+        first = _FIRST(line)
+        is_trace = first.kind == "run"
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        is_trace = False
+    if not is_trace:
+        raise ConfigError(
+            f"{path} is no trace", hint="name a file that redline run --trace has written"
+        )
+    if first.v > VERSION:
+        raise ConfigError(
+            f"{path} is a trace of version {first.v}, and this redline reads version {VERSION}",
+            hint="read it with the redline that wrote it, or a newer one",
+        )
+    return True
+
+
+def _read(file: BinaryIO, most: int) -> Trace:
+    trace = Trace([])
+    latest = deque[tuple[int, CallEnded]](maxlen=most)
+    for line in file:
+        if not line.endswith(b"\n"):
+            trace.is_cut = True
+            break
+        record = _record(line)
+        if record is None:
+            trace.damaged += not _is_other(line)
+        elif isinstance(record, RunBegan):
+            trace.runs.append(RecordedRun(record))
+        elif isinstance(record, CallsDropped):
+            trace.runs[-1].dropped += record.calls
+        else:
+            trace.total += 1
+            latest.append((len(trace.runs) - 1, record))
+    for number, call in latest:
+        trace.runs[number].calls.append(call)
+    return trace
+
+
+def _record(line: bytes) -> Record | None:
+    try:
+        found: Record = _DECODE(line)
+        return found
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _is_other(line: bytes) -> bool:
+    """It is a record of a kind that is not known here."""
+    try:
+        return _KIND(line).kind not in _KNOWN
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False

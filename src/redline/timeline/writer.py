@@ -1,0 +1,77 @@
+"""The file of a trace, to which each run adds itself."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from redline.errors import ConfigError
+from redline.process import write_all
+from redline.timeline.records import Record
+from redline.timeline.trace import check_begin
+
+_ENCODE = msgspec.json.Encoder()
+_END_BYTES = 64 * 1024
+
+
+class TraceFile:
+    """An open trace, of this process alone until it is closed.
+
+    A record that a death has cut off is taken out. Raises ConfigError for a file that cannot be
+    written, that is no trace, or that another process writes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        where = f"--trace {path}"
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise ConfigError(
+                f"the trace cannot be written: {error.strerror}",
+                where=where,
+                hint="name a file in a folder that exists and can be written to",
+            ) from error
+        try:
+            self._lock(where)
+            check_begin(self._fd, path)
+            self._cut()
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def write(self, records: Iterable[Record]) -> None:
+        """Adds the records. Blocks; raises OSError."""
+        write_all(self._fd, [_ENCODE.encode_lines(records)])
+
+    def close(self) -> None:
+        """The file is another's from here on."""
+        os.close(self._fd)
+
+    def _lock(self, where: str) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                "another run writes this trace", where=where, hint="name another file"
+            ) from None
+        except OSError:
+            # A file system without locks.
+            return
+
+    def _cut(self) -> None:
+        """Takes out what follows the last whole line."""
+        end = size = os.fstat(self._fd).st_size
+        while end > 0:
+            begin = max(0, end - _END_BYTES)
+            found = os.pread(self._fd, end - begin, begin).rfind(b"\n")
+            if found >= 0:
+                end = begin + found + 1
+                break
+            end = begin
+        if end < size:
+            os.ftruncate(self._fd, end)
