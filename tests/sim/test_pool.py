@@ -121,6 +121,9 @@ def test_four_keys_are_used_to_the_full_while_one_of_them_is_parked() -> None:
             if attempt.sent_s is not None and attempt.eligible_s is not None
         ]
         assert max(waits, default=0.0) < 2.0
+        # The row that met the 429 goes to another key.
+        assert max(len(outcome.tried) for outcome in outcomes) > 1
+        assert all(ended_s(one) - one.tried[0].complete_s < 5.0 for one in outcomes)
 
     virtual_run(main())
 

@@ -119,6 +119,10 @@ class PoolMember:
             return False
         return self.backend.has_room(now_s, coming)
 
+    def is_parked(self, now_s: float) -> bool:
+        """It takes no call for a time that is known."""
+        return self.backend.load(now_s).parked_until_s > now_s
+
     def closed_until_s(self, now_s: float) -> float:
         """Until when it takes no call whatever happens; not later than now if that is unknown."""
         again_s = self.breaker.again_s if self.breaker.state is Health.DEGRADED else -math.inf
@@ -453,8 +457,9 @@ class Pool:
             return True
         if is_down:
             return not self._is_elsewhere(member, now_s, but={Health.GONE, Health.DEGRADED})
-        if member.backend.load(now_s).parked_until_s > now_s:
+        if member.is_parked(now_s):
             member.backend.withdraw()
+            self._reconsider()
         self._avoid(member, call, now_s)
         return True
 
@@ -483,12 +488,15 @@ class Pool:
         return frozenset()
 
     def _avoid(self, member: PoolMember, call: Call, now_s: float) -> None:
-        """The call avoids the endpoint from now on, if it can be tried elsewhere at once."""
+        """The call avoids the endpoint from now on, if another one works.
+
+        It is then tried again as soon as that has room, and waits for nothing else.
+        """
         avoided = call.avoid | {member.name}
         for other in self._members:
-            if other.name in avoided or other.is_out:
+            if other.name in avoided or other.is_out or other.is_parked(now_s):
                 continue
-            if other.is_open(now_s, self._all_degraded):
+            if self._all_degraded or other.breaker.allows(now_s, other.coming):
                 call.avoid = avoided
                 return
         call.avoid = frozenset()
@@ -537,17 +545,28 @@ class Pool:
     def _weigh(self) -> None:
         """An endpoint has come, gone or changed its state.
 
-        If every endpoint is degraded, breakers stand aside. No call waits for endpoints all of
-        which it avoids.
+        If every endpoint is degraded, breakers stand aside.
         """
         left = [one for one in self._members if not one.is_out]
-        working = {one.name for one in left if one.breaker.state is not Health.DEGRADED}
-        self._all_degraded = not working
-        for call in self._queue.calls():
-            if call.avoid and call.avoid >= working:
-                call.avoid = self._still_avoids(call) if call.unfit else frozenset()
+        self._all_degraded = all(one.breaker.state is Health.DEGRADED for one in left)
+        self._reconsider()
         for member in left:
             self._look(member)
+
+    def _reconsider(self) -> None:
+        """No call waits for endpoints all of which it avoids, but for those that cannot take it."""
+        avoiding = [call for call in self._queue.calls() if call.avoid]
+        if not avoiding:
+            return
+        now_s = self._clock.now_s()
+        working = {
+            one.name
+            for one in self._members
+            if not (one.is_out or one.breaker.state is Health.DEGRADED or one.is_parked(now_s))
+        }
+        for call in avoiding:
+            if call.avoid >= working:
+                call.avoid = self._still_avoids(call) if call.unfit else frozenset()
 
 
 def _is_failure(error: CallError | NoEndpoint) -> bool:
