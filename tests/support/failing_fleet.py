@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from redline.calls.wire import Timeouts
 from support.sim_process import SimProcess
 
 LATENCY_S = 0.05
+SERVER = ("--latency", str(LATENCY_S))
 # What a user sets who knows that an answer takes a fraction of a second.
 TIMEOUT_S = 5.0
 SLOWER = 10
@@ -49,13 +49,14 @@ class Load:
 
     servers: Sequence[SimProcess]
     at_once: int
-    policy: RetryPolicy = RetryPolicy()  # noqa: RUF009 - it is frozen
+    policy: RetryPolicy | None = None
+    timeout_s: float = TIMEOUT_S
     ended: list[Ended] = field(default_factory=list)
     begun: int = 0
     unanswered: int = 0
 
     async def __aenter__(self) -> Load:
-        timeouts = Timeouts(attempt_s=TIMEOUT_S)
+        timeouts = Timeouts(attempt_s=self.timeout_s)
         endpoints = [
             Endpoint(base_url=one.base_url, name=f"s{number}", timeouts=timeouts, proxy="")
             for number, one in enumerate(self.servers)
@@ -68,7 +69,7 @@ class Load:
 
     async def __aexit__(self, *_: object) -> None:
         self._is_over = True
-        done, _pending = await asyncio.wait(self._workers, timeout=3 * TIMEOUT_S)
+        done, _pending = await asyncio.wait(self._workers, timeout=3 * self.timeout_s)
         for worker in self._workers:
             worker.cancel()
         await asyncio.wait(self._workers)
@@ -102,14 +103,20 @@ class Load:
 
 
 async def through_fault(
-    servers: Sequence[SimProcess], mode: str, *, calls: int, at_once: int, most_s: float = 40.0
+    servers: Sequence[SimProcess],
+    mode: str,
+    *,
+    calls: int,
+    at_once: int,
+    timeout_s: float = TIMEOUT_S,
+    most_s: float = 40.0,
 ) -> dict[str, Any]:
     """What became of the calls while the last server failed, and how soon it was back.
 
     calls: that begin while it fails. most_s: looked for so long for its return.
     """
     loop, bad, name = asyncio.get_running_loop(), servers[-1], f"s{len(servers) - 1}"
-    async with Load(servers, at_once) as load:
+    async with Load(servers, at_once, timeout_s=timeout_s) as load:
         await load.until_begun(20 * at_once)
         await _disturb(bad, mode)
         began_s = loop.time()
@@ -151,6 +158,4 @@ async def answers_per_s(servers: Sequence[SimProcess], *, calls: int, at_once: i
         began_s, before = loop.time(), len(load.ended)
         await load.until_begun(calls)
         took_s, ended = loop.time() - began_s, len(load.ended) - before
-    with suppress(ZeroDivisionError):
-        return ended / took_s
-    return 0.0
+    return ended / took_s

@@ -1,0 +1,50 @@
+"""A fleet of real servers, one of which fails: few calls see it, and it is back soon."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from support import four_keys
+from support.failing_fleet import SERVER, SLOW, SLOWER, through_fault
+from support.sim_process import SimProcess, fleet_of
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
+
+
+@pytest.mark.parametrize("mode", ["reset", "black hole", SLOW])
+def test_few_first_attempts_see_a_server_that_fails_and_it_is_back_soon(mode: str) -> None:
+    with (
+        fleet_of(3, *SERVER) as servers,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        found = runner.run(through_fault(servers, mode, calls=1_500, at_once=48, timeout_s=1.0))
+    assert found["unanswered"] == 0
+    # Those in flight when it begins, those that prove it, and one for each pause.
+    assert found["failed_first_attempts"] <= 48 + 5 + 4
+    assert found["back_s"] is not None
+    assert found["back_s"] <= 30
+    if mode == SLOW:
+        assert 0 < found["share"] <= 2 / (1 + 2 * SLOWER)
+    else:
+        assert found["failed_first_attempts"] > 0
+
+
+def test_no_row_waits_for_a_parked_key_and_none_is_rejected(tmp_path: Path) -> None:
+    with SimProcess(*four_keys.SERVER) as server:
+        found = four_keys.park_one(tmp_path, server, rows=320, after_s=1, for_s=2)
+    assert found["rejected"] == 0
+    # Those that were on the wire when it was parked.
+    assert 1 <= found["rejected_while_parked"] <= 5
+    assert found["used"] >= 0.93
+    # As many as wait in the queue.
+    assert found["latest_place"] <= 220
+
+
+def test_a_killed_run_that_goes_on_overshoots_no_key(tmp_path: Path) -> None:
+    with SimProcess(*four_keys.SERVER) as server:
+        found = four_keys.kill_and_resume(tmp_path, server, rows=160, kills=1)
+    assert found["rejected"] == 0
