@@ -144,6 +144,8 @@ EXAMPLES: dict[str, list[Example]] = {
     "weight": [endpoint("weight", "2.5", weight=2.5)],
     "group": [endpoint("group", "g", group="g")],
     "models": [endpoint("models", {"fast": "qwen3-8b"}, models={"fast": "qwen3-8b"})],
+    "metrics": [endpoint("metrics", True, metrics=True), endpoint("metrics", "/m", metrics="/m")],
+    "probe": [endpoint("probe", True, probe=True), endpoint("probe", f"{URL}/h", probe=f"{URL}/h")],
     "prices": [Example({}, {"prices": PRICES}, tables="[prices.m]\ninput = 1\noutput = 2\n")],
     "call": [Example({}, {"call": answer})],
     "before": [Example({}, {"before": same})],

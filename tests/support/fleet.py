@@ -8,6 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 
+from redline.calls.tokens import prefixes_of
 from redline.errors import CallError
 from redline.testing import WALL_START_S
 from redline.waist import Attempt, Call, Load, Outcome, Reply, Request, Sink, failed
@@ -89,7 +90,7 @@ class ModelServer:
                 outcome.tried = (Attempt(self.name, error, begun_s, None, loop.time()),)
                 return outcome
             await self._take_slot()
-            work_s = request.body["work"] / self.speed
+            work_s = self.work_s(request) / self.speed
             try:
                 await asyncio.sleep(work_s)
             finally:
@@ -104,6 +105,10 @@ class ModelServer:
             )
         finally:
             self.in_flight -= 1
+
+    def work_s(self, request: Request) -> float:
+        """What the call takes at a speed of 1, when it has its slot."""
+        return float(request.body["work"])
 
     async def aclose(self) -> None:
         """There is nothing to close."""
@@ -123,3 +128,30 @@ class ModelServer:
                 turn.set_result(None)
                 return
         self._working -= 1
+
+
+class CachingServer(ModelServer):
+    """A server with a prefix cache: what it has computed of a prompt before takes no time again.
+
+    A call takes `work` seconds, and `prefill_s` for each prefix of its prompt that is not cached.
+    kept: prefixes in the cache, the latest ones. hits, misses: prefixes that were cached, or not.
+    """
+
+    def __init__(self, name: str, *, prefill_s: float, kept: int, slots: int, bound: int) -> None:
+        super().__init__(name, slots=slots, bound=bound)
+        self.prefill_s = prefill_s
+        self.kept = kept
+        self.hits = self.misses = 0
+        self._cached: dict[int, None] = {}
+
+    def work_s(self, request: Request) -> float:
+        blocks, cached = prefixes_of(request), self._cached
+        hits = sum(block in cached for block in blocks)
+        for block in reversed(blocks):
+            cached.pop(block, None)
+            cached[block] = None
+        while len(cached) > self.kept:
+            del cached[next(iter(cached))]
+        self.hits += hits
+        self.misses += len(blocks) - hits
+        return super().work_s(request) + self.prefill_s * (len(blocks) - hits)

@@ -2,7 +2,6 @@
 
 from redline.route.balance import STRATEGIES, Asked, Figures, Strategy, strategy_of
 from redline.route.endpoints import (
-    BALANCES,
     EndpointPool,
     check_balance,
     check_endpoints,
@@ -10,5 +9,6 @@ from redline.route.endpoints import (
     seat_of,
 )
 from redline.route.health import Breaker
+from redline.route.metrics_page import ServerFigures, read_metrics
 from redline.route.pool import Pool, PoolMember, Seat
 from redline.route.traffic import Traffic

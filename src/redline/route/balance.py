@@ -1,7 +1,7 @@
 """Which endpoint of a pool gets a call: plain functions of what is known of each endpoint.
 
 p2c               of eight drawn at random, the one that should answer first: calls in flight, with
-                  those that the server says it has queued, over capacity, times its latency
+                  those that its server has of others, over capacity, times its latency
 least_tokens      the fewest seconds of work: tokens of the calls in flight, over tokens per second
 room              where the call could start earliest, for endpoints with rate limits
 prefix            where the longest prefix of the prompt has been before, within a bound of load
@@ -19,12 +19,15 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
+
+from redline.waist import Request
 
 # Answers that a mean counts.
 MEMORY = 16
@@ -34,6 +37,8 @@ FORGET_S = 60.0
 REVIEW_S = 1.0
 # Figures that a server reported longer ago are not used.
 STALE_S = 10.0
+# Endpoints that are remembered for a prefix, the latest ones.
+OWNERS = 4
 
 _EXPECTED_S = attrgetter("expected_s")
 
@@ -42,14 +47,15 @@ class Figures(msgspec.Struct, kw_only=True):
     """What a strategy knows of one endpoint.
 
     weight: its capacity in proportion to the others'. in_flight: calls on their way to it, of this
-    pool. tokens: they are expected to use. tokens_per_s: it has been observed to produce, 0 if
-    unknown. latency_s: mean of its answers of late, 0 if unknown. availability: share of its calls
-    of late that did not fail. price: for a million tokens, in any one currency.
-    queued: calls that its server says are waiting. gpu: 0 to 1, None if unknown. seen_s: when the
-    server said so. room_s: seconds until it could start a call. answers: how many it has given.
-    answered_s: when it gave the latest.
+    pool. tokens: they are expected to use. tokens_per_s: it drains, 0 if unknown; see `drained`.
+    latency_s: mean of its answers of late, 0 if unknown. availability: share of its calls of late
+    that did not fail. price: for a million tokens, in any one currency.
+    queued: calls that its server says are waiting. foreign: calls that it has, running or waiting,
+    and not of this pool. gpu: the share of the cache on its GPU that is in use, 0 to 1, None if
+    unknown. seen_s: when the server said so. room_s: seconds until it could start the call.
+    answers: how many it has given. answered_s: when it gave the latest.
     call_s: what each of its calls is expected to add to the time until it answers another one, and
-    expected_s: that time; others: calls of others that wait there. All three are as of the last
+    expected_s: that time; others: `foreign` if that is fresh. All three are as of the last
     `review`, and of the calls that have begun and ended since.
     """
 
@@ -62,6 +68,7 @@ class Figures(msgspec.Struct, kw_only=True):
     availability: float = 1.0
     price: float = 0.0
     queued: int = 0
+    foreign: int = 0
     gpu: float | None = None
     seen_s: float = -math.inf
     room_s: float = 0.0
@@ -70,6 +77,8 @@ class Figures(msgspec.Struct, kw_only=True):
     call_s: float = 1.0
     expected_s: float = 1.0
     others: int = 0
+    _drained_tokens: float = 0.0
+    _busy_s: float = 0.0
 
     def began(self) -> None:
         """A call is on its way to it."""
@@ -99,22 +108,44 @@ class Figures(msgspec.Struct, kw_only=True):
         age_s = now_s - self.answered_s
         latency_s = self.latency_s / (1 + age_s / FORGET_S) if self.latency_s else usual_s
         self.call_s = latency_s / self.weight
-        self.others = self.queued if _is_fresh(self, now_s) else 0
+        self.others = self.foreign if _is_fresh(self, now_s) else 0
         self.expected_s = (self.in_flight + self.others + 1) * self.call_s
 
     def failed(self) -> None:
         """A call has failed because of the endpoint."""
         self.availability -= self.availability / MEMORY
 
+    def expect(self, tokens: float) -> None:
+        """A call that is expected to use so many is on its way to it; below 0 when that is over."""
+        self.tokens += tokens
+
+    def drained(self, tokens: float, took_s: float) -> None:
+        """An answer has used so many tokens, within took_s.
+
+        The rate is that of a call, times the weight. Tokens over the time in which it had any calls
+        would say that an endpoint with few of them is slow, and so keep calls from it.
+        """
+        keep = 1 - 1 / MEMORY
+        self._drained_tokens = self._drained_tokens * keep + tokens
+        self._busy_s = self._busy_s * keep + took_s
+        if self._busy_s > 0:
+            self.tokens_per_s = self.weight * self._drained_tokens / self._busy_s
+
+    def reported(self, now_s: float, *, queued: int, foreign: int, gpu: float | None) -> None:
+        """Its server has said this of itself."""
+        self.queued, self.foreign, self.gpu, self.seen_s = queued, foreign, gpu, now_s
+
 
 class Asked(msgspec.Struct, frozen=True):
     """What a strategy knows of a call.
 
-    tokens: it is expected to use. blocks: hashes of its prompt's prefixes, the shortest first.
+    tokens: it is expected to use, input and output. blocks: hashes of its prompt's prefixes, the
+    shortest first. request: the call itself, if room is asked for.
     """
 
     tokens: float = 0.0
     blocks: tuple[int, ...] = ()
+    request: Request | None = None
 
 
 class Strategy(Protocol):
@@ -132,6 +163,17 @@ class Strategy(Protocol):
         could not take the call after all are left out, and it is asked again."""
 
 
+@runtime_checkable
+class Ordering(Protocol):
+    """A strategy that also chooses among calls that wait, for the endpoints that have room."""
+
+    def next_for(self, names: Collection[str], waiting: Sequence[Asked]) -> int:
+        """The index of the call that is to go next to one of these endpoints.
+
+        waiting: one or more, in their order.
+        """
+
+
 class PowerOfTwo:
     """p2c. Two are enough to spread calls evenly; a few more find an idle endpoint that is fast."""
 
@@ -145,18 +187,22 @@ class PowerOfTwo:
 class LeastTokens:
     """least_tokens. Of those with equal work, the least loaded.
 
-    An endpoint of unknown speed is taken to be as fast as the mean of the others, by weight.
+    An endpoint of unknown speed is taken to be as fast as the mean of the others, by weight. A
+    speed that no answer has confirmed for a while counts for more, as a latency does for less.
     """
 
     looks_at = 0
     needs = frozenset({"tokens"})
 
     def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
-        known = [one for one in among if one.tokens_per_s > 0]
-        usual = sum(one.tokens_per_s / one.weight for one in known) / len(known) if known else 1.0
+        def per_s(one: Figures) -> float:
+            return one.tokens_per_s * (1 + (now_s - one.answered_s) / FORGET_S)
+
+        known = [per_s(one) / one.weight for one in among if one.tokens_per_s > 0]
+        usual = sum(known) / len(known) if known else 1.0
 
         def work_s(one: Figures) -> float:
-            return (one.tokens + asked.tokens) / (one.tokens_per_s or usual * one.weight)
+            return (one.tokens + asked.tokens) / (per_s(one) or usual * one.weight)
 
         return min(among, key=lambda one: (work_s(one), _load(one, now_s)))
 
@@ -172,17 +218,21 @@ class EarliestRoom:
 
 
 class LongestPrefix:
-    """prefix. Remembers for the `most` latest prefixes which endpoint has seen them.
+    """prefix. Remembers for the `most` latest prefixes which endpoints have seen them.
 
     slack: an endpoint gets no call for its prefix when that gives it more than `slack` times the
-    mean load, and a call; the least loaded gets it instead.
+    mean load, and a call (bounded loads); the least loaded gets it instead. If calls wait, an
+    endpoint that has room gets the first whose prefix it has; otherwise the first whose prefix no
+    endpoint has, which it takes from none; otherwise the first.
     """
 
     looks_at = 0
     needs = frozenset({"blocks"})
 
     def __init__(self, *, most: int = 200_000, slack: float = 1.25) -> None:
-        self._seen: OrderedDict[int, str] = OrderedDict()
+        # The latest endpoint first. The latest prefixes are last, the shorter ones of a prompt
+        # behind the longer ones, so that no prefix is forgotten before those that continue it.
+        self._seen: OrderedDict[int, tuple[str, ...]] = OrderedDict()
         self._most = most
         self._slack = slack
 
@@ -190,21 +240,52 @@ class LongestPrefix:
         chosen = self._of_prefix(among, asked, now_s)
         if chosen is None:
             chosen = min(among, key=lambda one: _load(one, now_s))
-        for block in asked.blocks:
-            self._seen[block] = chosen.name
-            self._seen.move_to_end(block)
-        while len(self._seen) > self._most:
-            self._seen.popitem(last=False)
+        self._remember(asked, chosen.name)
         return chosen
 
+    def next_for(self, names: Collection[str], waiting: Sequence[Asked]) -> int:
+        unseen = None
+        for index, asked in enumerate(waiting):
+            known = self._known(asked)
+            owners = self._seen[asked.blocks[known - 1]] if known else ()
+            if any(name in names for name in owners):
+                return index
+            # One that so many have seen is at home in none of them.
+            if unseen is None and (not owners or len(owners) == OWNERS):
+                unseen = index
+        return unseen or 0
+
     def _of_prefix(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures | None:
-        by_name = {one.name: one for one in among}
-        mean = sum(_load(one, now_s) for one in among) / len(among)
-        for block in reversed(asked.blocks):
-            one = by_name.get(self._seen.get(block, ""))
-            if one is not None and _load(one, now_s) <= self._slack * mean + 1 / one.weight:
-                return one
+        """The least loaded of those within the bound that have seen the longest prefix."""
+        known = self._known(asked)
+        if not known:
+            return None
+        loads = {one.name: _load(one, now_s) for one in among}
+        mean = sum(loads.values()) / len(among)
+        within = {
+            one.name: one for one in among if loads[one.name] <= self._slack * mean + 1 / one.weight
+        }
+        for block in reversed(asked.blocks[:known]):
+            owners = [name for name in self._seen.get(block, ()) if name in within]
+            if owners:
+                return within[min(owners, key=loads.__getitem__)]
         return None
+
+    def _known(self, asked: Asked) -> int:
+        """How many of the prompt's prefixes have been seen, from the shortest on."""
+        blocks = asked.blocks
+        return bisect_left(range(len(blocks)), True, key=lambda n: blocks[n] not in self._seen)
+
+    def _remember(self, asked: Asked, name: str) -> None:
+        seen = self._seen
+        for block in reversed(asked.blocks):
+            owners = seen.get(block, ())
+            if not owners or owners[0] != name:
+                others = [one for one in owners if one != name]
+                seen[block] = (name, *others[: OWNERS - 1])
+            seen.move_to_end(block)
+        while len(seen) > self._most:
+            seen.popitem(last=False)
 
 
 class Cheapest:
@@ -318,10 +399,10 @@ def review(among: Sequence[Figures], now_s: float) -> None:
 
 
 def _load(one: Figures, now_s: float) -> float:
-    """Calls that it has, or that wait for it, over its capacity."""
+    """Calls that it has, of this pool and of others, over its capacity."""
     in_flight = one.in_flight
-    if one.queued and _is_fresh(one, now_s):
-        in_flight += one.queued
+    if one.foreign and _is_fresh(one, now_s):
+        in_flight += one.foreign
     return in_flight / one.weight
 
 

@@ -9,19 +9,17 @@ from typing import Any
 from redline.calls import Endpoint, HttpBackend, Shared
 from redline.calls.http import account_of
 from redline.calls.wire import ReplyMemory
+from redline.clock import SYSTEM
 from redline.errors import ConfigError, nearest
 from redline.route.balance import STRATEGIES, strategy_of
+from redline.route.pages import Pages
 from redline.route.pool import Pool, Seat
-
-# Of the strategies, those of which a pool knows all that they look at. It supplies no call's
-# tokens, prefixes or room yet, without which the others choose as if blind.
-BALANCES = tuple(name for name in STRATEGIES if not strategy_of(name, random.Random(0)).needs)
 
 
 class EndpointPool(Pool):
     """Several endpoints as one backend; its calls go to whichever can take them first.
 
-    endpoints: settings, or base URLs. balance: one of BALANCES. Close it with `aclose`.
+    endpoints: settings, or base URLs. balance: one of STRATEGIES. Close it with `aclose`.
     Raises ConfigError for endpoints that cannot be told apart, or none at all.
     """
 
@@ -40,7 +38,10 @@ def seat_of(endpoint: Endpoint, *, price: float = 0.0, **parts: Any) -> Seat:
     def make(on_room: Callable[[], None]) -> HttpBackend:
         return HttpBackend(endpoint, on_room=on_room, **parts)
 
-    return Seat(name=endpoint.label, make=make, weight=endpoint.weight, price=price)
+    pages = None
+    if endpoint.metrics or endpoint.probe:
+        pages = Pages(endpoint, parts.get("clock", SYSTEM))
+    return Seat(name=endpoint.label, make=make, weight=endpoint.weight, price=price, pages=pages)
 
 
 def intake_of(endpoints: Sequence[Endpoint]) -> ReplyMemory:
@@ -50,10 +51,10 @@ def intake_of(endpoints: Sequence[Endpoint]) -> ReplyMemory:
 
 def check_balance(name: str) -> None:
     """Raises ConfigError for a strategy that is not offered."""
-    if name not in BALANCES:
+    if name not in STRATEGIES:
         raise ConfigError(
             f"unknown way to balance: {name}",
-            hint=nearest(name, BALANCES) or f"one of {', '.join(BALANCES)}",
+            hint=nearest(name, STRATEGIES) or f"one of {', '.join(STRATEGIES)}",
         )
 
 

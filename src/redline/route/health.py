@@ -1,11 +1,18 @@
 """Whether an endpoint of a pool gets calls, from the results of its calls.
 
 state     gets                                   becomes
-ready     all calls                              degraded, when it fails more than the others do
+starting  none, until its health page is well    warming; degraded, if calls fail after all
+ready     all calls                              degraded, when it fails more than the others do,
+                                                 or its health page has failed BAD_PAGES times
 degraded  one at the end of each pause, at most  warming, after a success
           MOST_TRIES at once; pauses double
 warming   twice as many at once after each       ready, after WARM_CALLS successes; degraded, on
           success                                less evidence than a ready one
+
+Only an endpoint whose health page is asked begins as starting. Once degraded, it gets a call only
+after that page has been well again: calls do not find out what a page says. What calls find out has
+more weight: a page that is well brings nothing back by itself, and one that is not takes out
+nothing that has answered since.
 
 A failure is an answer of HTTP 500 or above, a timeout, a lost connection or an unreadable answer;
 a 4xx never is one. How often the others fail is what is to be expected: an endpoint is degraded
@@ -40,6 +47,9 @@ WARM_CALLS = 20
 # Calls at once that try whether it answers again. If it keeps them for a timeout of a minute, there
 # is still one at the end of each pause.
 MOST_TRIES = 8
+# A health page that fails so many times in a row, a second apart, takes the endpoint out. A busy
+# server may be late once or twice. Kubernetes has the same number by default (failureThreshold).
+BAD_PAGES = 3
 # Results that count for the share of failures: between one and two times as many.
 MEMORY = 64
 
@@ -47,14 +57,18 @@ MEMORY = 64
 class Breaker:
     """The state of one endpoint, by the table above. All times are monotonic.
 
-    usual: the share of calls that fail elsewhere of late, given this breaker. calls, failures: of
-    late. epoch: changes when the endpoint is degraded, and when it warms up. Results of calls that
-    began in an earlier epoch say nothing new. again_s: while degraded, no call begins before.
+    usual: the share of calls that fail elsewhere of late, given this breaker. is_probed: it has a
+    health page, which is asked. calls, failures: of late. epoch: changes when the endpoint is
+    degraded, and when it warms up. Results of calls that began in an earlier epoch say nothing new.
+    again_s: while degraded, no call begins before.
     """
 
-    def __init__(self, usual: Callable[[Breaker], float]) -> None:
+    def __init__(self, usual: Callable[[Breaker], float], *, is_probed: bool = False) -> None:
         self._usual = usual
-        self.state = Health.READY
+        self._is_probed = is_probed
+        self._is_held = is_probed  # until its health page is well
+        self._bad_pages = 0  # in a row
+        self.state = Health.STARTING if is_probed else Health.READY
         self.calls = 0.0
         self.failures = 0.0
         self.epoch = 0
@@ -64,10 +78,19 @@ class Breaker:
         self._in_flight = 0  # begun in this epoch, unless it is ready
         self._warm = 0  # successes of the warm-up
 
+    @property
+    def is_working(self) -> bool:
+        """It takes calls, or its health page has not been read yet."""
+        if self.state is Health.STARTING:
+            return not self._bad_pages
+        return self.state is not Health.DEGRADED
+
     def allows(self, now_s: float, coming: int = 0) -> bool:
         """Another call may begin, beside `coming` calls that are about to."""
         if self.state is Health.READY:
             return True
+        if self._is_held:
+            return False
         if self.state is Health.DEGRADED:
             return not coming and self._in_flight < MOST_TRIES and now_s >= self.again_s
         return self._in_flight + coming < 2.0**self._warm
@@ -123,15 +146,37 @@ class Breaker:
         self._pause(now_s)
         return True
 
+    def probed(self, now_s: float, *, is_well: bool) -> bool:
+        """Its health page has been asked. True if calls may begin now, or must not any more."""
+        if not is_well:
+            self._bad_pages += 1
+            if self.state is Health.STARTING:
+                return self._bad_pages == 1
+            if self.state is Health.DEGRADED:
+                self._is_held = True
+                return False
+            if self._bad_pages != BAD_PAGES:
+                return False
+            self._turns(Health.DEGRADED)
+            self.evidence, self.again_s = 0.0, now_s
+            return True
+        was_held, was_down = self._is_held, self._bad_pages >= BAD_PAGES
+        self._is_held, self._bad_pages = False, 0
+        if self.state is Health.STARTING:
+            self._turns(Health.WARMING)
+        elif was_held and was_down:
+            # It is not as it was when calls failed: the next one is not put off.
+            self.again_s = now_s
+        return was_held
+
     def _recovers(self) -> bool:
         """One more success while it is not ready; whether that changes the state."""
-        was_degraded = self.state is Health.DEGRADED
-        if was_degraded:
+        was_out = self.state in (Health.DEGRADED, Health.STARTING)
+        if was_out:
             self._turns(Health.WARMING)
-            self._warm = 0
         self._warm += 1
         if self._warm < WARM_CALLS:
-            return was_degraded
+            return was_out
         self.state, self._pause_s = Health.READY, FIRST_PAUSE_S
         return True
 
@@ -139,7 +184,8 @@ class Breaker:
         """It is not ready, and calls that began before say nothing of it any more."""
         self.state = state
         self.epoch += 1
-        self._in_flight = 0
+        self._in_flight = self._warm = 0
+        self._is_held = self._is_probed and state is Health.DEGRADED
 
     def _pause(self, now_s: float) -> None:
         self.again_s = now_s + self._pause_s

@@ -25,6 +25,7 @@ import copy
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import msgspec
 
@@ -45,10 +46,12 @@ from redline.errors import (
     Withdrawn,
 )
 from redline.events import SILENCE, EndpointOut, Listener
-from redline.route.balance import REVIEW_S, Asked, Figures, Strategy, review
+from redline.route.balance import REVIEW_S, Asked, Figures, Ordering, Strategy, review
+from redline.route.call_facts import CallFacts
 from redline.route.health import Breaker, usual_share
 from redline.route.queue import CallQueue, Ticket
 from redline.route.traffic import Traffic
+from redline.route.watch import Watch, Watchable
 from redline.waist import Call, Health, Load, Member, Outcome, Request, Sink, failed
 
 _ASKED = Asked()
@@ -58,13 +61,15 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     """What is stated of one endpoint of a pool.
 
     make: makes its backend, given what it is to call when it could take a call again.
-    weight: its capacity in proportion to the others', above 0. price: see Figures.
+    weight: its capacity in proportion to the others', above 0. price: see Figures. pages: of its
+    server, to be asked how it is; None if it is not asked.
     """
 
     name: str
     make: Callable[[Callable[[], None]], Member]
     weight: float = 1.0
     price: float = 0.0
+    pages: Watchable | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -89,13 +94,16 @@ class PoolMember:
         usual: Callable[[Breaker], float],
     ) -> None:
         self.name = seat.name
-        self.breaker = Breaker(usual)
+        self.pages = seat.pages
+        is_probed = seat.pages is not None and seat.pages.has_health
+        self.breaker = Breaker(usual, is_probed=is_probed)
         self.figures = Figures(name=seat.name, weight=seat.weight, price=seat.price)
         self.coming = 0
         self.is_leaving = False
         self.error: CallError | NoEndpoint | None = None
         self._is_empty = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._watch: Watch | None = None
         self.backend = seat.make(lambda: on_room(self))
 
     @property
@@ -143,6 +151,19 @@ class PoolMember:
         if not self.figures.in_flight:
             self._is_empty.set()
 
+    def watch(self, on_health: Callable[[bool], None], clock: Clock) -> None:
+        """Begins to ask its server how it is."""
+        if self.pages is not None:
+            self._watch = Watch(self.pages, self.figures, on_health, clock)
+            self._watch.start()
+
+    async def aclose(self) -> None:
+        """Ends its backend, and asks its server nothing any more."""
+        self.forget_timer()
+        if self._watch is not None:
+            await self._watch.aclose()
+        await self.backend.aclose()
+
     def lose(self, error: CallError | NoEndpoint) -> None:
         """It gets no call any more, because of this error."""
         self.error = error
@@ -180,12 +201,16 @@ class Pool:
         if not seats and not may_be_empty:
             raise ConfigError("a pool needs an endpoint")
         self._strategy = strategy
+        self._ordering = strategy if isinstance(strategy, Ordering) else None
+        self._facts = CallFacts(strategy.needs) if strategy.needs else None
+        self._asks_room = "room" in strategy.needs
         self._most = math.inf if most is None else most
         self._in_flight = 0
         self._clock = clock
         self._listener = listener
         self._draw = random.Random(seed).random
         self._members: list[PoolMember] = []
+        self._unwatched: list[PoolMember] = []  # until the first call: there is no loop before
         # Those that could take a call, as far as is known: one that is chosen is asked. In the ring
         # each is twice, so that a part of it may begin at any of them.
         self._open: dict[str, PoolMember] = {}
@@ -211,6 +236,8 @@ class Pool:
             )
         member = PoolMember(seat, self._look, self._usual_share)
         self._members.append(member)
+        if member.pages is not None:
+            self._unwatched.append(member)
         self._review_s = -math.inf
         self._weigh()
 
@@ -238,7 +265,7 @@ class Pool:
             # A cancelled removal ends the calls that are left.
             if member in self._members:
                 self._members.remove(member)
-                await member.backend.aclose()
+                await member.aclose()
         self._weigh()
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
@@ -270,16 +297,21 @@ class Pool:
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         ticket: Ticket | None = None
+        facts, asked = self._facts, _ASKED
+        if facts is not None:
+            asked = facts.of(request)
+        if self._unwatched:
+            self._watch()
         while True:
             member = None
             if not self._queue.tickets and self._in_flight < self._most:
-                member = self._chosen(call)
+                member = self._chosen(call, asked)
             if member is not None:
                 self._in_flight += 1
                 member.figures.began()
             else:
                 if ticket is None:
-                    ticket = self._queue.ticket(call, self._clock.now_s())
+                    ticket = self._queue.ticket(call, self._clock.now_s(), asked)
                 try:
                     member = await self._turn(ticket)
                 except (TimedOut, NoEndpoint, Refused, Unpaid) as error:
@@ -287,7 +319,12 @@ class Pool:
             breaker = member.breaker
             epoch = 0 if breaker.state is Health.READY else breaker.began(self._clock.now_s())
             try:
-                outcome = await member.backend.send(request, call, sink)
+                if facts is None:
+                    outcome = await member.backend.send(request, call, sink)
+                else:
+                    outcome = await facts.send(
+                        member.backend, member.figures, asked, request, call, sink
+                    )
             except BaseException:
                 breaker.cancelled(epoch)
                 self._unanswered(member)
@@ -316,10 +353,9 @@ class Pool:
 
     async def aclose(self) -> None:
         for member in self._members:
-            member.forget_timer()
-            await member.backend.aclose()
+            await member.aclose()
 
-    def _chosen(self, call: Call) -> PoolMember | None:
+    def _chosen(self, call: Call, asked: Asked) -> PoolMember | None:
         """The endpoint that takes the call now; None if none can."""
         now_s, members, looks_at = self._clock.now_s(), self._open, self._strategy.looks_at
         if now_s >= self._review_s:
@@ -338,7 +374,11 @@ class Pool:
                 among = [one.figures for name, one in members.items() if name not in call.avoid]
                 if not among:
                     return None
-            member = members[self._strategy.choose(among, _ASKED, now_s).name]
+            if self._asks_room:
+                for figures in among:
+                    load = members[figures.name].backend.load(now_s, asked.request)
+                    figures.room_s = load.room_s
+            member = members[self._strategy.choose(among, asked, now_s).name]
             if member.is_open(now_s, self._all_degraded):
                 return member
             self._close(member, now_s)
@@ -375,8 +415,10 @@ class Pool:
         """Gives calls that wait to endpoints that can take them, in their order."""
         queue = self._queue
         while queue and self._open and self._in_flight < self._most:
-            for ticket in queue.first():
-                member = self._chosen(ticket.call)
+            for ticket in (
+                queue.first() if self._ordering is None else self._ordered(self._ordering)
+            ):
+                member = self._chosen(ticket.call, ticket.asked)
                 if member is not None:
                     break
                 if not self._open:
@@ -392,6 +434,18 @@ class Pool:
             member.figures.began()
             self._given[ticket] = member
             ticket.turn.set_result(None)
+
+    def _ordered(self, ordering: Ordering) -> list[Ticket]:
+        """The first tickets, but first of all the one that suits the endpoints with room best."""
+        now_s = self._clock.now_s()
+        names = {one.name for one in self._open.values() if one.is_open(now_s, self._all_degraded)}
+        tickets = self._queue.first_alike()
+        best = ordering.next_for(names, [ticket.asked for ticket in tickets])
+        if not best or tickets[best].call.avoid >= names:
+            return [*self._queue.first()]
+        for ticket in tickets[:best]:
+            ticket.is_passed()
+        return [tickets[best], *tickets[:best], *tickets[best + 1 :]]
 
     def _unanswered(self, member: PoolMember) -> None:
         """A call that the endpoint had is over, and was not answered."""
@@ -542,13 +596,27 @@ class Pool:
         if errors and all(one.is_out for one in self._members):
             raise copy.copy(errors[-1])
 
+    def _watch(self) -> None:
+        """Begins to ask servers how they are."""
+        members, self._unwatched = self._unwatched, []
+        for member in members:
+            if member in self._members:
+                member.watch(partial(self._probed, member), self._clock)
+
+    def _probed(self, member: PoolMember, is_well: bool) -> None:
+        """The health page of the endpoint has been asked."""
+        if member.breaker.probed(self._clock.now_s(), is_well=is_well):
+            self._weigh()
+            if not is_well:
+                member.backend.withdraw()
+
     def _weigh(self) -> None:
         """An endpoint has come, gone or changed its state.
 
         If every endpoint is degraded, breakers stand aside.
         """
         left = [one for one in self._members if not one.is_out]
-        self._all_degraded = all(one.breaker.state is Health.DEGRADED for one in left)
+        self._all_degraded = not any(one.breaker.is_working for one in left)
         self._reconsider()
         for member in left:
             self._look(member)
@@ -562,7 +630,7 @@ class Pool:
         working = {
             one.name
             for one in self._members
-            if not (one.is_out or one.breaker.state is Health.DEGRADED or one.is_parked(now_s))
+            if one.breaker.is_working and not (one.is_out or one.is_parked(now_s))
         }
         for call in avoiding:
             if call.avoid >= working:

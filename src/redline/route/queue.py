@@ -7,25 +7,35 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from itertools import count, islice
 
+from redline.route.balance import Asked
 from redline.waist import Call
 
 # If the first calls may not use the endpoint that is free, so many of them are passed over.
 _LOOKED_AT = 64
+# Later calls that may go before a call, because they suit the endpoints that have room better.
+MOST_PASSED = 64
 
 
 class Ticket:
     """A call's place in the queue, to which it returns when an endpoint gives it back.
 
-    since_s: when the call began to wait. turn: what it waits for, until it is its turn.
+    since_s: when the call began to wait. asked: what is known of it. passed: calls that have gone
+    before it. turn: what it waits for, until it is its turn.
     """
 
-    __slots__ = ("call", "number", "since_s", "turn")
+    __slots__ = ("asked", "call", "number", "passed", "since_s", "turn")
 
-    def __init__(self, call: Call, number: int, since_s: float) -> None:
+    def __init__(self, call: Call, number: int, since_s: float, asked: Asked) -> None:
         self.call = call
         self.number = number
         self.since_s = since_s
+        self.asked = asked
+        self.passed = 0
         self.turn: asyncio.Future[None] | None = None
+
+    def is_passed(self) -> None:
+        """A later call goes before it."""
+        self.passed += 1
 
     @property
     def place(self) -> tuple[int, int]:
@@ -47,9 +57,9 @@ class CallQueue:
     def __len__(self) -> int:
         return len(self.tickets)
 
-    def ticket(self, call: Call, now_s: float) -> Ticket:
+    def ticket(self, call: Call, now_s: float, asked: Asked) -> Ticket:
         """The place of a call that arrives now; it does not wait yet."""
-        return Ticket(call, next(self._numbers), now_s)
+        return Ticket(call, next(self._numbers), now_s, asked)
 
     def add(self, ticket: Ticket) -> asyncio.Future[None]:
         """Puts the ticket into its place; what it waits for."""
@@ -60,6 +70,17 @@ class CallQueue:
     def first(self) -> Iterator[Ticket]:
         """The first tickets in their order, no more than are worth looking at."""
         return islice(self.tickets, _LOOKED_AT)
+
+    def first_alike(self) -> list[Ticket]:
+        """The first tickets of one priority, up to one that has been passed MOST_PASSED times."""
+        found = list[Ticket]()
+        for ticket in self.first():
+            if found and ticket.call.priority != found[0].call.priority:
+                break
+            found.append(ticket)
+            if ticket.passed >= MOST_PASSED:
+                break
+        return found
 
     def take(self, ticket: Ticket) -> None:
         """Takes a ticket out, if it is there."""

@@ -10,8 +10,8 @@
 | `abandoned`  | was given up by the client, or cut off by the end, before its reply     |
 | `in_flight`  | is not over yet                                                         |
 
-`received` is their sum at every moment. Looking at /healthz, /sim/... or GET /v1/models is not
-received, and neither is what is no HTTP at all.
+`received` is their sum at every moment. Looking at /health, /metrics, /sim/... or GET /v1/models is
+not received, and neither is what is no HTTP at all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a backend says of itself: to a pool, to a health page, and of what holds it back.
 
 state     meaning                                               may turn to
-starting  it is being made ready, and takes no call yet         warming, ready, gone
+starting  it is being made ready, and takes no call yet         warming, ready, degraded, gone
 warming   it takes calls, and answers more slowly than it will  ready, degraded, gone
 ready     it answers, or nothing is known to be wrong           degraded, draining, gone
 degraded  its last calls have failed; it is tried now and then  ready, draining, gone

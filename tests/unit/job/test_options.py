@@ -158,8 +158,6 @@ def test_several_endpoints_have_their_own_limits_and_one_bound_together() -> Non
         ),
         ([endpoint(name=name, api_key=name) for name in "ab"], {"rpm": 9}, "rpm and an Endpoint"),
         ("http://a.example/v1", {"balance": "p3c"}, "unknown way to balance: p3c"),
-        # A pool does not know yet what it looks at.
-        ("http://a.example/v1", {"balance": "prefix"}, "unknown way to balance: prefix"),
         (
             ["http://a.example/v1", "http://b.example/v1"],
             {"via": "batch", "output": "out.jsonl"},
@@ -170,6 +168,21 @@ def test_several_endpoints_have_their_own_limits_and_one_bound_together() -> Non
 def test_endpoints_that_make_no_job(endpoints: Any, options: dict[str, Any], what: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(what)):
         job(endpoint=endpoints, **options)
+
+
+@pytest.mark.parametrize("name", ["metrics", "probe"])
+@pytest.mark.parametrize(
+    "stated", ["", "x", "x/y", "//host/x", "ftp://host/x", "http://", "http://u:p@h/x", "/a#b", 1]
+)
+def test_a_page_of_a_server_is_a_path_or_a_url(name: str, stated: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is true, false, a path or a URL, not"):
+        endpoint(**{name: stated})
+
+
+@pytest.mark.parametrize("stated", [True, False, "/x", "/x?a=b", "http://127.0.0.1:9000/x"])
+def test_pages_of_a_server(stated: bool | str) -> None:
+    made = endpoint(metrics=stated, probe=stated)
+    assert (made.metrics, made.probe) == (stated, stated)
 
 
 @pytest.mark.parametrize("weight", [0, -1, float("inf"), float("nan")])

@@ -99,11 +99,11 @@ class TestLoad:
         among = Figures(in_flight=3, weight=4.0), Figures(in_flight=2)
         assert chosen(strategy, *among) == 0
 
-    def test_calls_that_the_server_has_queued_count_while_that_is_fresh(
+    def test_calls_that_the_server_has_of_others_count_while_that_is_fresh(
         self, strategy: str
     ) -> None:
         for seen_s, best in ((NOW_S - STALE_S, 1), (NOW_S - STALE_S - 0.1, 0), (-math.inf, 0)):
-            busy = Figures(in_flight=1, queued=5, seen_s=seen_s)
+            busy = Figures(in_flight=1, foreign=5, seen_s=seen_s)
             assert chosen(strategy, busy, Figures(in_flight=2)) == best
 
 
@@ -217,7 +217,7 @@ class TestPrefix:
         made = LongestPrefix(most=3)
         asked = Asked(blocks=tuple(range(10)))
         assert index_of(made, named([Figures(), Figures(in_flight=1)]), asked) == 0
-        # The longest prefixes are kept.
+        # The shortest prefixes are kept.
         among = named([Figures(in_flight=1), Figures()])
         assert index_of(made, among, asked) == 0
 
@@ -316,7 +316,7 @@ class TestNormalizedScore:
         assert shares("normalized_score", *among) == pytest.approx([0.25] * 4, abs=0.03)
 
     def test_stale_figures_do_not_count(self) -> None:
-        busy = Figures(gpu=1.0, queued=50, seen_s=NOW_S - STALE_S - 1)
+        busy = Figures(gpu=1.0, foreign=50, seen_s=NOW_S - STALE_S - 1)
         assert shares("normalized_score", busy, Figures()) == pytest.approx([0.5, 0.5], abs=0.03)
         busy.seen_s = NOW_S
         idle = Figures(gpu=0.0, seen_s=NOW_S)

@@ -31,7 +31,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     NO_PROXY from the environment. max_reply_bytes: a longer answer is an error of that row.
     weight: among several, its capacity in proportion to the others', above 0. group: endpoints of
     one group give the same answers; empty for none. models: what it calls a model, by the name that
-    is asked for; other names are sent as they are.
+    is asked for; other names are sent as they are. metrics, probe: of a server of one's own, among
+    several: its /metrics is read every second, its /health asked; a URL or a path says where else.
     Raises ConfigError for an unusable URL, header, weight or name of a model.
     """
 
@@ -46,6 +47,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     group: str = ""
     models: Mapping[str, str] = msgspec.field(default_factory=dict)
+    metrics: bool | str = False
+    probe: bool | str = False
 
     def __post_init__(self) -> None:
         if not is_http_url(self.base_url):
@@ -92,6 +95,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
                     f"models must name a model by another name, not {name!r} = {model!r}",
                     hint='write it like fast = "qwen3-8b"',
                 )
+        for name in ("metrics", "probe"):
+            _check_page(name, getattr(self, name))
 
     def __repr__(self) -> str:
         return f"Endpoint({self.label}, {self.base_url})"
@@ -128,6 +133,21 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         if path == "/v1" or path.startswith("/v1/"):
             return base + path[3:]
         return base.removesuffix("/v1") + path
+
+
+def _check_page(name: str, stated: object) -> None:
+    """Raises ConfigError unless it is true, false, a path or a URL."""
+    if isinstance(stated, bool):
+        return
+    if isinstance(stated, str) and stated.isprintable() and "#" not in stated:
+        is_path = stated.startswith("/") and not stated.startswith("//")
+        if is_path or (is_http_url(stated) and "@" not in urlsplit(stated).netloc):
+            return
+    raise ConfigError(
+        f"{name} is true, false, a path or a URL, not {stated}",
+        hint=f"write it like {name} = true, or {name} = "
+        f'"http://10.0.0.5:9000/{"metrics" if name == "metrics" else "health"}"',
+    )
 
 
 def is_secret(header: str) -> bool:

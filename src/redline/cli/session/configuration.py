@@ -150,7 +150,9 @@ def _settings(table: dict[str, Any], kinds: Mapping[str, Kind], where: str) -> d
 
 
 def _value(key: str, value: object, kind: Kind, where: str) -> Any:
-    if kind is Kind.FLAG and isinstance(value, bool):
+    if kind in (Kind.FLAG, Kind.PAGE) and isinstance(value, bool):
+        return value
+    if kind is Kind.PAGE and isinstance(value, str):
         return value
     if kind in (Kind.TEXT, Kind.LIST) and _is_scalar(value):
         return str(value) if kind is Kind.TEXT else [str(value)]

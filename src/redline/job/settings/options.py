@@ -22,7 +22,7 @@ from redline.job.settings.settings import METHODS, VIAS
 from redline.journal import FAIL_ON, FORMATS
 from redline.limits import PROFILES, Rate
 from redline.limits.rule import AUTO, CHARGES, MAX_CONCURRENCY, MAX_GUARD_S, RATES
-from redline.route import BALANCES
+from redline.route import STRATEGIES
 
 _PROMPT, _ENDPOINT = "How a row becomes a request", "Who answers"
 _LIMITS, _COST, _CACHE = "How fast", "What it may cost", "What is asked again"
@@ -39,6 +39,7 @@ class Kind(StrEnum):
     TEXT = "text or a number"
     FLAG = "true or false"
     LIST = "text, or a list of texts"
+    PAGE = "true, false or text"
     TABLE = "a table of texts"
 
 
@@ -208,10 +209,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     balance: Annotated[
         str | None,
         _choice(
-            BALANCES,
+            STRATEGIES,
             "Which of several endpoints gets a row: p2c (the default: the one that should answer "
-            "first), cheapest, round_robin, weighted_score or "
-            "normalized_score.",
+            "first), least_tokens, room (for rate limits), prefix (for servers with a prefix "
+            "cache), cheapest, round_robin, weighted_score or normalized_score.",
         ),
     ] = None
     base_url: Annotated[
@@ -523,6 +524,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     models: Annotated[
         Mapping[str, str] | None,
         _of_one_endpoint(read=values.table, kind=Kind.TABLE, python="endpoint"),
+    ] = None
+    metrics: Annotated[
+        bool | str | None,
+        _of_one_endpoint(read=values.page, kind=Kind.PAGE, python="endpoint"),
+    ] = None
+    probe: Annotated[
+        bool | str | None,
+        _of_one_endpoint(read=values.page, kind=Kind.PAGE, python="endpoint"),
     ] = None
     prices: Annotated[
         Mapping[str, Price] | None,

@@ -141,7 +141,7 @@ def endpoint_of(options: Options, environment: Environment) -> Endpoint:
         api_key=_key(options, base_url, embedded, environment),
         limits=_limits(options),
         timeouts=_timeouts(options),
-        **_given(options, "headers", "proxy", "weight", "group", "models"),
+        **_given(options, "headers", "proxy", "weight", "group", "models", "metrics", "probe"),
     )
 
 

@@ -104,7 +104,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: whatever `open_source` takes; unused if `execute` gets a source. endpoints or call: who
     answers; call is a coroutine function of one row. Neither, if `execute` gets a backend. balance:
-    which of several endpoints gets a row, one of BALANCES. task: what becomes of each row beyond
+    which of several endpoints gets a row, one of STRATEGIES. task: what becomes of each row beyond
     asking once.
     memory: a file of the limits that rate "auto" has found. cache: where answers are kept, its
     folder named; None for nowhere. embedded: a server that is started for the run; its base URL

@@ -132,6 +132,12 @@ def weight(text: str, flag: str) -> float:
 
 
 @_of_given
+def page(stated: bool | str, flag: str) -> bool | str:
+    """Whether there is one, or where; `Endpoint` has its say."""
+    return stated
+
+
+@_of_given
 def table(stated: Mapping[str, str], flag: str) -> dict[str, str]:
     """The texts of a table."""
     return dict(stated)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from redline.clock import SYSTEM, Clock
@@ -15,7 +15,7 @@ from redline.sim.batches import BatchDoor, refusal
 from redline.sim.server.provider import Provider
 from redline.sim.settings import SimSettings
 from redline.sim.stats import KEPT_REQUESTS
-from redline.sim.wire import Reply, error_reply, json_reply, send
+from redline.sim.wire import PLAIN, Reply, error_reply, json_reply, send
 
 MAX_BODY_BYTES = 256 * 2**20
 _HEALTHY = json_reply({"status": "ok"})
@@ -70,10 +70,18 @@ class Sim(HttpServer):
     async def _drain(self) -> None:
         """Requests in flight are cut off, as those of a provider that goes down."""
 
+    def _metrics(self) -> Reply:
+        """What a pool that uses it as one of its servers wants to know."""
+        running, waiting = self._provider.stats.as_dict()["serving"], self._provider.waiting
+        page = _page({"redline_requests_running": running, "redline_requests_waiting": waiting})
+        return Reply(200, page, PLAIN)
+
     def _show(self, exchange: Exchange) -> Reply | None:
         """What can be looked at without being counted, or None."""
-        if exchange.path == "/healthz":
+        if exchange.path in ("/health", "/healthz"):
             return _HEALTHY
+        if exchange.path == "/metrics":
+            return self._metrics()
         if exchange.path == "/sim/stats":
             return json_reply(self.stats())
         if exchange.path == "/sim/requests":
@@ -88,6 +96,12 @@ class Sim(HttpServer):
                 return refusal(error)
             return _MODELS
         return None
+
+
+def _page(gauges: Mapping[str, int]) -> bytes:
+    """Gauges in Prometheus' text format."""
+    lines = (f"# TYPE {name} gauge\n{name} {value}\n" for name, value in gauges.items())
+    return "".join(lines).encode()
 
 
 def serve_forever(

@@ -1,0 +1,89 @@
+"""What a model server says of itself on /metrics, in Prometheus' text format.
+
+server    running                     waiting                     use of its cache
+vLLM      vllm:num_requests_running   vllm:num_requests_waiting   vllm:kv_cache_usage_perc, before
+                                                                  0.9 vllm:gpu_cache_usage_perc
+SGLang    sglang:num_running_reqs     sglang:num_queue_reqs       sglang:token_usage
+redline   redline_requests_running    redline_requests_waiting    redline_cache_used_ratio
+
+`redline engine` uses vLLM's names. Only these lines are read, so that a page of megabytes takes a
+few milliseconds; a parser of the whole format (prometheus_client has one) reads all of them.
+Format: https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+# A server with many engines or models has a line for each of them.
+MOST_LINES = 1_000
+_MOST_CALLS = 1_000_000
+_SERVERS = (
+    (b"vllm:num_requests_running", b"vllm:num_requests_waiting",
+     (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")),
+    (b"sglang:num_running_reqs", b"sglang:num_queue_reqs", (b"sglang:token_usage",)),
+    (b"redline_requests_running", b"redline_requests_waiting", (b"redline_cache_used_ratio",)),
+)  # fmt: skip
+
+
+class ServerFigures(msgspec.Struct, frozen=True):
+    """running, waiting: calls that it has, of all its clients. cache_used: 0 to 1, None if unknown.
+
+    Sums and the mean over its models and engines.
+    """
+
+    running: int
+    waiting: int
+    cache_used: float | None = None
+
+
+def read_metrics(page: bytes) -> ServerFigures | None:
+    """The server's figures; None if the page has none that can be true."""
+    text = b"\n" + page
+    for running_name, waiting_name, cache_names in _SERVERS:
+        running, waiting = (_calls(text, name) for name in (running_name, waiting_name))
+        if running is None or waiting is None:
+            continue
+        uses = next(filter(None, (list(_values(text, name)) for name in cache_names)), [])
+        is_known = bool(uses) and all(0 <= value <= 1 for value in uses)
+        return ServerFigures(running, waiting, sum(uses) / len(uses) if is_known else None)
+    return None
+
+
+def _calls(text: bytes, name: bytes) -> int | None:
+    """The sum of the lines of a metric that counts calls; None without any, or for nonsense."""
+    found = list(_values(text, name))
+    total = sum(found)
+    is_count = bool(found) and min(found) >= 0 and total <= _MOST_CALLS
+    return int(total) if is_count else None
+
+
+def _values(text: bytes, name: bytes) -> Iterator[float]:
+    """The values of the metric's lines, the first ones; NaN for what is no number."""
+    at, start = 0, b"\n" + name
+    for _ in range(MOST_LINES):
+        at = text.find(start, at)
+        if at < 0:
+            return
+        at += len(start)
+        end = text.find(b"\n", at)
+        line = text[at : end if end >= 0 else len(text)]
+        if line[:1] == b"{":
+            # A value holds no brace, as a label may.
+            line = line[line.rfind(b"}") + 1 :]
+        elif line[:1] not in (b" ", b"\t"):
+            # A metric whose name begins alike.
+            continue
+        yield _number(line)
+
+
+def _number(line: bytes) -> float:
+    """A value, behind which a time may stand."""
+    words = line.split(maxsplit=2)
+    try:
+        return float(words[0])
+    except (ValueError, IndexError):
+        return math.nan

@@ -1,0 +1,102 @@
+"""The pages of one server that a pool reads: its metrics and its health."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from redline.calls import Call, Endpoint, HttpBackend, Request, Timeouts
+from redline.clock import SYSTEM, Clock
+from redline.errors import BadReply, CallError, NoEndpoint
+from redline.route.metrics_page import ServerFigures, read_metrics
+
+METRICS = "/metrics"
+HEALTH = "/health"
+# For a server without a health page.
+MODELS = "/v1/models"
+# A page takes milliseconds; a server that is so busy that it takes longer is asked again soon.
+TIMEOUT_S = 2.0
+# vLLM's page is some 50 kB for each of its engines.
+MOST_BYTES = 4 * 2**20
+_NO_PAGE = frozenset({404, 405, 501})
+
+
+class Pages:
+    """Reads what the endpoint states of `metrics` and `probe`, on connections of its own.
+
+    It counts for no limit. The endpoint's key goes to the endpoint's own host and port alone.
+    """
+
+    def __init__(self, endpoint: Endpoint, clock: Clock = SYSTEM) -> None:
+        self._metrics = _Page(endpoint, endpoint.metrics, METRICS, clock)
+        self._health = _Page(endpoint, endpoint.probe, HEALTH, clock)
+        self.has_metrics = bool(endpoint.metrics)
+        self.has_health = bool(endpoint.probe)
+        # A page that is stated is the only one.
+        self._may_lack = endpoint.probe is True
+
+    async def figures(self) -> ServerFigures | None:
+        """What its server says of itself; None if it cannot be had. Raises nothing."""
+        try:
+            return read_metrics(await self._metrics.read())
+        except (CallError, NoEndpoint):
+            return None
+
+    async def is_well(self) -> bool:
+        """Its server answers, and not with HTTP 500 or above. Raises nothing."""
+        try:
+            await self._health.read()
+        except (CallError, NoEndpoint) as error:
+            status = getattr(error, "status", None)
+            if self._may_lack and status in _NO_PAGE:
+                self._may_lack = False
+                self._health.path = MODELS
+                return await self.is_well()
+            return status is not None and status < 500
+        return True
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        await self._metrics.aclose()
+        await self._health.aclose()
+
+
+class _Page:
+    """A page of an endpoint, or at a URL or path that is stated in place of the usual path."""
+
+    def __init__(self, endpoint: Endpoint, stated: bool | str, usual: str, clock: Clock) -> None:
+        self.path, base_url, is_own = usual, endpoint.base_url, True
+        if isinstance(stated, str):
+            parts, base = urlsplit(stated), urlsplit(base_url)
+            origin = f"{parts.scheme}://{parts.netloc}" if parts.scheme else ""
+            self.path = stated[len(origin) :] or "/"
+            is_own = not origin or (parts.scheme, parts.netloc) == (base.scheme, base.netloc)
+            if origin:
+                # So that a path at /v1 stays as it is.
+                base_url = f"{origin}/v1"
+        self._backend = HttpBackend(
+            Endpoint(
+                base_url=base_url,
+                api_key=endpoint.api_key if is_own else None,
+                headers=endpoint.headers if is_own else {},
+                proxy=endpoint.proxy,
+                timeouts=Timeouts(connect_s=TIMEOUT_S, first_byte_s=TIMEOUT_S, attempt_s=TIMEOUT_S),
+                max_reply_bytes=MOST_BYTES,
+            ),
+            clock=clock,
+        )
+
+    async def read(self) -> bytes:
+        """Its bytes. Raises CallError or NoEndpoint."""
+        found = bytearray()
+
+        async def take(chunk: bytes) -> None:
+            found.extend(chunk)
+            if len(found) > MOST_BYTES:
+                raise BadReply(f"a page of more than {MOST_BYTES:,} bytes")
+
+        request = Request(method="GET", url=self.path, body=None, headers={"Accept": "text/plain"})
+        await self._backend.download(request, Call(), take)
+        return bytes(found)
+
+    async def aclose(self) -> None:
+        await self._backend.aclose()

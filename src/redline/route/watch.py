@@ -1,0 +1,87 @@
+"""Asks an endpoint's server every second how it is, once its pool is used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from redline.clock import Clock
+from redline.route.balance import Figures
+from redline.route.metrics_page import ServerFigures
+
+EVERY_S = 1.0
+# A metrics page that cannot be read is asked for after twice as long each time.
+LONGEST_PAUSE_S = 60.0
+
+
+class Watchable(Protocol):
+    """The pages of a server, and which of them there are."""
+
+    has_metrics: bool
+    has_health: bool
+
+    async def figures(self) -> ServerFigures | None:
+        """What it says of itself; None if it cannot be had. Raises nothing."""
+
+    async def is_well(self) -> bool:
+        """It says that it is well. Raises nothing."""
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+
+
+class Watch:
+    """A loop for each of the pages, so that a slow one holds up nothing.
+
+    figures: get what the server says of itself. on_health: gets what the health page says.
+    """
+
+    def __init__(
+        self, pages: Watchable, figures: Figures, on_health: Callable[[bool], None], clock: Clock
+    ) -> None:
+        self._pages = pages
+        self._figures = figures
+        self._on_health = on_health
+        self._clock = clock
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begins, in the loop that runs."""
+        if self._pages.has_health:
+            self._tasks.append(asyncio.create_task(self._probe()))
+        if self._pages.has_metrics:
+            self._tasks.append(asyncio.create_task(self._scrape()))
+
+    async def aclose(self) -> None:
+        """Ends its tasks and connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        await self._pages.aclose()
+
+    async def _probe(self) -> None:
+        while True:
+            self._on_health(await self._pages.is_well())
+            await asyncio.sleep(EVERY_S)
+
+    async def _scrape(self) -> None:
+        figures, pause_s = self._figures, EVERY_S
+        while True:
+            asked_s, in_flight = self._clock.now_s(), figures.in_flight
+            found = await self._pages.figures()
+            if found is None:
+                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+            else:
+                pause_s = EVERY_S
+                # Those of this pool count already: as many as there were when the page was asked
+                # for or when it came, whichever is more, so that none counts twice.
+                own = max(in_flight, figures.in_flight)
+                figures.reported(
+                    asked_s,
+                    queued=found.waiting,
+                    foreign=max(0, found.running + found.waiting - own),
+                    gpu=found.cache_used,
+                )
+            await asyncio.sleep(pause_s)
