@@ -47,12 +47,12 @@ class SimProcess:
         with urlopen(asked, timeout=30) as reply:
             return json.load(reply)
 
-    def disturb(self, *faults: str, latency: str | None = None) -> None:
+    def disturb(self, *faults: str, latency: str | None = None, key: str = "") -> None:
         """From now on these go wrong, as `--faults` has them; none if there are none."""
         body: dict[str, object] = {"faults": list(faults)}
         if latency is not None:
             body["latency"] = latency
-        self.post("/sim/faults", body)
+        self.post("/sim/faults", body, key)
 
     def park(self, key: str, for_s: float) -> None:
         """Refuses this key for a while, with a Retry-After."""
