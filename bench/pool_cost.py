@@ -1,0 +1,96 @@
+"""CPU per call of a pool of endpoints, beside that of one endpoint: python bench/pool_cost.py
+
+    python bench/pool_cost.py [--pairs 10]
+
+All endpoints are one server, each under a key of its own. Each round runs the same rows with one
+endpoint, with two and with a hundred, in alternating order, at 64 in flight with answers at once.
+The ratio is to the CPU seconds with one endpoint in the same round; start-up and connections are
+taken off by a run of fewer rows. The bound is the upper end of a one-sided 95 % interval for the
+mean of its logarithm; status 1 if one is above its bar.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import record
+from versions import cpu_s, upper_bound, write_rows
+
+IN_FLIGHT, MANY, FEW = 64, 8_000, 2_000
+# What a number of endpoints may cost, over one.
+BARS = {2: 1.04, 100: 1.10}
+
+
+def configured(folder: Path, url: str) -> None:
+    """A redline.toml with an endpoint for each key, in the folder that becomes the current one."""
+    lines = list[str]()
+    for number in range(max(BARS)):
+        os.environ[f"KEY_{number}"] = f"key-{number}"
+        lines += [
+            f"[endpoints.key-{number}]",
+            f'base_url = "{url}"',
+            f'api_key_env = "KEY_{number}"',
+            "",
+        ]
+    (folder / "redline.toml").write_text("\n".join(lines), "utf-8")
+    os.chdir(folder)
+
+
+def flags_of(endpoints: int) -> list[str]:
+    named = [word for number in range(endpoints) for word in ("--endpoint", f"key-{number}")]
+    return ["-c", str(IN_FLIGHT), *named]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--results", type=Path, default=record.RESULTS)
+    given = parser.parse_args()
+    settings = {"pairs": given.pairs, "in_flight": IN_FLIGHT, "rows": [MANY, FEW], "bars": BARS}
+    result = record.Record("pool_cost", settings, {"sim": 0})
+    result.versions.update(record.own_versions("httptools", "uvloop", "msgspec"))
+    source, found = record.ROOT / "src", dict[int, list[float]]()
+    with (
+        tempfile.TemporaryDirectory() as name,
+        record.serving(record.sim("--latency", "0")) as server,
+    ):
+        folder = Path(name)
+        configured(folder, server.url)
+        rows = [write_rows(folder / f"{count}.jsonl", count) for count in (MANY, FEW)]
+        for number in range(-1, given.pairs):
+            sizes = [1, *BARS]
+            for size in sizes[:: 1 if number % 2 else -1]:
+                many_s, few_s = (cpu_s(source, path, flags_of(size)) for path in rows)
+                # The first round warms up.
+                if number >= 0:
+                    each_s = 1000 * (many_s - few_s) / (MANY - FEW)
+                    found.setdefault(size, []).append(round(each_s, 5))
+        os.chdir(record.ROOT)
+    summary = dict[str, Any]()
+    for size, bar in BARS.items():
+        ratios = [own / one for own, one in zip(found[size], found[1], strict=True)]
+        summary[f"{size} endpoints"] = {
+            "one_cpu_s_per_1000": round(statistics.median(found[1]), 4),
+            "cpu_s_per_1000": round(statistics.median(found[size]), 4),
+            "ratio": round(statistics.median(ratios), 3),
+            "bound": round(upper_bound(ratios), 3),
+            "bar": bar,
+        }
+    for title, row in summary.items():
+        print(
+            f"{title}: {row['one_cpu_s_per_1000']:.4f} -> {row['cpu_s_per_1000']:.4f} CPU s per "
+            f"1,000 calls, median ratio {row['ratio']:.3f}, upper 95 % bound {row['bound']:.3f} "
+            f"({row['bar']:g} allowed)"
+        )
+    print(f"written: {result.write(given.results, summary, {str(k): v for k, v in found.items()})}")
+    return int(any(row["bound"] > row["bar"] for row in summary.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
