@@ -282,6 +282,58 @@ def test_a_budget_settles_by_who_answered(cli: Cli, rows: Rows) -> None:
     assert summary["spent_usd"] == pytest.approx(spent)
 
 
+@pytest.mark.parametrize("balance", ["round_robin", "cheapest"])
+def test_endpoints_take_different_prices_for_one_model(cli: Cli, rows: Rows, balance: str) -> None:
+    servers = [MemberServer(), MemberServer()]
+    with serving(*servers):
+        flags = [*tables(*servers), "--balance", balance]
+        with Path("redline.toml").open("a") as file:
+            # b takes what others do.
+            file.write("\n[prices.m]\ninput = 100\noutput = 200\n")
+            file.write("\n[endpoints.a.prices.m]\ninput = 300\noutput = 400\n")
+        budget = ["--budget", "50usd", "--max-tokens", "5", "-c", "2", "--log", "json"]
+        told = cli("run", prompts(rows, 40), "--model", "m", *flags, *budget, "-o", "out.jsonl")
+    assert told.status == 0, told.err
+    found = names()
+    assert found["b"] == (20 if balance == "round_robin" else 40)
+    summary = json.loads(told.err.splitlines()[-1])
+    spent = found["a"] * (10 * 300 + 5 * 400) + found["b"] * (10 * 100 + 5 * 200)
+    assert summary["spent_usd"] == pytest.approx(spent / 1e6)
+
+
+def test_a_budget_reserves_what_the_dearest_endpoint_takes(cli: Cli, rows: Rows) -> None:
+    servers = [MemberServer(), MemberServer()]
+    with serving(*servers):
+        flags = tables(*servers)
+        with Path("redline.toml").open("a") as file:
+            file.write("\n[endpoints.a.prices.m]\ninput = 1\noutput = 1\n")
+            file.write("\n[endpoints.b.prices.m]\ninput = 1\noutput = 10000\n")
+        given = ["--model", "m", *flags, "--max-tokens", "5", "-o", "out.jsonl"]
+        # Five tokens of output cost $0.05 at b.
+        told = cli("run", prompts(rows, 1), *given, "--budget", "0.04usd")
+        assert "the next call may cost $0.0501" in told.err
+        assert [server.asked for server in servers] == [[], []]
+        assert cli("run", prompts(rows, 1), *given, "--budget", "0.06usd").status == 0
+
+
+def test_in_python_the_cheapest_endpoint_is_used_while_it_has_room() -> None:
+    servers = [MemberServer(), MemberServer()]
+
+    async def main() -> Counter[str]:
+        prices = [{"m": {"input": 2, "output": 2}}, {"m": {"input": "0.5", "output": 1}}]
+        endpoints = [
+            redline.Endpoint(base_url=server.url, name=name, prices=each)
+            for server, name, each in zip(servers, "ab", prices, strict=True)
+        ]
+        async with redline.Client(redline.Pool(endpoints, balance="cheapest")) as client:
+            body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+            outcomes = [await client.call(body) for _ in range(10)]
+        return Counter(outcome.endpoint for outcome in outcomes)
+
+    with serving(*servers):
+        assert asyncio.run(main()) == {"b": 10}
+
+
 @pytest.mark.parametrize("then", ["refuse", "unpaid"])
 def test_a_request_that_a_lost_key_refused_costs_nothing(cli: Cli, rows: Rows, then: str) -> None:
     servers = [MemberServer(latency_s=0.02), MemberServer(latency_s=0.02, after=10, then=then)]
@@ -347,6 +399,11 @@ TWO = f'[endpoints.a]\nbase_url = "{URL}"\n[endpoints.b]\nbase_url = "http://127
         (f"{TWO}probe = 1", ["a", "b"], "probe must be true, false or text",
          "redline.toml, [endpoints.b]"),
         (f"{TWO}wieght = 2", ["a", "b"], "unknown setting: wieght", "redline.toml, [endpoints.b]"),
+        (f"{TWO}prices = 3", ["a", "b"], "endpoints.b.prices must be a table", "redline.toml"),
+        (f"{TWO}[endpoints.b.prices.m]\ninput = 1", ["a", "b"], "the price of m has no output",
+         'redline.toml, [endpoints.b.prices."m"]'),
+        (f"{TWO}[endpoints.b.prices.m]\nimput = 1", ["a", "b"], "unknown setting: imput",
+         'redline.toml, [endpoints.b.prices."m"]'),
         (f"[run]\nweight = 2\n{TWO}", ["a"], "unknown setting: weight", "redline.toml, [run]"),
     ],
 )  # fmt: skip

@@ -28,8 +28,14 @@ class EndpointPool(Pool):
         check_balance(balance)
         check_endpoints(stated)
         intake = intake_of(stated) if stated else None
-        seats = [seat_of(one, shared=Shared(intake=intake)) for one in stated]
+        seats = [seat_of(one, price=_highest(one), shared=Shared(intake=intake)) for one in stated]
         super().__init__(seats, strategy_of(balance, random.Random()))
+
+
+def _highest(endpoint: Endpoint) -> float:
+    """What a token of input and one of output cost together, of the model that costs most there."""
+    prices = [price.input + price.output for price in endpoint.tariff.values()]
+    return float(max(prices, default=0))
 
 
 def seat_of(endpoint: Endpoint, *, price: float = 0.0, **parts: Any) -> Seat:

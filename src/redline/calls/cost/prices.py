@@ -60,17 +60,22 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 class Prices:
     """Prices by model: those of the user, and below them those that redline brings along.
 
-    models: by endpoint, what it calls a model by the name that is asked for. Such a name costs the
-    most that any endpoint takes for it, unless it has a price of its own.
+    models: by endpoint, what it calls a model by the name that is asked for. tariffs: by endpoint,
+    what it takes, if that is not what others take. A model that endpoints take different prices for
+    costs the most that any of them does.
     """
 
     def __init__(
         self,
         own: Mapping[str, Price] | None = None,
         models: Mapping[str, Mapping[str, str]] | None = None,
+        tariffs: Mapping[str, Mapping[str, Price]] | None = None,
     ) -> None:
         self._own = dict(own or {})
-        self._models = {name: each for name, each in (models or {}).items() if each}
+        self._models, self._tariffs = dict(models or {}), dict(tariffs or {})
+        # Endpoints that differ in nothing need not be told apart.
+        if not any(self._models.values()) and not any(self._tariffs.values()):
+            self._models = {}
         self._found: dict[str, Price | None] = {}
 
     def find(self, model: object) -> Price | None:
@@ -85,9 +90,9 @@ class Prices:
 
     def at(self, endpoint: str, model: object) -> Price | None:
         """As `find`, at the endpoint that has answered."""
-        if not self._models or not isinstance(model, str) or model in self._own:
+        if not isinstance(model, str) or endpoint not in self._models:
             return self.find(model)
-        return self.find(self._models.get(endpoint, {}).get(model, model))
+        return self._price_at(endpoint, model)
 
     def checked(self, model: str) -> Price:
         """As `find`. Raises ConfigError for a model without a price, and says what to add."""
@@ -97,32 +102,41 @@ class Prices:
         return price
 
     def _look_up(self, model: str) -> Price | None:
-        if model not in self._own and (called := self._called(model)) - {model}:
-            prices = [self._stated(each) for each in called]
-            known = [price for price in prices if price is not None]
-            if len(known) < len(prices):
-                return None
-            return Price(
-                input=max(price.input for price in known),
-                cached_input=max(price.cached_input for price in known),
-                output=max(price.output for price in known),
-            )
-        return self._stated(model)
+        if not self._models:
+            return self._stated(model)
+        renaming = [endpoint for endpoint, names in self._models.items() if model in names]
+        prices = [self._price_at(endpoint, model) for endpoint in renaming or self._models]
+        known = [price for price in prices if price is not None]
+        if len(known) < len(prices):
+            return None
+        return Price(
+            input=max(price.input for price in known),
+            cached_input=max(price.cached_input for price in known),
+            output=max(price.output for price in known),
+        )
 
-    def _called(self, model: str) -> set[str]:
-        """What the endpoints call it."""
-        return {each.get(model, model) for each in self._models.values()}
+    def _price_at(self, endpoint: str, model: str) -> Price | None:
+        """Of a tariff before a price of the name that is asked for, and that before one of the
+        endpoint's own name for it."""
+        called = self._models[endpoint].get(model, model)
+        tariff = self._tariffs.get(endpoint, {})
+        return (
+            _in(tariff, called)
+            or _in(tariff, model)
+            or self._own.get(model)
+            or self._stated(called)
+        )
 
     def _stated(self, model: str) -> Price | None:
-        names = [model]
-        dated = _DATED.fullmatch(model)
-        if dated is not None:
-            names.append(dated[1])
-        for table in (self._own, _known()):
-            for name in names:
-                if name in table:
-                    return table[name]
-        return None
+        return _in(self._own, model) or _in(_known(), model)
+
+
+def _in(table: Mapping[str, Price], model: str) -> Price | None:
+    """The price of a model by its name, or by its name without a date."""
+    if model in table:
+        return table[model]
+    dated = _DATED.fullmatch(model)
+    return None if dated is None else table.get(dated[1])
 
 
 def unpriced(model: str) -> str:
@@ -144,6 +158,9 @@ def parse_price(name: str, table: Mapping[str, Any], where: str = "") -> Price:
     Without `cached_input`, cached tokens cost what others do. Raises ConfigError that names an
     unknown key, a missing one, or a value that is no price.
     """
+    if not isinstance(table, Mapping):
+        hint = "write input and output, in dollars for a million tokens"
+        raise ConfigError(f"the price of {name} must be a table", where=where, hint=hint)
     for key in table:
         if key not in PRICE_KEYS:
             raise ConfigError(

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from redline.calls.cost import Price, parse_price
 from redline.calls.wire.exchange import Timeouts
 from redline.calls.wire.proxy import ascii_name
 from redline.calls.wire.request_head import FRAMING_HINT, is_framing
@@ -33,7 +34,9 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     one group give the same answers; empty for none. models: what it calls a model, by the name that
     is asked for; other names are sent as they are. metrics, probe: of a server of one's own, among
     several: its /metrics is read every second, its /health asked; a URL or a path says where else.
-    Raises ConfigError for an unusable URL, header, weight or name of a model.
+    prices: what it takes for a model, where that is not what others take; a dict of dollars for a
+    million tokens stands for a Price.
+    Raises ConfigError for an unusable URL, header, weight, price or name of a model.
     """
 
     base_url: str
@@ -49,6 +52,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     models: Mapping[str, str] = msgspec.field(default_factory=dict)
     metrics: bool | str = False
     probe: bool | str = False
+    prices: Mapping[str, Price | Mapping[str, float | str]] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not is_http_url(self.base_url):
@@ -89,6 +93,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
                 f"weight must be a number above 0, not {self.weight:g}",
                 hint="leave the endpoint out to send nothing to it",
             )
+        _ = self.tariff  # raises for what is no price
         for name, model in self.models.items():
             if not (name and model and isinstance(name, str) and isinstance(model, str)):
                 raise ConfigError(
@@ -97,6 +102,15 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
                 )
         for name in ("metrics", "probe"):
             _check_page(name, getattr(self, name))
+
+    @property
+    def tariff(self) -> dict[str, Price]:
+        """Its prices by model."""
+        where = f"the prices of {self.label}"
+        return {
+            model: price if isinstance(price, Price) else parse_price(model, price, where)
+            for model, price in self.prices.items()
+        }
 
     def __repr__(self) -> str:
         return f"Endpoint({self.label}, {self.base_url})"

@@ -37,13 +37,14 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     """endpoints: by name, keys of ENDPOINT_KEYS. run: defaults of `redline run`'s flags.
 
     Values are as a flag would bring them: text, True, lists of text, and tables of text. prices: by
-    model. environ: the environment, and below it the `.env` file. dotenv: the variables that the
-    file alone sets.
+    model. tariffs: the same of single endpoints, by name. environ: the environment, and below it
+    the `.env` file. dotenv: the variables that the file alone sets.
     """
 
     endpoints: dict[str, dict[str, Any]] = {}
     run: dict[str, Any] = {}
     prices: dict[str, Price] = {}
+    tariffs: dict[str, dict[str, Price]] = {}
     environ: Mapping[str, str] = {}
     dotenv: frozenset[str] = frozenset()
 
@@ -63,19 +64,22 @@ def load(folder: Path, run_kinds: Mapping[str, Kind] = RUN_KEYS) -> Configuratio
     environ = {**from_file, **os.environ}
     tables = _toml(folder / FILE)
     _refuse_unknown(tables, ("endpoints", "prices", "run"), FILE)
-    endpoints = {
-        name: _endpoint(name, _table(table, f"endpoints.{name}"))
+    stated = {
+        name: _table(table, f"endpoints.{name}")
         for name, table in _table(tables.get("endpoints", {}), "endpoints").items()
     }
-    run = _settings(_table(tables.get("run", {}), "run"), run_kinds, where_run())
-    prices = {
-        model: parse_price(model, _table(table, f'prices."{model}"'), f'{FILE}, [prices."{model}"]')
-        for model, table in _table(tables.get("prices", {}), "prices").items()
+    tariffs = {
+        name: _prices(table.pop("prices"), f"endpoints.{name}.prices")
+        for name, table in stated.items()
+        if "prices" in table
     }
+    endpoints = {name: _endpoint(name, table) for name, table in stated.items()}
+    run = _settings(_table(tables.get("run", {}), "run"), run_kinds, where_run())
     return Configuration(
         endpoints=endpoints,
         run=run,
-        prices=prices,
+        prices=_prices(tables.get("prices", {}), "prices"),
+        tariffs=tariffs,
         environ=environ,
         dotenv=frozenset(from_file.keys() - os.environ.keys()),
     )
@@ -134,6 +138,14 @@ def _endpoint(name: str, table: dict[str, Any]) -> dict[str, Any]:
             hint='write it like base_url = "http://127.0.0.1:8000/v1"',
         )
     return settings
+
+
+def _prices(tables: object, name: str) -> dict[str, Price]:
+    """What a table of this name states, by model."""
+    return {
+        model: parse_price(model, _table(table, f'{name}."{model}"'), f'{FILE}, [{name}."{model}"]')
+        for model, table in _table(tables, name).items()
+    }
 
 
 def _table(value: object, name: str) -> dict[str, Any]:

@@ -294,6 +294,7 @@ def _of_server(
         headers={**server.table.get("headers", {}), **(options.headers or {})},
         api_key=_api_key(options.api_key, configuration) if is_sending else "",
         prices=configuration.prices,
+        tariff=configuration.tariffs.get(server.name or ""),
     )
 
 

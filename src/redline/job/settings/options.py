@@ -533,6 +533,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         bool | str | None,
         _of_one_endpoint(read=values.page, kind=Kind.PAGE, python="endpoint"),
     ] = None
+    tariff: Annotated[
+        Mapping[str, Price] | None,
+        Option(
+            python="endpoint",
+            absent={
+                "flag": "the tables [endpoints.NAME.prices.MODEL] of redline.toml state it",
+                "toml": "the tables [endpoints.NAME.prices.MODEL] state it",
+            },
+        ),
+    ] = None
     prices: Annotated[
         Mapping[str, Price] | None,
         Option(absent={"flag": "the tables [prices.MODEL] of redline.toml state them"}),

@@ -141,6 +141,7 @@ def endpoint_of(options: Options, environment: Environment) -> Endpoint:
         api_key=_key(options, base_url, embedded, environment),
         limits=_limits(options),
         timeouts=_timeouts(options),
+        prices=options.tariff or {},
         **_given(options, "headers", "proxy", "weight", "group", "models", "metrics", "probe"),
     )
 

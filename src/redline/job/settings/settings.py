@@ -222,8 +222,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return max((one.timeouts.attempt_s for one in self.endpoints), default=self.timeout_s)
 
     def price_table(self) -> Prices:
-        """Its prices, also of models that an endpoint calls by another name."""
-        return Prices(self.prices, {one.label: one.models for one in self.endpoints})
+        """Its prices, also of models for which an endpoint has another name or another price."""
+        models = {one.label: one.models for one in self.endpoints}
+        return Prices(self.prices, models, {one.label: one.tariff for one in self.endpoints})
 
     def manifest(self) -> Manifest:
         """What the job's results depend on, to be kept beside them."""

@@ -65,9 +65,10 @@ class Bill:
         self._is_known = job.call is None and job.embedded is None
         self.reads_replies = self._is_known and self._allowance.picodollars is None
 
-    def add(self, reply: Reply, *, is_batched: bool = False) -> bool:
+    def add(self, reply: Reply, endpoint: str = "", *, is_batched: bool = False) -> bool:
         """A row has its answer, maybe at a batch's price; False where no later one can tell."""
-        price = self._prices.find(reply.model) or self._prices.find(self._model)
+        prices = self._prices
+        price = prices.at(endpoint, reply.model) or prices.at(endpoint, self._model)
         usage = read_usage(reply.usage, has_output=False)
         if price is None or usage is None:
             self._is_known = False

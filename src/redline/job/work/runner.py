@@ -460,7 +460,9 @@ class Runner:
     def _pay(self, outcome: Outcome) -> None:
         """Puts what an answer has cost on the bill, also where its row is asked again."""
         if self._bill is not None and outcome.reply is not None and not outcome.is_cached:
-            is_known = self._bill.add(outcome.reply, is_batched=outcome.is_batched)
+            is_known = self._bill.add(
+                outcome.reply, outcome.endpoint, is_batched=outcome.is_batched
+            )
             self._bill = self._bill if is_known else None
 
     async def _finish(self, outcome: Outcome, reply: Reply) -> None:
