@@ -28,6 +28,8 @@ PAGES = {
     "repair.txt": ["repair", "--help"],
     "engine.txt": ["engine", "--help"],
     "sim.txt": ["sim", "--help"],
+    "route.txt": ["route", "--help"],
+    "route-replay.txt": ["route", "replay", "--help"],
 }
 Cli = Callable[..., Any]
 

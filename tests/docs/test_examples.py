@@ -321,10 +321,13 @@ def _prose() -> str:
 
 def _flags() -> set[str]:
     """All long flags of `redline` and its commands."""
-    group = program()
-    context = click.Context(group)
-    commands = [group, *(group.get_command(context, name) for name in group.list_commands(context))]
-    params = [param for command in commands if command for param in command.params]
+    commands: list[click.Command] = [program()]
+    for command in commands:
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            found = (command.get_command(context, name) for name in command.list_commands(context))
+            commands += filter(None, found)
+    params = [param for command in commands for param in command.params]
     return {"--help", *(flag for param in params for flag in param.opts if flag[:2] == "--")}
 
 

@@ -36,15 +36,16 @@ SUBFOLDERS = {
     "calls": ("tokens", "cost", "wire", "http", "cache", "client", ""),
     "sources": ("", "stream"),
     "sim": ("", "answers", "batches", "server"),
-    "route": ("", "scale"),
+    "route": ("", "replay", "scale"),
     "engine": ("", "sample", "schedule", "model", "draft", "step", "parallel", "api"),
     "job": ("settings", "work", "batch", "show", "outputs", ""),
     "tasks": ("answers", "evaluate", "tag", "synth", ""),
     "serve": ("http", ""),
     "cli": ("flags", "session", "commands", ""),
 }
-# What only these parts import: the simulated provider, and what is shipped for users' tests.
-RESERVED = {"sim": {"job", "cli"}, "testing": set[str]()}
+# What only these parts import: the simulated provider, and virtual time, shipped for users' tests,
+# which a replay runs in.
+RESERVED = {"sim": {"job", "cli"}, "testing": {"route"}}
 ONLY_IN = {"torch": "engine"}
 MAX_FUNCTION_LINES = 60
 MAX_MODULES = 14

@@ -60,6 +60,11 @@ class ModelServer:
         self._working = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
+    def seated(self, on_room: Callable[[], None]) -> ModelServer:
+        """Itself, as the member of a pool."""
+        self.on_room = on_room
+        return self
+
     def has_room(self, now_s: float, coming: int = 0) -> bool:
         return not self.bound or self.in_flight + coming < self.bound
 

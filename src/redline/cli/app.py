@@ -33,6 +33,7 @@ _COMMANDS = {
     "repair": ("repair", "Take damaged lines out of a results file."),
     "engine": ("engine", "Serve a local model with the OpenAI API."),
     "sim": ("sim", "Simulate a provider to try things on."),
+    "route": ("route", "Compare ways to balance calls over endpoints."),
 }
 # What other programs call them.
 _SYNONYMS = {
@@ -44,6 +45,7 @@ _SYNONYMS = {
     "repair": "fix recover",
     "engine": "serve server",
     "sim": "simulate mock fake",
+    "route": "balance replay",
 }
 _HELP = """Run very many LLM calls as fast as their limits allow, and lose none of them.
 
@@ -127,8 +129,7 @@ def _status(arguments: list[str]) -> int:
     try:
         _start.give_way()
         status = command.main(
-            # The bare name is a question, and not an error.
-            args=arguments or ["--help"],
+            args=arguments,
             prog_name="redline",
             standalone_mode=False,
             obj={"argv": arguments},
@@ -164,7 +165,10 @@ def _status(arguments: list[str]) -> int:
         return DEFECT
 
 
-def _command_hint(name: str) -> str:
+def _command_hint(name: str, context: Context | None) -> str:
+    if context is not None and context.parent is not None:
+        assert isinstance(context.command, click.Group)
+        return nearest(name, context.command.list_commands(context))
     for command, words in _SYNONYMS.items():
         if name.lower() in words.split():
             return f"did you mean {command}?"
@@ -195,7 +199,8 @@ def _usage(error: click.ClickException, arguments: list[str]) -> ConfigError:
             return ConfigError(f"{error.option_name} needs a value", hint=help_hint)
         case click.exceptions.NoSuchCommand():
             name = error.command_name
-            return ConfigError(f"unknown command: {name}", hint=_command_hint(name) or help_hint)
+            hint = _command_hint(name, context) or help_hint
+            return ConfigError(f"unknown command: {name}", hint=hint)
         case _ if "unexpected extra argument" in error.message:
             extra = error.message.rpartition("(")[2].rstrip(")")
             return ConfigError(

@@ -46,6 +46,7 @@ def _facts(job: Job, endpoint: Endpoint) -> EndpointFacts:
     return EndpointFacts(
         name=endpoint.label,
         weight=endpoint.weight,
+        profile=limits.profile,
         slots=0 if limits.is_adaptive else limits.slots(),
         # Of picodollars for a token, a million are a dollar for a million tokens.
         input_price=None if price is None else price.input / 1e6,

@@ -21,8 +21,8 @@ class EndpointFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     weight: its capacity in proportion to the others'. slots: most calls that it is given at once, 0
     if that is not stated. requests, tokens, input_tokens, output_tokens: its rate limits, such as
-    500/60s. input_price, output_price: dollars for a million tokens of the run's model, None if
-    unknown.
+    500/60s; profile: how it counts them. input_price, output_price: dollars for a million tokens of
+    the run's model, None if unknown.
     """
 
     name: str
@@ -34,6 +34,7 @@ class EndpointFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     output_tokens: tuple[str, ...] = ()
     input_price: float | None = None
     output_price: float | None = None
+    profile: str = "any"
 
 
 class RunBegan(msgspec.Struct, frozen=True, kw_only=True, tag="run", tag_field="kind"):

@@ -102,7 +102,8 @@ class Group(click.Group):
 
     A command is imported with all that it needs when it is wanted: the others would be a third of
     the time to a start. known: for each name the function, which stands in the module of
-    `cli.commands` that has its name, with the PARAMS it takes, and what it does.
+    `cli.commands` that has its name, with the PARAMS it takes, and what it does. A module with
+    COMMANDS of its own and HELP is a group of commands.
     """
 
     def __init__(
@@ -120,6 +121,10 @@ class Group(click.Group):
         )
         self._known = known
 
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        # The bare name is a question, and not an error.
+        return super().parse_args(ctx, args or ["--help"])
+
     def list_commands(self, ctx: Context) -> list[str]:
         return list(self._known)
 
@@ -129,8 +134,11 @@ class Group(click.Group):
         if cmd_name not in self.commands:
             function, summary = self._known[cmd_name]
             module = import_module(f"redline.cli.commands.{function}")
-            found = getattr(module, function)
-            self.commands[cmd_name] = Command(cmd_name, found, module.PARAMS, summary)
+            if hasattr(module, "COMMANDS"):
+                self.commands[cmd_name] = Group(cmd_name, module.COMMANDS, [], module.HELP)
+            else:
+                found = getattr(module, function)
+                self.commands[cmd_name] = Command(cmd_name, found, module.PARAMS, summary)
         return self.commands[cmd_name]
 
     def collect_usage_pieces(self, ctx: Context) -> list[str]:

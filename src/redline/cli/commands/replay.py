@@ -1,0 +1,129 @@
+"""`redline route replay`: what every strategy would have made of a recorded run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from click import Context
+from click.exceptions import Exit
+
+from redline.cli.flags import Word, flag, stated
+from redline.cli.session import say
+from redline.job.settings import Kind, values
+from redline.process import counted
+from redline.route.replay import MOST_CALLS, Replay, Scored, Seeded, recommended
+from redline.route.replay import replay as replayed
+from redline.store import local_path
+
+PARAMS = (
+    Word("trace", "TRACE", "What redline run --trace has recorded."),
+    flag("calls", "N", f"Replay the latest N calls. Default {MOST_CALLS:,}."),
+    flag("json", None, "Print one JSON object.", kind=Kind.FLAG),
+)
+
+
+def replay(ctx: Context, trace: str) -> None:
+    """Score every strategy on the calls of TRACE, in virtual time.
+
+    The pool and its strategies are those of a run. Servers are simulated, each as its recorded
+    calls have shown it to be: how long they take is fitted to their tokens and to the calls in
+    flight, and stated.
+
+        redline route replay calls.trace
+
+    Exit status: 0 done, 2 nothing can be told from the trace.
+    """
+    given = stated(ctx)
+    found = replayed(local_path(trace), most=values.whole(given, "calls", 1) or MOST_CALLS)
+    say(_json(found) if given.get("json") else "\n".join([*_lines(found), ""]))
+    raise Exit(0)
+
+
+def _lines(found: Replay) -> list[str]:
+    return [*_head(found), "", *_services(found), "", *_table(found), "", *_end(found)]
+
+
+def _head(found: Replay) -> list[str]:
+    of = "" if found.calls == found.total else f" of {found.total:,} in the trace"
+    mode = "each came when it was recorded"
+    if found.workers:
+        mode = f"{counted(found.workers, 'worker')}, each with its next call when one ends"
+    lines = [f"{found.trace}: {counted(found.calls, 'answered call')}{of}; {mode}"]
+    return [*lines, *(f"note: {note}" for note in found.notes)]
+
+
+def _services(found: Replay) -> list[str]:
+    """The service model."""
+    lines = ["time of a call at each server, fitted to the trace:"]
+    width = max(map(len, found.services))
+    for name, one in found.services.items():
+        text = f"  {name:{width}}  {one}; typically {one.off:.0%} off, {one.calls:,} calls"
+        if one.failures:
+            text += f", {one.failures:.1%} of attempts fail"
+        lines.append(text if one.is_own else f"{text} of another server")
+    if any(one.form == "slots" for one in found.services.values()):
+        lines.append("  n at once: further calls wait in the server, in their order")
+    if any(one.form != "slots" for one in found.services.values()):
+        lines.append("  up to n at once: more were not recorded, and are taken to wait")
+    return lines
+
+
+def _table(found: Replay) -> list[str]:
+    """A line for each strategy, those that are best by the figure compared first."""
+    names = list(found.services)
+    rows = [["", "mean s", "p50 s", "p99 s", "makespan s", "cost", *names]]
+    rows.append(_row("as recorded", Scored(strategy="", runs=[found.recorded]), names))
+    scored = sorted(found.scored, key=lambda one: one.mean(found.figure))
+    rows += [_row(one.strategy, one, names) for one in scored]
+    if found.recorded.cost_usd is None:
+        rows = [[*row[:5], *row[6:]] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:{width}}" if at == 0 else f"{cell:>{width}}"
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _row(title: str, one: Scored, names: Sequence[str]) -> list[str]:
+    figures = [f"{one.mean(name):.3g}" for name in ("mean_s", "p50_s", "p99_s")]
+    cost = "" if one.cost_usd is None else f"${one.cost_usd:.4g}"
+    shares = [f"{one.share(name):.0%}" for name in names]
+    return [title, *figures, f"{one.mean('makespan_s'):.1f}", cost, *shares]
+
+
+def _end(found: Replay) -> list[str]:
+    """How far the model repeats the record, and which strategy is better than that of the run."""
+    side = "above" if found.off > 0 else "below"
+    lines = [
+        f"replayed as it was recorded ({found.balance}), the mean latency is {abs(found.off):.1%} "
+        f"{side} the recorded one"
+    ]
+    best, what = found.best, "makespan" if found.workers else "mean latency"
+    if recommended(found) is not None:
+        gain = f"{best.gain:.1%} ± {best.error:.1%}"
+        lines.append(f"recommended: {best.better}, whose {what} is {gain} below {best.worse}'s")
+    elif not found.reliable:
+        lines.append("no recommendation: the trace says too little of the servers")
+    else:
+        lines.append(f"no strategy has a {what} below {best.worse}'s by more than the noise")
+    return lines
+
+
+def _json(found: Replay) -> str:
+    """Everything, and means over the seeds."""
+    fields: dict[str, Any] = msgspec.to_builtins(found)
+    names = [name for name in Seeded.__struct_fields__ if name.endswith("_s")]
+    for one, scored in zip(fields["scored"], found.scored, strict=True):
+        one |= {name: scored.mean(name) for name in names}
+        one["cost_usd"] = scored.cost_usd
+        one["shares"] = {name: scored.share(name) for name in found.services}
+    for name, service in found.services.items():
+        del fields["services"][name]["spread"], fields["services"][name]["failed_s"]
+        fields["services"][name]["words"] = str(service)
+    fields["recommended"] = recommended(found)
+    return msgspec.json.encode(fields).decode() + "\n"

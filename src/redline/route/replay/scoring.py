@@ -1,0 +1,327 @@
+"""Every strategy on the calls of a trace, in virtual time, over servers fitted to the trace.
+
+The pool, its strategies, its breakers and the retries are redline's own; servers are simulated, see
+`service`. In a closed loop, workers make the recorded calls in their order, each the next one when
+its last has ended. Otherwise calls come when they came. Each seed draws anew what calls differ by
+beyond their tokens, for all strategies alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+import random
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from redline.calls import Call, Retry
+from redline.errors import ConfigError
+from redline.route.balance import STRATEGIES, Strategy, strategy_of
+from redline.route.endpoints import check_balance
+from redline.route.pool import Pool, Seat
+from redline.route.replay.results import (
+    MOST_OFF,
+    Replay,
+    Scored,
+    Seeded,
+    best_of,
+    quantile,
+    too_few,
+)
+from redline.route.replay.server import PromptCache, Replayed, ReplayServer, request_of
+from redline.route.replay.service import LEAST_CALLS, Served, Service, fitted
+from redline.testing import VirtualClock, virtual_run
+from redline.timeline import CallEnded, EndpointFacts, RecordedRun, Trace, read_trace
+
+SEEDS = (1, 2, 3, 4, 5)
+# So many calls are replayed some forty times within a minute.
+MOST_CALLS = 5000
+
+
+class _Recorded(msgspec.Struct, frozen=True):
+    """What is replayed: the runs of a trace as one. calls: by arrival, in seconds from the first.
+
+    workers: see RunBegan, at most as many calls as there were at once.
+    """
+
+    endpoints: tuple[EndpointFacts, ...]
+    services: dict[str, Service]
+    calls: list[CallEnded]
+    workers: int
+    balance: str
+
+
+def replay(
+    path: Path,
+    *,
+    strategies: Sequence[str] | None = None,
+    seeds: Sequence[int] = SEEDS,
+    most: int = MOST_CALLS,
+) -> Replay:
+    """What each strategy would have made of the latest `most` calls of the trace at `path`.
+
+    strategies: all that are offered if they are not named.
+    Raises ConfigError for a file that is no trace, or a trace from which nothing can be told.
+    """
+    trace = read_trace(path, most)
+    recorded, notes = _recorded(trace)
+    compared = [*filter(_is_offered, STRATEGIES)] if strategies is None else [*strategies]
+    if recorded.balance not in compared:
+        compared.append(recorded.balance)
+    scored = [
+        Scored(
+            strategy=name,
+            runs=[_seeded(recorded, name, seed) for seed in seeds],
+        )
+        for name in compared
+    ]
+    figure = "makespan_s" if recorded.workers else "mean_s"
+    own = _as_it_was(recorded)
+    again = next(one for one in scored if one.strategy == recorded.balance)
+    off = again.mean("mean_s") / own.mean_s - 1
+    if abs(off) > MOST_OFF:
+        notes.append(
+            f"the servers are not as the model says: replayed as recorded, calls take "
+            f"{abs(off):.0%} {'longer' if off > 0 else 'less'} than they did"
+        )
+    return Replay(
+        trace=str(path),
+        workers=recorded.workers,
+        calls=len(recorded.calls),
+        total=trace.total,
+        balance=recorded.balance,
+        services=recorded.services,
+        recorded=own,
+        scored=scored,
+        figure=figure,
+        off=off,
+        best=best_of(scored, recorded.balance, figure),
+        notes=notes,
+    )
+
+
+def _is_offered(strategy: str) -> bool:
+    """A pool supplies all that it looks at."""
+    try:
+        check_balance(strategy)
+    except ConfigError:
+        return False
+    return True
+
+
+def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
+    """The runs of the trace that have the endpoints of the last one, and what is to be noted."""
+    last = trace.runs[-1].began
+    notes = list[str]()
+    if len(last.endpoints) < 2:
+        raise ConfigError(
+            "the trace is of a run with one endpoint: there is nothing to choose",
+            hint="record a run with several: --endpoint a --endpoint b",
+        )
+    names = [one.name for one in last.endpoints]
+    alike = [run for run in trace.runs if [one.name for one in run.began.endpoints] == names]
+    if trace.is_cut:
+        notes.append("its last record was cut off")
+    if trace.damaged:
+        notes.append(f"{trace.damaged:,} of its lines are no record")
+    if dropped := sum(run.dropped for run in trace.runs):
+        notes.append(f"{dropped:,} calls were not recorded, since the disk did not keep up")
+    if others := len(trace.runs) - len(alike):
+        notes.append(f"{others:,} of its {len(trace.runs):,} runs had other endpoints")
+    calls = _in_a_row(alike)
+    answered = [call for call in calls if call.outcome == "succeeded"]
+    if len(answered) < LEAST_CALLS:
+        raise too_few(len(answered))
+    services = _services(last.endpoints, calls)
+    few = [name for name, service in services.items() if not service.is_own]
+    if few:
+        notes.append(
+            f"too few calls to tell how long {', '.join(few)} takes (fewer than {LEAST_CALLS}): "
+            "taken to be as the others"
+        )
+    workers = min(last.workers, _most_at_once(calls))
+    # As a run without --balance would have chosen.
+    balance = last.balance or STRATEGIES[0]
+    found = _Recorded(last.endpoints, services, answered, workers, balance)
+    return found, notes
+
+
+def _in_a_row(runs: Sequence[RecordedRun]) -> list[CallEnded]:
+    """The calls of all runs by arrival, each run behind the one before."""
+    found, offset_s = list[CallEnded](), 0.0
+    for run in runs:
+        if not run.calls:
+            continue
+        begin_s = min(call.arrived_s for call in run.calls)
+        shift_s = offset_s - begin_s
+        for call in sorted(run.calls, key=lambda call: call.arrived_s):
+            tried = tuple(
+                msgspec.structs.replace(
+                    one,
+                    done_s=one.done_s + shift_s,
+                    sent_s=None if one.sent_s is None else one.sent_s + shift_s,
+                )
+                for one in call.tried
+            )
+            found.append(
+                msgspec.structs.replace(
+                    call,
+                    arrived_s=call.arrived_s + shift_s,
+                    done_s=call.done_s + shift_s,
+                    tried=tried,
+                )
+            )
+        offset_s = max(call.done_s for call in found)
+    return found
+
+
+def _most_at_once(calls: Sequence[CallEnded]) -> int:
+    ends_s, most = list[float](), 0
+    for call in calls:
+        while ends_s and ends_s[0] <= call.arrived_s:
+            heapq.heappop(ends_s)
+        heapq.heappush(ends_s, call.done_s)
+        most = max(most, len(ends_s))
+    return most
+
+
+def _services(endpoints: Sequence[EndpointFacts], calls: Sequence[CallEnded]) -> dict[str, Service]:
+    """How long each endpoint takes."""
+    attempts = {one.name: _served(one.name, calls) for one in endpoints}
+    own = {name: fitted(served) for name, served in attempts.items()}
+    usual = max(
+        (one for one in own.values() if one is not None), key=lambda one: one.calls, default=None
+    )
+    if usual is None:
+        # Each has too few of its own.
+        usual = fitted([one for served in attempts.values() for one in served])
+    if usual is None:
+        raise too_few(sum(map(len, attempts.values())))
+    other = msgspec.structs.replace(usual, is_own=False)
+    return {name: other if found is None else found for name, found in own.items()}
+
+
+def _served(name: str, calls: Sequence[CallEnded]) -> list[Served]:
+    """The attempts at one endpoint, of which a 429 is none: limits are not the server's speed."""
+    found = list[tuple[float, float, CallEnded, bool]]()
+    for call in calls:
+        for one in call.tried:
+            is_attempt = one.endpoint == name and one.sent_s is not None
+            if is_attempt and one.error != "rate_limited":
+                assert one.sent_s is not None
+                found.append((one.sent_s, one.done_s, call, not one.error))
+    found.sort(key=lambda one: one[0])
+    cache, served = PromptCache(), list[Served]()
+    for sent_s, done_s, call, is_answer in found:
+        tokens = call.input_tokens or 0
+        cached = tokens * cache.share(call.blocks)
+        output = call.output_tokens or 0
+        served.append(Served(sent_s, done_s, tokens - cached, cached, output, is_answer))
+    return served
+
+
+def _seeded(recorded: _Recorded, strategy: str, seed: int) -> Seeded:
+    """One replay. Other seeds draw other work, and other ways of the strategy."""
+
+    async def main() -> Seeded:
+        clock = VirtualClock(asyncio.get_running_loop())
+        servers = [
+            ReplayServer(one, recorded.services[one.name], clock) for one in recorded.endpoints
+        ]
+        seats = [
+            _seat(facts, server) for facts, server in zip(recorded.endpoints, servers, strict=True)
+        ]
+        balance = strategy_of(strategy, random.Random(seed))
+        pool = Pool(seats, balance, clock=clock, seed=seed)
+        ended = await _send_all(recorded, pool, balance, seed)
+        await pool.aclose()
+        answers = {server.name: server.answers for server in servers}
+        used = {server.name: server.used for server in servers}
+        return _summary(seed, ended, answers, _cost_usd(recorded.endpoints, used))
+
+    return virtual_run(main(), limit_s=math.inf)
+
+
+def _seat(facts: EndpointFacts, server: ReplayServer) -> Seat:
+    price = (facts.input_price or 0.0) + (facts.output_price or 0.0)
+    return Seat(name=facts.name, make=server.seated, weight=facts.weight, price=price)
+
+
+async def _send_all(
+    recorded: _Recorded, pool: Pool, strategy: Strategy, seed: int
+) -> list[CallEnded]:
+    """The calls with the times and outcomes that they have now."""
+    loop, ended = asyncio.get_running_loop(), list[CallEnded]()
+    backend = Retry(pool, clock=VirtualClock(loop), seed=seed)
+    has_text = bool(strategy.needs)
+    begun_s, left = loop.time(), iter(enumerate(recorded.calls))
+
+    async def send(number: int, call: CallEnded) -> None:
+        arrived_s = loop.time()
+        replayed = Replayed(call, random.Random(seed * 1_000_003 + number))
+        request = request_of(replayed, has_text=has_text)
+        outcome = await backend.send(request, Call(priority=call.priority))
+        kind = "succeeded" if outcome.error is None else outcome.error.kind
+        ended.append(
+            CallEnded(arrived_s=arrived_s - begun_s, done_s=loop.time() - begun_s, outcome=kind)
+        )
+
+    async def work() -> None:
+        for number, call in left:
+            await send(number, call)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(recorded.workers):
+            group.create_task(work())
+        if not recorded.workers:
+            for number, call in left:
+                await asyncio.sleep(begun_s + call.arrived_s - loop.time())
+                group.create_task(send(number, call))
+    return ended
+
+
+def _as_it_was(recorded: _Recorded) -> Seeded:
+    """What came of the recorded calls."""
+    answers, used = Counter[str](), dict[str, tuple[int, int]]()
+    for call in recorded.calls:
+        if call.tried:
+            name = call.tried[-1].endpoint
+            answers[name] += 1
+            read, written = used.get(name, (0, 0))
+            used[name] = read + (call.input_tokens or 0), written + (call.output_tokens or 0)
+    return _summary(0, recorded.calls, answers, _cost_usd(recorded.endpoints, used))
+
+
+def _summary(
+    seed: int, calls: Sequence[CallEnded], answers: Mapping[str, int], cost_usd: float | None
+) -> Seeded:
+    latencies_s = sorted(call.done_s - call.arrived_s for call in calls)
+    first_s = min(call.arrived_s for call in calls)
+    return Seeded(
+        seed=seed,
+        mean_s=statistics.fmean(latencies_s),
+        p50_s=quantile(latencies_s, 0.5),
+        p99_s=quantile(latencies_s, 0.99),
+        makespan_s=max(call.done_s for call in calls) - first_s,
+        cost_usd=cost_usd,
+        failed=sum(call.outcome != "succeeded" for call in calls),
+        answers=dict(answers),
+    )
+
+
+def _cost_usd(
+    endpoints: Sequence[EndpointFacts], used: Mapping[str, tuple[int, int]]
+) -> float | None:
+    """What these tokens cost, input and output of each endpoint; None if a price is unknown."""
+    cost_usd = 0.0
+    for one in endpoints:
+        if one.input_price is None or one.output_price is None:
+            return None
+        read, written = used.get(one.name, (0, 0))
+        cost_usd += (read * one.input_price + written * one.output_price) / 1e6
+    return cost_usd

@@ -1,0 +1,282 @@
+"""A server that is simulated as its calls have shown it to be, as a member of a pool."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+import random
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from itertools import count
+
+import msgspec
+
+from redline.calls.tokens import PREFIX_CHARS
+from redline.clock import Clock
+from redline.errors import ServerFailed
+from redline.limits import Cost, Limits, open_limiter
+from redline.route.replay.service import Service
+from redline.timeline import CallEnded, EndpointFacts
+from redline.waist import Attempt, Call, Load, Outcome, Reply, Request, Sink, failed
+
+# Prefixes that a server keeps: 4,000 prompts of a few thousand tokens.
+_MOST_BLOCKS = 100_000
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """A recorded call, as it is made once more. draws: of what this call differs by."""
+
+    call: CallEnded
+    draws: random.Random
+
+    @property
+    def cost(self) -> Cost:
+        return Cost(self.call.input_tokens or 0, self.call.output_tokens or 0)
+
+
+class PromptCache:
+    """What a server has read of prompts: the latest ones."""
+
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def share(self, blocks: tuple[int, ...]) -> float:
+        """The share of a prompt that it has read before, 0 to 1. Reads all of it."""
+        known = 0
+        while known < len(blocks) and blocks[known] in self._blocks:
+            known += 1
+        for block in blocks:
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
+        while len(self._blocks) > _MOST_BLOCKS:
+            self._blocks.popitem(last=False)
+        return PREFIX_CHARS[known - 1] / PREFIX_CHARS[len(blocks) - 1] if known else 0.0
+
+
+class ReplayServer:
+    """A member of a pool that answers recorded calls by a service model, in the loop's time.
+
+    facts: its slots and rate limits are kept to as redline does. Requests hold what `request_of`
+    makes. used: input and output tokens of its answers.
+    """
+
+    def __init__(
+        self,
+        facts: EndpointFacts,
+        service: Service,
+        clock: Clock,
+    ) -> None:
+        limits = Limits(
+            requests=facts.requests,
+            tokens=facts.tokens,
+            input_tokens=facts.input_tokens,
+            output_tokens=facts.output_tokens,
+            profile=facts.profile,
+        )
+        self.on_room: Callable[[], None] | None = None
+        self.name = facts.name
+        self.answers = 0
+        self.used = (0, 0)
+        self._service = service
+        self._slots = facts.slots or math.inf
+        self._ahead = limits.ahead()
+        self._limiter = open_limiter(limits, facts.name, clock)
+        self._cache = PromptCache()
+        self._work = _work_of(service)
+        self._in_flight = 0
+        self._waiting = 0
+
+    def seated(self, on_room: Callable[[], None]) -> ReplayServer:
+        """Itself, as the member of a pool."""
+        self.on_room = on_room
+        return self
+
+    def has_room(self, now_s: float, coming: int = 0) -> bool:
+        has_slot = self._in_flight + coming < self._slots
+        return has_slot and (self._limiter.is_unlimited or self._waiting + coming < self._ahead)
+
+    def withdraw(self, call: Call | None = None) -> int:
+        """Takes back none: it is never parked or lost."""
+        return 0
+
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        cost = Cost() if request is None else replayed_of(request).cost
+        room_s = self._limiter.room_s(cost, now_s)
+        if not self.has_room(now_s):
+            room_s = max(room_s, math.ulp(0.0))
+        return Load(
+            in_flight=self._in_flight,
+            waiting=self._waiting,
+            slots=0 if self._slots == math.inf else int(self._slots),
+            room_s=room_s,
+        )
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        loop, replayed = asyncio.get_running_loop(), replayed_of(request)
+        self._in_flight += 1
+        try:
+            if not self._limiter.is_unlimited:
+                await self._granted(replayed, call)
+            sent_s = loop.time()
+            error = await self._answered(replayed)
+        finally:
+            self._in_flight -= 1
+        done_s, recorded = loop.time(), replayed.call
+        tried = (Attempt(self.name, error, sent_s, None, done_s),)
+        if error is not None:
+            outcome = failed(error, endpoint=self.name, latency_s=done_s - sent_s)
+            outcome.tried = tried
+            return outcome
+        self.answers += 1
+        read, written = recorded.input_tokens or 0, recorded.output_tokens or 0
+        self.used = self.used[0] + read, self.used[1] + written
+        return Outcome(
+            status="succeeded",
+            reply=Reply(input_tokens=read, output_tokens=written),
+            endpoint=self.name,
+            latency_s=done_s - sent_s,
+            tried=tried,
+        )
+
+    async def aclose(self) -> None:
+        await self._limiter.aclose()
+
+    async def _granted(self, replayed: Replayed, call: Call) -> None:
+        cost = replayed.cost
+        self._limiter.check(cost)
+        grant = self._limiter.acquire_now(cost)
+        if grant is None:
+            self._waiting += 1
+            try:
+                grant = await self._limiter.acquire(cost, call.priority)
+            finally:
+                self._waiting -= 1
+                if self.on_room is not None:
+                    asyncio.get_running_loop().call_soon(self.on_room)
+        grant.sent(asyncio.get_running_loop().time())
+
+    async def _answered(self, replayed: Replayed) -> ServerFailed | None:
+        """Returns when there is an answer, or an error."""
+        service, recorded, draws = self._service, replayed.call, replayed.draws
+        is_failure, draw = draws.random() < service.failures, draws.random()
+        if is_failure:
+            await asyncio.sleep(service.failed_after_s(draw))
+            return ServerFailed("HTTP 500", status=500)
+        tokens = recorded.input_tokens or 0
+        cached = tokens * self._cache.share(recorded.blocks)
+        output = recorded.output_tokens or 0
+        await self._work.done(service.work_s(tokens - cached, cached, output, draw))
+        return None
+
+
+def request_of(replayed: Replayed, *, has_text: bool) -> Request:
+    """A request for a recorded call. has_text: with a prompt that begins as the recorded one did.
+
+    Its text is made of the hashes, as long as its tokens say.
+    """
+    body: dict[str, object] = {}
+    if has_text:
+        text = prompt_of(replayed.call)
+        body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+    request = Request(body=body)
+    request.__dict__["replayed"] = replayed
+    return request
+
+
+def replayed_of(request: Request) -> Replayed:
+    found: Replayed = request.__dict__["replayed"]
+    return found
+
+
+def prompt_of(call: CallEnded) -> str:
+    """A text with the same prefixes in common with others as the recorded prompt."""
+    parts, begin = list[str](), 0
+    for block, end in zip(call.blocks, PREFIX_CHARS, strict=False):
+        parts.append(_filled(f"{block:x} ", end - begin))
+        begin = end
+    # About four characters a token; what is left is of this call alone.
+    most = PREFIX_CHARS[len(call.blocks)] - 1 if len(call.blocks) < len(PREFIX_CHARS) else begin
+    left = min(most, max(begin, 4 * (call.input_tokens or 0))) - begin
+    parts.append(_filled(f"{call.arrived_s} {call.done_s} ", left))
+    return "".join(parts)
+
+
+def _filled(text: str, chars: int) -> str:
+    return (text * (chars // len(text) + 1))[:chars]
+
+
+class _Slots:
+    """Work of which so much goes on at once; the rest waits in order of arrival.
+
+    take: does a piece of it.
+    """
+
+    def __init__(
+        self, at_once: int, take: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        self._free = at_once
+        self._take = take
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def done(self, work_s: float) -> None:
+        if self._free:
+            self._free -= 1
+        else:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            await turn
+        await self._take(work_s)
+        if self._waiting:
+            self._waiting.popleft().set_result(None)
+        else:
+            self._free += 1
+
+
+class _Shared:
+    """Work that goes on at once, each piece of it more slowly for each other one."""
+
+    def __init__(self, slowdown: float) -> None:
+        self._slowdown = slowdown
+        self._done_s = 0.0  # what a piece has done that was there from the beginning
+        self._at_s = 0.0
+        self._left: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._numbers = count()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def done(self, work_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._go_on(loop.time())
+        over = loop.create_future()
+        heapq.heappush(self._left, (self._done_s + work_s, next(self._numbers), over))
+        self._set_timer()
+        await over
+
+    def _stretch(self) -> float:
+        return 1 + self._slowdown * max(0, len(self._left) - 1)
+
+    def _go_on(self, now_s: float) -> None:
+        self._done_s += (now_s - self._at_s) / self._stretch()
+        self._at_s = now_s
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if self._left:
+            wait_s = max(0.0, self._left[0][0] - self._done_s) * self._stretch()
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._end_first)
+
+    def _end_first(self) -> None:
+        self._go_on(asyncio.get_running_loop().time())
+        first_s, _, over = heapq.heappop(self._left)
+        # What rounding has left of it is none of the others' work.
+        self._done_s = max(self._done_s, first_s)
+        over.set_result(None)
+        self._set_timer()
+
+
+def _work_of(service: Service) -> _Slots:
+    if service.form == "shared":
+        return _Slots(service.seen, _Shared(service.slowdown).done)
+    return _Slots(service.at_once or service.seen)

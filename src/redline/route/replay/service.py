@@ -1,0 +1,322 @@
+"""How long a server takes for a call, fitted to the calls that it has had.
+
+A call is work: a base, and so much for each token that it reads, reads from its cache, and writes.
+Of the forms below, the one is taken whose predictions are nearest to the recorded latencies, and
+the first one unless another is clearly nearer.
+
+form      a call takes
+parallel  its work, however many others there are
+slots     its work, after it has waited in order of arrival until fewer than `at_once` are at work
+shared    its work times 1 + slowdown (n - 1) while n calls are in flight
+
+No server is taken to do more calls at once than it has been seen to do: further ones wait, as they
+do for slots.
+
+What the work of calls differs by otherwise is drawn from how the recorded ones differ.
+
+The weights are a least-squares fit with none below 0 (Lawson and Hanson, Solving Least Squares
+Problems, 1974), of relative errors, since long calls vary by more seconds than short ones.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+from typing import Literal, NamedTuple
+
+import msgspec
+
+# Fewer calls than this say little of a server: it is taken to be as the others are together.
+LEAST_CALLS = 30
+# The latest calls of a server that are fitted: more do not change a fit of four weights.
+_MOST_CALLS = 2000
+# Another form must be nearer by this share, and another weight explain so much of the variance.
+_CLEARLY = 0.05
+_ROUNDS = 3
+_SLOWDOWNS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
+_LEAST_S = 1e-6
+_QUANTILES = 200
+_TERMS = 4
+
+Form = Literal["parallel", "slots", "shared"]
+
+
+class Served(NamedTuple):
+    """One attempt at a server. cached: input tokens that another call had brought before."""
+
+    sent_s: float
+    done_s: float
+    new: float = 0.0
+    cached: float = 0.0
+    output: float = 0.0
+    is_answer: bool = True
+
+    @property
+    def latency_s(self) -> float:
+        return max(_LEAST_S, self.done_s - self.sent_s)
+
+
+class Service(msgspec.Struct, frozen=True, kw_only=True):
+    """One server. base_s: for each call; input_s, cached_s, output_s: for each token.
+
+    at_once: of the form `slots`, otherwise 0; slowdown: of the form `shared`, otherwise 0. seen:
+    most calls in flight in the record.
+    off: by what share the predicted latencies differ from the recorded ones, the median. spread:
+    quantiles of the work of calls over what the weights say. calls: answers that were fitted; of
+    all servers together if is_own is False, since this one had too few. failures: the share of its
+    attempts that failed; failed_s: how long these took, quantiles.
+    """
+
+    form: Form = "parallel"
+    base_s: float = 0.0
+    input_s: float = 0.0
+    cached_s: float = 0.0
+    output_s: float = 0.0
+    at_once: int = 0
+    slowdown: float = 0.0
+    seen: int = 1
+    off: float = 0.0
+    spread: tuple[float, ...] = (1.0,)
+    calls: int = 0
+    is_own: bool = True
+    failures: float = 0.0
+    failed_s: tuple[float, ...] = (0.0,)
+
+    def work_s(self, new: float, cached: float, output: float, draw: float) -> float:
+        """Seconds of work of a call of these tokens. draw: 0 to 1, of what else it differs by."""
+        usual_s = self.base_s + self.input_s * new + self.cached_s * cached + self.output_s * output
+        return max(_LEAST_S, usual_s * _quantile(self.spread, draw))
+
+    def failed_after_s(self, draw: float) -> float:
+        """Seconds after which an attempt fails. draw: 0 to 1."""
+        return _quantile(self.failed_s, draw)
+
+    def __str__(self) -> str:
+        """`210 ms + 10 ms per output token, 4 at once`."""
+        weights = (self.input_s, "input"), (self.cached_s, "cached"), (self.output_s, "output")
+        parts = [_seconds(self.base_s)] if self.base_s or not any(w for w, _ in weights) else []
+        parts += [f"{_seconds(weight)} per {name} token" for weight, name in weights if weight]
+        text = " + ".join(parts)
+        if self.form == "slots":
+            return f"{text}, {self.at_once} at once"
+        if self.form == "shared":
+            text += f", {self.slowdown:.0%} more for each other call in flight"
+        return f"{text}, up to {self.seen} at once"
+
+
+def fitted(attempts: Sequence[Served]) -> Service | None:
+    """The service that fits best; None for too few answers. attempts: in any order."""
+    by_time = sorted(attempts, key=lambda one: one[:2])[-_MOST_CALLS:]
+    answers = [one for one in by_time if one.is_answer]
+    failed_s = sorted(one.latency_s for one in by_time if not one.is_answer)
+    if len(answers) < LEAST_CALLS:
+        return None
+    simplest, *others = [_fit(shape, by_time) for shape in _shapes(by_time)]
+    best = min(others, key=lambda one: one.off, default=simplest)
+    if best.off > simplest.off * (1 - _CLEARLY):
+        best = simplest
+    return msgspec.structs.replace(
+        best,
+        seen=_most_in_flight(by_time),
+        calls=len(answers),
+        failures=len(failed_s) / len(by_time),
+        failed_s=_quantiles(failed_s) or (0.0,),
+    )
+
+
+class _Shape(NamedTuple):
+    """A form with its setting, and what that says of each attempt: that it waited, then worked.
+
+    stretch: seconds in which a second of work is done.
+    """
+
+    form: Form
+    setting: float
+    waits_s: list[float]
+    works_s: list[float]
+    stretches: list[float]
+
+
+def _shapes(by_time: Sequence[Served]) -> list[_Shape]:
+    """Every form, with the settings that are to be tried."""
+    latencies_s = [one.latency_s for one in by_time]
+    zeros, ones = [0.0] * len(by_time), [1.0] * len(by_time)
+    found = [_Shape("parallel", 0, zeros, latencies_s, ones)]
+    most = _most_in_flight(by_time)
+    at_once = 1
+    while at_once < most:
+        waits_s = _waits_s(by_time, at_once)
+        pairs = zip(latencies_s, waits_s, strict=True)
+        works_s = [max(_LEAST_S, latency_s - wait_s) for latency_s, wait_s in pairs]
+        found.append(_Shape("slots", at_once, waits_s, works_s, ones))
+        at_once = max(at_once + 1, math.floor(at_once * 1.15))
+    for slowdown in _SLOWDOWNS if most > 1 else ():
+        works_s = _shared_s(by_time, slowdown)
+        pairs = zip(latencies_s, works_s, strict=True)
+        stretches = [latency_s / work_s for latency_s, work_s in pairs]
+        found.append(_Shape("shared", slowdown, zeros, works_s, stretches))
+    return found
+
+
+def _most_in_flight(by_time: Sequence[Served]) -> int:
+    ends_s, most = list[float](), 0
+    for one in by_time:
+        while ends_s and ends_s[0] <= one.sent_s:
+            heapq.heappop(ends_s)
+        heapq.heappush(ends_s, one.done_s)
+        most = max(most, len(ends_s))
+    return most
+
+
+def _waits_s(by_time: Sequence[Served], at_once: int) -> list[float]:
+    """How long each has waited until fewer than `at_once` of those before it were left."""
+    latest_s, waits_s = list[float](), list[float]()
+    for one in by_time:
+        # The smallest of the `at_once` latest ends: from then on there is a free slot.
+        is_full = len(latest_s) == at_once
+        waits_s.append(max(0.0, latest_s[0] - one.sent_s) if is_full else 0.0)
+        if is_full:
+            heapq.heappushpop(latest_s, one.done_s)
+        else:
+            heapq.heappush(latest_s, one.done_s)
+    return waits_s
+
+
+def _shared_s(by_time: Sequence[Served], slowdown: float) -> list[float]:
+    """The work of each, if calls slow each other down."""
+    events = sorted(
+        [(one.sent_s, 1, number) for number, one in enumerate(by_time)]
+        + [(one.done_s, -1, number) for number, one in enumerate(by_time)]
+    )
+    works_s = [0.0] * len(by_time)
+    done_s, at_s, in_flight = 0.0, events[0][0], 0
+    for next_s, change, number in events:
+        done_s += (next_s - at_s) / (1 + slowdown * max(0, in_flight - 1))
+        at_s, in_flight = next_s, in_flight + change
+        works_s[number] = done_s - works_s[number] if change < 0 else done_s
+    return [max(_LEAST_S, work_s) for work_s in works_s]
+
+
+def _fit(shape: _Shape, by_time: Sequence[Served]) -> Service:
+    """The weights of a form, and how well they predict. At least one attempt is an answer."""
+    numbers = [number for number, one in enumerate(by_time) if one.is_answer]
+    works_s = [shape.works_s[number] for number in numbers]
+    terms = [
+        (1.0, by_time[number].new, by_time[number].cached, by_time[number].output)
+        for number in numbers
+    ]
+    weights = _weights(terms, works_s)
+    usual_s = [max(_LEAST_S, _sum(weights, term)) for term in terms]
+    off = list[float]()
+    for number, work_s in zip(numbers, usual_s, strict=True):
+        predicted_s = shape.waits_s[number] + shape.stretches[number] * work_s
+        off.append(abs(math.log(predicted_s / by_time[number].latency_s)))
+    base_s, input_s, cached_s, output_s = weights
+    ratios = [work_s / each_s for work_s, each_s in zip(works_s, usual_s, strict=True)]
+    return Service(
+        form=shape.form,
+        at_once=int(shape.setting) if shape.form == "slots" else 0,
+        slowdown=shape.setting if shape.form == "shared" else 0.0,
+        base_s=base_s,
+        input_s=input_s,
+        cached_s=cached_s,
+        output_s=output_s,
+        off=math.expm1(statistics.median(off)),
+        spread=_quantiles(sorted(ratios)),
+    )
+
+
+def _weights(terms: Sequence[tuple[float, ...]], works_s: Sequence[float]) -> list[float]:
+    """The weight of each term, 0 or more: as few as explain the work about as well as all."""
+    mean_s = statistics.fmean(works_s)
+    found = [mean_s, 0.0, 0.0, 0.0]
+    for _ in range(_ROUNDS):
+        # Of relative errors; a work that is predicted to be next to none does not count for all.
+        scales = [1 / max(_sum(found, term), mean_s / 100) for term in terms]
+        sums = _sums(terms, works_s, scales)
+        found = _sparse(sums)
+    return found
+
+
+def _sums(
+    terms: Sequence[tuple[float, ...]], works_s: Sequence[float], scales: Sequence[float]
+) -> list[list[float]]:
+    """Sums of products of the terms, the work behind them, each over what was predicted."""
+    size = _TERMS + 1
+    sums = [[0.0] * size for _ in range(size)]
+    for term, work_s, scale in zip(terms, works_s, scales, strict=True):
+        row = [*(value * scale for value in term), work_s * scale]
+        for i, value in enumerate(row):
+            if value:
+                line = sums[i]
+                for j, other in enumerate(row):
+                    line[j] += value * other
+    return sums
+
+
+def _sparse(sums: Sequence[Sequence[float]]) -> list[float]:
+    """The weights by which the squares of the errors are fewest, but for a few per cent."""
+    last = _TERMS
+    best, least = [0.0] * last, math.inf
+    for count in range(1, last + 1):
+        for chosen in combinations(range(last), count):
+            weights = _solved(sums, chosen)
+            if weights is None or min(weights) < 0:
+                continue
+            explained = sum(
+                weight * sums[i][last] for weight, i in zip(weights, chosen, strict=True)
+            )
+            error = max(0.0, sums[last][last] - explained)
+            if error < least * (1 - _CLEARLY / 2):
+                least, best = error, [0.0] * last
+                for weight, i in zip(weights, chosen, strict=True):
+                    best[i] = weight
+    return best
+
+
+def _solved(sums: Sequence[Sequence[float]], chosen: Sequence[int]) -> list[float] | None:
+    """The weights of these terms alone, by Gaussian elimination; None if they are dependent."""
+    last = _TERMS
+    rows = [[sums[i][j] for j in chosen] + [sums[i][last]] for i in chosen]
+    size = len(rows)
+    for at in range(size):
+        pivot = max(range(at, size), key=lambda n: abs(rows[n][at]))
+        if abs(rows[pivot][at]) <= 1e-9 * abs(sums[chosen[at]][chosen[at]]):
+            return None
+        rows[at], rows[pivot] = rows[pivot], rows[at]
+        for below in range(at + 1, size):
+            share = rows[below][at] / rows[at][at]
+            rows[below] = [
+                mine - share * above for mine, above in zip(rows[below], rows[at], strict=True)
+            ]
+    weights = [0.0] * size
+    for at in reversed(range(size)):
+        left = rows[at][size] - sum(rows[at][n] * weights[n] for n in range(at + 1, size))
+        weights[at] = left / rows[at][at]
+    return weights
+
+
+def _sum(weights: Sequence[float], term: Sequence[float]) -> float:
+    return sum(weight * value for weight, value in zip(weights, term, strict=True))
+
+
+def _quantiles(ordered: Sequence[float]) -> tuple[float, ...]:
+    """At most _QUANTILES of these values, evenly chosen; their mean is kept about the same."""
+    if len(ordered) <= _QUANTILES:
+        return tuple(ordered)
+    edges = [round(n * len(ordered) / _QUANTILES) for n in range(_QUANTILES + 1)]
+    return tuple(statistics.fmean(ordered[begin:end]) for begin, end in pairwise(edges))
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def _seconds(value_s: float) -> str:
+    """`1.2 s`, `34 ms` or `56 us`."""
+    if value_s >= 1:
+        return f"{value_s:.3g} s"
+    return f"{value_s * 1e3:.3g} ms" if value_s >= 1e-3 else f"{value_s * 1e6:.3g} us"
