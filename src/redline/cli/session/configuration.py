@@ -11,7 +11,18 @@ import msgspec
 
 from redline.calls.cost import Price, parse_price
 from redline.errors import ConfigError
-from redline.job.settings import FLAGS, KEY_VARIABLE, OF_ENDPOINT, Environment, Kind, meant
+from redline.job.settings import (
+    FLAGS,
+    KEY_VARIABLE,
+    OF_ENDPOINT,
+    Environment,
+    Kind,
+    read_toml,
+    reason_of,
+    refuse_unknown,
+    settings_in,
+    table_in,
+)
 
 FILE = "redline.toml"
 _NAME_THE_KEY = (
@@ -63,10 +74,10 @@ def load(folder: Path, run_kinds: Mapping[str, Kind] = RUN_KEYS) -> Configuratio
     from_file = _dotenv(folder / ".env")
     environ = {**from_file, **os.environ}
     tables = _toml(folder / FILE)
-    _refuse_unknown(tables, ("endpoints", "prices", "run"), FILE)
+    refuse_unknown(tables, ("endpoints", "prices", "run"), FILE)
     stated = {
-        name: _table(table, f"endpoints.{name}")
-        for name, table in _table(tables.get("endpoints", {}), "endpoints").items()
+        name: table_in(table, f"endpoints.{name}", FILE)
+        for name, table in table_in(tables.get("endpoints", {}), "endpoints", FILE).items()
     }
     tariffs = {
         name: _prices(table.pop("prices"), f"endpoints.{name}.prices")
@@ -74,7 +85,7 @@ def load(folder: Path, run_kinds: Mapping[str, Kind] = RUN_KEYS) -> Configuratio
         if "prices" in table
     }
     endpoints = {name: _endpoint(name, table) for name, table in stated.items()}
-    run = _settings(_table(tables.get("run", {}), "run"), run_kinds, where_run())
+    run = settings_in(table_in(tables.get("run", {}), "run", FILE), run_kinds, where_run())
     return Configuration(
         endpoints=endpoints,
         run=run,
@@ -104,33 +115,19 @@ def _dotenv(path: Path) -> dict[str, str]:
     try:
         values = dotenv_values(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path}: {_reason(error)}") from error
+        raise ConfigError(f"cannot read {path}: {reason_of(error)}") from error
     return {name: value for name, value in values.items() if value is not None}
 
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text("utf-8-sig")
+        return read_toml(path)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path}: {_reason(error)}") from error
-    import tomllib
-
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(
-            f"{path.name} is not valid TOML: {error}", where=str(path), hint="see https://toml.io"
-        ) from error
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else "it is not UTF-8") or str(error)
 
 
 def _endpoint(name: str, table: dict[str, Any]) -> dict[str, Any]:
-    settings = _settings(table, ENDPOINT_KEYS, where_endpoint(name))
+    settings = settings_in(table, ENDPOINT_KEYS, where_endpoint(name))
     if "base_url" not in settings:
         raise ConfigError(
             f"the endpoint {name} has no base_url",
@@ -143,47 +140,8 @@ def _endpoint(name: str, table: dict[str, Any]) -> dict[str, Any]:
 def _prices(tables: object, name: str) -> dict[str, Price]:
     """What a table of this name states, by model."""
     return {
-        model: parse_price(model, _table(table, f'{name}."{model}"'), f'{FILE}, [{name}."{model}"]')
-        for model, table in _table(tables, name).items()
+        model: parse_price(
+            model, table_in(table, f'{name}."{model}"', FILE), f'{FILE}, [{name}."{model}"]'
+        )
+        for model, table in table_in(tables, name, FILE).items()
     }
-
-
-def _table(value: object, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{name} must be a table", where=FILE, hint=f"write [{name}]")
-    return value
-
-
-def _settings(table: dict[str, Any], kinds: Mapping[str, Kind], where: str) -> dict[str, Any]:
-    """The table with its values as a flag would bring them. A key may have dashes."""
-    named = {key.replace("-", "_"): value for key, value in table.items()}
-    _refuse_unknown(named, tuple(kinds), where)
-    return {key: _value(key, value, kinds[key], where) for key, value in named.items()}
-
-
-def _value(key: str, value: object, kind: Kind, where: str) -> Any:
-    if kind in (Kind.FLAG, Kind.PAGE) and isinstance(value, bool):
-        return value
-    if kind is Kind.PAGE and isinstance(value, str):
-        return value
-    if kind in (Kind.TEXT, Kind.LIST) and _is_scalar(value):
-        return str(value) if kind is Kind.TEXT else [str(value)]
-    if kind is Kind.LIST and isinstance(value, list) and all(map(_is_scalar, value)):
-        return [str(item) for item in value]
-    if kind is Kind.TABLE and isinstance(value, dict) and all(map(_is_scalar, value.values())):
-        return {name: str(item) for name, item in value.items()}
-    raise ConfigError(f"{key} must be {kind.value}", where=where)
-
-
-def _is_scalar(value: object) -> bool:
-    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
-
-
-def _refuse_unknown(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    for key in table:
-        if key not in known:
-            raise ConfigError(
-                f"unknown setting: {key}",
-                where=where,
-                hint=meant(key, known) or f"known are: {', '.join(known)}",
-            )

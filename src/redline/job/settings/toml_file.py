@@ -1,0 +1,78 @@
+"""Settings in TOML files: values as a flag would bring them, and errors that name the place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from redline.errors import ConfigError
+from redline.job.settings.option_hints import meant
+from redline.job.settings.options import Kind
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a file. Raises FileNotFoundError, and ConfigError for one that is no TOML."""
+    try:
+        text = path.read_text("utf-8-sig")
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {reason_of(error)}") from error
+    # Imported here: most folders have no settings.
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"{path.name} is not valid TOML: {error}", where=str(path), hint="see https://toml.io"
+        ) from error
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file could not be read."""
+    return (error.strerror if isinstance(error, OSError) else "it is not UTF-8") or str(error)
+
+
+def table_in(value: object, name: str, file: str) -> dict[str, Any]:
+    """The table of this name. Raises ConfigError if it is none."""
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} must be a table", where=file, hint=f"write [{name}]")
+    return value
+
+
+def settings_in(table: dict[str, Any], kinds: Mapping[str, Kind], where: str) -> dict[str, Any]:
+    """The table with its values as a flag would bring them. A key may have dashes."""
+    named = {key.replace("-", "_"): value for key, value in table.items()}
+    refuse_unknown(named, tuple(kinds), where)
+    return {key: _value(key, value, kinds[key], where) for key, value in named.items()}
+
+
+def refuse_unknown(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    """Raises ConfigError for a key that is not known, with the nearest one."""
+    for key in table:
+        if key not in known:
+            raise ConfigError(
+                f"unknown setting: {key}",
+                where=where,
+                hint=meant(key, known) or f"known are: {', '.join(known)}",
+            )
+
+
+def _value(key: str, value: object, kind: Kind, where: str) -> Any:
+    if kind in (Kind.FLAG, Kind.PAGE) and isinstance(value, bool):
+        return value
+    if kind is Kind.PAGE and isinstance(value, str):
+        return value
+    if kind in (Kind.TEXT, Kind.LIST) and _is_scalar(value):
+        return str(value) if kind is Kind.TEXT else [str(value)]
+    if kind is Kind.LIST and isinstance(value, list) and all(map(_is_scalar, value)):
+        return [str(item) for item in value]
+    if kind is Kind.TABLE and isinstance(value, dict) and all(map(_is_scalar, value.values())):
+        return {name: str(item) for name, item in value.items()}
+    raise ConfigError(f"{key} must be {kind.value}", where=where)
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
