@@ -14,7 +14,7 @@ import pytest
 
 from redline.calls import Call, Endpoint, FunctionBackend, HttpBackend, Outcome, Reply, Request
 from redline.calls.wire import ReplyMemory
-from redline.serve.http import Bounds, front
+from redline.serve.http import Bounds, door, front
 from redline.sim import SimSettings
 from redline.sim.server import Sim
 from redline.testing import ScriptedBackend
@@ -241,7 +241,7 @@ def test_a_long_answer_counts_until_its_client_has_it(
 @pytest.fixture(autouse=True)
 def few_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spares the tests most of the wait for clients that do not read."""
-    monkeypatch.setattr(front, "_LAST_WORDS_S", 0.2)
+    monkeypatch.setattr(door, "_LAST_WORDS_S", 0.2)
 
 
 def test_what_is_in_flight_may_end_and_nothing_new_begins(run: Run) -> None:

@@ -11,7 +11,7 @@ import aiohttp
 
 from redline.calls import Backend, Call, Chunk, Load, Outcome, Reply, Request, Sink, failed
 from redline.errors import CallError
-from redline.serve.http import Front
+from redline.serve.http import Door, Front
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
 BODY: dict[str, Any] = {"model": "m", "messages": MESSAGES}
@@ -90,7 +90,7 @@ async def serving(
 
 
 async def ask(
-    front: Front, session: aiohttp.ClientSession, body: Any = BODY, path: str = "/chat/completions"
+    front: Door, session: aiohttp.ClientSession, body: Any = BODY, path: str = "/chat/completions"
 ) -> tuple[int, Any, dict[str, str]]:
     """Status, JSON and headers of one request."""
     async with session.post(front.base_url + path, json=body) as reply:
@@ -98,11 +98,11 @@ async def ask(
         return reply.status, await reply.json(content_type=None), headers
 
 
-def root(front: Front) -> str:
+def root(front: Door) -> str:
     return front.base_url.removesuffix("/v1")
 
 
-def port_of(front: Front) -> int:
+def port_of(front: Door) -> int:
     return int(root(front).rpartition(":")[2])
 
 

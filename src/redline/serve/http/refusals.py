@@ -74,9 +74,9 @@ def hinted(what: str, hint: str) -> str:
     return f"{what}: {hint}" if hint else what
 
 
-def busy(message: str, code: str) -> Refusal:
-    """Refuses what may be asked again soon."""
-    return Refusal(message, status=503, code=code, headers=_come_back(None))
+def busy(message: str, code: str, *, wait_s: float | None = None) -> Refusal:
+    """Refuses what may be asked again soon, after `wait_s` if that is known."""
+    return Refusal(message, status=503, code=code, headers=_come_back(wait_s))
 
 
 def no_model(name: str, known: Collection[str]) -> Refusal:

@@ -1,0 +1,201 @@
+"""Calls that are passed on to a backend, and answers that are passed back, as bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from redline.apis import APIS, EventParser, event_bytes, is_usage_event
+from redline.calls import Backend, Call, Chunk, Outcome, Request, Sink
+from redline.errors import CallError, NoEndpoint, Refused, Retryable, Unpaid
+from redline.httpserver import JSON, TEXT, ClientGoneError, Exchange, header_lines
+from redline.serve.http.door import Door, Page
+from redline.serve.http.refusals import Refusal, refusal_of
+from redline.serve.http.requests import Bounds, read_body
+
+CALLS = tuple(api.path for api in APIS)
+# Of an answer's headers, those that its reader is to see.
+_PASSED = ("content-type", "x-request-id")
+# The event with the usage, which the endpoint asks for to settle its limits, has no choices.
+_NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
+
+
+class Relay(Door):
+    """Passes calls on to `backend` while it is entered, or from `start` to `aclose`.
+
+    Bodies reach the backend as they came, answers and refusals of an endpoint reach the client as
+    they came; a stream is passed on while it comes. pages: see Door. trouble: why no call can be
+    answered now or later, if that is so.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        models: Sequence[str] = (),
+        address: tuple[str, int] = ("127.0.0.1", 0),
+        pages: Mapping[str, Page] | None = None,
+        trouble: Callable[[], Refusal | None] = lambda: None,
+        bounds: Bounds | None = None,
+    ) -> None:
+        super().__init__(
+            backend,
+            models=models,
+            address=address,
+            calls=CALLS,
+            pages=pages or {},
+            bounds=bounds,
+        )
+        self._find_trouble = trouble
+        self._held: dict[asyncio.Timeout, Call] = {}
+
+    def refuse_waiting(self) -> None:
+        """Answers calls that no endpoint has with the trouble, if there is one."""
+        if self._trouble() is not None:
+            for wait, call in self._held.items():
+                if call.sent_s is None and not call.committed:
+                    wait.reschedule(0.0)
+
+    def _trouble(self) -> Refusal | None:
+        return self._find_trouble()
+
+    async def _answer(self, exchange: Exchange) -> None:
+        raw = await self._until_closed(read_body(exchange))
+        asked = _asked(raw)
+        request = Request(raw=raw, url=exchange.path)
+        call = Call(priority=asked.priority or 0)
+        stream = _Passed(exchange, has_usage=asked.stream_options is not None)
+        try:
+            outcome = await self._send(request, call, stream if asked.stream else None)
+            if outcome.error is not None:
+                _refuse(exchange, outcome.error, stream)
+            elif stream.has_begun:
+                await exchange.end()
+            else:
+                reply = outcome.reply
+                assert reply is not None
+                exchange.respond(reply.status, reply.body, _fields(reply.headers))
+                # In flight until its client has taken it.
+                await exchange.drained()
+        except Refusal as refusal:
+            if not stream.has_begun:
+                raise
+            await stream.fail(refusal)
+        finally:
+            call.let_go()
+
+    async def _send(self, request: Request, call: Call, sink: Sink | None) -> Outcome:
+        """The backend's outcome. Raises Refusal if the front closes before, or nothing can come."""
+        if (trouble := self._trouble()) is not None:
+            raise trouble
+        wait = asyncio.timeout(None)
+        self._held[wait] = call
+        try:
+            async with wait:
+                return await self._until_closed(self._backend.send(request, call, sink))
+        except TimeoutError:
+            trouble = self._trouble() if wait.expired() else None
+            if trouble is None:
+                raise
+            raise trouble from None
+        finally:
+            del self._held[wait]
+
+
+class _Asked(msgspec.Struct):
+    """What of a body is read here; the rest is for the endpoint."""
+
+    stream: bool | None = None
+    stream_options: Any = None
+    priority: int | None = None
+
+
+_ASKED = msgspec.json.Decoder(_Asked)
+
+
+class _Passed(Sink):
+    """Hands the bytes of a stream on to the client of an exchange.
+
+    has_usage: the client says itself whether it wants the event with the usage.
+    """
+
+    relays = True
+
+    def __init__(self, exchange: Exchange, *, has_usage: bool) -> None:
+        self._exchange = exchange
+        self._has_usage = has_usage
+        self.has_begun = False
+
+    async def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        self.has_begun = True
+        await self._exchange.begin(status, _fields(headers))
+
+    async def put(self, chunk: Chunk) -> None:
+        data = chunk.raw
+        if not self._has_usage and _NO_CHOICES.search(data):
+            data = _without_usage(data)
+        if data:
+            await self._write(data)
+
+    async def fail(self, refusal: Refusal) -> None:
+        """Breaks off the stream, so that it does not pass for a whole one."""
+        await self._write(event_bytes(refusal.body))
+        self._exchange.break_off()
+
+    async def _write(self, data: bytes) -> None:
+        try:
+            await self._exchange.write(data)
+        except ClientGoneError:
+            # The call is being cancelled. Raised here, the error would be taken for a failure of
+            # what the backend itself reads from.
+            await asyncio.sleep(0)
+
+
+def _asked(raw: bytes) -> _Asked:
+    """What a body asks for. One that cannot be read is for the endpoint to refuse."""
+    try:
+        return _ASKED.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _Asked()
+
+
+def _fields(headers: Mapping[str, str]) -> bytes:
+    """The header lines of an answer that came with these headers."""
+    passed = {name: headers[name] for name in _PASSED if name in headers}
+    try:
+        return header_lines(passed)
+    except ValueError:
+        return JSON
+
+
+def _refuse(exchange: Exchange, error: CallError | NoEndpoint, stream: _Passed) -> None:
+    """Answers as the endpoint did, if it is the client's matter; otherwise raises Refusal."""
+    if stream.has_begun or isinstance(error, NoEndpoint | Refused | Unpaid):
+        raise refusal_of(error)
+    if error.status is None or error.status < 400 or not error.body:
+        raise refusal_of(error)
+    fields = JSON if error.body[:1] in b"{[" else TEXT
+    if isinstance(error, Retryable) and error.retry_after_s:
+        fields += header_lines({"retry-after": str(math.ceil(error.retry_after_s))})
+    exchange.respond(error.status, error.body, fields)
+
+
+def _without_usage(data: bytes) -> bytes:
+    """The events without the one that has the usage."""
+    parser = EventParser()
+    kept = [raw for raw, event in parser.blocks(data) if not _is_usage(event)]
+    return b"".join([*kept, parser.left()])
+
+
+def _is_usage(event: bytes | None) -> bool:
+    if event is None or _NO_CHOICES.search(event) is None:
+        return False
+    try:
+        return is_usage_event(msgspec.json.decode(event))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False

@@ -1,0 +1,148 @@
+"""The front that passes bytes on, before real servers and backends that are told what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import aiohttp
+import pytest
+
+from redline.calls import Call, Endpoint, HttpBackend, Outcome, Request, Sink, failed
+from redline.errors import NoEndpoint, Refused
+from redline.serve.http import Bounds, Refusal, Relay, busy
+from support.fronting import BODY, STREAM, Told, ask, read_until_broken, root, until
+from support.raw_server import RawServer, Seen, answer
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
+ODD = b'{"error": {"message":"caf\\u00e9",  "code":null}}\n '
+
+
+class Down(Told):
+    """Answers all calls with the error."""
+
+    def __init__(self, error: Any) -> None:
+        super().__init__()
+        self._error = error
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        return failed(self._error)
+
+
+def test_a_refusal_of_the_endpoint_arrives_as_it_was_sent_and_so_does_the_request(run: Run) -> None:
+    seen: list[bytes] = []
+
+    async def handle(got: Seen, writer: asyncio.StreamWriter) -> None:
+        seen.append(got.body)
+        writer.write(answer(ODD, 422))
+
+    async def main() -> None:
+        async with RawServer(handle) as server, aiohttp.ClientSession() as session:
+            backend = HttpBackend(Endpoint(base_url=server.base_url))
+            raw = b'{"model" :"m", "x": 1.50, "messages":[ ]}'
+            async with (
+                Relay(backend) as relay,
+                session.post(f"{relay.base_url}/chat/completions", data=raw) as reply,
+            ):
+                assert (reply.status, await reply.read()) == (422, ODD)
+                assert reply.headers["content-type"] == "application/json"
+            await backend.aclose()
+        assert seen == [raw]
+
+    run(main())
+
+
+def test_nothing_can_be_served_is_told_to_new_calls_and_to_those_that_wait(run: Run) -> None:
+    trouble: list[Refusal] = []
+
+    async def main() -> None:
+        backend = Told()
+        relay = Relay(backend, trouble=lambda: trouble[0] if trouble else None)
+        async with relay, aiohttp.ClientSession() as session:
+            waiting = [asyncio.create_task(ask(relay, session, body)) for body in (BODY, STREAM)]
+            await until(lambda: backend.in_flight == 2)
+            relay.refuse_waiting()
+            await asyncio.sleep(0.05)
+            assert backend.in_flight == 2
+            trouble.append(busy("no replica", "no_replica", wait_s=7.2))
+            # One has been written: its answer may still come.
+            backend.calls[0].sent_s = 1.0
+            relay.refuse_waiting()
+            status, body, headers = await waiting[1]
+            assert (status, body["error"]["code"], headers["retry-after"]) == (
+                503,
+                "no_replica",
+                "8",
+            )
+            assert (await ask(relay, session, BODY))[0] == 503
+            async with session.get(f"{root(relay)}/healthz") as reply:
+                assert reply.status == 503
+            trouble.clear()
+            async with session.get(f"{root(relay)}/healthz") as reply:
+                assert (reply.status, await reply.json()) == (200, {"status": "ok"})
+            backend.go.set()
+            assert (await waiting[0])[0] == 200
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(NoEndpoint("all are down"), 503), (Refused("bad key", status=401), 502)]
+)
+def test_what_is_not_the_clients_matter_is_no_error_of_its_request(
+    run: Run, error: Any, status: int
+) -> None:
+    async def main() -> None:
+        async with Relay(Down(error)) as relay, aiohttp.ClientSession() as session:
+            assert (await ask(relay, session, BODY))[0] == status
+
+    run(main())
+
+
+def test_a_stream_that_breaks_off_does_not_pass_for_a_whole_one(run: Run) -> None:
+    event = {"id": "c", "choices": [{"index": 0, "delta": {"content": "hi"}}]}
+
+    async def handle(got: Seen, writer: asyncio.StreamWriter) -> None:
+        data = b"data: %b\n\n" % json.dumps(event).encode()
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 999\r\n\r\n"
+        writer.write(head + data)
+        await writer.drain()
+        writer.close()
+
+    async def main() -> None:
+        async with RawServer(handle) as server, aiohttp.ClientSession() as session:
+            backend = HttpBackend(Endpoint(base_url=server.base_url))
+            async with (
+                Relay(backend) as relay,
+                session.post(f"{relay.base_url}/chat/completions", json=STREAM) as reply,
+            ):
+                raw = await read_until_broken(reply)
+            await backend.aclose()
+        assert raw.startswith(b"data: " + json.dumps(event).encode())
+        assert b'"error"' in raw
+        assert b"[DONE]" not in raw
+
+    run(main())
+
+
+def test_calls_in_flight_end_when_it_closes_and_then_get_503(run: Run) -> None:
+    async def main() -> None:
+        for grace_s, wanted in ((5.0, 200), (0.05, 503)):
+            backend = Told()
+            relay = Relay(backend, bounds=Bounds(grace_s=grace_s))
+            await relay.start()
+            async with aiohttp.ClientSession() as session:
+                asking = asyncio.create_task(ask(relay, session, BODY))
+                await until(lambda b=backend: b.in_flight == 1)
+                closing = asyncio.create_task(relay.aclose())
+                await asyncio.sleep(0.02)
+                if wanted == 200:
+                    backend.go.set()
+                assert (await asking)[0] == wanted
+                await closing
+
+    run(main())
