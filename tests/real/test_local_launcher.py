@@ -21,7 +21,14 @@ from redline.calls import Call, Health, Request
 from redline.errors import ConfigError, RedlineError
 from redline.route import Pool, PoolMember, Seat, strategy_of
 from redline.route.scale import Fleet, LocalLauncher, ScaleSettings, launcher
-from support.replicas import gone_within, is_running, pids_in, replica
+from support.replicas import (
+    gone_within,
+    is_running,
+    pids_in,
+    processes_of,
+    replica,
+    server_of,
+)
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -77,7 +84,7 @@ def test_replicas_have_a_port_and_a_slot_each_and_answer(run: Run, tmp_path: Pat
     ],
 )
 def test_a_replica_that_does_not_work_is_told_in_time_with_its_last_lines(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mood: str, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mood: str, told: str
 ) -> None:
     monkeypatch.setenv("MODEL_API_KEY", "sk-very-secret-0123456789")
 
@@ -97,7 +104,7 @@ def test_a_replica_that_does_not_work_is_told_in_time_with_its_last_lines(
         assert "very-secret" not in str(caught.value)
         await local.stop("a")
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_a_port_that_another_process_took_is_noticed(
@@ -246,27 +253,3 @@ def test_what_cannot_be_started_is_refused_before_it_is(
 ) -> None:
     with pytest.raises(ConfigError, match=told):
         replica(tmp_path, **settings)
-
-
-def processes_of(folder: Path) -> list[int]:
-    """Running processes whose command line names the folder, but for this one."""
-    found = []
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit() and int(path.name) != os.getpid():
-            try:
-                is_named = str(folder).encode() in (path / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if is_named and is_running(int(path.name)):
-                found.append(int(path.name))
-    return found
-
-
-def server_of(folder: Path, name: str) -> int:
-    """The process that writes the log of a replica, and is not its guardian."""
-    log = folder / "logs" / f"{name}.log"
-    for pid in processes_of(folder):
-        is_guardian = b"guardian.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        if not is_guardian and os.readlink(f"/proc/{pid}/fd/1") == str(log):
-            return pid
-    raise AssertionError(f"no process writes {log}")

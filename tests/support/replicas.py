@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -36,6 +37,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if mood == "hangs":
             time.sleep(300)
+        if mood.startswith("slow"):
+            time.sleep(float(mood.split()[1]))
         message = {"role": "assistant", "content": json.dumps([os.environ.get("SLOT"), port])}
         done = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
         status, answer = 200, {"object": "chat.completion", "model": asked["model"], **done}
@@ -52,6 +55,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
+http.server.ThreadingHTTPServer.request_queue_size = 128
 http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
@@ -93,3 +97,30 @@ def gone_within(pids: list[int], most_s: float) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Running processes whose command line names the folder, but for this one."""
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit() and int(path.name) != os.getpid():
+            try:
+                is_named = str(folder).encode() in (path / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if is_named and is_running(int(path.name)):
+                found.append(int(path.name))
+    return found
+
+
+def server_of(folder: Path, name: str, logs: str = "logs") -> int:
+    """The process that writes the log of a replica, and is not its guardian."""
+    log = folder / logs / f"{name}.log"
+    for path in Path("/proc").iterdir():
+        try:
+            is_guardian = b"guardian.py" in (path / "cmdline").read_bytes()
+            if not is_guardian and (path / "fd" / "1").readlink() == log:
+                return int(path.name)
+        except OSError:
+            continue
+    raise AssertionError(f"no process writes {log}")

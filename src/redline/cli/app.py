@@ -32,6 +32,7 @@ _COMMANDS = {
     "verify": ("verify", "Prove that a results file is complete."),
     "repair": ("repair", "Take damaged lines out of a results file."),
     "engine": ("engine", "Serve a local model with the OpenAI API."),
+    "fleet": ("fleet", "Serve a model with replicas that come and go with the load."),
     "sim": ("sim", "Simulate a provider to try things on."),
     "route": ("route", "Compare ways to balance calls over endpoints."),
 }
@@ -44,6 +45,7 @@ _SYNONYMS = {
     "verify": "check validate proof status",
     "repair": "fix recover",
     "engine": "serve server",
+    "fleet": "autoscale scale up cluster replicas deploy",
     "sim": "simulate mock fake",
     "route": "balance replay",
 }

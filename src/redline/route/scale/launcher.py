@@ -29,11 +29,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from redline.apis import chat, completions, embeddings, responses
-from redline.calls import Call, Endpoint, Health, HttpBackend, Load, Outcome, Request
+from redline.calls import Call, Endpoint, Health, HttpBackend, Load, Outcome, Request, Shared
 from redline.calls.http import Mask
 from redline.clock import SYSTEM
 from redline.errors import CallError, ConfigError, Final, NoEndpoint, RedlineError, nearest
 from redline.process import printable
+from redline.route.endpoints import intake_of
+from redline.route.pages import Pages
 from redline.route.pool import Seat
 from redline.route.scale.guardian import guarded
 from redline.route.scale.ports import HOST, free_port, is_listening
@@ -41,7 +43,7 @@ from redline.route.scale.ports import HOST, free_port, is_listening
 T = TypeVar("T")
 
 # A replica that is told to end may take so long before it is killed.
-GRACE_S = 10.0
+GRACE_S = 5.0
 # And its guardian so long after that.
 END_S = GRACE_S + 5.0
 # Between two requests to a replica that is not ready.
@@ -123,6 +125,7 @@ class LocalLauncher:
         self._running: dict[str, _Process] = {}
         self._logs: deque[Path] = deque()
         self._mask = Mask(_secrets(replica))
+        self._intake = intake_of([replica.endpoint])
 
     async def start(self, name: str) -> Seat:
         """The seat of a replica that has answered. Raises RedlineError and OSError."""
@@ -139,13 +142,14 @@ class LocalLauncher:
             # A server of this machine is not behind a proxy.
             proxy="",
         )
-        backend = ReplicaBackend(endpoint, process)
+        backend = ReplicaBackend(endpoint, process, Shared(intake=self._intake))
         try:
             await self._until_ready(process, backend)
         except BaseException:
             await backend.aclose()
             raise
-        return Seat(name=name, make=backend.join, weight=endpoint.weight)
+        pages = Pages(endpoint, SYSTEM) if endpoint.metrics or endpoint.probe else None
+        return Seat(name=name, make=backend.join, weight=endpoint.weight, pages=pages)
 
     async def stop(self, name: str) -> None:
         """Ends it, and all that it has started. Raises RedlineError."""
@@ -301,10 +305,10 @@ _SIGNALS = {number.value: number.name for number in signal.Signals}
 class ReplicaBackend(HttpBackend):
     """A replica's endpoint, which is gone when its process has ended."""
 
-    def __init__(self, endpoint: Endpoint, process: _Process) -> None:
+    def __init__(self, endpoint: Endpoint, process: _Process, shared: Shared) -> None:
         self._process = process
         self._on_room_of_pool: Callable[[], None] | None = None
-        super().__init__(endpoint, on_room=self._report_room)
+        super().__init__(endpoint, shared=shared, on_room=self._report_room)
 
     def join(self, on_room: Callable[[], None]) -> ReplicaBackend:
         """Itself, as a member of the pool that is to be called when it has room."""

@@ -1,0 +1,13 @@
+"""`redline fleet`: its commands."""
+
+COMMANDS = {
+    "up": ("fleet_up", "Start a fleet, and serve it behind one URL."),
+    "status": ("fleet_status", "Show the replicas of a running fleet."),
+}
+HELP = """Serve a model with replicas that come and go with the load.
+
+    A file says how a replica is started and how many there may be:
+
+        redline fleet up fleet.toml
+        redline fleet status fleet.toml
+    """

@@ -1,0 +1,86 @@
+"""`redline fleet status`: what a running fleet says of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from click import Context
+
+from redline.cli.flags import Word, flag, stated
+from redline.cli.session import say
+from redline.errors import ConfigError, RedlineError
+from redline.job.settings import Kind
+
+PARAMS = (
+    Word("where", "URL|FILE", "The URL that `redline fleet up` printed, or its file."),
+    flag("json", None, "Print it as JSON.", kind=Kind.FLAG),
+)
+_TIMEOUT_S = 10.0
+_HINT = "start it with redline fleet up FILE; its first line is the URL"
+
+
+def fleet_status(ctx: Context, where: str) -> None:
+    """Show the replicas of a running fleet, its last changes with their reasons, and failures.
+
+        redline fleet status fleet.toml
+        redline fleet status http://127.0.0.1:8080/v1 --json
+
+    Exit status: 0 it runs, 2 it does not, or bad usage, 3 a defect in redline.
+    """
+    raw = _page(where)
+    if "json" in stated(ctx):
+        say(raw.decode() + "\n")
+        return
+    # Imported here: the flags need nothing of it.
+    from redline.serve import FleetStatus
+
+    try:
+        status = msgspec.json.decode(raw, type=FleetStatus)
+    except msgspec.DecodeError as error:
+        raise RedlineError(f"it is no fleet of redline: {error}", where=where, hint=_HINT) from None
+    lines = [f"{status.model}: {status}", ""]
+    rows = [("replica", "state", "in flight", "answered", "latency")]
+    for one in status.replicas:
+        latency = f"{one.latency_s:.2f} s" if one.latency_s else "-"
+        rows.append((one.name, one.state, f"{one.in_flight:,}", f"{one.answered:,}", latency))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        lines.append("  ".join(cell.ljust(width) for cell, width in cells).rstrip())
+    for title, events in (("changes", status.changes), ("failures", status.failures)):
+        if events:
+            lines += ["", f"{title}:", *(f"{one.at}  {one.what}" for one in events)]
+    say("\n".join(lines) + "\n")
+
+
+def _page(where: str) -> bytes:
+    """The JSON of a fleet's page. Raises RedlineError if none runs there."""
+    # Imported here: it takes longer than the rest.
+    import http.client
+    from urllib.parse import urlsplit
+
+    if where.startswith(("http://", "https://")):
+        parts = urlsplit(where)
+        host, port = parts.hostname or "", parts.port or 80
+    else:
+        from redline.serve import front_of
+
+        front = front_of(Path(where))
+        host, port = front.host, front.port
+        if not port:
+            raise ConfigError(f"{where} states no port", hint="name the URL of the fleet instead")
+    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", "/fleet")
+        answer = connection.getresponse()
+        raw = answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        what = f"no fleet answers at {host}:{port}: {error}"
+        raise RedlineError(what, where=where, hint=_HINT) from None
+    finally:
+        connection.close()
+    if answer.status != http.HTTPStatus.OK:
+        what = f"it is no fleet of redline: HTTP {answer.status}"
+        raise RedlineError(what, where=f"http://{host}:{port}/fleet", hint=_HINT)
+    return raw

@@ -1,0 +1,110 @@
+"""`redline fleet up`: replicas that come and go with the load, behind one URL."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from click import Context
+from click.exceptions import Exit
+
+from redline.cli.flags import Word
+from redline.cli.session import error_text, tell
+from redline.errors import ConfigError, RedlineError
+from redline.process import lasting, printable
+
+if TYPE_CHECKING:
+    from redline.serve import FleetStatus
+
+PARAMS = (Word("file", "FILE", "Such as fleet.toml: the command of a replica, and the bounds."),)
+_FAILED = 1
+# Without a terminal, the state is shown so often if it has changed.
+_EVERY_S = 60.0
+
+
+def fleet_up(ctx: Context, file: str) -> None:
+    """Start a fleet of model servers, and serve it behind one URL.
+
+    The URL is the first line on stdout. Replicas are started and stopped as the load asks for;
+    calls are held while there is none. Each change is shown on stderr with its reason. Ctrl-C ends
+    the calls in flight, and then the replicas; a second one ends all at once.
+
+    With the file
+
+        model = "Qwen/Qwen3-8B"
+        [replica]
+        command = "vllm serve Qwen/Qwen3-8B --port {port}"
+        env = { CUDA_VISIBLE_DEVICES = "{slot}" }
+        concurrency = 128
+
+    1 to 8 servers, each with a GPU of its own, answer on port 8080:
+
+        redline fleet up fleet.toml
+
+    docs/fleet.md explains the file.
+
+    Exit status: 0 ended by Ctrl-C, 1 the fleet failed, 2 bad usage or settings, 3 a defect in
+    redline.
+    """
+    # Imported here: no other command pays for a server's start-up.
+    from redline.serve import read_fleet, serve_fleet
+
+    view = _View()
+    try:
+        serve_fleet(
+            read_fleet(Path(file)),
+            on_url=partial(print, flush=True),
+            on_event=view.event,
+            on_status=view.status,
+        )
+    except ConfigError:
+        raise
+    except RedlineError as error:
+        view.clear()
+        tell(error_text(error))
+        raise Exit(_FAILED) from None
+    view.clear()
+
+
+class _View:
+    """Events as lines on stderr; the state in a line that is rewritten, on a terminal."""
+
+    def __init__(self) -> None:
+        self._stream = lasting(sys.stderr)
+        self._is_live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._shown = ""
+        self._shown_s = time.monotonic()
+
+    def event(self, text: str) -> None:
+        self.clear()
+        self._stream.write(f"{time.strftime('%H:%M:%S')} {printable(text)}\n")
+        self._stream.flush()
+
+    def status(self, status: FleetStatus) -> None:
+        text = str(status)
+        if text == self._shown:
+            return
+        if self._is_live:
+            self._stream.write(f"\r\x1b[K{text[: _columns() - 1]}")
+            self._stream.flush()
+        elif time.monotonic() >= self._shown_s + _EVERY_S:
+            self.event(text)
+        else:
+            return
+        self._shown, self._shown_s = text, time.monotonic()
+
+    def clear(self) -> None:
+        if self._is_live and self._shown:
+            self._stream.write("\r\x1b[K")
+            self._shown = ""
+
+
+def _columns() -> int:
+    try:
+        return max(20, os.get_terminal_size(sys.stderr.fileno()).columns)
+    except OSError:
+        return 80

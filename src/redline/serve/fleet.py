@@ -1,0 +1,234 @@
+"""A fleet behind one URL: replicas that come and go with the load, behind a front.
+
+state     from            a call
+serving   start           is passed to a replica, or held until one is ready
+failing   3 failed starts gets 503, if no replica is ready; serving again once one is
+draining  SIGINT          new ones are refused, others have `drain_s`; then replicas are stopped
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import msgspec
+
+from redline.calls import Health, Retry
+from redline.clock import SYSTEM
+from redline.errors import RedlineError
+from redline.process import counted, end_at_once, on_signals, run_until_told
+from redline.route import Pool, strategy_of
+from redline.route.scale import Change, Failure, Fleet, LocalLauncher
+from redline.serve.fleet_settings import FleetSettings
+from redline.serve.http import Bounds, Refusal, Relay, busy
+
+T = TypeVar("T")
+
+PAGE = "/fleet"
+# After so many failed starts in a row, waiting for the next one is not worth a client's while.
+HOPELESS = 3
+_LOOK_S = 0.2
+_SHOWN = 20
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """state: of Health. in_flight: calls. answered: calls. latency_s: mean of its last answers."""
+
+    name: str
+    state: str
+    in_flight: int = 0
+    answered: int = 0
+    latency_s: float = 0.0
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """at: ISO 8601, UTC."""
+
+    at: str
+    what: str
+
+
+class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A fleet at one moment. changes, failures: the last ones, the oldest first.
+
+    in_flight: calls that replicas have. waiting: calls that wait for one. answered: calls that
+    succeeded.
+    """
+
+    model: str
+    min_replicas: int
+    max_replicas: int
+    ready: int
+    starting: int
+    in_flight: int
+    waiting: int
+    answered: int
+    replicas: list[ReplicaStatus] = []
+    changes: list[Event] = []
+    failures: list[Event] = []
+
+    def __str__(self) -> str:
+        replicas = f"{counted(self.ready, 'replica')} ready"
+        if self.starting:
+            replicas += f", {self.starting} starting"
+        return f"{replicas}, {self.in_flight:,} in flight, {self.waiting:,} waiting, " + (
+            f"{self.answered:,} answered"
+        )
+
+
+class ServedFleet:
+    """The parts of a fleet, from its settings; `run` is to be called once.
+
+    on_url: told the base URL. on_event: told each change and failure. on_status: told the state
+    a few times a second.
+    """
+
+    def __init__(
+        self,
+        settings: FleetSettings,
+        *,
+        on_url: Callable[[str], None],
+        on_event: Callable[[str], None],
+        on_status: Callable[[FleetStatus], None],
+    ) -> None:
+        self._settings = settings
+        self._on_url = on_url
+        self._on_event = on_event
+        self._on_status = on_status
+        strategy = strategy_of(settings.balance, random.Random())
+        self._pool = Pool([], strategy, may_be_empty=True)
+        self._fleet = Fleet(self._pool, LocalLauncher(settings.replica), settings.scale)
+        front = settings.front
+        self._relay = Relay(
+            Retry(self._pool),
+            models=(settings.model,),
+            address=(front.host, front.port),
+            pages={PAGE: lambda: msgspec.json.encode(self.status())},
+            trouble=self._trouble,
+            bounds=Bounds(grace_s=front.drain_s),
+        )
+        self._seen_s = -math.inf
+        self._was_ready = False
+        self._is_over = False
+
+    def status(self) -> FleetStatus:
+        """The fleet as it is now."""
+        fleet, pool, scale = self._fleet, self._pool, self._settings.scale
+        now_s, members = SYSTEM.now_s(), pool.members
+        starting = fleet.starting
+        replicas = [
+            ReplicaStatus(
+                name=one.name,
+                state=one.health(now_s).value,
+                in_flight=one.figures.in_flight,
+                answered=one.figures.answers,
+                latency_s=round(one.figures.latency_s, 3),
+            )
+            for one in members
+        ]
+        replicas += [ReplicaStatus(name=name, state=Health.STARTING.value) for name in starting]
+        return FleetStatus(
+            model=self._settings.model,
+            min_replicas=scale.min_replicas,
+            max_replicas=scale.max_replicas,
+            ready=len(fleet.ready),
+            starting=len(starting),
+            in_flight=sum(one.figures.in_flight for one in members),
+            waiting=pool.queued,
+            answered=pool.traffic.answered,
+            replicas=replicas,
+            changes=[_event(one.at_s, str(one)) for one in _last(fleet.history)],
+            failures=[_event(one.at_s, str(one)) for one in _last(fleet.failures)],
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serves until `stop` is set, then ends the calls in flight, and the replicas.
+
+        Raises ConfigError for the address, and RedlineError if the first replica cannot be started.
+        """
+        running = asyncio.create_task(self._fleet.run())
+        running.add_done_callback(lambda _: stop.set())
+        try:
+            async with self._relay as relay:
+                self._on_url(relay.base_url)
+                while not stop.is_set():
+                    self._look()
+                    await _first(stop.wait(), _LOOK_S)
+                if in_flight := relay.in_flight:
+                    calls = counted(in_flight, "call")
+                    self._on_event(f"ending {calls}, within {self._settings.front.drain_s:g} s")
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+            await self._pool.aclose()
+        if not running.cancelled():
+            running.result()
+
+    def _look(self) -> None:
+        """Tells what is new. Raises RedlineError if no replica has ever been started."""
+        fleet = self._fleet
+        events: list[Change | Failure] = [*fleet.history, *fleet.failures]
+        news = [one for one in events if one.at_s > self._seen_s]
+        for one in sorted(news, key=lambda one: one.at_s):
+            self._seen_s = one.at_s
+            self._on_event(str(one))
+        self._on_status(self.status())
+        self._was_ready = self._was_ready or bool(fleet.ready)
+        if not self._was_ready and fleet.failed_starts and not fleet.starting:
+            self._is_over = True
+            self._relay.refuse_waiting()
+            raise RedlineError("the fleet could not be started", hint=str(fleet.failures[-1]))
+        self._relay.refuse_waiting()
+
+    def _trouble(self) -> Refusal | None:
+        fleet = self._fleet
+        if not self._is_over and (fleet.ready or fleet.failed_starts < HOPELESS):
+            return None
+        message = f"No replica can be started; {fleet.failed_starts} starts in a row have failed."
+        return busy(message, "no_replica", wait_s=fleet.again_s - SYSTEM.now_s())
+
+
+def serve_fleet(
+    settings: FleetSettings,
+    *,
+    on_url: Callable[[str], None],
+    on_event: Callable[[str], None],
+    on_status: Callable[[FleetStatus], None],
+) -> None:
+    """Serves until SIGINT or SIGTERM; a second one ends the process at once.
+
+    Raises as `ServedFleet.run`.
+    """
+
+    async def main(stop: asyncio.Event) -> None:
+        def close(_: int) -> None:
+            # The guardians of the replicas end them.
+            on_signals(end_at_once)
+            stop.set()
+
+        on_signals(close)
+        served = ServedFleet(settings, on_url=on_url, on_event=on_event, on_status=on_status)
+        await served.run(stop)
+
+    run_until_told(main)
+
+
+async def _first(waiting: Coroutine[Any, Any, object], most_s: float) -> None:
+    """Returns when it is over, or the time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(most_s):
+            await waiting
+
+
+def _last(events: Sequence[T]) -> list[T]:
+    return [*events][-_SHOWN:]
+
+
+def _event(at_s: float, what: str) -> Event:
+    wall_s = SYSTEM.wall_s() - (SYSTEM.now_s() - at_s)
+    return Event(at=datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds"), what=what)

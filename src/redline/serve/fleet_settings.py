@@ -1,0 +1,202 @@
+"""A fleet as a file states it: fleet.toml."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from redline.calls import Endpoint
+from redline.errors import ConfigError
+from redline.job.settings import (
+    OF_ENDPOINT,
+    Environment,
+    Kind,
+    endpoint_of,
+    options_in,
+    read_toml,
+    refuse_unknown,
+    settings_in,
+    table_in,
+)
+from redline.route import check_balance
+from redline.route.scale import LocalReplica, ScaleSettings
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+# What a replica's table has of an endpoint: it has no URL, name or account of its own.
+_NOT_OF_REPLICA = {"base_url", "model", "proxy", "share", "weight", "group", "models"}
+_OF_REPLICA = {
+    **{o.key: o.kind for name, o in OF_ENDPOINT.items() if name not in _NOT_OF_REPLICA},
+    "headers": Kind.TABLE,
+}
+_ANY_URL = "http://127.0.0.1/v1"
+# What msgspec calls them.
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "object": "a table",
+    "array": "a list",
+}
+_MISMATCH = re.compile(r"Expected `([^`]+)`, got `(\w+)`(?: - at `\$\.?([^`]*)`)?")
+
+
+class _Top(msgspec.Struct, kw_only=True):
+    model: str = ""
+    balance: str = "p2c"
+    front: dict[str, Any] = {}
+    replica: dict[str, Any] = {}
+    scale: dict[str, Any] = {}
+
+
+class FrontSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the fleet is reached. drain_s: calls in flight may take so long when it ends."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    drain_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65_535:
+            raise ConfigError(f"port must be 0 to 65535, not {self.port}", hint="0: a free one")
+        if not 0 < self.drain_s <= 86_400:
+            raise ConfigError(f"drain_s must be above 0 and at most 86,400, not {self.drain_s:g}")
+
+
+class _Started(msgspec.Struct, kw_only=True):
+    """What a replica's table has beside the settings of an endpoint."""
+
+    command: str | list[str] = ""
+    env: dict[str, str] = {}
+    cwd: str = "."
+    logs: str = ""
+    start_s: float = LocalReplica.__struct_defaults__[-1]
+    trial: str = "/v1/chat/completions"
+
+
+class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """model: what clients ask for, and replicas are asked for. balance: see `Pool`."""
+
+    model: str
+    replica: LocalReplica
+    balance: str = "p2c"
+    front: FrontSettings = FrontSettings()
+    scale: ScaleSettings = ScaleSettings()
+
+
+def read_fleet(path: Path) -> FleetSettings:
+    """The fleet of a file. Relative paths in it begin at its folder.
+
+    Raises ConfigError that names the file and the table.
+    """
+    top = _top(path)
+    where = path.name
+    if not top.model:
+        raise ConfigError(
+            "model is missing", where=where, hint='write it like model = "qwen3-8b", first of all'
+        )
+    try:
+        check_balance(top.balance)
+    except ConfigError as error:
+        error.where = f"{where}, balance"
+        raise
+    return FleetSettings(
+        model=top.model,
+        balance=top.balance,
+        front=_front(top, where),
+        replica=_replica(path, top),
+        scale=_struct(top.scale, ScaleSettings, f"{where}, [scale]"),
+    )
+
+
+def front_of(path: Path) -> FrontSettings:
+    """Where the fleet of a file is reached. Raises ConfigError."""
+    return _front(_top(path), path.name)
+
+
+def _top(path: Path) -> _Top:
+    try:
+        tables = read_toml(path)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no file {path}", hint="docs/fleet.md#a-fleet-of-your-own has an example"
+        ) from None
+    for name in ("front", "replica", "scale"):
+        table_in(tables.get(name, {}), name, path.name)
+    return _struct(tables, _Top, path.name)
+
+
+def _front(top: _Top, where: str) -> FrontSettings:
+    return _struct(top.front, FrontSettings, f"{where}, [front]")
+
+
+def _replica(path: Path, top: _Top) -> LocalReplica:
+    where, folder = f"{path.name}, [replica]", path.parent
+    table = {key.replace("-", "_"): value for key, value in top.replica.items()}
+    refuse_unknown(table, (*_Started.__struct_fields__, *_OF_REPLICA), where)
+    own = {key: value for key, value in table.items() if key in _Started.__struct_fields__}
+    # Numbers are as good as texts in an environment.
+    if isinstance(own.get("env"), dict):
+        own["env"] = settings_in(own["env"], dict.fromkeys(own["env"], Kind.TEXT), f"{where}.env")
+    started = _struct(own, _Started, where)
+    rest = {key: value for key, value in table.items() if key not in own}
+    try:
+        command = started.command
+        return LocalReplica(
+            command=shlex.split(command) if isinstance(command, str) else command,
+            model=top.model,
+            trial=started.trial,
+            endpoint=_endpoint(settings_in(rest, _OF_REPLICA, where), os.environ),
+            env=started.env,
+            cwd=folder / Path(started.cwd).expanduser(),
+            logs=folder / Path(started.logs or f"{path.stem}.logs").expanduser(),
+            start_s=started.start_s,
+        )
+    except ValueError as error:
+        raise ConfigError(f"command cannot be read: {error}", where=where) from error
+    except ConfigError as error:
+        # As a file has it, and not the command line.
+        error.what = error.what.removeprefix("--")
+        error.where = error.where or where
+        raise
+
+
+def _endpoint(stated: dict[str, Any], environ: Mapping[str, str]) -> Endpoint:
+    """Limits, key, headers and timeouts of every replica."""
+    variable = stated.get("api_key_env")
+    if variable is not None and not environ.get(variable):
+        raise ConfigError(
+            f"api_key_env names {variable}, which is not set", hint=f"export {variable}=..."
+        )
+    options = msgspec.structs.replace(
+        options_in(stated),
+        base_url=_ANY_URL,
+        # The key of another account is not for a server of our own.
+        api_key=environ[variable] if variable is not None else "",
+        headers=stated.get("headers"),
+    )
+    return endpoint_of(options, Environment(environ={}))
+
+
+def _struct(table: dict[str, Any], kind: type[T], where: str) -> T:
+    """The table as a struct. Raises ConfigError that names an unknown key or a wrong value."""
+    refuse_unknown(table, kind.__struct_fields__, where)
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        found = _MISMATCH.match(str(error))
+        if found is None:
+            raise ConfigError(f"a setting cannot be read: {error}", where=where) from None
+        wanted = " or ".join(_TYPES.get(one.strip(), one) for one in found[1].split("|"))
+        got = _TYPES.get(found[2], found[2])
+        raise ConfigError(f"{found[3]} must be {wanted}, not {got}", where=where) from None
+    except ConfigError as error:
+        error.where = error.where or where
+        raise

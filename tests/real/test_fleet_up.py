@@ -1,0 +1,260 @@
+"""`redline fleet up` as a process, with real replicas, and the openai SDK before it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from support.replicas import SERVER, gone_within, is_running, pids_in, processes_of, server_of
+from support.shrinking import shrink
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.usefixtures("no_proxy"),
+    pytest.mark.skipif(sys.platform != "linux", reason="it looks at /proc"),
+]
+HELLO: Any = [{"role": "user", "content": "hello"}]
+QUICK = """
+panic_window_s = 1
+scale_down_window_s = 1
+warm_up_s = 0.5
+tick_s = 0.1
+queue_wait_slo_s = 0.1
+"""
+
+
+class Up:
+    """A running `redline fleet up`."""
+
+    def __init__(self, folder: Path, scale: str, command: str, rest: str = "") -> None:
+        self.folder = folder
+        self.file = folder / "fleet.toml"
+        self.file.write_text(
+            f'model = "sim"\n[front]\nport = 0\n[replica]\ncommand = """{command}"""\n{rest}\n'
+            f"[scale]\n{scale}\n",
+            "utf-8",
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "redline", "fleet", "up", str(self.file)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def url(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def status(self, url: str) -> Any:
+        with urllib.request.urlopen(url.removesuffix("/v1") + "/fleet", timeout=5) as answer:
+            return json.load(answer)
+
+    def until(self, url: str, is_so: Callable[[Any], bool], within_s: float = 15.0) -> Any:
+        until_s = time.monotonic() + within_s
+        while not is_so(status := self.status(url)):
+            assert time.monotonic() < until_s, status
+            time.sleep(0.05)
+        return status
+
+    def end(self) -> tuple[int, str]:
+        """Its status and stderr, after it has been told to end."""
+        self.process.send_signal(signal.SIGTERM)
+        _, err = self.process.communicate(timeout=30)
+        return self.process.returncode, err
+
+
+Start = Callable[..., Up]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    begun: list[Up] = []
+
+    def start(scale: str = "", *, mood: str = "", sim: str = "", rest: str = "") -> Up:
+        (tmp_path / "server.py").write_text(SERVER, "utf-8")
+        command = f"'{sys.executable}' -m redline sim --port {{port}} {sim}"
+        if mood:
+            server = f"'{tmp_path}/server.py' {{port}} '{mood}' '{tmp_path}'"
+            command = f"'{sys.executable}' -I -S {server}"
+        begun.append(Up(tmp_path, scale, command, rest))
+        return begun[-1]
+
+    yield start
+    for up in begun:
+        up.process.kill()
+        up.process.wait()
+        for pipe in (up.process.stdout, up.process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+def client_of(url: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=40)
+
+
+def asked(url: str, body: Any) -> tuple[int, bytes]:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(f"{url}/chat/completions", raw, timeout=20) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def test_a_fleet_serves_the_sdk_and_passes_bytes_on(start: Start) -> None:
+    up = start(sim="--per-token 0.001")
+    url = up.url()
+
+    async def ask() -> None:
+        async with client_of(url) as client:
+            done = await client.chat.completions.create(model="sim", messages=HELLO)
+            assert done.choices[0].message.content == "You said: hello"
+            for options, usages in ((None, 0), ({"include_usage": True}, 1)):
+                given: Any = {} if options is None else {"stream_options": options}
+                stream = await client.chat.completions.create(
+                    model="sim", messages=HELLO, stream=True, **given
+                )
+                chunks = [chunk async for chunk in stream]
+                texts = [c.choices[0].delta.content or "" for c in chunks if c.choices]
+                assert "".join(texts) == "You said: hello"
+                assert len(texts) > 1
+                assert sum(chunk.usage is not None for chunk in chunks) == usages
+                assert len(chunks) - len(texts) == usages
+            assert (await client.embeddings.create(model="sim", input="a")).data
+            assert [model.id async for model in client.models.list()] == ["sim"]
+            with pytest.raises(openai.BadRequestError):
+                await client.chat.completions.create(model="sim", messages=[])
+
+    asyncio.run(ask())
+    replica = re.search(r"--port (\d+)", cmdline(up.folder, "replica-1"))
+    assert replica is not None
+    direct = f"http://127.0.0.1:{replica[1]}/v1"
+    for body in ({"model": "sim"}, b'{"model": ', {"model": "sim", "messages": 5}):
+        refused = asked(url, body)
+        assert refused[0] == 400
+        assert refused == asked(direct, body)
+    assert up.status(url)["replicas"][0]["answered"] >= 4
+    shown = subprocess.run(
+        [sys.executable, "-m", "redline", "fleet", "status", url], capture_output=True, text=True
+    )
+    assert shown.returncode == 0
+    assert re.search(r"^replica-1 +ready +0 +\d+ +0\.\d\d s$", shown.stdout, re.M)
+    assert "the minimum is 1: 0 -> 1" in shown.stdout
+    status, err = up.end()
+    assert (status, not processes_of(up.folder)) == (0, True)
+    assert "the minimum is 1: 0 -> 1" in err
+
+
+def test_a_fleet_follows_its_load_and_ends_with_calls_answered(start: Start) -> None:
+    up = start(f"max_replicas = 3\n{QUICK}", mood="slow 0.3", rest="concurrency = 2")
+    url = up.url()
+
+    async def ask() -> list[Any]:
+        async with client_of(url) as client:
+            call = client.chat.completions.create
+            return await asyncio.gather(*(call(model="m", messages=HELLO) for _ in range(60)))
+
+    assert len(asyncio.run(ask())) == 60
+    status = up.until(url, lambda status: status["ready"] == 1)
+    assert status["answered"] == 60
+    told = [one["what"] for one in status["changes"]]
+    assert any(" calls wait, demand " in one and one.endswith("-> 3") for one in told)
+    assert re.search(r"demand was at most [\d.]+ for 1 s: 3 -> 1", "\n".join(told))
+    with ThreadPoolExecutor(1) as threads:
+        last = threads.submit(asked, url, {"model": "m"})
+        up.until(url, lambda status: status["in_flight"] == 1)
+        code, err = up.end()
+        assert last.result()[0] == 200
+    assert (code, "ending 1 call, within 60 s" in err) == (0, True)
+    assert not processes_of(up.folder)
+
+
+def test_a_stopped_fleet_holds_a_call_until_a_replica_is_ready(start: Start) -> None:
+    up = start(f"min_replicas = 0\nidle_s = 0.5\n{QUICK}", mood="slow 0")
+    url = up.url()
+    for _ in range(2):
+        assert up.until(url, lambda status: not status["replicas"])["ready"] == 0
+        assert gone_within(processes_of(up.folder / "server.py"), 5)
+        assert asked(url, {"model": "m"})[0] == 200
+    assert up.end()[0] == 0
+
+
+def test_nothing_is_left_of_a_fleet_whose_redline_is_killed(start: Start) -> None:
+    up = start("min_replicas = 2", mood="deaf")
+    url = up.url()
+    up.until(url, lambda status: status["ready"] == 2)
+    pids = [*pids_in(up.folder, "itself", "of-session", "orphan"), *processes_of(up.folder)]
+    pids.remove(up.process.pid)
+    assert sum(map(is_running, pids)) >= 5
+    begun_s = time.monotonic()
+    up.process.kill()
+    assert gone_within(pids, 20)
+    assert time.monotonic() - begun_s < 20
+
+
+def test_a_replica_that_is_killed_under_load_loses_no_call(start: Start) -> None:
+    up = start("min_replicas = 2\nmax_replicas = 2", mood="slow 0.1", rest="concurrency = 4")
+    url = up.url()
+    up.until(url, lambda status: status["ready"] == 2)
+
+    async def ask() -> list[int]:
+        async with client_of(url) as client:
+
+            async def several() -> int:
+                asking = client.chat.completions.create
+                return sum([bool(await asking(model="m", messages=HELLO)) for _ in range(8)])
+
+            calls = [asyncio.create_task(several()) for _ in range(12)]
+            await asyncio.sleep(0.3)
+            os.kill(server_of(up.folder, "replica-1", "fleet.logs"), signal.SIGKILL)
+            return await asyncio.gather(*calls)
+
+    assert asyncio.run(ask()) == [8] * 12
+    status = up.until(url, lambda status: status["ready"] == 2)
+    assert {one["name"] for one in status["replicas"]} == {"replica-2", "replica-3"}
+    assert [one["what"] for one in status["failures"]] == [
+        "replica-1 was lost: its command ended with status 137 (SIGKILL)"
+    ]
+    up.end()
+
+
+def test_a_fleet_that_cannot_start_says_why_and_hides_keys(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODEL_API_KEY", "sk-very-secret-0123456789")
+    up = start(mood="exits")
+    out, err = up.process.communicate(timeout=20)
+    assert up.process.returncode == 1
+    assert "error: the fleet could not be started\n" in err
+    assert "its command ended with status 1 (" in err
+    assert "ValueError: there is no such model; key <key>" in err
+    assert "very-secret" not in out + err
+    assert not processes_of(up.folder)
+
+
+async def test_replicas_that_are_stopped_with_calls_in_flight_drop_none(tmp_path: Path) -> None:
+    caught, outcomes = await shrink(tmp_path)
+    assert caught
+    assert set(outcomes) == {"succeeded"}
+    assert not processes_of(tmp_path)
+
+
+def cmdline(folder: Path, name: str) -> str:
+    text = Path(f"/proc/{server_of(folder, name, 'fleet.logs')}/cmdline").read_text("utf-8")
+    return text.replace("\0", " ")
