@@ -59,7 +59,7 @@ PAIRS = 5
 ALL_FAIL = "500=0.3"
 SLOTS = 16
 PARKED_S = 10.0
-KEY_ROWS = 3_000
+KEY_ROWS = 6_000
 DISTURBED = 10_000
 SEEDS = (1, 2)
 BARS = {"seen": 0.01, "back_s": 30.0, "throughput": 0.95, "used": 0.98}
@@ -163,7 +163,7 @@ def keys() -> Found:
 def resumed() -> Found:
     """A run with four keys that is killed and goes on."""
     with record.scratch() as folder, SimProcess(*four_keys.SERVER) as server:
-        found = four_keys.kill_and_resume(folder, server, rows=KEY_ROWS // 3, kills=2)
+        found = four_keys.kill_and_resume(folder, server, rows=KEY_ROWS // 5, kills=2)
     print(f"  {found}", flush=True)
     return {**found, "is_kept": not found["rejected"]}
 

@@ -64,6 +64,19 @@ class EndpointOut(Event, frozen=True):
     of: int
 
 
+class EndpointDegraded(Event, frozen=True):
+    """An endpoint of several fails, of late for `reason`: it gets few calls until it works."""
+
+    endpoint: str
+    reason: str
+
+
+class EndpointRecovered(Event, frozen=True):
+    """The endpoint that was degraded works, and gets calls as the others do."""
+
+    endpoint: str
+
+
 class EndpointBack(Event, frozen=True):
     """The endpoint that was lost has answered."""
 

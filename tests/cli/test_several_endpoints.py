@@ -128,6 +128,23 @@ def test_a_parked_endpoint_gets_nothing_and_its_rows_go_elsewhere(cli: Cli, rows
     assert took_s < 20
 
 
+def test_an_endpoint_that_fails_is_named_and_loses_no_row(cli: Cli, rows: Rows) -> None:
+    servers = [MemberServer(latency_s=0.02), MemberServer(latency_s=0.02, after=20, then="fail")]
+    with serving(*servers):
+        flags = [*tables(*servers), "-c", "8", "-o", "out.jsonl"]
+        told = cli("run", prompts(rows, 800), "--model", "m", *flags)
+    assert told.status == 0
+    assert names() == {"a": 780, "b": 20}
+    boom = "the server failed: HTTP 500: boom"
+    notice = rf"^endpoint b fails, for [\d.]+ s now: {boom}; it gets few calls until it works$"
+    # At once, and not with every line.
+    assert len(re.findall(notice, told.err, re.M)) == 1
+    ended = rf"^endpoint b failed and got few calls for [\d.]+ s, until the end: {boom}$"
+    assert re.search(ended, told.summary, re.M)
+    # Those in flight, those that prove it, and one for each pause.
+    assert len(servers[1].asked) <= 20 + 8 + 7 + 4
+
+
 def test_an_endpoint_that_dies_in_mid_run_loses_no_row(cli: Cli, rows: Rows) -> None:
     servers = [MemberServer(latency_s=0.02), MemberServer(latency_s=0.02, after=30, then="die")]
     with serving(*servers):

@@ -23,7 +23,8 @@ class MemberServer(ThreadingHTTPServer):
     """Answers chat completions after `latency_s`.
 
     after: so many requests; what follows is `then`: "refuse" (401), "unpaid" (402), "park" (429
-    with a Retry-After of a second, for a second), or "die" (no connection is taken any more).
+    with a Retry-After of a second, for a second), "fail" (500), or "die" (no connection is taken
+    any more).
     refused: keys that are always refused.
     """
 
@@ -81,6 +82,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(401, {"error": {"message": "no such key"}})
         if is_over and server.then == "unpaid":
             return self._send(402, {"error": {"message": "no credit"}})
+        if is_over and server.then == "fail":
+            return self._send(500, {"error": {"message": "boom"}})
         if is_over and server.then == "die":
             server.die()
             return None

@@ -28,9 +28,10 @@ from collections.abc import Callable, Iterable
 
 from redline.waist import Health
 
-# The evidence at which it is degraded: a likelihood ratio of 10,000 to 1. If nothing else fails,
-# that takes five failures in a row.
-EVIDENCE = math.log(10_000)
+# The evidence at which it is degraded: a likelihood ratio of 1,000,000 to 1, because a run of many
+# thousand calls tests it with each of them. If nothing else fails, that takes seven failures in a
+# row.
+EVIDENCE = math.log(1_000_000)
 # The same while it warms up: three failures in a row.
 EVIDENCE_WARMING = math.log(100)
 # The share of failures to expect at least of an endpoint that works, and of one that does not:

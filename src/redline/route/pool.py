@@ -45,7 +45,7 @@ from redline.errors import (
     Unpaid,
     Withdrawn,
 )
-from redline.events import SILENCE, EndpointOut, Listener
+from redline.events import SILENCE, EndpointDegraded, EndpointOut, EndpointRecovered, Listener
 from redline.route.balance import REVIEW_S, Asked, Figures, Ordering, Strategy, review
 from redline.route.call_facts import CallFacts
 from redline.route.health import Breaker, usual_share
@@ -339,7 +339,7 @@ class Pool:
                 if figures.answers == 1:
                     self._review_s = -math.inf
                 if breaker.succeeded(epoch):
-                    self._weigh()
+                    self._improved(member)
                 if member.name not in self._open:
                     self._look(member)
                 elif self._queue.tickets:
@@ -496,12 +496,15 @@ class Pool:
         if is_down or _is_failure(error):
             member.figures.failed()
             if breaker.failed(epoch, now_s, is_down=is_down):
+                if not is_down:
+                    event = EndpointDegraded(now_s, member.name, error.what)
+                    self._listener.on_event(event)
                 self._weigh()
                 member.backend.withdraw()
         elif isinstance(error, RateLimited):
             breaker.cancelled(epoch)
         elif breaker.succeeded(epoch):
-            self._weigh()
+            self._improved(member)
         if isinstance(error, NoEndpoint):
             if self._is_elsewhere(member, now_s, but={Health.GONE}):
                 return False
@@ -516,6 +519,12 @@ class Pool:
             self._reconsider()
         self._avoid(member, call, now_s)
         return True
+
+    def _improved(self, member: PoolMember) -> None:
+        """An endpoint that was degraded works again, or begins to."""
+        if member.breaker.state is Health.READY:
+            self._listener.on_event(EndpointRecovered(self._clock.now_s(), member.name))
+        self._weigh()
 
     def _fits_elsewhere(self, request: Request, call: Call, now_s: float) -> bool:
         """An endpoint has limits that could grant the call; it avoids the others from now on.

@@ -14,7 +14,14 @@ import pytest
 from redline.calls import Endpoint
 from redline.calls.cost import DOLLAR, Allowance
 from redline.clock import SYSTEM
-from redline.events import EndpointBack, EndpointLost, EndpointOut, EndpointParked
+from redline.events import (
+    EndpointBack,
+    EndpointDegraded,
+    EndpointLost,
+    EndpointOut,
+    EndpointParked,
+    EndpointRecovered,
+)
 from redline.job.settings import Job
 from redline.job.show import (
     InputCounts,
@@ -413,9 +420,42 @@ def test_a_run_is_told_to_wait_when_every_endpoint_that_is_left_is() -> None:
     seen.tally.on_event(EndpointParked(clock.now_s(), "a", 30.0))
     assert Meter(seen, clock).read().parked_s == 0.0
     seen.tally.on_event(EndpointParked(clock.now_s(), "b", 10.0))
-    assert Meter(seen, clock).read().parked_s == 10.0
+    found = Meter(seen, clock).read()
+    assert found.parked_s == 10.0
+    assert found.notices == {
+        "waiting": "both endpoints asked to wait; the next call is sent in 10 s"
+    }
     seen.tally.on_event(EndpointOut(clock.now_s(), "b", "refused", 1, 2))
     assert Meter(seen, clock).read().parked_s == 30.0
+
+
+def test_an_endpoint_that_fails_is_named_until_it_works() -> None:
+    seen, clock = fleet(), ManualClock()
+    meter = Meter(seen, clock)
+    seen.tally.on_event(EndpointDegraded(clock.now_s(), "b", "HTTP 500: boom"))
+    clock.advance(3.0)
+    # Its warm-up fails: it has failed all the time.
+    seen.tally.on_event(EndpointDegraded(clock.now_s(), "b", "HTTP 503: busy"))
+    clock.advance(4.0)
+    seen.tally.rows_saved(10, 0, {})
+    found = meter.read()
+    assert found.notices == {
+        "failing endpoint": "endpoint b fails, for 7.0 s now: HTTP 503: busy; it gets few calls "
+        "until it works"
+    }
+    assert found.eta_s is not None
+    seen.tally.on_event(EndpointDegraded(clock.now_s(), "a", "HTTP 500: boom"))
+    assert meter.read().notices["failing endpoint"].endswith("; 2 of 2 endpoints fail")
+    for name in "ab":
+        seen.tally.on_event(EndpointRecovered(clock.now_s(), name))
+    assert meter.read().notices == {}
+    a, b = seen.tally.endpoints(clock.now_s())
+    assert (a.failing.lasted_s, b.failing.lasted_s) == (0.0, 7.0)
+    # One that is taken out fails no more.
+    seen.tally.on_event(EndpointDegraded(clock.now_s(), "b", "HTTP 500: boom"))
+    seen.tally.on_event(EndpointOut(clock.now_s(), "b", "refused", 1, 2))
+    clock.advance(4.0)
+    assert "failing endpoint" not in meter.read().notices
 
 
 def test_an_endpoint_that_is_taken_out_is_told_once() -> None:

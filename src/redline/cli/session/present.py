@@ -145,7 +145,8 @@ def _endpoint_lines(report: Report) -> list[str]:
         lines.append(f"answered by: {', '.join(f'{one.name} {one.answered:,}' for one in each)}")
     lines += [f"endpoint {one.name} was taken out: {one.out}" for one in each if one.out]
     outages = [one.outages for one in each] if each else [report.outages]
-    told = (troubles.outages_ended(one) for one in outages)
+    told = [troubles.outages_ended(one) for one in outages]
+    told += [troubles.failing_ended(one.failing) for one in each]
     return [*lines, *(text for text in told if text is not None)]
 
 

@@ -12,6 +12,8 @@ from redline.process import counted
 
 # One connection that fails among many is no outage.
 _LEAST_OUTAGE_S = 1.0
+# A wait that is worth a line.
+_LEAST_WAIT_S = 1.0
 # Answers may take long: so long without one, and longer than this many of the slowest so far.
 _LEAST_SILENCE_S, _SILENCE_FACTOR = 10.0, 2
 # Kinds of notices of a run that does not get on.
@@ -53,11 +55,18 @@ def notices(view: View, now_s: float) -> dict[str, str]:
         outage += f"; {len(tally.down):,} of {count:,} endpoints are down"
     # One of several that is down does not end the progress of the others.
     is_standstill = count < 2 or tally.is_all_down
+    failing_in_a_row = failing(tally.failures_in_a_row, now_s - tally.failing_since_s)
     found = {
         "outage" if is_standstill else "degraded": outage,
         "answers": all_flawed(tally.succeeded, tally.flawed),
-        "failing": failing(tally.failures_in_a_row, now_s - tally.failing_since_s),
+        "failing": failing_in_a_row,
     }
+    if count > 1:
+        found["waiting"] = waiting(tally.parked_until_s - now_s, count)
+        if failing_in_a_row is None:
+            found["failing endpoint"] = failing_endpoint(
+                tally.failing(now_s), len(tally.degraded), count
+            )
     if silent_s > tally.longest_s * _SILENCE_FACTOR:
         found["silence"] = silence(silent_s, tally.in_flight, view.job.attempt_s)
     for name, event in tally.out.items():
@@ -86,6 +95,33 @@ def outages_ended(outages: Outages | None) -> str | None:
             for_s += f", for {duration(outages.lasted_s)} in all"
         return f"endpoint {_trouble(outages, 'has refused', 'has been')} {for_s}"
     return f"endpoint {_trouble(outages, 'refused', 'was')} for {duration(outages.lasted_s)}"
+
+
+def waiting(for_s: float, count: int) -> str | None:
+    """That every endpoint of several asked to wait, or None."""
+    if for_s < _LEAST_WAIT_S:
+        return None
+    which = "both" if count == 2 else f"all {count:,}"
+    return f"{which} endpoints asked to wait; the next call is sent in {duration(for_s)}"
+
+
+def failing_endpoint(failing: Outages | None, failing_now: int, count: int) -> str | None:
+    """That some of several endpoints fail, or None."""
+    if failing is None or failing.down_s < _LEAST_OUTAGE_S:
+        return None
+    what = f"endpoint {failing.endpoint} fails, for {duration(failing.down_s)} now: "
+    what += f"{failing.reason}; it gets few calls until it works"
+    return what if failing_now < 2 else f"{what}; {failing_now:,} of {count:,} endpoints fail"
+
+
+def failing_ended(failing: Outages | None) -> str | None:
+    """For how long an endpoint failed in a run that has ended, or None."""
+    if failing is None or failing.lasted_s < _LEAST_OUTAGE_S:
+        return None
+    for_s = f"for {duration(failing.lasted_s)}"
+    if failing.down_s:
+        for_s += ", until the end"
+    return f"endpoint {failing.endpoint} failed and got few calls {for_s}: {failing.reason}"
 
 
 def taken_out(endpoint: str, reason: str, left: int, of: int) -> str:

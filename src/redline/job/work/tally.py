@@ -10,9 +10,11 @@ import msgspec
 from redline.calls import Reply
 from redline.events import (
     EndpointBack,
+    EndpointDegraded,
     EndpointLost,
     EndpointOut,
     EndpointParked,
+    EndpointRecovered,
     Event,
     RequestRepeated,
     RetryScheduled,
@@ -35,10 +37,10 @@ class BatchUse(msgspec.Struct):
 
 
 class Outages(msgspec.Struct, frozen=True):
-    """Times in which an endpoint took no connections.
+    """Times in which an endpoint took no connections, or failed and got few calls.
 
     lasted_s: of all of them together. down_s: of the present one, 0 if there is none. reason: why
-    no connection came about, the last time.
+    no connection came about, or with what it failed, the last time.
     """
 
     endpoint: str
@@ -50,19 +52,21 @@ class Outages(msgspec.Struct, frozen=True):
 class EndpointUse(msgspec.Struct, frozen=True, kw_only=True):
     """One of several endpoints. answered: rows with a result of it, without the cache's.
 
-    out: why it was taken out of the run, None if it was not. outages: None if there was none.
+    out: why it was taken out of the run, None if it was not. outages: times without connections,
+    failing: times in which it failed and got few calls; None if there was none.
     """
 
     name: str
     answered: int = 0
     out: str | None = None
     outages: Outages | None = None
+    failing: Outages | None = None
 
 
 class _Outage:
     """Of one endpoint: the last one and since when it lasts, and the time of those before."""
 
-    def __init__(self, lost: EndpointLost) -> None:
+    def __init__(self, lost: EndpointLost | EndpointDegraded) -> None:
         self._lost = lost
         self._lost_s = 0.0
         self._since_s: float | None = lost.at_s
@@ -71,8 +75,10 @@ class _Outage:
     def is_down(self) -> bool:
         return self._since_s is not None
 
-    def again(self, lost: EndpointLost) -> None:
-        self._lost, self._since_s = lost, lost.at_s
+    def again(self, lost: EndpointLost | EndpointDegraded) -> None:
+        self._lost = lost
+        if self._since_s is None:
+            self._since_s = lost.at_s
 
     def over(self, now_s: float) -> None:
         if self._since_s is not None:
@@ -99,6 +105,7 @@ class Tally(Attempts):
         self._answered: Counter[str] = Counter()  # rows, by endpoint
         self._parked: dict[str, float] = {}  # until when, by endpoint
         self._outages: dict[str, _Outage] = {}
+        self._failing: dict[str, _Outage] = {}  # degraded, by their breakers
         self.cache_use = CacheUse()
         self.batches: BatchUse | None = None  # of a run that has some
 
@@ -134,6 +141,11 @@ class Tally(Attempts):
         return [name for name, outage in self._outages.items() if outage.is_down]
 
     @property
+    def degraded(self) -> list[str]:
+        """Endpoints that fail at the moment, of those that are left."""
+        return [name for name in self._left() if (one := self._failing.get(name)) and one.is_down]
+
+    @property
     def is_all_down(self) -> bool:
         """No endpoint that is left takes connections."""
         down = self.down
@@ -148,6 +160,11 @@ class Tally(Attempts):
         found = [outage.read(now_s) for outage in self._outages.values()]
         return max(found, key=lambda one: (one.down_s, one.lasted_s), default=None)
 
+    def failing(self, now_s: float) -> Outages | None:
+        """The endpoint that has failed for longest of those that do now; None if none does."""
+        found = [self._failing[name].read(now_s) for name in self.degraded]
+        return max(found, key=lambda one: one.down_s, default=None)
+
     def endpoints(self, now_s: float) -> list[EndpointUse]:
         """What became of each of several endpoints; nothing for a run with one."""
         return [
@@ -156,6 +173,7 @@ class Tally(Attempts):
                 answered=self._answered[name],
                 out=self.out[name].reason if name in self.out else None,
                 outages=self._outages[name].read(now_s) if name in self._outages else None,
+                failing=self._failing[name].read(now_s) if name in self._failing else None,
             )
             for name in self._names
         ]
@@ -208,6 +226,14 @@ class Tally(Attempts):
         elif isinstance(event, EndpointBack):
             if event.endpoint in self._outages:
                 self._outages[event.endpoint].over(event.at_s)
+        elif isinstance(event, EndpointDegraded):
+            if event.endpoint in self._failing:
+                self._failing[event.endpoint].again(event)
+            else:
+                self._failing[event.endpoint] = _Outage(event)
+        elif isinstance(event, EndpointRecovered):
+            if event.endpoint in self._failing:
+                self._failing[event.endpoint].over(event.at_s)
         elif isinstance(event, EndpointOut):
             self.out[event.endpoint] = event
 
