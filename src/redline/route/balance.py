@@ -31,8 +31,11 @@ from redline.waist import Request
 
 # Answers that a mean counts.
 MEMORY = 16
-# A latency counts for half when the latest answer is so long ago.
+# A latency counts for half when the latest answer is so long ago, in seconds.
 FORGET_S = 60.0
+# The same in calls of the fastest endpoint, if that is less: the first answer of a server that has
+# only just started may be slow, and of short calls there are thousands in a minute.
+FORGET_CALLS = 60
 # Times between two reviews of the figures.
 REVIEW_S = 1.0
 # Figures that a server reported longer ago are not used.
@@ -101,12 +104,15 @@ class Figures(msgspec.Struct, kw_only=True):
         if self.availability < 1:
             self.availability += (1 - self.availability) / MEMORY
 
-    def review(self, usual_s: float, now_s: float) -> None:
-        """Time has passed. usual_s: the latency of an endpoint whose own is unknown."""
+    def review(self, usual_s: float, forget_s: float, now_s: float) -> None:
+        """Time has passed. usual_s: the latency of an endpoint whose own is unknown.
+
+        forget_s: after how long a latency counts for half.
+        """
         # A latency that no answer has confirmed for a while counts less, so that an endpoint that
         # was slow gets a call again.
         age_s = now_s - self.answered_s
-        latency_s = self.latency_s / (1 + age_s / FORGET_S) if self.latency_s else usual_s
+        latency_s = self.latency_s / (1 + age_s / forget_s) if self.latency_s else usual_s
         self.call_s = latency_s / self.weight
         self.others = self.foreign if _is_fresh(self, now_s) else 0
         self.expected_s = (self.in_flight + self.others + 1) * self.call_s
@@ -394,8 +400,9 @@ def review(among: Sequence[Figures], now_s: float) -> None:
     """
     known = [one.latency_s for one in among if one.latency_s]
     usual_s = sum(known) / len(known) if known else 1.0
+    forget_s = min([FORGET_S, *(FORGET_CALLS * latency_s for latency_s in known)])
     for one in among:
-        one.review(usual_s, now_s)
+        one.review(usual_s, forget_s, now_s)
 
 
 def _load(one: Figures, now_s: float) -> float:

@@ -157,6 +157,11 @@ class TestP2c:
         assert chosen("p2c", Figures(latency_s=4.0, answered_s=NOW_S - 10), fast) == 1
         assert chosen("p2c", Figures(latency_s=4.0, answered_s=NOW_S - 300), fast) == 0
 
+    def test_one_slow_answer_of_a_fast_endpoint_is_soon_forgotten(self) -> None:
+        fast = Figures(latency_s=0.02, in_flight=7, answered_s=NOW_S)
+        assert chosen("p2c", Figures(latency_s=0.5, answered_s=NOW_S - 0.1), fast) == 1
+        assert chosen("p2c", Figures(latency_s=0.5, answered_s=NOW_S - 10), fast) == 0
+
 
 class TestLeastTokens:
     def test_the_fewest_seconds_of_work(self) -> None:
