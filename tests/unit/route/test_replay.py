@@ -118,7 +118,7 @@ def test_prices_make_costs(tmp_path: Path) -> None:
         EndpointFacts(name=name, input_price=1.0, output_price=price)
         for name, price in (("a", 10.0), ("b", 1.0))
     ]
-    pair = servers(speeds=(2.0, 0.5))
+    pair = servers(speeds=(1.0, 1.0))
     record(tmp_path / "t", pair, calls=300, workers=2, facts=facts)
     found = replay(tmp_path / "t", strategies=("p2c", "cheapest"), seeds=(1, 2))
     costs = {one.strategy: one.cost_usd for one in found.scored}
