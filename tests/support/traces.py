@@ -81,7 +81,8 @@ def record(
     async def main() -> float:
         loop, draw = asyncio.get_running_loop(), random.Random(seed)
         seats = [Seat(name=one.name, make=one.seated) for one in servers]
-        pool = Pool(seats, strategy_of(strategy, random.Random(seed)), clock=CLOCK, seed=seed)
+        balance = strategy_of(strategy, random.Random(seed + 1000))
+        pool = Pool(seats, balance, clock=CLOCK, seed=seed)
         file = TraceFile(path)
         stated = tuple(facts) or tuple(
             EndpointFacts(name=one.name, slots=one.bound) for one in servers

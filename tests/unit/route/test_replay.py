@@ -126,6 +126,14 @@ def test_prices_make_costs(tmp_path: Path) -> None:
     assert found.recorded.cost_usd == pytest.approx(costs["p2c"], rel=0.3)
 
 
+def test_a_strategy_draws_otherwise_than_its_pool(tmp_path: Path) -> None:
+    """Of equal servers, one that draws in proportion gives each as many calls."""
+    record(tmp_path / "t", servers(4, (1.0,) * 4), calls=800, workers=8)
+    found = replay(tmp_path / "t", strategies=("normalized_score",), seeds=(1, 2))
+    (scored,) = (one for one in found.scored if one.strategy == "normalized_score")
+    assert all(0.2 < scored.share(name) < 0.3 for name in NAMES)
+
+
 def test_a_replay_is_the_same_again(tmp_path: Path) -> None:
     record(tmp_path / "t", servers(4), calls=300, workers=16)
     assert replayed(tmp_path / "t") == replayed(tmp_path / "t")

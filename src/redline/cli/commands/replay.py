@@ -59,10 +59,11 @@ def _services(found: Replay) -> list[str]:
     lines = ["time of a call at each server, fitted to the trace:"]
     width = max(map(len, found.services))
     for name, one in found.services.items():
-        text = f"  {name:{width}}  {one}; typically {one.off:.0%} off, {one.calls:,} calls"
-        if one.failures:
-            text += f", {one.failures:.1%} of attempts fail"
-        lines.append(text if one.is_own else f"{text} of another server")
+        fit = f"typically {one.off:.0%} off, {one.calls:,} calls"
+        if not one.is_own:
+            fit = f"guessed, {one.calls:,} calls"
+        fails = f", {one.failures:.1%} of attempts fail" if one.failures else ""
+        lines.append(f"  {name:{width}}  {one}; {fit}{fails}")
     if any(one.form == "slots" for one in found.services.values()):
         lines.append("  n at once: further calls wait in the server, in their order")
     if any(one.form != "slots" for one in found.services.values()):

@@ -34,13 +34,21 @@ from redline.route.replay.results import (
     too_few,
 )
 from redline.route.replay.server import PromptCache, Replayed, ReplayServer, request_of
-from redline.route.replay.service import LEAST_CALLS, Served, Service, fitted
+from redline.route.replay.service import (
+    LEAST_CALLS,
+    Served,
+    Service,
+    fitted,
+    guessed,
+    mean_s,
+)
 from redline.testing import VirtualClock, virtual_run
 from redline.timeline import CallEnded, EndpointFacts, RecordedRun, Trace, read_trace
 
 SEEDS = (1, 2, 3, 4, 5)
 # So many calls are replayed some forty times within a minute.
 MOST_CALLS = 5000
+_OTHER_DRAWS = 1_000_000
 
 
 class _Recorded(msgspec.Struct, frozen=True):
@@ -142,7 +150,7 @@ def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
     if few:
         notes.append(
             f"too few calls to tell how long {', '.join(few)} takes (fewer than {LEAST_CALLS}): "
-            "taken to be as the others"
+            "guessed from these and from the others"
         )
     workers = min(last.workers, _most_at_once(calls))
     # As a run without --balance would have chosen.
@@ -194,16 +202,18 @@ def _services(endpoints: Sequence[EndpointFacts], calls: Sequence[CallEnded]) ->
     """How long each endpoint takes."""
     attempts = {one.name: _served(one.name, calls) for one in endpoints}
     own = {name: fitted(served) for name, served in attempts.items()}
-    usual = max(
-        (one for one in own.values() if one is not None), key=lambda one: one.calls, default=None
-    )
+    known = [name for name, service in own.items() if service is not None]
+    # If each has too few of its own, all together.
+    slowest = [one for served in attempts.values() for one in served]
+    if known:
+        slowest = max((attempts[name] for name in known), key=mean_s)
+    usual = fitted(slowest)
     if usual is None:
-        # Each has too few of its own.
-        usual = fitted([one for served in attempts.values() for one in served])
-    if usual is None:
-        raise too_few(sum(map(len, attempts.values())))
-    other = msgspec.structs.replace(usual, is_own=False)
-    return {name: other if found is None else found for name, found in own.items()}
+        raise too_few(len(slowest))
+    return {
+        name: guessed(attempts[name], usual) if found is None else found
+        for name, found in own.items()
+    }
 
 
 def _served(name: str, calls: Sequence[CallEnded]) -> list[Served]:
@@ -236,7 +246,8 @@ def _seeded(recorded: _Recorded, strategy: str, seed: int) -> Seeded:
         seats = [
             _seat(facts, server) for facts, server in zip(recorded.endpoints, servers, strict=True)
         ]
-        balance = strategy_of(strategy, random.Random(seed))
+        # Not as the pool draws, or what it offers would go with what is chosen.
+        balance = strategy_of(strategy, random.Random(seed + _OTHER_DRAWS))
         pool = Pool(seats, balance, clock=clock, seed=seed)
         ended = await _send_all(recorded, pool, balance, seed)
         await pool.aclose()

@@ -65,9 +65,9 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     at_once: of the form `slots`, otherwise 0; slowdown: of the form `shared`, otherwise 0. seen:
     most calls in flight in the record.
     off: by what share the predicted latencies differ from the recorded ones, the median. spread:
-    quantiles of the work of calls over what the weights say. calls: answers that were fitted; of
-    all servers together if is_own is False, since this one had too few. failures: the share of its
-    attempts that failed; failed_s: how long these took, quantiles.
+    quantiles of the work of calls over what the weights say. calls: answers that were fitted.
+    is_own: there were enough of them. failures: the share of its attempts that failed; failed_s:
+    how long these took, quantiles.
     """
 
     form: Form = "parallel"
@@ -114,10 +114,7 @@ def fitted(attempts: Sequence[Served]) -> Service | None:
     failed_s = sorted(one.latency_s for one in by_time if not one.is_answer)
     if len(answers) < LEAST_CALLS:
         return None
-    simplest, *others = [_fit(shape, by_time) for shape in _shapes(by_time)]
-    best = min(others, key=lambda one: one.off, default=simplest)
-    if best.off > simplest.off * (1 - _CLEARLY):
-        best = simplest
+    best = _best(by_time)
     return msgspec.structs.replace(
         best,
         seen=_most_in_flight(by_time),
@@ -125,6 +122,39 @@ def fitted(attempts: Sequence[Served]) -> Service | None:
         failures=len(failed_s) / len(by_time),
         failed_s=_quantiles(failed_s) or (0.0,),
     )
+
+
+def guessed(attempts: Sequence[Served], usual: Service) -> Service:
+    """A service for a server with too few answers, as if tokens did not matter.
+
+    The spread is that of another one.
+
+    usual: that one; without an answer, all is taken from it.
+    """
+    if not any(one.is_answer for one in attempts):
+        return msgspec.structs.replace(usual, calls=0, is_own=False)
+    # Weights of tokens would be those of chance.
+    by_time = sorted(one._replace(new=0.0, cached=0.0, output=0.0) for one in attempts)
+    return msgspec.structs.replace(
+        _best(by_time),
+        seen=_most_in_flight(by_time),
+        off=usual.off,
+        spread=usual.spread,
+        calls=sum(one.is_answer for one in attempts),
+        is_own=False,
+    )
+
+
+def mean_s(attempts: Sequence[Served]) -> float:
+    """The mean latency of the answers, of which there must be one."""
+    return statistics.fmean(one.latency_s for one in attempts if one.is_answer)
+
+
+def _best(by_time: Sequence[Served]) -> Service:
+    """The form and setting that fit best. At least one attempt is an answer."""
+    simplest, *others = [_fit(shape, by_time) for shape in _shapes(by_time)]
+    best = min(others, key=lambda one: one.off, default=simplest)
+    return simplest if best.off > simplest.off * (1 - _CLEARLY) else best
 
 
 class _Shape(NamedTuple):
