@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,14 @@ class SimProcess:
         self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()
+
+    def stop(self) -> None:
+        """Lets it hang: connections are taken, and nothing is answered."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Lets it run again."""
+        self._process.send_signal(signal.SIGCONT)
 
     def post(self, path: str, body: object, key: str = "") -> Any:
         """What it answers."""

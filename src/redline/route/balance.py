@@ -41,7 +41,7 @@ REVIEW_S = 1.0
 # Figures that a server reported longer ago are not used.
 STALE_S = 10.0
 # Endpoints that are remembered for a prefix, the latest ones.
-OWNERS = 4
+OWNERS = 2
 
 _EXPECTED_S = attrgetter("expected_s")
 
@@ -116,6 +116,11 @@ class Figures(msgspec.Struct, kw_only=True):
         self.call_s = latency_s / self.weight
         self.others = self.foreign if _is_fresh(self, now_s) else 0
         self.expected_s = (self.in_flight + self.others + 1) * self.call_s
+
+    def forget(self) -> None:
+        """How fast it was says nothing of how fast it will be."""
+        self.answers = 0
+        self.latency_s = self.tokens_per_s = self._drained_tokens = self._busy_s = 0.0
 
     def failed(self) -> None:
         """A call has failed because of the endpoint."""

@@ -48,7 +48,7 @@ from redline.errors import (
 from redline.events import SILENCE, EndpointDegraded, EndpointOut, EndpointRecovered, Listener
 from redline.route.balance import REVIEW_S, Asked, Figures, Ordering, Strategy, review
 from redline.route.call_facts import CallFacts
-from redline.route.health import Breaker, usual_share
+from redline.route.health import BAD_PAGES, Breaker, usual_share
 from redline.route.queue import CallQueue, Ticket
 from redline.route.traffic import Traffic
 from redline.route.watch import Watch, Watchable
@@ -297,9 +297,8 @@ class Pool:
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         ticket: Ticket | None = None
-        facts, asked = self._facts, _ASKED
-        if facts is not None:
-            asked = facts.of(request)
+        facts = self._facts
+        asked = _ASKED if facts is None else facts.of(request)
         if self._unwatched:
             self._watch()
         while True:
@@ -317,7 +316,9 @@ class Pool:
                 except (TimedOut, NoEndpoint, Refused, Unpaid) as error:
                     return failed(error)
             breaker = member.breaker
-            epoch = 0 if breaker.state is Health.READY else breaker.began(self._clock.now_s())
+            epoch = breaker.epoch
+            if breaker.state is not Health.READY:
+                epoch = breaker.began(self._clock.now_s())
             try:
                 if facts is None:
                     outcome = await member.backend.send(request, call, sink)
@@ -333,7 +334,11 @@ class Pool:
             if outcome.status == "succeeded":
                 self._in_flight -= 1
                 figures, traffic = member.figures, self.traffic
-                figures.answered(outcome.latency_s, self._clock.now_s())
+                if epoch == breaker.epoch:
+                    figures.answered(outcome.latency_s, self._clock.now_s())
+                else:
+                    # It began before the endpoint was degraded, and says nothing of it now.
+                    figures.ended()
                 traffic.answered += 1
                 traffic.served_s += outcome.latency_s
                 if figures.answers == 1:
@@ -499,8 +504,7 @@ class Pool:
                 if not is_down:
                     event = EndpointDegraded(now_s, member.name, error.what)
                     self._listener.on_event(event)
-                self._weigh()
-                member.backend.withdraw()
+                self._degraded(member)
         elif isinstance(error, RateLimited):
             breaker.cancelled(epoch)
         elif breaker.succeeded(epoch):
@@ -615,9 +619,20 @@ class Pool:
     def _probed(self, member: PoolMember, is_well: bool) -> None:
         """The health page of the endpoint has been asked."""
         if member.breaker.probed(self._clock.now_s(), is_well=is_well):
-            self._weigh()
-            if not is_well:
-                member.backend.withdraw()
+            if member.breaker.state is Health.DEGRADED and not is_well:
+                what = f"its health page has failed {BAD_PAGES} times in a row"
+                self._listener.on_event(EndpointDegraded(self._clock.now_s(), member.name, what))
+                self._degraded(member)
+            else:
+                self._weigh()
+
+    def _degraded(self, member: PoolMember) -> None:
+        """The endpoint gets no calls for a while. Those that it has not written go to others."""
+        # When it is back, it is not known to be slow, or no call would try it.
+        member.figures.forget()
+        self._review_s = -math.inf
+        self._weigh()
+        member.backend.withdraw()
 
     def _weigh(self) -> None:
         """An endpoint has come, gone or changed its state.

@@ -287,3 +287,24 @@ def test_nothing_is_asked_before_the_first_call_or_after_the_end() -> None:
         assert len(asyncio.all_tasks()) == 1
 
     virtual_run(main())
+
+
+def test_a_server_that_hung_is_not_taken_to_be_slow_afterwards() -> None:
+    async def main() -> None:
+        pool, servers, pages = fleet(2)
+        await keep_busy(pool, 5.0)
+        # Its calls take a thousand times as long, and its page fails.
+        servers[0].speed, pages[0].is_good = 0.001, False
+        slow = asyncio.create_task(keep_busy(pool, 1.0))
+        await asyncio.sleep(50.0)
+        servers[0].speed, pages[0].is_good = 1.0, True
+        # Those answers are still to come.
+        await keep_busy(pool, 80.0)
+        await slow
+        before = [server.calls for server in servers]
+        await keep_busy(pool, 5.0)
+        calls = [server.calls - seen for server, seen in zip(servers, before, strict=True)]
+        assert min(calls) > 0.4 * sum(calls)
+        await pool.aclose()
+
+    virtual_run(main())
