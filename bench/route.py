@@ -18,6 +18,9 @@ all, those without late binding included, the figures are given, too.
 The last part shows the fixed score at its worst: queues and GPU use scraped every few seconds, no
 late binding, short and long calls.
 
+Before it, calls whose prompts begin alike in groups, at servers with a prefix cache that holds a
+part of the groups: PREFIXES, in a closed loop.
+
 --parts: keeps the runs of each scenario in this folder, and resumes from them.
 """
 
@@ -44,7 +47,7 @@ from redline.calls import Call, Request, Retry
 from redline.errors import CallError, ServerFailed
 from redline.route import STRATEGIES, Pool, Seat, strategy_of
 from redline.testing import virtual_run
-from support.fleet import LoopClock, ModelServer
+from support.fleet import CachingServer, LoopClock, ModelServer
 
 LOAD = 0.8
 SERVERS = 8
@@ -54,6 +57,9 @@ SEEDS = (1, 2, 3, 4)
 DEFAULT = "p2c"
 # Servers of one slot; 20 % of the calls are long.
 STALE = {"short_s": 1.0, "long_s": 6.0, "long_share": 0.2, "scrape_s": 2.0}
+# Servers of four slots. A call is `work_s` of work, and `prefill_s` for each of the 7 prefixes of
+# its prompt that is not cached; a server keeps `kept` prefixes.
+PREFIXES = {"groups": 64, "kept": 100, "prefill_s": 0.1, "work_s": 0.5, "at_once": 128}
 # The scenarios that were stated before the strategies were measured; the others came later.
 NAMED = 6
 # The default's p50 and p99 over the lowest.
@@ -292,6 +298,36 @@ def summary_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def prefixes(strategy: str, seed: int) -> tuple[float, float]:
+    """Seconds for the calls of PREFIXES, and the share of their prefixes that were cached."""
+
+    async def main() -> tuple[float, float]:
+        servers = [
+            CachingServer(
+                f"s{n}",
+                prefill_s=PREFIXES["prefill_s"],
+                kept=int(PREFIXES["kept"]),
+                slots=4,
+                bound=4,
+            )
+            for n in range(SERVERS)
+        ]
+        pool, draw, begun_s = pool_of(servers, strategy, seed), random.Random(seed), CLOCK.now_s()
+        texts = ["".join(draw.choices("abcdefgh ", k=2000)) for _ in range(int(PREFIXES["groups"]))]
+        prompts = iter([f"{draw.choice(texts)}{number}" for number in range(CALLS)])
+
+        async def work() -> None:
+            for prompt in prompts:
+                body = {"model": "m", "prompt": prompt, "work": PREFIXES["work_s"]}
+                assert (await pool.send(Request(body=body), Call())).is_success
+
+        await asyncio.gather(*(work() for _ in range(int(PREFIXES["at_once"]))))
+        hits, misses = (sum(getattr(one, name) for one in servers) for name in ("hits", "misses"))
+        return CLOCK.now_s() - begun_s, hits / (hits + misses)
+
+    return virtual_run(main())
+
+
 def stale(strategy: str, seed: int) -> tuple[float, float]:
     """p50 and p99 without late binding, when what servers say is up to STALE["scrape_s"] old.
 
@@ -362,6 +398,7 @@ def main() -> int:
         "work_s": 1,
         "bar": BAR,
         "named": NAMED,
+        "prefixes": PREFIXES,
         "stale": STALE,
     }
     versions = record.own_versions("msgspec")
@@ -378,8 +415,14 @@ def main() -> int:
             if kept is not None:
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 kept.write_text(json.dumps(found))
-    summary = {"scenarios": summary_of(runs), "stale": {}}
+    summary = {"scenarios": summary_of(runs), "prefixes": {}, "stale": {}}
     is_kept = printed(summary["scenarios"])
+    print(f"\nprompts that begin alike: {PREFIXES}\n{'':42}   s   cached")
+    for who in (DEFAULT, "prefix"):
+        pairs = zip(*(prefixes(who, seed) for seed in seeds), strict=True)
+        took_s, cached = (round(statistics.mean(values), 3) for values in pairs)
+        summary["prefixes"][who] = {"took_s": took_s, "cached": cached}
+        print(f"  {who:40} {took_s:6.1f}   {cached:.3f}")
     print(f"\nnot bound late, stale figures: {STALE}")
     for who in (DEFAULT, "weighted_score", "normalized_score"):
         pairs = zip(*(stale(who, seed) for seed in seeds), strict=True)

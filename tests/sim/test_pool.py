@@ -305,3 +305,37 @@ def test_if_all_servers_die_the_calls_wait_for_them_and_then_end() -> None:
         assert 300.0 <= ended_s(outcomes[0]) - begun_s < 320.0
 
     virtual_run(main())
+
+
+async def waits_of(strategy: str, rates: Sequence[int], *, calls: int, per_s: float) -> list[float]:
+    """How long each of these calls waited to be written, at keys of these rates a second."""
+    async with AsyncExitStack() as stack:
+        windows = [Window(rate) for rate in rates]
+        servers = [await stack.enter_async_context(RawServer(one)) for one in windows]
+        limits = [f"{rate}/1s" for rate in rates]
+        pool = pool_of(servers, Attempts(), strategy, requests=limits, concurrency=64)
+        waits_s = list[float]()
+
+        async def send(number: int) -> None:
+            since_s = asyncio.get_running_loop().time()
+            outcome = await pool.send(ask(number), Call())
+            assert outcome.is_success, outcome
+            sent_s = outcome.tried[0].sent_s
+            assert sent_s is not None
+            waits_s.append(sent_s - since_s)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(calls):
+                group.create_task(send(number))
+                await asyncio.sleep(1 / per_s)
+        await pool.aclose()
+        assert not any(window.rejected for window in windows)
+    return waits_s
+
+
+def test_room_finds_the_key_that_can_send_first() -> None:
+    blind = virtual_run(waits_of("round_robin", (2, 40), calls=300, per_s=20))
+    seeing = virtual_run(waits_of("room", (2, 40), calls=300, per_s=20))
+    # The slow key takes as many as may get ready to wait, and these wait for 8 s.
+    assert max(blind) > 5
+    assert max(seeing) < 0.1

@@ -41,7 +41,7 @@ def test_after_a_difference_nothing_agrees() -> None:
     assert shared(one, other) == 0
 
 
-@pytest.mark.parametrize("fields", [{"seed": 7}, {"tools": [{"type": "function"}]}])
+@pytest.mark.parametrize("fields", [{"seed": 7}, {"logit_bias": {"7": 1}}])
 def test_fields_that_are_no_prompt_do_not_matter(fields: dict[str, Any]) -> None:
     """Those that the quick decode knows, and those that need a decode of all."""
     one, other = raw(chat(SYSTEM, "a")), raw(chat(SYSTEM, "a", **fields))
@@ -57,6 +57,18 @@ def test_a_prompt_in_parts_is_read_in_its_order() -> None:
     parts = [{"type": "text", "text": SYSTEM[:500]}, {"type": "text", "text": SYSTEM[500:]}]
     in_parts = {"messages": [{"role": "user", "content": parts}], "model": "m"}
     assert prefixes_of(Request(body=in_parts)) == prefixes_of(raw(chat(SYSTEM, "")))
+
+
+def test_tools_are_read_before_the_messages() -> None:
+    def tools(about: str) -> list[dict[str, Any]]:
+        return [{"type": "function", "function": {"name": "look", "description": about}}]
+
+    same, other = tools("a" * 600), tools("b" * 600)
+    one = raw(chat(SYSTEM, "a", tools=same))
+    assert shared(one, raw(chat(SYSTEM, "b", tools=same))) >= 5
+    assert shared(one, Request(body=chat(SYSTEM, "b", tools=same))) >= 5
+    assert shared(one, raw(chat(SYSTEM, "a", tools=other))) == 0
+    assert shared(one, raw(chat(SYSTEM, "a"))) == 0
 
 
 @pytest.mark.parametrize("field", ["prompt", "input", "instructions"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from redline.calls.tokens.asked import asked_of
 from redline.calls.tokens.prompt import DATA, MOST_VALUES
 from redline.waist import Request
@@ -68,7 +70,7 @@ def _hashes(model: str, texts: list[str]) -> tuple[int, ...]:
 def _texts(body: dict[str, Any]) -> list[str]:
     """The texts of a prompt of any form, in their order."""
     todo: list[Any] = [body[name] for name in reversed(_FIELDS) if name in body]
-    found, values_left = list[str](), MOST_VALUES
+    found, values_left = _tools(body), MOST_VALUES
     while todo and values_left > 0:
         values_left -= 1
         value = todo.pop()
@@ -84,6 +86,17 @@ def _texts(body: dict[str, Any]) -> list[str]:
             # A prompt of token ids.
             found.append(f"{value} ")
     return found
+
+
+def _tools(body: dict[str, Any]) -> list[str]:
+    """The tools, which chat templates put before all messages; nothing if they are not JSON."""
+    tools = body.get("tools")
+    if not tools:
+        return []
+    try:
+        return [msgspec.json.encode(tools).decode()]
+    except (TypeError, ValueError, RecursionError):
+        return []
 
 
 def _holds(value: Any) -> bool:
