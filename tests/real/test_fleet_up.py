@@ -20,7 +20,17 @@ from typing import Any
 import openai
 import pytest
 
-from support.replicas import SERVER, gone_within, is_running, pids_in, processes_of, server_of
+from redline.route.scale import ScaleSettings, fleet
+from redline.serve import FleetSettings, FrontSettings, ServedFleet
+from support.replicas import (
+    SERVER,
+    gone_within,
+    is_running,
+    pids_in,
+    processes_of,
+    replica,
+    server_of,
+)
 from support.shrinking import shrink
 
 pytestmark = [
@@ -142,9 +152,9 @@ def test_a_fleet_serves_the_sdk_and_passes_bytes_on(start: Start) -> None:
                 await client.chat.completions.create(model="sim", messages=[])
 
     asyncio.run(ask())
-    replica = re.search(r"--port (\d+)", cmdline(up.folder, "replica-1"))
-    assert replica is not None
-    direct = f"http://127.0.0.1:{replica[1]}/v1"
+    port = re.search(r"--port (\d+)", cmdline(up.folder, "replica-1"))
+    assert port is not None
+    direct = f"http://127.0.0.1:{port[1]}/v1"
     for body in ({"model": "sim"}, b'{"model": ', {"model": "sim", "messages": 5}):
         refused = asked(url, body)
         assert refused[0] == 400
@@ -232,6 +242,57 @@ def test_a_replica_that_is_killed_under_load_loses_no_call(start: Start) -> None
         "replica-1 was lost: its command ended with status 137 (SIGKILL)"
     ]
     up.end()
+
+
+def test_calls_get_503_while_no_replica_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr(fleet, "LONGEST_PAUSE_S", 0.2)
+    works = replica(tmp_path, "slow 0.2")
+    broken = tmp_path / "broken"
+    shell = 'if [ -e "$0" ]; then exit 3; fi; exec "$@"'
+    command = ("/bin/sh", "-c", shell, str(broken), *works.command)
+    scale = ScaleSettings(tick_s=0.05, panic_window_s=1)
+    settings = FleetSettings(
+        model="m",
+        replica=replica(tmp_path, command=command),
+        front=FrontSettings(port=0),
+        scale=scale,
+    )
+
+    async def main() -> None:
+        stop, urls = asyncio.Event(), asyncio.Queue[str]()
+        events: list[str] = []
+        served = ServedFleet(
+            settings, on_url=urls.put_nowait, on_event=events.append, on_status=lambda _: None
+        )
+        running = asyncio.create_task(served.run(stop))
+        url = await urls.get()
+
+        def ask() -> asyncio.Future[tuple[int, bytes]]:
+            return asyncio.ensure_future(asyncio.to_thread(asked, url, {"model": "m"}))
+
+        assert (await ask())[0] == 200
+        broken.touch()
+        os.kill(server_of(tmp_path, "replica-1"), signal.SIGKILL)
+        # One that waits for a replica, and one that comes when there is no hope.
+        for calls in ([ask()], [ask(), ask()]):
+            for status, body in await asyncio.gather(*calls):
+                assert status == 503
+                assert json.loads(body)["error"]["code"] == "no_replica"
+        broken.unlink()
+        async with asyncio.timeout(10):
+            while (await ask())[0] != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        stop.set()
+        await running
+        assert "replica-1 is ready" in events
+        assert any(one.startswith("replica-1 was lost: ") for one in events)
+        assert any("could not be started: its command ended with status 3" in one for one in events)
+
+    asyncio.run(main())
+    assert not processes_of(tmp_path)
 
 
 def test_a_fleet_that_cannot_start_says_why_and_hides_keys(

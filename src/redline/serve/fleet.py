@@ -56,8 +56,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A fleet at one moment. changes, failures: the last ones, the oldest first.
 
-    in_flight: calls that replicas have. waiting: calls that wait for one. answered: calls that
-    succeeded.
+    in_flight: calls that replicas have. waiting: the other calls that have come: for a replica, for
+    its limits or to be repeated. answered: calls that succeeded.
     """
 
     model: str
@@ -113,6 +113,7 @@ class ServedFleet:
             bounds=Bounds(grace_s=front.drain_s),
         )
         self._seen_s = -math.inf
+        self._seen_ready = frozenset[str]()
         self._was_ready = False
         self._is_over = False
 
@@ -121,6 +122,8 @@ class ServedFleet:
         fleet, pool, scale = self._fleet, self._pool, self._settings.scale
         now_s, members = SYSTEM.now_s(), pool.members
         starting = fleet.starting
+        queued = sum(one.backend.load(now_s).waiting for one in members)
+        in_flight = sum(one.figures.in_flight for one in members) - queued
         replicas = [
             ReplicaStatus(
                 name=one.name,
@@ -138,8 +141,8 @@ class ServedFleet:
             max_replicas=scale.max_replicas,
             ready=len(fleet.ready),
             starting=len(starting),
-            in_flight=sum(one.figures.in_flight for one in members),
-            waiting=pool.queued,
+            in_flight=in_flight,
+            waiting=max(0, self._relay.in_flight - in_flight),
             answered=pool.traffic.answered,
             replicas=replicas,
             changes=[_event(one.at_s, str(one)) for one in _last(fleet.history)],
@@ -177,6 +180,10 @@ class ServedFleet:
         for one in sorted(news, key=lambda one: one.at_s):
             self._seen_s = one.at_s
             self._on_event(str(one))
+        ready = frozenset(one.name for one in fleet.ready)
+        for name in sorted(ready - self._seen_ready):
+            self._on_event(f"{name} is ready")
+        self._seen_ready = ready
         self._on_status(self.status())
         self._was_ready = self._was_ready or bool(fleet.ready)
         if not self._was_ready and fleet.failed_starts and not fleet.starting:
