@@ -131,7 +131,10 @@ def test_a_start_that_is_cancelled_leaves_nothing(run: Run, tmp_path: Path) -> N
             await asyncio.sleep(wait_s)
             starting.cancel()
             await asyncio.wait([starting])
+            begun_s = time.monotonic()
             await local.stop("a")
+            # SIGTERM is not lost, whenever it comes.
+            assert time.monotonic() - begun_s < 3
         assert not processes_of(tmp_path)
 
     run(main())
@@ -212,6 +215,27 @@ def test_nothing_is_left_when_redline_is_killed(tmp_path: Path) -> None:
     finally:
         bystander.kill()
         bystander.wait()
+
+
+# Starts a guardian that reads the stdin of this process, and waits.
+PARENT = """
+import subprocess, time
+from redline.route.scale import guardian
+
+child = subprocess.Popen(guardian.guarded(["sleep", "300"], 1), start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(300)
+"""
+
+
+def test_a_guardian_notices_its_parents_death_while_its_stdin_is_open() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+        assert gone_within([pid], 10)
 
 
 def test_a_fleet_replaces_a_replica_that_dies(run: Run, tmp_path: Path) -> None:
