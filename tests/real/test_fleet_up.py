@@ -172,17 +172,17 @@ def test_a_fleet_serves_the_sdk_and_passes_bytes_on(start: Start) -> None:
 
 
 def test_a_fleet_follows_its_load_and_ends_with_calls_answered(start: Start) -> None:
-    up = start(f"max_replicas = 3\n{QUICK}", mood="slow 0.3", rest="concurrency = 2")
+    up = start(f"max_replicas = 3\n{QUICK}", mood="slow 0.2", rest="concurrency = 2")
     url = up.url()
 
     async def ask() -> list[Any]:
         async with client_of(url) as client:
             call = client.chat.completions.create
-            return await asyncio.gather(*(call(model="m", messages=HELLO) for _ in range(60)))
+            return await asyncio.gather(*(call(model="m", messages=HELLO) for _ in range(40)))
 
-    assert len(asyncio.run(ask())) == 60
+    assert len(asyncio.run(ask())) == 40
     status = up.until(url, lambda status: status["ready"] == 1)
-    assert status["answered"] == 60
+    assert status["answered"] == 40
     told = [one["what"] for one in status["changes"]]
     assert any(" calls wait, demand " in one and one.endswith("-> 3") for one in told)
     assert re.search(r"demand was at most [\d.]+ for 1 s: 3 -> 1", "\n".join(told))
@@ -228,14 +228,14 @@ def test_a_replica_that_is_killed_under_load_loses_no_call(start: Start) -> None
 
             async def several() -> int:
                 asking = client.chat.completions.create
-                return sum([bool(await asking(model="m", messages=HELLO)) for _ in range(8)])
+                return sum([bool(await asking(model="m", messages=HELLO)) for _ in range(5)])
 
             calls = [asyncio.create_task(several()) for _ in range(12)]
             await asyncio.sleep(0.3)
             os.kill(server_of(up.folder, "replica-1", "fleet.logs"), signal.SIGKILL)
             return await asyncio.gather(*calls)
 
-    assert asyncio.run(ask()) == [8] * 12
+    assert asyncio.run(ask()) == [5] * 12
     status = up.until(url, lambda status: status["ready"] == 2)
     assert {one["name"] for one in status["replicas"]} == {"replica-2", "replica-3"}
     assert [one["what"] for one in status["failures"]] == [
@@ -310,9 +310,15 @@ def test_a_fleet_that_cannot_start_says_why_and_hides_keys(
 
 
 async def test_replicas_that_are_stopped_with_calls_in_flight_drop_none(tmp_path: Path) -> None:
-    caught, outcomes = await shrink(tmp_path)
-    assert caught
-    assert set(outcomes) == {"succeeded"}
+    stopped = 0
+    for number in range(3):
+        # Which replicas have calls at that moment is chance.
+        caught, outcomes = await shrink(tmp_path / str(number))
+        assert set(outcomes) == {"succeeded"}
+        stopped += caught
+        if stopped:
+            break
+    assert stopped
     assert not processes_of(tmp_path)
 
 

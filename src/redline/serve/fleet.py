@@ -175,28 +175,29 @@ class ServedFleet:
     def _look(self) -> None:
         """Tells what is new. Raises RedlineError if no replica has ever been started."""
         fleet = self._fleet
+        ready = frozenset(one.name for one in fleet.ready)
+        self._was_ready = self._was_ready or bool(ready)
+        if not self._was_ready and fleet.failed_starts and not fleet.starting:
+            self._is_over = True
+            self._relay.refuse_waiting()
+            raise RedlineError("the fleet could not be started", hint=str(fleet.failures[-1]))
         events: list[Change | Failure] = [*fleet.history, *fleet.failures]
         news = [one for one in events if one.at_s > self._seen_s]
         for one in sorted(news, key=lambda one: one.at_s):
             self._seen_s = one.at_s
             self._on_event(str(one))
-        ready = frozenset(one.name for one in fleet.ready)
         for name in sorted(ready - self._seen_ready):
             self._on_event(f"{name} is ready")
         self._seen_ready = ready
         self._on_status(self.status())
-        self._was_ready = self._was_ready or bool(fleet.ready)
-        if not self._was_ready and fleet.failed_starts and not fleet.starting:
-            self._is_over = True
-            self._relay.refuse_waiting()
-            raise RedlineError("the fleet could not be started", hint=str(fleet.failures[-1]))
         self._relay.refuse_waiting()
 
     def _trouble(self) -> Refusal | None:
         fleet = self._fleet
         if not self._is_over and (fleet.ready or fleet.failed_starts < HOPELESS):
             return None
-        message = f"No replica can be started; {fleet.failed_starts} starts in a row have failed."
+        starts = counted(fleet.failed_starts, "start has", "starts have")
+        message = f"No replica can be started: {starts} failed."
         return busy(message, "no_replica", wait_s=fleet.again_s - SYSTEM.now_s())
 
 

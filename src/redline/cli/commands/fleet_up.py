@@ -24,6 +24,7 @@ PARAMS = (Word("file", "FILE", "Such as fleet.toml: the command of a replica, an
 _FAILED = 1
 # Without a terminal, the state is shown so often if it has changed.
 _EVERY_S = 60.0
+_COLUMNS = 80
 
 
 def fleet_up(ctx: Context, file: str) -> None:
@@ -105,6 +106,7 @@ class _View:
 
 def _columns() -> int:
     try:
-        return max(20, os.get_terminal_size(sys.stderr.fileno()).columns)
+        # 0 if nobody has said it.
+        return os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
     except OSError:
-        return 80
+        return _COLUMNS
