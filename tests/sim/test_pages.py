@@ -9,7 +9,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from redline.calls import Call, Endpoint, Request
+from redline.calls import Call, Endpoint, Request, Retry
+from redline.errors import NoEndpoint
 from redline.route import Pool, ServerFigures, seat_of, strategy_of
 from redline.route.pages import MOST_BYTES, Pages
 from redline.testing import VirtualClock, virtual_run
@@ -178,5 +179,26 @@ def test_a_pool_reads_pages_between_its_calls_and_leaves_nothing(balance: str) -
                     await server.closed()
             await asyncio.sleep(3.0)
             assert len(asyncio.all_tasks()) == 1
+
+    virtual_run(main())
+
+
+def test_servers_none_of_which_answers_end_the_calls_soon_though_they_are_probed() -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            servers = [await stack.enter_async_context(RawServer(silent)) for _ in range(2)]
+        seats = [
+            seat_of(
+                Endpoint(base_url=one.base_url, name=f"e{n}", proxy="", probe=True), clock=clock()
+            )
+            for n, one in enumerate(servers)
+        ]
+        pool = Pool(seats, strategy_of("p2c", random.Random(1)), clock=clock(), seed=1)
+        backend, begun_s = Retry(pool, clock=clock(), seed=1), clock().now_s()
+        request = Request(body={"model": "m", "messages": []})
+        outcomes = await asyncio.gather(*(backend.send(request, Call()) for _ in range(8)))
+        assert {type(outcome.error) for outcome in outcomes} == {NoEndpoint}
+        assert 5 <= clock().now_s() - begun_s < 10
+        await pool.aclose()
 
     virtual_run(main())

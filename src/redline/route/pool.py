@@ -371,6 +371,8 @@ class Pool:
             for one in list(members.values()):
                 if not one.is_open(now_s, self._all_degraded):
                     self._close(one, now_s)
+                elif self._asks_room:
+                    one.figures.room_s = one.backend.load(now_s, asked.request).room_s
         while members:
             # From a random one on: of those that are equally good, not always the same.
             first = int(self._draw() * len(members))
@@ -379,10 +381,6 @@ class Pool:
                 among = [one.figures for name, one in members.items() if name not in call.avoid]
                 if not among:
                     return None
-            if self._asks_room:
-                for figures in among:
-                    load = members[figures.name].backend.load(now_s, asked.request)
-                    figures.room_s = load.room_s
             member = members[self._strategy.choose(among, asked, now_s).name]
             if member.is_open(now_s, self._all_degraded):
                 return member
