@@ -561,7 +561,7 @@ class Pool:
         for other in self._members:
             if other.name in avoided or other.is_out or other.is_parked(now_s):
                 continue
-            if self._all_degraded or other.breaker.allows(now_s, other.coming):
+            if other.breaker.state is not Health.DEGRADED:
                 call.avoid = avoided
                 return
         call.avoid = frozenset()

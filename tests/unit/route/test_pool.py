@@ -165,6 +165,20 @@ def test_if_all_fail_alike_none_is_taken_out() -> None:
     virtual_run(main())
 
 
+def test_if_all_fail_for_a_while_calls_wait_longer_each_time_and_none_is_lost() -> None:
+    async def main() -> None:
+        begun_s = asyncio.get_running_loop().time()
+
+        def fails(now_s: float, number: int) -> CallError | None:
+            return HTTP_500 if 1 <= now_s - begun_s < 7 else None
+
+        servers = [ModelServer(f"s{n}", slots=16, fails=fails) for n in range(4)]
+        outcomes = await run_rows(pool_of(servers), 800, at_once=8)
+        assert all(outcome.is_success for outcome in outcomes)
+
+    virtual_run(main())
+
+
 def test_a_key_that_is_refused_in_mid_run_loses_no_row() -> None:
     async def main() -> None:
         refused = Refused("HTTP 401", status=401)

@@ -6,8 +6,8 @@
   a 200 that cannot be read            2                     back-off
   any other Retryable                  max_retries           the longer of Retry-After and back-off
 
-A pool notes in `Call.avoid` that another endpoint can take the call now: it then waits only until
-the retry budget allows it.
+A pool notes in `Call.avoid` that another endpoint works: after a 429, and the first two times
+after anything else, the call then waits only until the retry budget allows it.
 
 Back-off is exponential with full jitter (Brooker, AWS Architecture Blog, 2015): uniform in
 0..min(cap, base 2^k). A waiting row holds no slot, no connection and no tokens.
@@ -35,6 +35,8 @@ from redline.events import SILENCE, Listener, RetryScheduled, RetryStarted
 from redline.waist import Attempt, Backend, Call, Load, Outcome, Request, Sink, failed
 
 _BAD_REPLY_RETRIES = 2
+# When every endpoint of a pool fails for a moment, a row must not spend all its retries in it.
+_FAILOVERS = 2
 # A 429 says that the endpoint is full, not that the row is bad.
 _RATE_LIMITED_FACTOR = 10
 # Five times the same 5xx while at least 20 neighbours succeeded, and nine of ten of them: at a
@@ -234,7 +236,7 @@ class Retry:
 
     def _wait_s(self, error: Retryable, history: _History, *, is_elsewhere: bool) -> float:
         now_s = self._clock.now_s()
-        if is_elsewhere:
+        if is_elsewhere and (history.tries <= _FAILOVERS or isinstance(error, RateLimited)):
             return self._budget.spend_s(now_s, self._calls)
         ceiling_s = self._policy.pause_s(history.tries - 1)
         jitter_s = self._random.uniform(0, ceiling_s)

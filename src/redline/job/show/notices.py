@@ -17,7 +17,7 @@ _LEAST_WAIT_S = 1.0
 # Answers may take long: so long without one, and longer than this many of the slowest so far.
 _LEAST_SILENCE_S, _SILENCE_FACTOR = 10.0, 2
 # Kinds of notices of a run that does not get on.
-STANDSTILL = frozenset({"ending", "outage", "failing", "silence"})
+STANDSTILL = frozenset({"ending", "outage", "failing", "silence", "waiting"})
 # How the kind of a notice begins that is news once: an endpoint was taken out.
 OUT = "out "
 _REFUSED = os.strerror(errno.ECONNREFUSED)
@@ -110,7 +110,7 @@ def failing_endpoint(failing: Outages | None, failing_now: int, count: int) -> s
     if failing is None or failing.down_s < _LEAST_OUTAGE_S:
         return None
     what = f"endpoint {failing.endpoint} fails, for {duration(failing.down_s)} now: "
-    what += f"{failing.reason}; it gets few calls until it works"
+    what += f"{failing.reason.rstrip('.')}; it gets few calls until it works"
     return what if failing_now < 2 else f"{what}; {failing_now:,} of {count:,} endpoints fail"
 
 
