@@ -13,6 +13,8 @@ import pytest
 from redline.calls import Call, Endpoint, HttpBackend, Outcome, Request, Sink, failed
 from redline.errors import NoEndpoint, Refused
 from redline.serve.http import Bounds, Refusal, Relay, busy
+from redline.sim import SimSettings
+from redline.sim.server import Sim
 from support.fronting import BODY, STREAM, Told, ask, read_until_broken, root, until
 from support.raw_server import RawServer, Seen, answer
 
@@ -125,6 +127,24 @@ def test_a_stream_that_breaks_off_does_not_pass_for_a_whole_one(run: Run) -> Non
         assert raw.startswith(b"data: " + json.dumps(event).encode())
         assert b'"error"' in raw
         assert b"[DONE]" not in raw
+
+    run(main())
+
+
+def test_who_leaves_ends_the_call_at_the_endpoint_too(run: Run) -> None:
+    async def main() -> None:
+        async with Sim(SimSettings(per_token_s=60.0)) as sim, aiohttp.ClientSession() as session:
+            backend = HttpBackend(Endpoint(base_url=sim.base_url))
+            async with Relay(backend) as relay:
+                for number, body in enumerate((BODY, STREAM), 1):
+                    asking = asyncio.create_task(ask(relay, session, body))
+                    await until(lambda: relay.in_flight == backend.load(0.0).in_flight == 1)
+                    await asyncio.sleep(0.05)
+                    asking.cancel()
+                    await asyncio.wait([asking])
+                    await until(lambda: relay.in_flight == backend.load(0.0).in_flight == 0)
+                    await until(lambda n=number: sim.stats()["abandoned"] == n)
+            await backend.aclose()
 
     run(main())
 
