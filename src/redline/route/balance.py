@@ -288,10 +288,13 @@ class LongestPrefix:
         return bisect_left(range(len(blocks)), True, key=lambda n: blocks[n] not in self._seen)
 
     def _remember(self, asked: Asked, name: str) -> None:
-        seen = self._seen
+        seen, alone = self._seen, (name,)
         for block in reversed(asked.blocks):
-            owners = seen.get(block, ())
-            if not owners or owners[0] != name:
+            owners = seen.get(block)
+            if owners is None:
+                # One tuple for all of them: most prefixes have one endpoint.
+                seen[block] = alone
+            elif owners[0] != name:
                 others = [one for one in owners if one != name]
                 seen[block] = (name, *others[: OWNERS - 1])
             seen.move_to_end(block)
