@@ -146,6 +146,7 @@ EXAMPLES: dict[str, list[Example]] = {
     "models": [endpoint("models", {"fast": "qwen3-8b"}, models={"fast": "qwen3-8b"})],
     "metrics": [endpoint("metrics", True, metrics=True), endpoint("metrics", "/m", metrics="/m")],
     "probe": [endpoint("probe", True, probe=True), endpoint("probe", f"{URL}/h", probe=f"{URL}/h")],
+    "tariff": [Example({}, {"endpoint": Endpoint(base_url=URL, prices=PRICES)})],
     "prices": [Example({}, {"prices": PRICES}, tables="[prices.m]\ninput = 1\noutput = 2\n")],
     "call": [Example({}, {"call": answer})],
     "before": [Example({}, {"before": same})],
