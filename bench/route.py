@@ -181,7 +181,8 @@ def pool_of(servers: Sequence[ModelServer], strategy: str, seed: int) -> Pool:
     def seat(server: ModelServer) -> Seat:
         return Seat(name=server.name, make=lambda on_room: server)
 
-    draw = random.Random(seed)
+    # Another seed than the pool's: what the two draw must have nothing to do with each other.
+    draw = random.Random(1_000 + seed)
     return Pool([seat(one) for one in servers], strategy_of(strategy, draw), seed=seed, clock=CLOCK)
 
 
