@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from redline.limits import Limits, Rate
-from redline.serve import read_fleet
+from redline.serve.fleet import read_fleet
 
 Cli = Callable[..., Any]
 

@@ -240,7 +240,18 @@ def test_bash_completes_commands_flags_and_values() -> None:
     assert unknown.returncode == 2
     assert "no completion is known for the shell abacus" in unknown.stderr
     assert "_REDLINE_COMPLETE=bash_complete" in script.stdout
-    commands = ["run", "eval", "synth", "tag", "verify", "repair", "engine", "sim"]
+    commands = [
+        "run",
+        "eval",
+        "synth",
+        "tag",
+        "verify",
+        "repair",
+        "engine",
+        "fleet",
+        "sim",
+        "route",
+    ]
     assert completed("redline ") == commands
     assert completed("redline run in.jsonl --prof") == ["--profile"]
     assert completed("redline run in.jsonl --profile f") == ["fixed"]

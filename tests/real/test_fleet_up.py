@@ -21,7 +21,7 @@ import openai
 import pytest
 
 from redline.route.scale import ScaleSettings, fleet
-from redline.serve import FleetSettings, FrontSettings, ServedFleet
+from redline.serve.fleet import FleetSettings, FrontSettings, ServedFleet
 from support.replicas import (
     SERVER,
     gone_within,

@@ -40,7 +40,7 @@ SUBFOLDERS = {
     "engine": ("", "sample", "schedule", "model", "draft", "step", "parallel", "api"),
     "job": ("settings", "work", "batch", "show", "outputs", ""),
     "tasks": ("answers", "evaluate", "tag", "synth", ""),
-    "serve": ("http", ""),
+    "serve": ("http", "fleet", ""),
     "cli": ("flags", "session", "commands", ""),
 }
 # What only these parts import: the simulated provider, and virtual time, shipped for users' tests,

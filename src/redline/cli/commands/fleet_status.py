@@ -33,7 +33,7 @@ def fleet_status(ctx: Context, where: str) -> None:
         say(raw.decode() + "\n")
         return
     # Imported here: the flags need nothing of it.
-    from redline.serve import FleetStatus
+    from redline.serve.fleet import FleetStatus
 
     try:
         status = msgspec.json.decode(raw, type=FleetStatus)
@@ -64,7 +64,7 @@ def _page(where: str) -> bytes:
         parts = urlsplit(where)
         host, port = parts.hostname or "", parts.port or 80
     else:
-        from redline.serve import front_of
+        from redline.serve.fleet import front_of
 
         front = front_of(Path(where))
         host, port = front.host, front.port

@@ -18,7 +18,7 @@ from redline.errors import ConfigError, RedlineError
 from redline.process import lasting, printable
 
 if TYPE_CHECKING:
-    from redline.serve import FleetStatus
+    from redline.serve.fleet import FleetStatus
 
 PARAMS = (Word("file", "FILE", "Such as fleet.toml: the command of a replica, and the bounds."),)
 _FAILED = 1
@@ -52,7 +52,7 @@ def fleet_up(ctx: Context, file: str) -> None:
     redline.
     """
     # Imported here: no other command pays for a server's start-up.
-    from redline.serve import read_fleet, serve_fleet
+    from redline.serve.fleet import read_fleet, serve_fleet
 
     view = _View()
     try:

@@ -24,7 +24,7 @@ from redline.errors import RedlineError
 from redline.process import counted, end_at_once, on_signals, run_until_told
 from redline.route import Pool, strategy_of
 from redline.route.scale import Change, Failure, Fleet, LocalLauncher
-from redline.serve.fleet_settings import FleetSettings
+from redline.serve.fleet.settings import FleetSettings
 from redline.serve.http import Bounds, Refusal, Relay, busy
 
 T = TypeVar("T")
