@@ -9,6 +9,7 @@ from redline.route.endpoints import (
     seat_of,
 )
 from redline.route.health import Breaker
+from redline.route.member import PoolMember, Seat
 from redline.route.metrics_page import ServerFigures, read_metrics
-from redline.route.pool import Pool, PoolMember, Seat
+from redline.route.pool import Pool
 from redline.route.traffic import Traffic

@@ -12,8 +12,9 @@ from redline.calls.wire import ReplyMemory
 from redline.clock import SYSTEM
 from redline.errors import ConfigError, nearest
 from redline.route.balance import STRATEGIES, strategy_of
+from redline.route.member import Seat
 from redline.route.pages import Pages
-from redline.route.pool import Pool, Seat
+from redline.route.pool import Pool
 
 
 class EndpointPool(Pool):

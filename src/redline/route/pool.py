@@ -20,14 +20,11 @@ degraded, the cause is not theirs alone: breakers stand aside, and all get calls
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-
-import msgspec
 
 from redline.calls.http import is_unreachable
 from redline.clock import SYSTEM, Clock
@@ -49,141 +46,21 @@ from redline.events import SILENCE, EndpointDegraded, EndpointOut, EndpointRecov
 from redline.route.balance import REVIEW_S, Asked, Figures, Ordering, Strategy, review
 from redline.route.call_facts import CallFacts
 from redline.route.health import BAD_PAGES, Breaker, usual_share
+from redline.route.member import PoolMember, Seat
 from redline.route.queue import CallQueue, Ticket
 from redline.route.traffic import Traffic
-from redline.route.watch import Watch, Watchable
-from redline.waist import Call, Health, Load, Member, Outcome, Request, Sink, failed
+from redline.waist import Call, Health, Load, Outcome, Request, Sink, failed
 
 _ASKED = Asked()
-
-
-class Seat(msgspec.Struct, frozen=True, kw_only=True):
-    """What is stated of one endpoint of a pool.
-
-    make: makes its backend, given what it is to call when it could take a call again.
-    weight: its capacity in proportion to the others', above 0. price: see Figures. pages: of its
-    server, to be asked how it is; None if it is not asked.
-    """
-
-    name: str
-    make: Callable[[Callable[[], None]], Member]
-    weight: float = 1.0
-    price: float = 0.0
-    pages: Watchable | None = None
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise ConfigError("an endpoint of a pool needs a name")
-        if not 0 < self.weight < math.inf:
-            raise ConfigError(
-                f"the weight of endpoint {self.name} must be above 0, not {self.weight:g}",
-                hint="leave the endpoint out of the pool to send nothing to it",
-            )
-
-
-class PoolMember:
-    """One endpoint of a pool.
-
-    coming: calls that are about to reach its backend. error: what took it out for good.
-    """
-
-    def __init__(
-        self,
-        seat: Seat,
-        on_room: Callable[[PoolMember], None],
-        usual: Callable[[Breaker], float],
-    ) -> None:
-        self.name = seat.name
-        self.pages = seat.pages
-        is_probed = seat.pages is not None and seat.pages.has_health
-        self.breaker = Breaker(usual, is_probed=is_probed)
-        self.figures = Figures(name=seat.name, weight=seat.weight, price=seat.price)
-        self.coming = 0
-        self.is_leaving = False
-        self.error: CallError | NoEndpoint | None = None
-        self._is_empty = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
-        self._watch: Watch | None = None
-        self.backend = seat.make(lambda: on_room(self))
-
-    @property
-    def is_out(self) -> bool:
-        """It gets no call any more."""
-        return self.is_leaving or self.error is not None
-
-    def health(self, now_s: float) -> Health:
-        """Its state, by what is known of it here and by its backend."""
-        if self.error is not None:
-            return Health.GONE
-        if self.is_leaving:
-            return Health.DRAINING
-        state = self.backend.load(now_s).state
-        return self.breaker.state if state is Health.READY else state
-
-    def is_open(self, now_s: float, is_broken: bool = False) -> bool:
-        """It can take a call now, unless it is out. is_broken: even if its breaker is open."""
-        breaker, coming = self.breaker, self.coming
-        if breaker.state is not Health.READY and not (is_broken or breaker.allows(now_s, coming)):
-            return False
-        return self.backend.has_room(now_s, coming)
-
-    def is_parked(self, now_s: float) -> bool:
-        """It takes no call for a time that is known."""
-        return self.backend.load(now_s).parked_until_s > now_s
-
-    def closed_until_s(self, now_s: float) -> float:
-        """Until when it takes no call whatever happens; not later than now if that is unknown."""
-        again_s = self.breaker.again_s if self.breaker.state is Health.DEGRADED else -math.inf
-        return max(again_s, self.backend.load(now_s).parked_until_s)
-
-    def look_again(self, wait_s: float, look: Callable[[PoolMember], None]) -> None:
-        """Has `look` called after this time, at the latest."""
-        self.forget_timer()
-        self._timer = asyncio.get_running_loop().call_later(wait_s, look, self)
-
-    def forget_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def check_empty(self) -> None:
-        """Whoever waits for the end of its calls is told if they are over."""
-        if not self.figures.in_flight:
-            self._is_empty.set()
-
-    def watch(self, on_health: Callable[[bool], None], clock: Clock) -> None:
-        """Begins to ask its server how it is."""
-        if self.pages is not None:
-            self._watch = Watch(self.pages, self.figures, on_health, clock)
-            self._watch.start()
-
-    async def aclose(self) -> None:
-        """Ends its backend, and asks its server nothing any more."""
-        self.forget_timer()
-        if self._watch is not None:
-            await self._watch.aclose()
-        await self.backend.aclose()
-
-    def lose(self, error: CallError | NoEndpoint) -> None:
-        """It gets no call any more, because of this error."""
-        self.error = error
-        self.backend.withdraw()
-
-    async def leave(self) -> None:
-        """It gets no call any more. Returns when those that it had are over."""
-        self.is_leaving = True
-        self.backend.withdraw()
-        if self.figures.in_flight:
-            await self._is_empty.wait()
 
 
 class Pool:
     """A backend that sends each call to one of its endpoints.
 
     strategy: chooses among those that could take a call. most: calls at all of them together, at
-    once; None for what each of them allows. listener: is told of endpoints that are
-    out. seed: of what is drawn at random. may_be_empty: endpoints are added and removed, and while
-    there is none, calls wait for one. traffic: what has passed through it.
+    once; None for what each of them allows. listener: is told of endpoints that are out. seed: of
+    what is drawn at random. may_be_empty: endpoints are added and removed, and while there is none,
+    calls wait for one. traffic: what has passed through it.
     Raises ConfigError for two endpoints of one name, or, unless it may be empty, none at all.
     """
 
@@ -406,11 +283,11 @@ class Pool:
             given = self._given.pop(ticket, None)
             if given is not None:
                 # It was its turn in the same moment.
-                given.coming -= 1
+                given.came()
                 self._unanswered(given)
             raise
         member = self._given.pop(ticket)
-        member.coming -= 1
+        member.came()
         self.traffic.waited(self._clock.now_s() - ticket.since_s)
         return member
 
@@ -433,8 +310,7 @@ class Pool:
                 # It was cancelled in this turn of the loop.
                 continue
             self._in_flight += 1
-            member.coming += 1
-            member.figures.began()
+            member.comes()
             self._given[ticket] = member
             ticket.turn.set_result(None)
 

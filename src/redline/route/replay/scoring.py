@@ -23,7 +23,8 @@ from redline.calls import Call, Retry
 from redline.errors import ConfigError
 from redline.route.balance import STRATEGIES, Strategy, strategy_of
 from redline.route.endpoints import check_balance
-from redline.route.pool import Pool, Seat
+from redline.route.member import Seat
+from redline.route.pool import Pool
 from redline.route.replay.results import (
     MOST_OFF,
     Replay,

@@ -13,7 +13,8 @@ import msgspec
 from redline.clock import SYSTEM, Clock
 from redline.errors import ConfigError, RedlineError
 from redline.route.balance import STALE_S
-from redline.route.pool import Pool, PoolMember, Seat
+from redline.route.member import PoolMember, Seat
+from redline.route.pool import Pool
 from redline.route.scale.autoscaler import Autoscaler, Change, Sample
 from redline.route.scale.settings import ScaleSettings
 from redline.route.traffic import quantile_s, wait_class

@@ -35,8 +35,8 @@ from redline.clock import SYSTEM
 from redline.errors import CallError, ConfigError, Final, NoEndpoint, RedlineError, nearest
 from redline.process import printable
 from redline.route.endpoints import intake_of
+from redline.route.member import Seat
 from redline.route.pages import Pages
-from redline.route.pool import Seat
 from redline.route.scale.guardian import guarded
 from redline.route.scale.ports import HOST, free_port, is_listening
 
