@@ -1,4 +1,4 @@
-"""The part of docs/benchmarks.md on fleets: made of one result file."""
+"""The parts of docs/benchmarks.md on fleets."""
 
 from __future__ import annotations
 
@@ -39,6 +39,41 @@ def route(result: Result) -> str:
     stale = ", ".join(f"`{who}` {_pair(row)}" for who, row in result["summary"]["stale"].items())
     old = f"Without late binding, by figures that are stale (p50 / p99, s): {stale}."
     return "\n\n".join([table(head, rows), bar, old, source(result)])
+
+
+def failures(result: Result) -> str:
+    """What calls see of a server that fails, by how it does; and the other parts in sentences."""
+    summary = result["summary"]
+    rows = [
+        [
+            mode,
+            f"{met['calls']:,}",
+            f"{met['failed_first_attempts']:,} ({100 * met['share_failed']:.2f} %)",
+            f"{100 * met['share']:.2f} %",
+            f"{met['back_s']:.1f} s",
+        ]
+        for mode, met in summary["faults"]["modes"].items()
+    ]
+    head = ["it fails by", "calls", "first attempts that see it", "its share", "back after"]
+    pairs = ", ".join(f"{one['with'] / one['without']:.2f}" for one in summary["all"]["pairs"])
+    killed, keys, resumed = summary["killed"], summary["keys"], summary["resumed"]
+    lines = [
+        f"All fail alike: {summary['all']['ratio']:.3f} times the answers a second of a pool "
+        f"without breakers (pairs: {pairs}).",
+        f"One is killed: of {killed['rows']:,} rows {killed['missing']} are missing and "
+        f"{killed['twice']} are there twice; it answers {killed['back_s']:.1f} s after its start.",
+        f"Four keys of one server, one of them parked: {100 * keys['used_of_nominal']:.1f} % of "
+        f"the limits used in {keys['took_s']:.0f} s, {keys['rejected']} rejections and "
+        f"{keys['rejected_while_parked']} of the parked key; no result is more than "
+        f"{keys['latest_place']} places behind its row. Killed {resumed['kills']} times and "
+        f"resumed: {resumed['received']:,} requests, {resumed['rejected']} rejections.",
+        f"Disturbed at random: {summary['disturbed']['left']} things left.",
+    ]
+    missed = [name for name, part in result["raw"].items() if not part["is_kept"]]
+    verdict = f"not kept by: {', '.join(missed)}" if missed else "kept"
+    said = "\n".join(f"- {line}" for line in lines)
+    load = f"The bars are {verdict}. Load of the machine before: {result['load_before']:g}."
+    return "\n\n".join([table(head, rows), said, load, source(result)])
 
 
 def _pair(row: Mapping[str, Any]) -> str:

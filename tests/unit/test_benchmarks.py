@@ -163,6 +163,22 @@ def test_the_default_of_a_fleet_is_near_the_best(results: dict[str, Any]) -> Non
     assert stale["weighted_score"]["p50_s"] > 3 * stale["p2c"]["p50_s"]
 
 
+def test_few_calls_see_an_endpoint_that_fails(results: dict[str, Any]) -> None:
+    settings, raw = results["failures"]["settings"], results["failures"]["raw"]
+    bars = settings["bars"]
+    assert len(raw["faults"]["modes"]) == 6
+    for mode, met in raw["faults"]["modes"].items():
+        assert met["calls"] >= settings["calls"] >= 20_000, mode
+        assert met["failed_first_attempts"] <= bars["seen"] * met["calls"], mode
+        assert (met["back_s"] <= bars["back_s"], met["unanswered"]) == (True, 0), mode
+    assert raw["all"]["ratio"] >= bars["throughput"]
+    assert (raw["killed"]["missing"], raw["killed"]["twice"]) == (0, 0)
+    assert raw["resumed"]["rejected"] == 0
+    runs = raw["disturbed"]["runs"]
+    assert sum(run["calls"] for run in runs) >= settings["disturbed"] >= 10_000
+    assert all(run["left"] == [] for run in runs)
+
+
 def test_every_record_is_of_a_committed_tree_and_has_passed() -> None:
     records = sorted((ROOT / "bench" / "results").glob("*.json"))
     assert len(records) >= 4
