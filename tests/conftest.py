@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,15 @@ TOGETHER = (
     "tests/real/test_object_output.py",
     "tests/real/test_synth.py",
 )
+
+
+def pytest_configure() -> None:
+    """Let what the tests start be interrupted, even if a shell started them in the background.
+
+    A shell without job control starts such a command with SIGINT ignored, and children inherit it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
