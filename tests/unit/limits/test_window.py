@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from redline.limits import Rate
-from redline.limits.rule import Window
+from redline.limits.rule import Window, prove
 from support.held import held
 
 HARD = ("any", "counter", "fixed", "moving")
@@ -55,12 +55,12 @@ def test_a_reply_proves_its_own_send_and_no_other() -> None:
     window = window_of(20)
     window.believe(0.02)
     first, second = send(window, 10, 0.0), send(window, 10, 0.1)
-    first.prove(0.022)
-    first.prove(0.06)  # it is proved only once
+    prove([first], 0.022)
+    prove([first], 0.06)  # it is proved only once
     assert window.wait_s(10, 1.0) == pytest.approx(0.002)
     assert window.wait_s(20, 1.0) == pytest.approx(0.15, abs=0.06)
     assert window.used(1.003) == 10
-    second.prove(0.05)
+    prove([second], 0.05)
     assert window.used(1.129) == 10
     assert window.used(1.131) == 0
 
@@ -70,16 +70,16 @@ def test_sends_of_one_moment_count_as_late_as_the_latest_of_them() -> None:
     window.believe(0.0)
     bookings = [send(window, 1, 0.0) for _ in range(3)]
     for booking, took_s in zip(bookings, (0.01, 0.03), strict=False):
-        booking.prove(took_s)
+        prove([booking], took_s)
     assert window.used(1.049) == 3
-    bookings[2].prove(0.02)
+    prove([bookings[2]], 0.02)
     assert window.used(1.029) == 3
     assert window.used(1.031) == 0
 
 
 def test_what_a_reply_proves_is_found_by_what_is_known_when_its_send_is_to_leave() -> None:
     window = window_of(1, guard_s=0.0, unproven_s=0.05)
-    send(window, 1, 0.0).prove(0.03)
+    prove([send(window, 1, 0.0)], 0.03)
     for base_s, late_s in ((-math.inf, 0.05), (0.02, 0.01), (0.005, 0.025), (-0.1, 0.05)):
         window.believe(base_s)
         assert window.wait_s(1, 1.0) == pytest.approx(late_s)

@@ -72,6 +72,7 @@ class _Attempt(Exchange):
     """One attempt of a call, and what is to be learned from it.
 
     is_ahead: it holds a place among those that wait for their grant with a connection in hand.
+    cost: what its grant is to take from the limits of tokens.
     in_flight: calls on the way when this one was written, itself included. reader: of an answer
     that is to be streamed. wait: once it has to wait for something.
     """
@@ -95,10 +96,6 @@ class _Attempt(Exchange):
         self.grant = self.sent_s = self.first_byte_s = None
         self.failed = self.wait = self.reader = self.sending = None
         self.cost = _NOTHING
-
-    def reserve(self, cost: Cost) -> None:
-        """What its grant is to take from the limits of tokens."""
-        self.cost = cost
 
     def load(self, request: Request) -> None:
         """Takes up a request as bytes. Raises BadRow for one that has no such form."""
@@ -135,7 +132,7 @@ class _Attempt(Exchange):
     def acquire_now(self) -> Grant | None:
         grant = self._backend.limiter.acquire_now(self.cost)
         if grant is None and self.cost.is_bound:
-            self.reserve(self._backend.estimate(self))
+            self.cost = self._backend.estimate(self)
             grant = self._backend.limiter.acquire_now(self.cost)
         return grant
 
@@ -181,6 +178,7 @@ class HttpBackend:
         self._ahead = self._steering.ahead
         self.limiter = self._steering.limiter
         self._finds_limits = not self._steering.is_stated
+        self._charges_reserved = self._steering.charges_reserved
         self.estimator = TokenEstimator()
         self.clock = clock
         self.timing = Timing(endpoint.timeouts, clock)
@@ -240,9 +238,9 @@ class HttpBackend:
                 self._steering.begin(request.body)
             if self.limiter.counts_tokens:
                 # Refused before anything is waited for if no limit could ever grant it.
-                most = 0 if self._steering.charges_reserved else self.limiter.easy_tokens
+                most = 0 if self._charges_reserved else self.limiter.easy_tokens
                 bound = self.estimator.bound(request, most) if most else None
-                attempt.reserve(bound or self._cost(request))
+                attempt.cost = bound or self._cost(request)
             # Its clock would ring only after the loop has read its sockets.
             if call.deadline_s != math.inf and call.deadline_s <= self.clock.now_s():
                 raise TimedOut("row")
@@ -419,8 +417,7 @@ class HttpBackend:
         later. Raises OverLimit for a request that they could never grant.
         """
         limiter, estimator = self.limiter, self.estimator
-        is_reserved = self._steering.charges_reserved
-        cost = estimator.most(request) if is_reserved else estimator.estimate(request)
+        cost = estimator.most(request) if self._charges_reserved else estimator.estimate(request)
         try:
             limiter.check(cost)
             return cost
@@ -610,7 +607,11 @@ class HttpBackend:
         if sending is not UNFOLLOWED:
             self.estimator.end(sending, reply, took_s)
         if attempt.grant is not None and (input_tokens > 0 or output_tokens > 0):
-            self._steering.settle(attempt.grant, Cost(input_tokens, output_tokens))
+            if self._charges_reserved:
+                # What was reserved is not given back; only what an estimate had missed is added.
+                input_tokens = max(input_tokens, cost.input_tokens)
+                output_tokens = max(output_tokens, cost.output_tokens)
+            attempt.grant.settle(Cost(input_tokens, output_tokens))
 
     def _tried(
         self, attempt: _Attempt, error: CallError | NoEndpoint | None, now_s: float

@@ -12,7 +12,7 @@ import msgspec
 from redline.calls.wire import Answer, Endpoint, ReplyMemory
 from redline.clock import Clock
 from redline.errors import ConfigError, RateLimited, TimedOut
-from redline.limits import Cost, Grant, RateLimiter, Slots, open_limiter
+from redline.limits import Grant, RateLimiter, Slots, open_limiter
 from redline.limits.discover import AdaptiveConcurrency, FoundRates, RateSearch
 from redline.limits.rule import AUTO
 from redline.limits.server import HeaderReader, processing_s, stated_in_body
@@ -141,17 +141,6 @@ class EndpointLimits:
             self.limiter.heard(stated, grant)
             if not self.limiter.is_searched:
                 self.search = None
-
-    def settle(self, grant: Grant, used: Cost) -> None:
-        """A call has used `used`, as its reply says."""
-        if self.charges_reserved:
-            # What was reserved is not given back; only what an estimate had missed is added.
-            reserved = grant.cost
-            used = Cost(
-                max(used.input_tokens, reserved.input_tokens),
-                max(used.output_tokens, reserved.output_tokens),
-            )
-        grant.settle(used)
 
     def ended(self, outcome: Outcome, sent_s: float, in_flight: int, now_s: float) -> None:
         """A call that was written at `sent_s` has its outcome; in_flight: at that time, with it."""

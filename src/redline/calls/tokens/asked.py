@@ -68,7 +68,7 @@ class Asked(msgspec.Struct, eq=False):
     has_output: bool
     drafts: int
     most_output: int | None
-    _body: dict[str, Any] | list[str]
+    _body: dict[str, Any] | list[_Message]
     size_bytes: int | None = None
     tokenizer: Tokenizer | None = None
     ids: int = 0
@@ -77,12 +77,14 @@ class Asked(msgspec.Struct, eq=False):
     @property
     def texts(self) -> list[str] | None:
         """All of its texts, of a chat that is read in one decode; None of any other body."""
-        return self._body if type(self._body) is list else None
+        body = self._body
+        return None if isinstance(body, dict) else [message.content for message in body]
 
     def amounts(self, tokenizer: Tokenizer | None) -> tuple[float, ...]:
         """What the weights that are in use weigh."""
         if not self._amounts or self.tokenizer is not tokenizer:
-            prompt = Prompt(self._body)
+            body = self._body
+            prompt = Prompt(body if isinstance(body, dict) else [each.content for each in body])
             self.ids = prompt.ids
             beside = 1.0, prompt.messages, prompt.media
             self.tokenizer = tokenizer
@@ -125,16 +127,13 @@ def _asked_in_chat(url: str, raw: bytes) -> Asked | None:
         chat = _decode_chat(raw)
     except (ValueError, RecursionError):
         return None
-    texts: list[str] = []
     for message in chat.messages:
-        text = message.content
-        if text[:5] == DATA:
+        if message.content[:5] == DATA:
             return None
-        texts.append(text)
     most = chat.max_tokens
     if most is None:
         most = chat.max_completion_tokens
-    return Asked(chat.model, api_of(url).has_output, 1, most, texts, len(raw))
+    return Asked(chat.model, api_of(url).has_output, 1, most, chat.messages, len(raw))
 
 
 def _most_output(body: dict[str, Any]) -> int | None:

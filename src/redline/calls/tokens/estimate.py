@@ -122,7 +122,7 @@ class _Model:
         self.tells_usage = False
         self._is_settled = False
         # Of a chat's JSON: tokens that it cannot pass, for each byte and beside them.
-        self._most_per_byte, self._most_beside = 1.0, math.inf
+        self._most_per_byte, self._most_beside = 1.0, 0
         # The last answer of `output`, and what it was asked.
         self._output: tuple[Any, int, int | None, tuple[int, Spread]] | None = None
 
@@ -150,14 +150,18 @@ class _Model:
             self._most_per_byte = max(1.0, each, *texts)
             self._most_beside = math.ceil(FRAME_TOKENS + max(constant, other))
 
-    def most_input(self, size_bytes: int) -> float:
-        """What no chat whose JSON has so many bytes passes, nor any estimate of one.
+    def bound(self, asked: Asked, size_bytes: int, most: int) -> Cost | None:
+        """What no chat whose JSON has `size_bytes` passes, nor any estimate of one.
 
-        inf while it is being learned, or if usage is not told.
+        None while the input is being learned, if usage is not reported, and above `most` tokens.
         """
         if not (self._is_settled and self.tells_usage):
-            return math.inf
-        return self._most_beside + math.ceil(self._most_per_byte * size_bytes)
+            return None
+        input_tokens = self._most_beside + math.ceil(self._most_per_byte * size_bytes)
+        output_tokens, spread = self.output(asked.drafts, asked.most_output)
+        if input_tokens + output_tokens > most:
+            return None
+        return Cost(input_tokens, output_tokens, spread, True)
 
     def output(self, copies: int, most: int | None) -> tuple[int, Spread]:
         """Tokens of the whole output, and how far the true number may lie from that.
@@ -251,15 +255,7 @@ class TokenEstimator:
         if asked is None or asked.size_bytes is None or not asked.has_output:
             return None
         model = self._models.get(asked.name)
-        if model is None:
-            return None
-        input_tokens = model.most_input(asked.size_bytes)
-        if input_tokens > most:
-            return None
-        output_tokens, spread = model.output(asked.drafts, asked.most_output)
-        if input_tokens + output_tokens > most:
-            return None
-        return Cost(int(input_tokens), output_tokens, spread, True)
+        return None if model is None else model.bound(asked, asked.size_bytes, most)
 
     def most(self, request: Request) -> Cost:
         """What a provider charges that counts the whole maximum at admission, used or not.

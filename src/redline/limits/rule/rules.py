@@ -11,7 +11,7 @@ from redline.limits.rule.guard import MARGIN_S, Jitter
 from redline.limits.rule.kept_sends import RecentSends
 from redline.limits.rule.rate import Rate
 from redline.limits.rule.settings import AUTO, Limits, as_rates, usable
-from redline.limits.rule.window import Alone, Booking, Window
+from redline.limits.rule.window import Alone, AmountOf, Booking, Window, prove
 
 # A smaller change of the guard is not worth a division in every window.
 _LEAST_CHANGE_S = 1e-4
@@ -95,9 +95,11 @@ class Rules:
         self.guard_s = self._guard_now_s()
         # What replies teach; None if they prove nothing here.
         self.learner: Jitter | None = None
-        self._windows: list[Window] = []
+        # Of each window, how it is booked at once, what it counts of a call, None for a request,
+        # and whether that is uncertain.
+        self._takers: list[tuple[Callable[..., Booking | None], AmountOf | None, bool]] = []
         # Each limit of tokens, what it counts of a call, and the most that one call may need.
-        self._tokens: list[tuple[LimitLine, Callable[[Cost], int], int]] = []
+        self._tokens: list[tuple[LimitLine, AmountOf, int]] = []
         self.lines: list[LimitLine] = []
         for kind in KINDS:
             for rate in as_rates(getattr(limits, kind), kind):
@@ -131,12 +133,13 @@ class Rules:
         None, too, for a bound where the limits are not free: an estimate may be granted.
         """
         taken: list[Booking] = []
-        for window in self._windows:
-            if window.kind == "requests":
-                booking = window.book_now(now_s)
+        for book_now, amount_of, is_uncertain in self._takers:
+            if amount_of is None:
+                booking = book_now(now_s)
+            elif is_uncertain:
+                booking = book_now(now_s, amount_of(cost), cost.spread)
             else:
-                spread = CERTAIN if window.kind == "input_tokens" else cost.spread
-                booking = window.book_now(now_s, window.amount_of(cost), spread)
+                booking = book_now(now_s, amount_of(cost))
             if booking is None:
                 break
             taken.append(booking)
@@ -213,8 +216,7 @@ class Rules:
         """A call's first byte came `took_s` after its write, the server's own time taken off."""
         if self.learner is not None:
             self.learner.replied(took_s, sent_s)
-            for booking in bookings:
-                booking.prove(took_s)
+            prove(bookings, took_s)
 
     def rang(self, late_s: float) -> None:
         """A timer rang late_s after its time."""
@@ -308,7 +310,12 @@ class Rules:
             if line.kind != "requests"
         ]
         self.counts_tokens = bool(self._tokens)
-        self._windows = [line.window for line in lines]
+        self._takers = [
+            (window.book_now, None, False)
+            if window.kind == "requests"
+            else (window.book_now, window.amount_of, window.kind != "input_tokens")
+            for window in (line.window for line in lines)
+        ]
         # What a server that states what is left should count is noted of each call, for good.
         can_bound = self.counts_tokens and not self.is_watched
         self.easy_tokens = (

@@ -59,6 +59,9 @@ _CALM_SHARE = 4
 _CROWDED_WINDOWS = 4
 
 
+AmountOf = Callable[[Cost], int]
+
+
 class Doubt:
     """How far the sum of several amounts may come to lie above the sum of their estimates."""
 
@@ -142,11 +145,13 @@ class Booking(msgspec.Struct, eq=False, gc=False):
     step: int | None = None  # its place in Phases, if there were any when it was booked
     alone: Alone | None = None  # what the server would count of us alone
 
-    def prove(self, took_s: float) -> None:
-        """The reply came `took_s` after the send: what that proves counts from now on."""
-        record = self.record
-        if record is not None and not self.is_proved:
-            self.is_proved = True
+
+def prove(bookings: Iterable[Booking], took_s: float) -> None:
+    """The reply to their call came `took_s` after the send: what that proves counts from now on."""
+    for booking in bookings:
+        record = booking.record
+        if record is not None and not booking.is_proved:
+            booking.is_proved = True
             record.unproven -= 1
             if took_s > record.took_s:
                 record.took_s = took_s
@@ -177,7 +182,7 @@ class Window:
         catch_up_s: float = MARGIN_S,
     ) -> None:
         self.kind: Kind = kind
-        self.amount_of: Callable[[Cost], int] = attrgetter(kind)  # of tokens
+        self.amount_of: AmountOf = attrgetter(kind)  # of tokens
         self._full_at_s = -math.inf  # when the even pace has paid for all that was booked
         self._next_s = -math.inf  # of the next request in a burst
         self._level = BucketLevel()

@@ -54,10 +54,10 @@ class Slots:
     def release(self) -> None:
         """Hands the slot to the first waiter, or frees it."""
         queue = self._queue
-        if self.in_use > self.count or not queue.waiting or queue.head() is None:
+        if not queue.waiting or self.in_use > self.count or queue.head() is None:
             self.in_use -= 1
         else:
-            self._queue.wake_head(None)
+            queue.wake_head(None)
 
     def resize(self, count: int) -> None:
         """There are `count` slots from now on, at least 1; what is in use above that runs out."""
