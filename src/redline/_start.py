@@ -10,6 +10,9 @@ import signal
 import sys
 import threading
 
+# Long enough for a callback to return.
+_REPEAT_S = 0.01
+
 
 def is_command() -> bool:
     """This process is `redline` or `python -m redline`, as far as its arguments tell by now."""
@@ -36,9 +39,26 @@ def end(number: int, frame: object) -> None:
 
 
 def give_way() -> None:
-    """From now on Ctrl-C is KeyboardInterrupt, as in any program."""
+    """From now on Ctrl-C is KeyboardInterrupt, as in any program, and none is lost."""
     if signal.getsignal(signal.SIGINT) is end:
+        sys.unraisablehook = _repeat_interrupt
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _repeat_interrupt(ignored: "sys.UnraisableHookArgs") -> None:
+    """Interrupts again if Python ignored a KeyboardInterrupt; reports other errors as usual.
+
+    Python ignores what weakref callbacks and `__del__` raise, and every import calls one of those.
+    """
+    if ignored.exc_type is KeyboardInterrupt:
+        # Later, by another thread: raised here, it would be ignored as well.
+        threading.Timer(_REPEAT_S, _interrupt_main).start()
+    else:
+        sys.__unraisablehook__(ignored)
+
+
+def _interrupt_main() -> None:
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 if is_command():
