@@ -14,7 +14,9 @@ pytest.importorskip("torch")
 import redline
 from cli.conftest import Cli
 from redline import EngineSettings, LocalEngine
+from redline.engine.parallel import coordinator
 from support.engine_models import continuation, load, other_model, random_model, tokenizer_of
+from support.engine_ranks import Forked
 
 Rows = Callable[..., str]
 MANY = 4_000_000
@@ -33,10 +35,13 @@ def test_a_cache_larger_than_memory_is_refused_with_its_size(cli: Cli, folder: s
     assert "--max-batch-size" in told.err.partition("hint:")[2]
 
 
+# Python warns of forks where there are threads; those here hold nothing.
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("split", ["tensor_parallel", "pipeline_parallel"])
 def test_a_cache_larger_than_memory_is_refused_by_ranks(
-    cli: Cli, rows: Rows, folder: str, split: str
+    cli: Cli, rows: Rows, folder: str, split: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(coordinator, "Ranks", Forked)
     endpoint = f"engine:{folder}?max_batch_size={MANY}&{split}=2"
     told = cli("run", rows({"prompt": "ab"}), "--endpoint", endpoint)
     assert told.status == 2
