@@ -18,7 +18,7 @@ from redline.calls.wire import Answer, Deadlines, Exchange, Transport
 from redline.limits import Cost, Grant, Limits, Rate
 from redline.limits.wait import Limiter
 from redline.testing import VirtualClock, virtual_run
-from support.pacing import SERVERS
+from support.pacing import SERVERS, phases_of
 from support.swapping import Swap
 from support.token_world import Found, Setting, Traffic, drive
 
@@ -28,7 +28,6 @@ TRAFFIC = Traffic(latency_s=(0.05, 0.15))
 SETTING = Setting(
     "moving", {"tokens": RATE}, traffic=TRAFFIC, concurrency=450, windows=20, jitter_s=0.03
 )
-PHASES = [number / 12 for number in range(12)]
 
 
 class Waves(HttpBackend):
@@ -79,8 +78,8 @@ def rejected(found: Found) -> int:
     """By every way of counting, in all phases together."""
     return found.rejected + sum(
         found.rejections(server(RATE), "actual", phase)
-        for server in SERVERS.values()
-        for phase in PHASES
+        for kind, server in SERVERS.items()
+        for phase in phases_of(kind)
     )
 
 

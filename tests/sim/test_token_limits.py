@@ -18,12 +18,11 @@ from redline.calls.tokens import estimate as tokens_module
 from redline.limits import Rate
 from redline.limits.rule import Doubt, Window
 from support.catching import assert_caught
-from support.pacing import SERVERS
+from support.pacing import SERVERS, phases_of
 from support.token_world import Found, Setting, Traffic, drive
 
 RATE = Rate(200_000, 60.0)
 USED = 0.95
-PHASES = [number / 12 for number in range(12)]
 # The same mean time to an answer: whatever its length, or by its length.
 LATENCIES = {
     "any": Traffic(),
@@ -46,7 +45,7 @@ def rejected(found: Found, *charges: str, kinds: tuple[str, ...] = tuple(SERVERS
         found.rejections(SERVERS[kind](rate), charge, phase)
         for kind in kinds
         for charge in charges
-        for phase in PHASES
+        for phase in phases_of(kind)
     )
 
 

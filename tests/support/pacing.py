@@ -169,6 +169,13 @@ SERVERS: dict[str, Any] = {
     "counter": SlidingCounter,
     "bucket": TokenBucket,
 }
+# Of these, those that count by the clock; the others begin with the first call.
+_BY_THE_CLOCK = ("aligned", "counter")
+
+
+def phases_of(kind: str, count: int = 12) -> list[float]:
+    """The phases of a server's clock, in windows, that may make a difference to its count."""
+    return [number / count for number in range(count)] if kind in _BY_THE_CLOCK else [0.0]
 
 
 def rejections(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
 from types import ModuleType
 from typing import Any
 
@@ -17,20 +17,49 @@ class Swap:
 
     def __init__(self, *fakes: tuple[object, object]) -> None:
         self._fakes = fakes
+        self._swapped: list[tuple[dict[str, Any], str, object]] = []
 
     def __enter__(self) -> None:
-        _replace({id(original): fake for original, fake in self._fakes})
+        _PLACES.learn([])
+        for original, fake in self._fakes:
+            for names, name in _PLACES.of(original):
+                names[name] = fake
+                self._swapped.append((names, name, original))
 
     def __exit__(self, *_: object) -> None:
-        _replace({id(fake): original for original, fake in self._fakes})
+        for names, name, original in self._swapped:
+            names[name] = original
+        self._swapped.clear()
+        # Modules that were imported meanwhile have imported the fakes.
+        _PLACES.learn([(fake, original) for original, fake in self._fakes])
 
 
-def _replace(new: dict[int, Any]) -> None:
-    for module in _modules():
-        names = vars(module)
-        for name in [name for name, value in names.items() if id(value) in new]:
-            names[name] = new[id(names[name])]
+class _Places:
+    """Where in redline an object is a module's global: each module is looked through once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, ModuleType] = {}
+        self._places: defaultdict[int, list[tuple[dict[str, Any], str]]] = defaultdict(list)
+
+    def learn(self, undone: list[tuple[object, object]]) -> None:
+        """Looks through modules that are new; there, the second of each pair replaces the first."""
+        new = {
+            name: module
+            for name, module in list(sys.modules.items())
+            if f"{name}.".startswith("redline.") and self._known.get(name) is not module
+        }
+        for module in new.values():
+            names = vars(module)
+            for name, value in list(names.items()):
+                for fake, original in undone:
+                    if value is fake:
+                        names[name] = value = original
+                self._places[id(value)].append((names, name))
+        self._known |= new
+
+    def of(self, original: object) -> list[tuple[dict[str, Any], str]]:
+        places = self._places.get(id(original), [])
+        return [(names, name) for names, name in places if names.get(name) is original]
 
 
-def _modules() -> Iterator[ModuleType]:
-    return (each for name, each in list(sys.modules.items()) if name.partition(".")[0] == "redline")
+_PLACES = _Places()

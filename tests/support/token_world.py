@@ -115,6 +115,18 @@ class Found:
         first send, in windows. Exact as long as nobody was rejected, since calls differ by that
         alone.
         """
+        since_s = phase * self.setting.window_s
+        rejected = 0
+        for at_s, amount, is_asked in self._events(charge):
+            now_s = at_s + since_s
+            if is_asked and server.wait_s(amount, now_s) > 1e-6:
+                rejected += 1
+            else:
+                server.take(amount, now_s)
+        return rejected
+
+    def _events(self, charge: str) -> list[tuple[float, int, bool]]:
+        """What a server that charges so counts: when, how much, and whether it may reject it."""
         (kind,) = self.setting.rates
         events: list[tuple[float, int, bool]] = []
         for call in self.calls:
@@ -127,14 +139,7 @@ class Found:
             else:
                 amount = call.most_tokens if charge == "reserved" else call.amount(kind)
                 events.append((call.arrived_s, amount, True))
-        rejected = 0
-        for at_s, amount, is_asked in sorted(events):
-            now_s = at_s + phase * self.setting.window_s
-            if is_asked and server.wait_s(amount, now_s) > 1e-6:
-                rejected += 1
-            else:
-                server.take(amount, now_s)
-        return rejected
+        return sorted(events)
 
     def used(self, kind: str = "tokens", *, after_windows: float = 0.0) -> float:
         """The share of what the server would have let in of `kind`, by the actual usage.
@@ -192,7 +197,10 @@ class _Requests:
 def _text(chance: random.Random, length: float) -> str:
     words: list[str] = []
     while length > 0:
-        words.append(chance.choice(_WORDS))
+        # What chance.choice draws, in half the time.
+        while (number := chance.getrandbits(4)) >= len(_WORDS):
+            pass
+        words.append(_WORDS[number])
         length -= len(words[-1]) + 1
     return " ".join(words)
 
