@@ -1,5 +1,16 @@
-"""A recorded run: its structs, and the file that they are in."""
+"""A recorded run: the structs and files of its trace, call by call, and of its timeline."""
 
+from redline.timeline.history import (
+    MOST_BYTES,
+    NAME,
+    RunEnd,
+    RunFacts,
+    RunHistory,
+    Timeline,
+    TimelineFile,
+    read_timeline,
+    shortened,
+)
 from redline.timeline.recorder import Recorder
 from redline.timeline.records import (
     VERSION,
@@ -9,5 +20,18 @@ from redline.timeline.records import (
     RunBegan,
     Tried,
 )
+from redline.timeline.sketch import EMPTY, Sketch, merged_sketches, without
 from redline.timeline.trace import RecordedRun, Trace, read_trace
+from redline.timeline.window import (
+    HELD,
+    WINDOW_S,
+    EndpointUse,
+    Held,
+    LimitUse,
+    Phases,
+    Totals,
+    Window,
+    merged,
+    merged_phases,
+)
 from redline.timeline.writer import TraceFile

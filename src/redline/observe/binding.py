@@ -1,0 +1,254 @@
+"""What binds in each window of a run: the first rule that matches.
+
+Samples say what held the next call back (`timeline.window`). That many calls are in flight as may
+be says nothing yet of why: more of them may bring more answers, or wait at the endpoint. There the
+latency decides. The first calls of a run found the endpoint without other calls of the run. If
+later ones, with as many in flight, take longer than those by more than chance explains, calls wait
+for each other at the endpoint, or it has become slower; either way the endpoint is what binds. With
+a queue of c calls before k servers, the lower quartile of the first c calls is that of a call that
+did not wait, or a quarter of the queue; later calls wait for all of the queue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from redline.observe.causes import Binding, Cause
+from redline.timeline import Held, Sketch, Window, merged, merged_sketches, without
+
+# Of the samples or of the time, from which on a cause holds.
+_MOST_OF = 0.5
+# Without a majority, the largest share decides, if it is at least this.
+_LEAST_SHARE = 1 / 3
+# The event loop's thread runs, or waits for a CPU, for so much of the time.
+_BUSY = 0.85
+# All threads together, which share one interpreter, and samples that come late.
+_CPU, _LAG_S = 0.9, 0.05
+# A limit that held this share of what the strictest one did is nearly as strict.
+_NEAR = 0.5
+# Answers by which a latency is known; windows around one are looked at until there are as many.
+_ENOUGH_ANSWERS = 30
+# Latency must have grown by this factor, and two standard errors.
+_GROWTH = 1.25
+# Standard error of a quartile of n normal values, in their standard deviations, times sqrt(n); and
+# the distance of the two quartiles in standard deviations.
+_QUARTILE_ERROR, _QUARTILES = 1.36, 1.349
+# Live, the latest windows that are looked at as one.
+_CURRENT_S = 3.0
+
+_WORDS: dict[str, tuple[Cause, str]] = {
+    "input": (Cause.INPUT, "the input"),
+    "writer": (Cause.WRITER, "the disk"),
+    "taker": (Cause.WRITER, "the reader of the results"),
+    "memory": (Cause.CONCURRENCY, "the room for large rows"),
+    "limit": (Cause.LIMIT, "a rate limit"),
+    "budget": (Cause.LIMIT, "the budget"),
+    "slots": (Cause.CONCURRENCY, "calls in flight"),
+    "parked": (Cause.DOWN, "the endpoint, which asked to wait"),
+    "down": (Cause.DOWN, "the endpoint, which is down"),
+    "backoff": (Cause.DOWN, "the endpoint, which fails"),
+    "batch": (Cause.NOTHING, "the Batch API"),
+    "rest": (Cause.NOTHING, "nothing"),
+    "client": (Cause.CLIENT, "the client"),
+}
+Found = tuple[Cause, str, str]
+
+
+def bindings(windows: Sequence[Window]) -> list[Binding]:
+    """What bound in each of these windows of one run, in their order."""
+    run = _Run(windows)
+    return [run.binding(index) for index in range(len(windows))]
+
+
+def current(windows: Sequence[Window]) -> Binding | None:
+    """What binds now: in the last seconds of these windows of one run; None without windows."""
+    if not windows:
+        return None
+    begin_s = windows[-1].end_s - _CURRENT_S
+    first = next(i for i, window in enumerate(windows) if window.end_s > begin_s)
+    latest = [*windows[:first], merged(windows[first:])]
+    return _Run(latest).binding(len(latest) - 1)
+
+
+class _Run:
+    """The windows of one run, and what one of them alone cannot say."""
+
+    def __init__(self, windows: Sequence[Window]) -> None:
+        self._windows = windows
+        self._first = merged_sketches(window.first for window in windows)
+        self._later = [without(window.latency, window.first) for window in windows]
+        self._full = [_is_full(window) for window in windows]
+
+    def binding(self, index: int) -> Binding:
+        window = self._windows[index]
+        cause, what, evidence = self._found(index, window)
+        return Binding(
+            cause=cause,
+            what=what,
+            evidence=evidence,
+            begin_s=window.begin_s,
+            end_s=window.end_s,
+        )
+
+    def _found(self, index: int, window: Window) -> Found:
+        for rule in _AT_ONCE:
+            found = rule(window)
+            if found is not None:
+                return found
+        held, share = _most(window)
+        if held is None:
+            return Cause.UNDETERMINED, "undetermined", "the state of the run was not sampled"
+        is_limited = held in ("limit", "budget") and share >= _MOST_OF
+        if not is_limited and (busy := _is_busy(window)) is not None:
+            return busy
+        if share < _LEAST_SHARE:
+            return Cause.UNDETERMINED, "undetermined", _mixture(window)
+        if held == "slots":
+            return self._full_or_saturated(index, window)
+        if held == "limit":
+            return _limits(window, share)
+        cause, what = _WORDS[held]
+        return cause, what, _EVIDENCE[held](window, share)
+
+    def _full_or_saturated(self, index: int, window: Window) -> Found:
+        """All that may be is in flight: whether more would bring more."""
+        full = f"{window.in_flight:,.0f} of {window.slots:,.0f} calls are in flight"
+        later = self._latency_around(index)
+        if not self._first.count or not later.count:
+            evidence = f"{full}, and too few are answered to say whether more would bring more"
+            return Cause.UNDETERMINED, "undetermined", evidence
+        growth, chance = _growth(self._first, later)
+        alone_s, now_s = _quartile_s(self._first), _quartile_s(later)
+        times = f"(lower quartile {now_s:.3g} s, of the first calls {alone_s:.3g} s)"
+        if growth > math.log(_GROWTH) + chance:
+            evidence = f"{full}, and answers take {math.exp(growth):.1f} times as long as at first"
+            return Cause.ENDPOINT, "the endpoint", f"{evidence} {times}"
+        evidence = f"{full}, rows wait, and answers take no longer than at first {times}"
+        return Cause.CONCURRENCY, f"{window.slots:,.0f} calls in flight", evidence
+
+    def _latency_around(self, index: int) -> Sketch:
+        """Of calls that were not among the first, in windows about this one that are as full."""
+        found = [self._later[index]]
+        count, before, after = found[0].count, index - 1, index + 1
+        while count < _ENOUGH_ANSWERS and (before >= 0 or after < len(self._windows)):
+            for place in (before, after):
+                if 0 <= place < len(self._windows) and self._full[place]:
+                    found.append(self._later[place])
+                    count += found[-1].count
+            before, after = before - 1, after + 1
+        return merged_sketches(found)
+
+
+def _is_full(window: Window) -> bool:
+    return _most(window)[0] == "slots"
+
+
+def _most(window: Window) -> tuple[Held | None, float]:
+    """What held calls back in most samples, of those that mean the same; and their share."""
+    if not window.samples:
+        return None, 0.0
+    held = max(window.held, key=lambda one: window.held[one], default=None)
+    if held is None:
+        return None, 0.0
+    cause = _WORDS[held][0]
+    alike = sum(count for one, count in window.held.items() if _WORDS[one][0] is cause)
+    return held, alike / window.samples  # type: ignore[return-value]  # the keys are of Held
+
+
+def _stopped(window: Window) -> Found | None:
+    if window.stopped_s < _MOST_OF * window.span_s:
+        return None
+    evidence = f"the process did not run for {window.stopped_s:.1f} of {window.span_s:.1f} s"
+    return Cause.CLIENT, "the client, which was stopped", evidence
+
+
+def _blocked(window: Window) -> Found | None:
+    if window.write_s < _MOST_OF * window.span_s:
+        return None
+    evidence = f"writing results took {window.write_s:.1f} of {window.span_s:.1f} s"
+    return Cause.WRITER, "the disk", evidence
+
+
+_AT_ONCE: tuple[Callable[[Window], Found | None], ...] = (_stopped, _blocked)
+
+
+def _is_busy(window: Window) -> Found | None:
+    is_late = window.cpu >= _CPU and window.lag_s >= _LAG_S
+    if window.busy < _BUSY and not is_late:
+        return None
+    evidence = f"the event loop was busy for {100 * min(1.0, window.busy):.0f} % of the time"
+    if window.cpu < _CPU * min(1.0, window.busy):
+        evidence += f", waiting for a CPU included: the process had {window.cpu:.2f} of one"
+    return Cause.CLIENT, "the client's CPU", evidence
+
+
+def _limits(window: Window, share: float) -> Found:
+    held = [use for use in window.limits if use.held]
+    if not held:
+        return Cause.LIMIT, "a rate limit", f"calls wait for their grant in {share:.0%} of samples"
+    near = [use for use in held if use.held >= _NEAR * held[0].held]
+    what = " and ".join(use.name for use in near)
+    waiting = f"{window.waiting:,.0f} calls wait for it"
+    if len(near) > 1:
+        waiting = f"{window.waiting:,.0f} calls wait for them"
+    used = ", ".join(f"{use.used:,} of {use.count:,} in {use.window_s:g} s" for use in near)
+    return Cause.LIMIT, what, f"{waiting}, in {100 * share:.0f} % of samples (used: {used})"
+
+
+def _mixture(window: Window) -> str:
+    top = sorted(window.held.items(), key=lambda item: -item[1])[:3]
+    parts = ", ".join(f"{held} {100 * count / window.samples:.0f} %" for held, count in top)
+    return f"no cause holds in most of the time: {parts}"
+
+
+def _quartile_s(sketch: Sketch) -> float:
+    return sketch.quantile_s(0.25) or 0.0
+
+
+def _growth(first: Sketch, later: Sketch) -> tuple[float, float]:
+    """By how much the logarithm of the latency has grown, and two standard errors of that.
+
+    The spread is that of the later ones: if the endpoint has no queue, both have the same.
+    """
+    growth = math.log(_quartile_s(later) / _quartile_s(first))
+    upper = later.quantile_s(0.75) or 0.0
+    deviation = math.log(upper / _quartile_s(later)) / _QUARTILES
+    error = _QUARTILE_ERROR * deviation * math.sqrt(1 / first.count + 1 / later.count)
+    return growth, 2 * error
+
+
+def _plain(what: str) -> Callable[[Window, float], str]:
+    return lambda window, share: f"{what}, in {100 * share:.0f} % of samples"
+
+
+def _parked(window: Window, share: float) -> str:
+    return f"the endpoint asked to wait, for another {window.parked_s:.1f} s"
+
+
+def _failing(what: str) -> Callable[[Window, float], str]:
+    def evidence(window: Window, share: float) -> str:
+        counts = ", ".join(f"{count:,} x {kind}" for kind, count in window.errors.items())
+        why = f" ({counts})" if counts else ""
+        return f"{what}, in {100 * share:.0f} % of samples{why}"
+
+    return evidence
+
+
+def _resting(window: Window, share: float) -> str:
+    return f"no row is left to send, and the last {window.in_flight:,.0f} calls are in flight"
+
+
+_EVIDENCE: dict[str, Callable[[Window, float], str]] = {
+    "input": _plain("workers wait for rows that the input has not brought"),
+    "writer": _plain("no rows are read until more results are durable"),
+    "taker": _plain("answered rows wait until they are taken"),
+    "memory": _plain("no rows are read until large ones are done"),
+    "budget": _plain("calls wait for what others have reserved of the budget"),
+    "parked": _parked,
+    "down": _failing("no call can reach the endpoint"),
+    "backoff": _failing("rows wait to be tried again"),
+    "batch": _plain("rows are with the Batch API"),
+    "rest": _resting,
+    "client": _plain("rows are at hand that the client has not sent"),
+}

@@ -1,0 +1,86 @@
+"""What bound a whole run, and since when it is what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from redline.observe.binding import bindings
+from redline.observe.causes import Binding, Cause
+from redline.timeline import Window
+
+# A cause that goes away for less than this is taken to have stayed.
+_BRIDGED_S = 3.0
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """share: of the time in which this bound, 0 to 1. evidence: of the longest window of it."""
+
+    cause: Cause
+    what: str
+    share: float
+    evidence: str
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """shares: largest first, that add up to 1. sentence: the first of them in words."""
+
+    shares: tuple[Share, ...]
+    sentence: str
+
+
+def summary(windows: Sequence[Window]) -> Summary:
+    """What bound for how much of the time, in these windows of one run."""
+    return summary_of(bindings(windows))
+
+
+def summary_of(found: Sequence[Binding]) -> Summary:
+    """The same of what was found already, of one run or of several."""
+    total_s = sum(one.span_s for one in found) or 1.0
+    alike: dict[tuple[Cause, str], list[Binding]] = {}
+    for one in found:
+        alike.setdefault((one.cause, one.what), []).append(one)
+    shares = [
+        Share(
+            cause=cause,
+            what=what,
+            share=sum(one.span_s for one in group) / total_s,
+            evidence=max(group, key=lambda one: one.span_s).evidence,
+        )
+        for (cause, what), group in alike.items()
+    ]
+    shares.sort(key=lambda one: -one.share)
+    return Summary(shares=tuple(shares), sentence=_sentence(shares))
+
+
+def stretches(found: Sequence[Binding]) -> list[Binding]:
+    """Neighbours with the same cause as one; another one in between of a moment is left out."""
+    groups: list[Binding] = []
+    for one in found:
+        if groups and groups[-1].is_same(one):
+            groups[-1] = _joined(groups[-1], one)
+            continue
+        is_bridged = len(groups) > 1 and groups[-2].is_same(one)
+        if is_bridged and groups[-1].span_s < _BRIDGED_S:
+            groups.pop()
+            groups[-1] = _joined(groups[-1], one)
+        else:
+            groups.append(one)
+    return groups
+
+
+def _joined(earlier: Binding, later: Binding) -> Binding:
+    return msgspec.structs.replace(later, begin_s=earlier.begin_s)
+
+
+def _sentence(shares: Sequence[Share]) -> str:
+    if not shares:
+        return "nothing was recorded"
+    first = shares[0]
+    for_ = f"for {100 * first.share:.0f} % of the time"
+    if first.cause is Cause.NOTHING:
+        return f"bound by nothing {for_}"
+    if first.cause is Cause.UNDETERMINED:
+        return f"undetermined {for_}"
+    return f"bound by {first.what} {for_}"

@@ -1,0 +1,308 @@
+"""The timeline of a job: one bounded file of JSON lines, to which each run of the job adds itself.
+
+kind     is
+run      a run has begun; what follows is of it, and its times are seconds since then
+window   what the run was like for a while
+end      the run has ended, and how; a run without one was killed, or goes on
+
+A reader passes over kinds and fields that it does not know. VERSION changes when what is known is
+to be read in another way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from redline._version import __version__
+from redline.errors import ConfigError, JournalError
+from redline.process import drop_unfinished, replace_file, write_all
+from redline.timeline.window import Window, coarsened
+
+VERSION = 1
+NAME = "timeline.jsonl"
+# The file of a job of any length. As long as it has room, windows stay as fine as they are made.
+MOST_BYTES = 1_000_000
+# It is then made half as long, so that it is seldom rewritten: at most once in some ten minutes.
+_LEFT_BYTES = MOST_BYTES // 2
+MOST_RUNS = 50
+# Of its age a window may be at least this share long; twice as much for each step that is needed.
+_FINEST_SHARE = 1 / 1200
+_LONGEST_SHOWN = 500
+
+
+class RunFacts(msgspec.Struct, frozen=True, kw_only=True, tag="run", tag_field="kind"):
+    """A run as it began. v: VERSION. at: seconds since 1970-01-01 UTC.
+
+    pid, host: of its process. input: its path, URL or name. slots: most calls in flight at first.
+    endpoints: their names, a function's name for a job that calls one. limits: as stated, in words.
+    is_batched: rows go by the Batch API.
+    """
+
+    v: int
+    at: float
+    pid: int = 0
+    host: str = ""
+    redline: str = __version__
+    input: str = ""
+    model: str = ""
+    slots: int = 0
+    endpoints: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
+    is_batched: bool = False
+
+
+Ending = Literal["finished", "interrupted", "stopped"]
+
+
+class RunEnd(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="kind"):
+    """How a run ended. at_s: since it began.
+
+    finished: every row of the input has its outcome; interrupted: by the user; stopped: by an
+    error, which `what` says.
+    """
+
+    at_s: float
+    how: Ending
+    what: str = ""
+
+
+class RunHistory(msgspec.Struct, kw_only=True):
+    """One run. end: None while it goes on, and if it was killed."""
+
+    facts: RunFacts
+    windows: list[Window] = []
+    end: RunEnd | None = None
+
+    @property
+    def last_s(self) -> float:
+        """When it gave its last sign of life, since it began."""
+        latest_s = self.windows[-1].end_s if self.windows else 0.0
+        return latest_s if self.end is None else max(latest_s, self.end.at_s)
+
+
+class Timeline(msgspec.Struct):
+    """What is known of a job. runs: oldest first. damaged: lines that are no record.
+
+    is_cut: the last record was not written to its end.
+    """
+
+    runs: list[RunHistory]
+    damaged: int = 0
+    is_cut: bool = False
+
+    @property
+    def windows(self) -> list[Window]:
+        """Those of all runs, in their order, each on the time of its own run."""
+        return [window for run in self.runs for window in run.windows]
+
+
+class _Kind(msgspec.Struct):
+    kind: str
+
+
+class _First(_Kind):
+    v: int
+
+
+Entry = RunFacts | Window | RunEnd
+_ENCODE = msgspec.json.Encoder().encode
+_DECODE = msgspec.json.Decoder(Entry).decode
+_FIRST = msgspec.json.Decoder(_First).decode
+_KIND = msgspec.json.Decoder(_Kind).decode
+_KNOWN = ("run", "window", "end")
+
+
+def encoded(entries: Iterable[Entry]) -> bytes:
+    """The lines of these entries."""
+    return b"".join(_ENCODE(entry) + b"\n" for entry in entries)
+
+
+def read_timeline(path: Path) -> Timeline:
+    """What the file holds.
+
+    Raises FileNotFoundError if there is none, and ConfigError for one that cannot be read, that is
+    no timeline, or that a newer version has written.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    return _parsed(data, path)
+
+
+def _parsed(data: bytes, path: Path) -> Timeline:
+    timeline = Timeline([])
+    lines = data.split(b"\n")
+    timeline.is_cut = bool(lines.pop())
+    for line in lines:
+        entry = _entry(line)
+        if isinstance(entry, RunFacts):
+            if entry.v > VERSION:
+                raise ConfigError(
+                    f"{path} has version {entry.v}, and this redline reads version {VERSION}",
+                    hint="read it with the redline that wrote it, or a newer one",
+                )
+            timeline.runs.append(RunHistory(facts=entry))
+        elif entry is None or not timeline.runs:
+            timeline.damaged += not _is_other(line)
+        elif isinstance(entry, Window):
+            timeline.runs[-1].windows.append(entry)
+        else:
+            timeline.runs[-1].end = entry
+    return timeline
+
+
+def _entry(line: bytes) -> Entry | None:
+    try:
+        found: Entry = _DECODE(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        found_v = _newer(line)
+        return None if found_v is None else RunFacts(v=found_v, at=0.0)
+    return found
+
+
+def _newer(line: bytes) -> int | None:
+    """The version of a run that a newer redline has begun; None for any other line."""
+    try:
+        first = _FIRST(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return first.v if first.kind == "run" and first.v > VERSION else None
+
+
+def _is_other(line: bytes) -> bool:
+    """It is of a kind that is not known here."""
+    try:
+        return _KIND(line).kind not in _KNOWN
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+
+
+def shortened(timeline: Timeline, now: float, most_bytes: int) -> Timeline:
+    """The timeline in at most `most_bytes`, its older windows longer, and the oldest runs left out.
+
+    now: seconds since 1970-01-01 UTC. The latest run stays, with at least one window.
+    """
+    runs = timeline.runs[-MOST_RUNS:]
+    share = _FINEST_SHARE
+    while True:
+        runs = [_coarser(run, now, share) for run in runs]
+        if sum(map(_size_bytes, runs)) <= most_bytes:
+            return Timeline(runs)
+        if all(len(run.windows) <= 1 for run in runs):
+            if len(runs) == 1:
+                return Timeline(runs)
+            runs = runs[1:]
+        share *= 2
+
+
+def _coarser(run: RunHistory, now: float, share: float) -> RunHistory:
+    now_s = max(now - run.facts.at, run.last_s)
+    windows = coarsened(run.windows, now_s, share)
+    return RunHistory(facts=run.facts, windows=windows, end=run.end)
+
+
+def _size_bytes(run: RunHistory) -> int:
+    return len(_lines_of(run))
+
+
+def _lines_of(run: RunHistory) -> bytes:
+    end = () if run.end is None else (run.end,)
+    return encoded((run.facts, *run.windows, *end))
+
+
+class TimelineFile:
+    """A job's timeline, open for the run that holds its output's lock.
+
+    What a death has cut off is taken out; a file that is no timeline, or that a newer version has
+    written, is left as it is, and so is one that cannot be written: `failure` then says why, in
+    words, and nothing is written. All methods block.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.failure: str | None = None
+        self._fd = -1
+        self._size_bytes = 0
+
+    def begin(self, facts: RunFacts) -> None:
+        """A run begins."""
+        try:
+            drop_unfinished(self.path)
+            self._open()
+        except (ConfigError, JournalError) as error:
+            self._fail(error.what)
+        except OSError as error:
+            self._fail(f"{self.path} cannot be written: {error.strerror}")
+        else:
+            self._write([facts])
+
+    def add(self, windows: Sequence[Window], now: float) -> None:
+        """Adds windows of the run. now: seconds since 1970-01-01 UTC."""
+        self._write(windows)
+        if self._size_bytes > MOST_BYTES and self.failure is None:
+            self._shorten(now)
+
+    def end(self, end: RunEnd) -> None:
+        """The run has ended."""
+        self._write([msgspec.structs.replace(end, what=end.what[:_LONGEST_SHOWN])])
+
+    def close(self) -> None:
+        """May be repeated."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _open(self) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._fd = os.open(self.path, flags, 0o666)
+        data = self.path.read_bytes()
+        timeline = _parsed(data, self.path)
+        if data and not timeline.runs and (timeline.damaged or not timeline.is_cut):
+            raise ConfigError(f"{self.path} is no timeline")
+        end = data.rfind(b"\n") + 1
+        os.ftruncate(self._fd, end)
+        os.lseek(self._fd, end, os.SEEK_SET)
+        self._size_bytes = end
+
+    def _write(self, entries: Iterable[Entry]) -> None:
+        if self.failure is not None:
+            return
+        lines = encoded(entries)
+        try:
+            write_all(self._fd, [lines])
+        except OSError as error:
+            self._fail(f"{self.path} cannot be written: {error.strerror}")
+            return
+        self._size_bytes += len(lines)
+
+    def _shorten(self, now: float) -> None:
+        """Puts a shorter file in place of this one; a death leaves one of the two."""
+        try:
+            timeline = shortened(read_timeline(self.path), now, _LEFT_BYTES)
+            data = b"".join(map(_lines_of, timeline.runs))
+            replace_file(self.path, lambda fd: write_all(fd, [data]))
+            self.close()
+            self._open()
+        except (ConfigError, JournalError) as error:
+            self._fail(error.what)
+        except OSError as error:
+            self._fail(f"{self.path} cannot be written: {error.strerror}")
+
+    def _fail(self, what: str) -> None:
+        """Nothing is written from now on. What was written of a line is taken out if possible."""
+        self.failure = what
+        if self._fd >= 0:
+            try:
+                os.ftruncate(self._fd, self._size_bytes)
+            except OSError:
+                # A reader passes over what is left of the line.
+                pass
+        self.close()

@@ -1,0 +1,310 @@
+"""What a run was like for a while: the structs of a timeline, and how windows become longer ones.
+
+The state of a run is sampled ten times a second, and each second of samples becomes a Window. What
+people are shown of a run is computed from windows.
+
+What holds the next call back, at one sample (`Window.held` counts the samples of each):
+
+held     is
+input    no row is ready, and the input has more
+writer   no rows are read until more results are durable
+memory   no rows are read until large ones are done
+taker    workers wait until their results are taken
+limit    a call waits for its grant by a rate limit
+budget   calls wait for what other calls have reserved of the budget
+slots    as many calls are in flight as may be
+parked   the endpoint asked to wait
+down     the endpoint cannot be reached, or none of several works
+backoff  rows wait to be tried again, and no other row could be sent
+batch    rows are with the Batch API
+rest     no row is left: the last calls are in flight
+client   a row and a slot are there, and nothing else is waited for
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from redline.timeline.sketch import EMPTY, Sketch, merged_sketches
+
+Held = Literal[
+    "input", "writer", "memory", "taker", "limit", "budget", "slots",
+    "parked", "down", "backoff", "batch", "rest", "client",
+]  # fmt: skip
+HELD: tuple[Held, ...] = get_args(Held)
+WINDOW_S = 1.0
+MOST_LIMITS = 12
+MOST_ENDPOINTS = 12
+_ROUNDED = 4
+
+
+class Phases(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Seconds that calls spent in each phase, all calls together that ended in the window.
+
+    A call is in one phase after the other. Of its attempts: queue_s, until an endpoint of several
+    takes it; slot_s; connect_s, until it is connected and one of those that may wait for a grant;
+    grant_s; send_s, from the grant to the write; first_byte_s; first_token_s, of a streamed answer;
+    answer_s, to its end, read and parsed. Between attempts: backoff_s. Afterwards: durable_s, until
+    its line is on disk. other_s: what no mark accounts for, between its first mark and its last.
+    """
+
+    queue_s: float = 0.0
+    slot_s: float = 0.0
+    connect_s: float = 0.0
+    grant_s: float = 0.0
+    send_s: float = 0.0
+    first_byte_s: float = 0.0
+    first_token_s: float = 0.0
+    answer_s: float = 0.0
+    backoff_s: float = 0.0
+    durable_s: float = 0.0
+    other_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return float(sum(msgspec.structs.astuple(self)))
+
+
+class LimitUse(msgspec.Struct, frozen=True, array_like=True):
+    """One rate limit of one endpoint.
+
+    name: such as `500/60s requests`, and ` at NAME` if there are several endpoints. held: samples
+    in which it held the next call back, alone or with others that are nearly as strict. used: what
+    counted against it at the end of the window. count, window_s: of the limit.
+    """
+
+    name: str
+    held: int
+    used: int
+    count: int
+    window_s: float
+
+
+class EndpointUse(msgspec.Struct, frozen=True, array_like=True):
+    """One of several endpoints. state: a `Health`, or `parked`, at the end of the window.
+
+    in_flight: the mean. slots: 0 for no bound.
+    """
+
+    name: str
+    state: str
+    in_flight: float
+    slots: int
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The whole job at the end of a window, by all runs of its output.
+
+    rows: of the input, at least that many if `is_exact` is False. done, failed: rows with a result
+    or a failure. untried: rows that this run leaves out. here: rows that ended in this run.
+    attempts, input_tokens, output_tokens: of this run. spent_usd: None while it is unknown; by all
+    runs if there is a budget in money, otherwise by this run. spent_tokens: against a budget.
+    """
+
+    rows: int = 0
+    is_exact: bool = True
+    done: int = 0
+    failed: int = 0
+    untried: int = 0
+    here: int = 0
+    attempts: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    spent_usd: float | None = None
+    spent_tokens: int | None = None
+
+    @property
+    def left(self) -> int:
+        """Rows that are still to be done."""
+        return max(0, self.rows - self.done - self.failed - self.untried)
+
+
+class Window(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag="window",
+    tag_field="kind",
+):
+    """A stretch of one run, of a second or more.
+
+    begin_s, end_s: since the run began. samples: of its state; 0 for a gap, in which the process
+    could not sample.
+
+    sent: requests written; retries: those of them for a call that had failed before. answered:
+    attempts that ended with an answer. errors: attempts that failed, by kind; error: the last of
+    them in words. done, failed: rows that became durable. input_tokens, output_tokens: of the
+    answers.
+
+    in_flight, slots, waiting, retrying: means over the samples of requests on the wire, calls that
+    may be in flight, calls that wait for a grant, rows that wait to be tried again.
+    held: samples by what held the next call back. limits: the rate limits, those that held most
+    often first, at most MOST_LIMITS. endpoints: of several, at most MOST_ENDPOINTS. feed_empty:
+    share of the samples with workers that waited for a row; journal_full: with too much that was
+    not durable. parked_s: until the endpoint may be asked again, at the end.
+
+    lag_s: the longest that a sample was late. busy: share of the time in which the event loop's
+    thread ran, or was ready to run and other processes had the CPU. cpu: CPU seconds of the whole
+    process per second. write_s: seconds in which the event loop waited for writes of results,
+    sync_s: in which an fsync of them was under way. stopped_s: seconds in which the whole process
+    was stopped.
+
+    latency: from the write to the end of the answer, of attempts that were answered. first: the
+    same, of requests that were written before the run had its first answer: the endpoint had no
+    other calls of this run to work on. first_token: from the write, of streamed answers.
+    calls: that ended, to which the phases belong.
+    """
+
+    begin_s: float
+    end_s: float
+    samples: int = 0
+    sent: int = 0
+    retries: int = 0
+    answered: int = 0
+    errors: dict[str, int] = {}
+    error: str = ""
+    done: int = 0
+    failed: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    in_flight: float = 0.0
+    slots: float = 0.0
+    waiting: float = 0.0
+    retrying: float = 0.0
+    held: dict[str, int] = {}
+    limits: tuple[LimitUse, ...] = ()
+    endpoints: tuple[EndpointUse, ...] = ()
+    feed_empty: float = 0.0
+    journal_full: float = 0.0
+    parked_s: float = 0.0
+    lag_s: float = 0.0
+    busy: float = 0.0
+    cpu: float = 0.0
+    write_s: float = 0.0
+    sync_s: float = 0.0
+    stopped_s: float = 0.0
+    calls: int = 0
+    latency: Sketch = EMPTY
+    first: Sketch = EMPTY
+    first_token: Sketch = EMPTY
+    phases: Phases = Phases()
+    totals: Totals = Totals()
+
+    @property
+    def span_s(self) -> float:
+        return self.end_s - self.begin_s
+
+    def share(self, held: Held) -> float:
+        """Of the samples, those in which this held the next call back; 0 to 1."""
+        return self.held.get(held, 0) / max(1, self.samples)
+
+
+_ADDED = (
+    "samples", "sent", "retries", "answered", "done", "failed", "input_tokens", "output_tokens",
+    "write_s", "sync_s", "stopped_s", "calls",
+)  # fmt: skip
+_PER_SAMPLE = ("in_flight", "slots", "waiting", "retrying", "feed_empty", "journal_full")
+_PER_SECOND = ("busy", "cpu")
+_SKETCHES = ("latency", "first", "first_token")
+
+
+def merged(windows: Sequence[Window]) -> Window:
+    """One window in place of these of one run, one or more, in their order.
+
+    Sums are added, means are weighted, and what is as of the end is that of the last one.
+    """
+    if len(windows) == 1:
+        return windows[0]
+    last = windows[-1]
+    fields: dict[str, Any] = {name: sum(getattr(w, name) for w in windows) for name in _ADDED}
+    samples = max(1, fields["samples"])
+    span_s = sum(w.span_s for w in windows) or 1.0
+    for name in _PER_SAMPLE:
+        fields[name] = sum(getattr(w, name) * w.samples for w in windows) / samples
+    for name in _PER_SECOND:
+        fields[name] = sum(getattr(w, name) * w.span_s for w in windows) / span_s
+    for name in _SKETCHES:
+        fields[name] = merged_sketches(getattr(w, name) for w in windows)
+    fields = {name: _round(value) for name, value in fields.items()}
+    return Window(
+        begin_s=windows[0].begin_s,
+        end_s=last.end_s,
+        errors=_sum(w.errors for w in windows),
+        error=next((w.error for w in reversed(windows) if w.error), ""),
+        held=_sum(w.held for w in windows),
+        limits=_merged_limits(windows),
+        endpoints=_merged_endpoints(windows),
+        parked_s=last.parked_s,
+        lag_s=max(w.lag_s for w in windows),
+        phases=merged_phases([w.phases for w in windows]),
+        totals=last.totals,
+        **fields,
+    )
+
+
+def merged_phases(phases: Sequence[Phases]) -> Phases:
+    """The sums of all."""
+    columns = zip(*map(msgspec.structs.astuple, phases), strict=True)
+    return Phases(
+        **dict(zip(Phases.__struct_fields__, map(_round, map(sum, columns)), strict=True))
+    )
+
+
+def coarsened(windows: Iterable[Window], now_s: float, share: float) -> list[Window]:
+    """Windows of one run, the older ones longer.
+
+    now_s: on the run's time. Neighbours become one if that is then at most `share` of its age long,
+    or WINDOW_S. So their number grows as the logarithm of the time.
+    """
+    found: list[list[Window]] = []
+    for window in windows:
+        age_s = now_s - window.end_s
+        if found and window.end_s - found[-1][0].begin_s <= max(WINDOW_S, share * age_s):
+            found[-1].append(window)
+        else:
+            found.append([window])
+    return [merged(group) for group in found]
+
+
+def _merged_limits(windows: Sequence[Window]) -> tuple[LimitUse, ...]:
+    """The limits of all, each as it was last."""
+    held: Counter[str] = Counter()
+    latest: dict[str, LimitUse] = {}
+    for window in windows:
+        for use in window.limits:
+            held[use.name] += use.held
+            latest[use.name] = use
+    return most_held(msgspec.structs.replace(use, held=held[use.name]) for use in latest.values())
+
+
+def most_held(limits: Iterable[LimitUse]) -> tuple[LimitUse, ...]:
+    """Those that held calls back most often first, as many as a window may have."""
+    return tuple(sorted(limits, key=lambda use: -use.held)[:MOST_LIMITS])
+
+
+def _merged_endpoints(windows: Sequence[Window]) -> tuple[EndpointUse, ...]:
+    """Those of the last window that has some, with their means over all."""
+    last = next((w.endpoints for w in reversed(windows) if w.endpoints), ())
+    means = []
+    for use in last:
+        found = [(w.samples, one) for w in windows for one in w.endpoints if one.name == use.name]
+        samples = sum(count for count, _ in found) or 1
+        mean = sum(count * one.in_flight for count, one in found) / samples
+        means.append(msgspec.structs.replace(use, in_flight=_round(mean)))
+    return tuple(means)
+
+
+def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(total)
+
+
+def _round(value: Any) -> Any:
+    return round(value, _ROUNDED) if isinstance(value, float) else value
