@@ -28,10 +28,11 @@ class RequestRepeated(Event, frozen=True):
 
 
 class RetryScheduled(Event, frozen=True):
-    """A row waits `wait_s` and is then tried again."""
+    """A row waits `wait_s` and is then tried again. error: the kind; what: the same in words."""
 
     error: str
     wait_s: float
+    what: str = ""
 
 
 class RetryStarted(Event, frozen=True):

@@ -13,8 +13,9 @@ from redline.clock import SYSTEM
 from redline.errors import ConfigError
 from redline.job.settings import Job
 from redline.job.show import InputCounts, Report, RowCount
-from redline.job.work import Bill, Feed, Runner, Selection, Tally
+from redline.job.work import Bill, Feed, Runner, Sampler, Selection, Tally
 from redline.journal import Journal, Manifest
+from redline.timeline import Ending, Totals
 
 if TYPE_CHECKING:
     from redline.calls.cache import AnswerStore
@@ -44,8 +45,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """A View. found_limits: those that were found, in words.
 
     kept: None for a run without an output; batches: None for one that makes its calls itself.
-    answers: of its cache. recorder: of its trace. check_source: looks whether the input is still
-    what was read.
+    answers: of its cache. recorder: of its trace. sampler: of its timeline.
+    check_source: looks whether the input is still what was read.
     """
 
     job: Job
@@ -62,6 +63,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     runner: Runner
     batches: BatchRunner | None
     recorder: Recorder | None
+    sampler: Sampler
 
     async def go(self) -> None:
         """Does the rows, live or in batches; then looks at the input again."""
@@ -103,6 +105,33 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         # Otherwise rows of the output are no longer in the input.
         is_possible = known.left >= feed.rows_read - self.rows_skipped - tally.saved
         return known if is_possible else seen
+
+    def totals(self) -> Totals:
+        """The whole job now, as its timeline has it."""
+        counts, tally, spent = self.counts(), self.tally, self.bill.read()
+        return Totals(
+            rows=counts.rows,
+            is_exact=counts.is_exact,
+            done=counts.done,
+            failed=counts.failed,
+            untried=counts.untried,
+            here=tally.saved,
+            attempts=tally.attempts,
+            input_tokens=tally.input_tokens,
+            output_tokens=tally.output_tokens,
+            spent_usd=spent.usd,
+            spent_tokens=spent.tokens,
+        )
+
+    def ending(self) -> tuple[Ending, str]:
+        """How the run has ended, and the error that stopped it if one did."""
+        runner = self.runner
+        if runner.stopped is not None:
+            return "stopped", runner.stopped.what
+        failure = None if self.kept is None else self.kept.journal.failure
+        if failure is not None:
+            return "stopped", failure.what
+        return "interrupted" if runner.is_draining else "finished", ""
 
     def flawed(self) -> dict[str, int]:
         """Successes by all runs of the output whose answer is cut, empty or refused."""
@@ -152,4 +181,5 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             output=self.job.output,
             abandoned=runner.abandoned,
             not_traced=self._not_traced(),
+            not_recorded=self.sampler.failure,
         )

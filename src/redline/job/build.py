@@ -38,16 +38,18 @@ from redline.events import Listener, Listeners
 from redline.job.assembly import Kept, Run
 from redline.job.outputs import AccountFile, open_journal
 from redline.job.parts import Parts
-from redline.job.recording import open_trace, recorded
+from redline.job.recording import open_trace, recorded, sampler_of
 from redline.job.settings import BATCHING, Job
 from redline.job.show import InputCounts, RowCount
 from redline.job.work import (
     Backpressure,
     Bill,
+    Endpoints,
     Feed,
     Renderer,
     Results,
     Runner,
+    Sampled,
     Selection,
     SuppliedBackend,
     SuppliedResults,
@@ -73,6 +75,7 @@ from redline.limits import RateLimiter
 from redline.process import raise_limit, telling
 from redline.route import Pool, intake_of, seat_of, strategy_of
 from redline.sources import AsyncRows, Source, open_source, row_counts, sampled, stream_of
+from redline.timeline import Gatherer
 
 if TYPE_CHECKING:
     from redline.calls.cache import AnswerStore
@@ -89,7 +92,7 @@ class _Input(msgspec.Struct, frozen=True):
 
     parts: what its caller supplies. stream: the source, if that is a stream. limiters: of the
     endpoints in their order, or of the function; none with a supplied backend. slots: how many
-    calls at once at most. trace: open, to record the calls.
+    calls at once at most. trace: open, to record the calls. gatherer: makes windows of the run.
     """
 
     parts: Parts
@@ -100,11 +103,15 @@ class _Input(msgspec.Struct, frozen=True):
     limiters: tuple[RateLimiter, ...]
     slots: int
     trace: TraceFile | None
+    gatherer: Gatherer
 
 
 class _Calls(msgspec.Struct, frozen=True):
-    """found: the limits that were found, in words. answers: of the cache."""
+    """found: the limits that were found, in words. endpoints: as they are sampled. answers: of the
+    cache.
+    """
 
+    endpoints: Endpoints
     found: Callable[[], list[str]]
     metered: Metered | None
     backend: Backend
@@ -130,8 +137,11 @@ async def built(job: Job, parts: Parts) -> AsyncIterator[Run]:
             try:
                 async with AsyncExitStack() as objects:
                     run = await _assemble(job, given, objects)
+                    run.sampler.start(run.totals)
                     yield run
             finally:
+                if run is not None:
+                    await run.sampler.finish(*run.ending())
                 if run is not None and run.kept is not None and job.output is not None:
                     await _finish(run, run.kept, job.output)
     finally:
@@ -164,7 +174,8 @@ def _open_input(job: Job, parts: Parts) -> _Input:
     except BaseException:
         source.close()
         raise
-    return _Input(parts, source, stream, row_count, renderer, limiters, slots, trace)
+    gatherer = Gatherer()
+    return _Input(parts, source, stream, row_count, renderer, limiters, slots, trace, gatherer)
 
 
 def _limiters(job: Job) -> tuple[RateLimiter, ...]:
@@ -208,7 +219,7 @@ async def _take(output: Output, stream: StreamRows | None, stack: AsyncExitStack
 
 async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
     tally = given.parts.tally or Tally()
-    acknowledge = _acknowledging(tally, given.stream)
+    acknowledge = _acknowledging(tally, given.stream, given.gatherer)
     kept = None
     if job.output is not None:
         kept = await _open_output(job, job.output, acknowledge, stack)
@@ -239,6 +250,15 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
         await batches.prepare()
     if kept is not None:
         kept.journal.start(None if kept.account is None else kept.account.sync)
+    sampled = Sampled(
+        runner=runner,
+        feed=feed,
+        load=load,
+        tally=tally,
+        endpoints=calls.endpoints,
+        journal=journal,
+        metered=calls.metered,
+    )
     return Run(
         job=job,
         tally=tally,
@@ -254,6 +274,7 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
         runner=runner,
         batches=batches,
         recorder=calls.recorder,
+        sampler=sampler_of(job, sampled, given.gatherer, given.source.name),
     )
 
 
@@ -278,6 +299,7 @@ def _runner(
         permit=None if given.stream is None else given.stream.permit,
         on_result=given.parts.on_result,
         on_failure=given.parts.on_failure,
+        took=given.gatherer.took,
     )
     return Runner(job, wiring)
 
@@ -289,7 +311,9 @@ def _results(parts: Parts, acknowledge: Callable[[list[Result]], None]) -> Resul
     return SuppliedResults(parts.results, acknowledge)
 
 
-def _acknowledging(tally: Tally, stream: StreamRows | None) -> Callable[[list[Result]], None]:
+def _acknowledging(
+    tally: Tally, stream: StreamRows | None, gatherer: Gatherer
+) -> Callable[[list[Result]], None]:
     """What is done with results that are durable."""
 
     def acknowledge(results: list[Result]) -> None:
@@ -299,6 +323,7 @@ def _acknowledging(tally: Tally, stream: StreamRows | None) -> Callable[[list[Re
         succeeded = list(map(attrgetter("status"), outcomes)).count("succeeded")
         tally.rows_saved(succeeded, len(results) - succeeded, flaws_of(outcomes))
         tally.rows_answered(outcomes)
+        gatherer.became_durable(SYSTEM.now_s(), list(map(attrgetter("tried"), outcomes)))
 
     return acknowledge
 
@@ -372,7 +397,7 @@ def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
     if given.trace is not None:
         recorder = recorded(job, retry, given.trace, 0 if given.stream else given.slots)
     backend, answers = _cached(job, retry if recorder is None else recorder, tally)
-    return _Calls(found, metered, backend, answers, recorder)
+    return _Calls(Endpoints(calls), found, metered, backend, answers, recorder)
 
 
 def _http(

@@ -1,31 +1,63 @@
-"""What a run with a trace records of itself."""
+"""What a run records of itself: its timeline, and its calls if it has a trace."""
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from redline.calls import Backend, Endpoint
 from redline.clock import SYSTEM
-from redline.job.settings import Job
-from redline.limits.rule import KINDS
+from redline.job.settings import BATCHING, Job
+from redline.job.work import Sampled, Sampler
+from redline.limits.rule import KINDS, limit_text
+from redline.timeline import (
+    MOST_ENDPOINTS,
+    MOST_LIMITS,
+    NAME,
+    TIMELINE_VERSION,
+    VERSION,
+    EndpointFacts,
+    Gatherer,
+    Recorder,
+    RunBegan,
+    RunFacts,
+    TimelineFile,
+    TraceFile,
+)
 
-if TYPE_CHECKING:
-    from redline.timeline import EndpointFacts, Recorder, TraceFile
+
+def sampler_of(job: Job, sampled: Sampled, gatherer: Gatherer, input_name: str) -> Sampler:
+    """Samples the run, into the timeline of the job's output if it has one."""
+    rates = [
+        limit_text(kind, rate)
+        for limits in ([endpoint.limits for endpoint in job.endpoints] or [job.limits])
+        for kind in KINDS
+        for rate in limits.rates(kind)
+    ]
+    facts = RunFacts(
+        v=TIMELINE_VERSION,
+        at=SYSTEM.wall_s(),
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        input=input_name,
+        model=job.prompting.model or "",
+        slots=job.slots,
+        endpoints=tuple(endpoint.label for endpoint in job.endpoints)[:MOST_ENDPOINTS],
+        limits=tuple(dict.fromkeys(rates))[:MOST_LIMITS],
+        is_batched=job.via in BATCHING,
+    )
+    file = None if job.output is None else TimelineFile(job.output.state_path / NAME)
+    return Sampler(facts, sampled, gatherer, file)
 
 
 def open_trace(path: Path) -> TraceFile:
     """The trace, to be closed by the caller. Raises ConfigError if it cannot be written."""
-    # Imported here: a run without a trace does not pay for it.
-    from redline.timeline import TraceFile
-
     return TraceFile(path)
 
 
 def recorded(job: Job, inner: Backend, file: TraceFile, workers: int) -> Recorder:
     """`inner` with its calls recorded. workers: see RunBegan."""
-    from redline.timeline import VERSION, Recorder, RunBegan
-
     began = RunBegan(
         v=VERSION,
         at=SYSTEM.wall_s(),
@@ -38,8 +70,6 @@ def recorded(job: Job, inner: Backend, file: TraceFile, workers: int) -> Recorde
 
 
 def _facts(job: Job, endpoint: Endpoint) -> EndpointFacts:
-    from redline.timeline import EndpointFacts
-
     limits = endpoint.limits
     price = job.price_table().at(endpoint.label, job.prompting.model)
     rates = {kind: tuple(map(str, limits.rates(kind))) for kind in KINDS}

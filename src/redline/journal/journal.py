@@ -29,6 +29,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from time import monotonic
 
 from msgspec import MsgspecError
 
@@ -98,6 +99,7 @@ class Journal:
         self._lost: ResultsLost | None = None
         self._unplaced: list[Result] = []
         self._before_sync: Callable[[], None] | None = None
+        self.sync_s = 0.0  # that fsyncs have taken, in their thread
         self._is_flush_due = False  # in this turn of the loop
         self._has_lines = False  # to be flushed
         self._has_woken = False  # the syncer, for the present group
@@ -130,6 +132,11 @@ class Journal:
         """
         self._before_sync = before_sync
         self._syncer = asyncio.create_task(self._sync_groups(), name="redline journal")
+
+    @property
+    def write_s(self) -> float:
+        """Seconds that the event loop has waited for writes."""
+        return sum(file.write_s for file in self._files())
 
     @property
     def is_behind(self) -> bool:
@@ -320,11 +327,13 @@ class Journal:
         self.changes.notify()
 
     def _sync(self) -> None:
+        begun_s = monotonic()
         if self._before_sync is not None:
             self._before_sync()
         files = self._files()
         for file in files:
             file.sync()
+        self.sync_s += monotonic() - begun_s
         if self._lost is None:
             for file in files:
                 file.check()
@@ -405,11 +414,13 @@ def _named(result: Result) -> Result:
     """Which row it is and how it ended, without what was asked and answered."""
     row, outcome = result.row, result.outcome
     reply = None if outcome.reply is None else Reply(finish_reason=outcome.reply.finish_reason)
+    # An attempt that failed has an error, which may quote a long answer.
+    tried = () if reply is None else outcome.tried[-1:]
     return Result(
         row=Row(row.number, row.line, None, b""),
         key=result.key,
         custom_id=result.custom_id,
-        outcome=Outcome(status=outcome.status, reply=reply, attempts=outcome.attempts),
+        outcome=Outcome(status=outcome.status, reply=reply, attempts=outcome.attempts, tried=tried),
     )
 
 

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable, Container
 from itertools import chain
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple
 
 from redline.errors import JournalError
@@ -61,7 +62,8 @@ class ResultsFile:
     labels.damaged-1.jsonl. Any other damaged line raises JournalError, because something else has
     written to the file; so does a file that another redline writes to.
 
-    size_bytes: of the lines in it.
+    size_bytes: of the lines in it. write_s: seconds that its writes have taken, which the caller of
+    `flush` has waited for.
     """
 
     def __init__(self, path: Path, on_found: Callable[[Stretch], None]) -> None:
@@ -70,6 +72,7 @@ class ResultsFile:
         # Takes one whole line, which `flush` writes. No method: it is called for each row.
         self.add = self._pending.append
         self.size_bytes = 0
+        self.write_s = 0.0
         self._synced_bytes: int | None = None
         self._tail = b""
         self._group = _Group(0, 0, b"", b"")
@@ -96,11 +99,12 @@ class ResultsFile:
             return
         lines = b"".join(pending)
         pending.clear()
-        written = 0
+        written, begun_s = 0, monotonic()
         try:
             written = os.write(self._fd, lines)
             while written < len(lines):
                 written += os.write(self._fd, lines[written:])
+            self.write_s += monotonic() - begun_s
         except OSError as error:
             self.size_bytes += lines.rfind(b"\n", 0, written) + 1
             self._cut_back()

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from redline.observe.causes import Binding, Cause
-from redline.timeline import Held, Sketch, Window, merged, merged_sketches, without
+from redline.timeline import Holder, Sketch, Window, merged, merged_sketches, without
 
 # Of the samples or of the time, from which on a cause holds.
 _MOST_OF = 0.5
@@ -144,7 +144,7 @@ def _is_full(window: Window) -> bool:
     return _most(window)[0] == "slots"
 
 
-def _most(window: Window) -> tuple[Held | None, float]:
+def _most(window: Window) -> tuple[Holder | None, float]:
     """What held calls back in most samples, of those that mean the same; and their share."""
     if not window.samples:
         return None, 0.0
@@ -153,7 +153,7 @@ def _most(window: Window) -> tuple[Held | None, float]:
         return None, 0.0
     cause = _WORDS[held][0]
     alike = sum(count for one, count in window.held.items() if _WORDS[one][0] is cause)
-    return held, alike / window.samples  # type: ignore[return-value]  # the keys are of Held
+    return held, alike / window.samples  # type: ignore[return-value]  # the keys are of Holder
 
 
 def _stopped(window: Window) -> Found | None:

@@ -26,6 +26,8 @@ import random
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+import msgspec
+
 from redline.calls.http import is_unreachable
 from redline.clock import SYSTEM, Clock
 from redline.errors import (
@@ -204,10 +206,10 @@ class Pool:
                         member.backend, member.figures, asked, request, call, sink
                     )
             except BaseException:
-                breaker.cancelled(epoch)
-                self._unanswered(member)
-                self.traffic.unanswered += 1
+                self._cancelled(member, epoch)
                 raise
+            if ticket is not None:
+                _note_wait(outcome, ticket.since_s)
             if outcome.status == "succeeded":
                 self._in_flight -= 1
                 figures, traffic = member.figures, self.traffic
@@ -331,6 +333,12 @@ class Pool:
         self._in_flight -= 1
         member.figures.ended()
         self._look(member)
+
+    def _cancelled(self, member: PoolMember, epoch: int) -> None:
+        """A call that the endpoint had was cancelled."""
+        member.breaker.cancelled(epoch)
+        self._unanswered(member)
+        self.traffic.unanswered += 1
 
     def _look(self, member: PoolMember) -> None:
         """The endpoint may be able to take another call."""
@@ -533,6 +541,13 @@ class Pool:
         for call in avoiding:
             if call.avoid >= working:
                 call.avoid = self._still_avoids(call) if call.unfit else frozenset()
+
+
+def _note_wait(outcome: Outcome, since_s: float) -> None:
+    """The first attempt of the call here has waited since then for an endpoint to take it."""
+    if outcome.tried:
+        first, *others = outcome.tried
+        outcome.tried = (msgspec.structs.replace(first, queued_s=since_s), *others)
 
 
 def _is_failure(error: CallError | NoEndpoint) -> bool:

@@ -1,8 +1,11 @@
 """A recorded run: the structs and files of its trace, call by call, and of its timeline."""
 
+from redline.timeline.gather import Counters, Gatherer, Sample
 from redline.timeline.history import (
     MOST_BYTES,
     NAME,
+    TIMELINE_VERSION,
+    Ending,
     RunEnd,
     RunFacts,
     RunHistory,
@@ -23,15 +26,19 @@ from redline.timeline.records import (
 from redline.timeline.sketch import EMPTY, Sketch, merged_sketches, without
 from redline.timeline.trace import RecordedRun, Trace, read_trace
 from redline.timeline.window import (
-    HELD,
+    HOLDERS,
+    MOST_ENDPOINTS,
+    MOST_LIMITS,
     WINDOW_S,
-    EndpointUse,
-    Held,
+    EndpointState,
+    Holder,
     LimitUse,
     Phases,
     Totals,
     Window,
+    coarsened,
     merged,
     merged_phases,
+    rounded,
 )
 from redline.timeline.writer import TraceFile

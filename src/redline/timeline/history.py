@@ -5,8 +5,8 @@ run      a run has begun; what follows is of it, and its times are seconds since
 window   what the run was like for a while
 end      the run has ended, and how; a run without one was killed, or goes on
 
-A reader passes over kinds and fields that it does not know. VERSION changes when what is known is
-to be read in another way.
+A reader passes over kinds and fields that it does not know. TIMELINE_VERSION changes when what is
+known is to be read in another way.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from redline.errors import ConfigError, JournalError
 from redline.process import drop_unfinished, replace_file, write_all
 from redline.timeline.window import Window, coarsened
 
-VERSION = 1
+TIMELINE_VERSION = 1
 NAME = "timeline.jsonl"
 # The file of a job of any length. As long as it has room, windows stay as fine as they are made.
 MOST_BYTES = 1_000_000
@@ -36,7 +36,7 @@ _LONGEST_SHOWN = 500
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True, tag="run", tag_field="kind"):
-    """A run as it began. v: VERSION. at: seconds since 1970-01-01 UTC.
+    """A run as it began. v: TIMELINE_VERSION. at: seconds since 1970-01-01 UTC.
 
     pid, host: of its process. input: its path, URL or name. slots: most calls in flight at first.
     endpoints: their names, a function's name for a job that calls one. limits: as stated, in words.
@@ -144,9 +144,10 @@ def _parsed(data: bytes, path: Path) -> Timeline:
     for line in lines:
         entry = _entry(line)
         if isinstance(entry, RunFacts):
-            if entry.v > VERSION:
+            if entry.v > TIMELINE_VERSION:
                 raise ConfigError(
-                    f"{path} has version {entry.v}, and this redline reads version {VERSION}",
+                    f"{path} has version {entry.v}, "
+                    f"and this redline reads version {TIMELINE_VERSION}",
                     hint="read it with the redline that wrote it, or a newer one",
                 )
             timeline.runs.append(RunHistory(facts=entry))
@@ -174,7 +175,7 @@ def _newer(line: bytes) -> int | None:
         first = _FIRST(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return first.v if first.kind == "run" and first.v > VERSION else None
+    return first.v if first.kind == "run" and first.v > TIMELINE_VERSION else None
 
 
 def _is_other(line: bytes) -> bool:

@@ -18,8 +18,8 @@ import msgspec
 
 ERROR = 0.01
 GAMMA = (1 + ERROR) / (1 - ERROR)
-# What is shorter counts as this long: a tenth of a millisecond.
-LEAST_S = 1e-4
+# What is shorter counts as this long.
+LEAST_S = 1e-3
 _SCALE = 1 / math.log(GAMMA)
 
 
@@ -85,6 +85,8 @@ def _counts(sketch: Sketch) -> dict[int, int]:
 
 
 def _packed(counts: Mapping[int, int]) -> Sketch:
+    if not counts:
+        return EMPTY
     pairs: list[int] = []
     last = 0
     for index, count in sorted(counts.items()):

@@ -31,15 +31,17 @@ import msgspec
 
 from redline.timeline.sketch import EMPTY, Sketch, merged_sketches
 
-Held = Literal[
+Holder = Literal[
     "input", "writer", "memory", "taker", "limit", "budget", "slots",
     "parked", "down", "backoff", "batch", "rest", "client",
 ]  # fmt: skip
-HELD: tuple[Held, ...] = get_args(Held)
+HOLDERS: tuple[Holder, ...] = get_args(Holder)
 WINDOW_S = 1.0
 MOST_LIMITS = 12
 MOST_ENDPOINTS = 12
 _ROUNDED = 4
+# The very object that fields have by default, which are then left out of a line.
+ZERO = 0.0
 
 
 class Phases(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,24 +51,26 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     takes it; slot_s; connect_s, until it is connected and one of those that may wait for a grant;
     grant_s; send_s, from the grant to the write; first_byte_s; first_token_s, of a streamed answer;
     answer_s, to its end, read and parsed. Between attempts: backoff_s. Afterwards: durable_s, until
-    its line is on disk. other_s: what no mark accounts for, between its first mark and its last.
+    its line is on disk.
     """
 
-    queue_s: float = 0.0
-    slot_s: float = 0.0
-    connect_s: float = 0.0
-    grant_s: float = 0.0
-    send_s: float = 0.0
-    first_byte_s: float = 0.0
-    first_token_s: float = 0.0
-    answer_s: float = 0.0
-    backoff_s: float = 0.0
-    durable_s: float = 0.0
-    other_s: float = 0.0
+    queue_s: float = ZERO
+    slot_s: float = ZERO
+    connect_s: float = ZERO
+    grant_s: float = ZERO
+    send_s: float = ZERO
+    first_byte_s: float = ZERO
+    first_token_s: float = ZERO
+    answer_s: float = ZERO
+    backoff_s: float = ZERO
+    durable_s: float = ZERO
 
     @property
     def total_s(self) -> float:
         return float(sum(msgspec.structs.astuple(self)))
+
+
+NO_PHASES = Phases()
 
 
 class LimitUse(msgspec.Struct, frozen=True, array_like=True):
@@ -84,7 +88,7 @@ class LimitUse(msgspec.Struct, frozen=True, array_like=True):
     window_s: float
 
 
-class EndpointUse(msgspec.Struct, frozen=True, array_like=True):
+class EndpointState(msgspec.Struct, frozen=True, array_like=True):
     """One of several endpoints. state: a `Health`, or `parked`, at the end of the window.
 
     in_flight: the mean. slots: 0 for no bound.
@@ -141,8 +145,9 @@ class Window(
     them in words. done, failed: rows that became durable. input_tokens, output_tokens: of the
     answers.
 
-    in_flight, slots, waiting, retrying: means over the samples of requests on the wire, calls that
-    may be in flight, calls that wait for a grant, rows that wait to be tried again.
+    in_flight, in_hand, slots, waiting, retrying: means over the samples of requests on the wire,
+    rows that are begun and have no outcome yet, calls that may be in flight, calls that wait for a
+    grant, rows that wait to be tried again.
     held: samples by what held the next call back. limits: the rate limits, those that held most
     often first, at most MOST_LIMITS. endpoints: of several, at most MOST_ENDPOINTS. feed_empty:
     share of the samples with workers that waited for a row; journal_full: with too much that was
@@ -172,43 +177,47 @@ class Window(
     failed: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
-    in_flight: float = 0.0
-    slots: float = 0.0
-    waiting: float = 0.0
-    retrying: float = 0.0
+    in_flight: float = ZERO
+    in_hand: float = ZERO
+    slots: float = ZERO
+    waiting: float = ZERO
+    retrying: float = ZERO
     held: dict[str, int] = {}
     limits: tuple[LimitUse, ...] = ()
-    endpoints: tuple[EndpointUse, ...] = ()
-    feed_empty: float = 0.0
-    journal_full: float = 0.0
-    parked_s: float = 0.0
-    lag_s: float = 0.0
-    busy: float = 0.0
-    cpu: float = 0.0
-    write_s: float = 0.0
-    sync_s: float = 0.0
-    stopped_s: float = 0.0
+    endpoints: tuple[EndpointState, ...] = ()
+    feed_empty: float = ZERO
+    journal_full: float = ZERO
+    parked_s: float = ZERO
+    lag_s: float = ZERO
+    busy: float = ZERO
+    cpu: float = ZERO
+    write_s: float = ZERO
+    sync_s: float = ZERO
+    stopped_s: float = ZERO
     calls: int = 0
     latency: Sketch = EMPTY
     first: Sketch = EMPTY
     first_token: Sketch = EMPTY
-    phases: Phases = Phases()
+    phases: Phases = NO_PHASES
     totals: Totals = Totals()
 
     @property
     def span_s(self) -> float:
         return self.end_s - self.begin_s
 
-    def share(self, held: Held) -> float:
+    def share(self, held: Holder) -> float:
         """Of the samples, those in which this held the next call back; 0 to 1."""
         return self.held.get(held, 0) / max(1, self.samples)
 
 
+_SECONDS = ("write_s", "sync_s", "stopped_s")
 _ADDED = (
     "samples", "sent", "retries", "answered", "done", "failed", "input_tokens", "output_tokens",
-    "write_s", "sync_s", "stopped_s", "calls",
+    "calls", *_SECONDS,
 )  # fmt: skip
-_PER_SAMPLE = ("in_flight", "slots", "waiting", "retrying", "feed_empty", "journal_full")
+_PER_SAMPLE = (
+    "in_flight", "in_hand", "slots", "waiting", "retrying", "feed_empty", "journal_full",
+)  # fmt: skip
 _PER_SECOND = ("busy", "cpu")
 _SKETCHES = ("latency", "first", "first_token")
 
@@ -230,7 +239,7 @@ def merged(windows: Sequence[Window]) -> Window:
         fields[name] = sum(getattr(w, name) * w.span_s for w in windows) / span_s
     for name in _SKETCHES:
         fields[name] = merged_sketches(getattr(w, name) for w in windows)
-    fields = {name: _round(value) for name, value in fields.items()}
+    fields |= {name: rounded(fields[name]) for name in (*_PER_SAMPLE, *_PER_SECOND, *_SECONDS)}
     return Window(
         begin_s=windows[0].begin_s,
         end_s=last.end_s,
@@ -250,9 +259,8 @@ def merged(windows: Sequence[Window]) -> Window:
 def merged_phases(phases: Sequence[Phases]) -> Phases:
     """The sums of all."""
     columns = zip(*map(msgspec.structs.astuple, phases), strict=True)
-    return Phases(
-        **dict(zip(Phases.__struct_fields__, map(_round, map(sum, columns)), strict=True))
-    )
+    sums = dict(zip(Phases.__struct_fields__, map(rounded, map(sum, columns)), strict=True))
+    return Phases(**sums) if any(sums.values()) else NO_PHASES
 
 
 def coarsened(windows: Iterable[Window], now_s: float, share: float) -> list[Window]:
@@ -287,7 +295,7 @@ def most_held(limits: Iterable[LimitUse]) -> tuple[LimitUse, ...]:
     return tuple(sorted(limits, key=lambda use: -use.held)[:MOST_LIMITS])
 
 
-def _merged_endpoints(windows: Sequence[Window]) -> tuple[EndpointUse, ...]:
+def _merged_endpoints(windows: Sequence[Window]) -> tuple[EndpointState, ...]:
     """Those of the last window that has some, with their means over all."""
     last = next((w.endpoints for w in reversed(windows) if w.endpoints), ())
     means = []
@@ -295,7 +303,7 @@ def _merged_endpoints(windows: Sequence[Window]) -> tuple[EndpointUse, ...]:
         found = [(w.samples, one) for w in windows for one in w.endpoints if one.name == use.name]
         samples = sum(count for count, _ in found) or 1
         mean = sum(count * one.in_flight for count, one in found) / samples
-        means.append(msgspec.structs.replace(use, in_flight=_round(mean)))
+        means.append(msgspec.structs.replace(use, in_flight=rounded(mean)))
     return tuple(means)
 
 
@@ -306,5 +314,6 @@ def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-def _round(value: Any) -> Any:
-    return round(value, _ROUNDED) if isinstance(value, float) else value
+def rounded(value: float) -> float:
+    """A number as a window has it: to a tenth of a millisecond, or as much of anything."""
+    return round(value, _ROUNDED) or ZERO

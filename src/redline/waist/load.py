@@ -16,6 +16,8 @@ from enum import Enum
 
 import msgspec
 
+from redline.limits.rule import Kind, Rate
+
 
 class Health(Enum):
     """The states of the table above."""
@@ -51,3 +53,26 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     parked_until_s: float = -math.inf
     tokens_out: int = 0
     binds: str = ""
+
+
+class Backlog(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of one endpoint at one moment, and what they wait for.
+
+    in_use: slots that calls hold, of `slots`. waiting: calls that hold one and wait for a grant, or
+    for a place among those that may. queued: calls that wait for a slot. limits: those that hold
+    the next grant back, each with what it counts; several if they are nearly as strict.
+    parked_until_s: as in Load; is_down: it cannot be reached.
+    """
+
+    in_use: int = 0
+    slots: int = 0
+    waiting: int = 0
+    queued: int = 0
+    limits: tuple[tuple[Kind, Rate | None], ...] = ()
+    parked_until_s: float = -math.inf
+    is_down: bool = False
+
+    @property
+    def is_full(self) -> bool:
+        """A call more would have to wait for a slot."""
+        return 0 < self.slots <= self.in_use

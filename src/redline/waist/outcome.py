@@ -67,6 +67,7 @@ class Attempt(msgspec.Struct, frozen=True):
     that it waited for. connected_s: when it had a connection and began to wait for its grant.
     granted_s: when it had the grant that it waited for. Each is None if nothing was waited for.
     first_token_s: when the first event of a stream was read; None for an answer that came whole.
+    queued_s: when the call began to wait until an endpoint of several takes it.
 
     A request that was repeated on a new connection is one attempt, with the marks of its last
     write.
@@ -82,6 +83,7 @@ class Attempt(msgspec.Struct, frozen=True):
     connected_s: float | None = None
     granted_s: float | None = None
     first_token_s: float | None = None
+    queued_s: float | None = None
 
     @property
     def was_sent(self) -> bool:

@@ -15,7 +15,18 @@ from redline.clock import SYSTEM, Clock
 from redline.errors import CallError, ConfigError, Disconnected, NoEndpoint, Rejected, TimedOut
 from redline.limits import Cost, Grant, Limits, RateLimiter, Slots, open_limiter
 from redline.limits.rule import AUTO
-from redline.waist import Attempt, Attempts, Call, Load, Outcome, Reply, Request, Sink, failed
+from redline.waist import (
+    Attempt,
+    Attempts,
+    Backlog,
+    Call,
+    Load,
+    Outcome,
+    Reply,
+    Request,
+    Sink,
+    failed,
+)
 
 _NO_COST = Cost()
 
@@ -46,9 +57,9 @@ class FunctionBackend:
         limits = limits if limits is not None else Limits()
         self.slots = Slots(limits.slots())
         self._function = function
-        self._limiter = shared.limiter or function_limiter(limits, self.label, clock)
+        self.limiter = shared.limiter or function_limiter(limits, self.label, clock)
         if shared.stores.recent is not None:
-            self._limiter.keep_sends(shared.stores.recent, self.label)
+            self.limiter.keep_sends(shared.stores.recent, self.label)
         self._timeout_s = timeout_s
         self._clock = clock
         self._deadlines = Deadlines(clock)
@@ -56,7 +67,7 @@ class FunctionBackend:
         self._attempts = attempts or Attempts()
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
-        limiter, slots = self._limiter, self.slots
+        limiter, slots = self.limiter, self.slots
         room_s, binds = limiter.room_s(_NO_COST, now_s), ""
         if not slots.is_free:
             room_s, binds = max(room_s, math.ulp(0.0)), f"{slots.count} calls in flight"
@@ -70,6 +81,18 @@ class FunctionBackend:
             binds=binds,
         )
 
+    def backlog(self, now_s: float) -> Backlog:
+        """Its calls now, and what they wait for. Books nothing."""
+        limiter, slots = self.limiter, self.slots
+        return Backlog(
+            in_use=slots.in_use,
+            slots=slots.count,
+            waiting=limiter.waiting,
+            queued=slots.waiting,
+            limits=tuple(limiter.holding(now_s)) if limiter.waiting else (),
+            parked_until_s=limiter.parked_until_s,
+        )
+
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         try:
             return await self._in_slot(request, call)
@@ -79,14 +102,14 @@ class FunctionBackend:
     async def aclose(self) -> None:
         """Closes the limiter; the function is the user's."""
         self._deadlines.close()
-        await self._limiter.aclose()
+        await self.limiter.aclose()
 
     async def _in_slot(self, request: Request, call: Call) -> Outcome:
         if self._clock.now_s() >= call.deadline_s:
             raise TimedOut("row")
         await call.in_time(self.slots.acquire(call.priority), self._clock)
         try:
-            turn: Coroutine[Any, Any, Grant] = self._limiter.acquire(priority=call.priority)
+            turn: Coroutine[Any, Any, Grant] = self.limiter.acquire(priority=call.priority)
             grant = await call.in_time(turn, self._clock)
             return await self._granted(request, call, grant)
         finally:

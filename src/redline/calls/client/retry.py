@@ -195,7 +195,8 @@ class Retry:
                 return self._out_of_time(outcome, error, call)
             history.tried = outcome.tried
             error.keep_body(b"")
-            self._listener.on_event(RetryScheduled(self._clock.now_s(), error.kind, wait_s))
+            event = RetryScheduled(self._clock.now_s(), error.kind, wait_s, error.what)
+            self._listener.on_event(event)
             if call.on_wait is not None:
                 call.on_wait()
             try:

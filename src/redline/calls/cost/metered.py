@@ -81,6 +81,11 @@ class Metered:
         # Of what is spent, what another file than the account's says.
         self._elsewhere = NOTHING
 
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for what others have reserved."""
+        return len(self._waiting)
+
     def load(self, now_s: float, request: Request | None = None) -> Load:
         load, waiting = self._backend.load(now_s, request), len(self._waiting)
         if not waiting and not self._is_spent:

@@ -51,6 +51,7 @@ from redline.limits import Cost, Grant
 from redline.waist import (
     Attempt,
     Attempts,
+    Backlog,
     Call,
     Chunk,
     Health,
@@ -226,6 +227,20 @@ class HttpBackend:
             parked_until_s=parked_until_s,
             tokens_out=self._tokens_out,
             binds=binds,
+        )
+
+    def backlog(self, now_s: float) -> Backlog:
+        """Its calls now, and what they wait for. Books nothing."""
+        limiter, slots, ahead, outage = self.limiter, self.slots, self._ahead, self._outage
+        waiting = limiter.waiting + ahead.waiting
+        return Backlog(
+            in_use=slots.in_use,
+            slots=slots.count,
+            waiting=waiting,
+            queued=slots.waiting,
+            limits=tuple(limiter.holding(now_s)) if waiting else (),
+            parked_until_s=max(limiter.parked_until_s, outage.again_s),
+            is_down=outage.is_down,
         )
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:

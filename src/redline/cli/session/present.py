@@ -113,6 +113,8 @@ def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
         fields["abandoned"] = report.abandoned
     if report.not_traced is not None:
         fields["not_traced"] = report.not_traced
+    if report.not_recorded is not None:
+        fields["not_recorded"] = report.not_recorded
     if report.batches is not None:
         fields["batches"] = msgspec.to_builtins(report.batches)
     if report.output is not None and report.output.url is not None:
@@ -168,10 +170,13 @@ def _cache_lines(report: Report) -> list[str]:
 
 
 def _trace_lines(report: Report) -> list[str]:
-    """Why the trace is not whole."""
-    if report.not_traced is None:
-        return []
-    return [f"the trace ends early, results are not affected: {report.not_traced}"]
+    """Why what is recorded of the run is not whole."""
+    missing = (("trace", report.not_traced), ("timeline", report.not_recorded))
+    return [
+        f"the {what} ends early, results are not affected: {why}"
+        for what, why in missing
+        if why is not None
+    ]
 
 
 def _batch_lines(report: Report) -> list[str]:

@@ -33,7 +33,8 @@ class Report(msgspec.Struct, kw_only=True):
     without. not_uploaded: why the object of an output in a store is not what the file on this
     machine is; None if it is, and for other outputs. abandoned: what had not ended when the run
     was given up, one line a row. outcomes: in input order; empty for a run with an output, whose
-    results are in its file. not_traced: why the trace ends early, None if it does not.
+    results are in its file. not_traced: why the trace ends early, None if it does not;
+    not_recorded: the same of the timeline.
     repeated: requests sent once more, on a new connection, because a kept one failed them; the
     server may have processed both. They count as requests and not as retries.
     """
@@ -70,6 +71,7 @@ class Report(msgspec.Struct, kw_only=True):
     not_uploaded: RedlineError | None = None
     abandoned: list[str] = []
     not_traced: str | None = None
+    not_recorded: str | None = None
     outcomes: list[Outcome] = []
 
     def __repr__(self) -> str:

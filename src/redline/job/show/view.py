@@ -6,7 +6,7 @@ from typing import Protocol
 
 from redline.job.settings import Job
 from redline.job.show.row_count import InputCounts
-from redline.job.work import Bill, Runner, Tally
+from redline.job.work import Bill, Runner, Sampler, Tally
 
 
 class View(Protocol):
@@ -23,6 +23,9 @@ class View(Protocol):
 
     @property
     def bill(self) -> Bill: ...
+
+    @property
+    def sampler(self) -> Sampler: ...
 
     @property
     def source_name(self) -> str: ...

@@ -2,6 +2,7 @@
 
 from redline.job.work.backpressure import Backpressure
 from redline.job.work.bill import Bill, Spent
+from redline.job.work.endpoints import Endpoints
 from redline.job.work.feed import Feed, Picked, Supply
 from redline.job.work.runner import (
     GRACE_S,
@@ -13,6 +14,7 @@ from redline.job.work.runner import (
     Unblocked,
     Wiring,
 )
+from redline.job.work.sampler import Sampled, Sampler
 from redline.job.work.selection import Selection
 from redline.job.work.supplied import SuppliedBackend, SuppliedResults
 from redline.job.work.tally import BatchUse, EndpointUse, Outages, Tally

@@ -30,8 +30,12 @@ class Backpressure:
     @property
     def is_full(self) -> bool:
         """No more rows are to be read for now. May be asked in any thread."""
-        is_behind = self._journal is not None and self._journal.is_behind
-        return is_behind or self._row_bytes >= MOST_ROW_BYTES
+        return self.is_behind or self._row_bytes >= MOST_ROW_BYTES
+
+    @property
+    def is_behind(self) -> bool:
+        """Too much is not durable yet. May be asked in any thread."""
+        return self._journal is not None and self._journal.is_behind
 
     def add(self, row_bytes: int) -> None:
         """A large row is begun."""

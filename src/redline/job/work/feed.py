@@ -114,6 +114,21 @@ class Feed:
         """The input was read to its end or its limit, and every row handed out."""
         return self._is_end and not self.ready and not self._rest and not self._is_closed
 
+    @property
+    def is_starved(self) -> bool:
+        """Workers wait for a row that has not been read yet."""
+        return len(self._waiting) > 0 and not self._is_end
+
+    @property
+    def is_over(self) -> bool:
+        """No more rows will be read."""
+        return self._is_end or self._is_closed
+
+    @property
+    def has_ready(self) -> bool:
+        """Rows are read and not handed out."""
+        return bool(self.ready or self._rest)
+
     def read_fraction(self) -> float | None:
         """How much of the input is read, 0 to 1; None when unknown."""
         if isinstance(self._source, AsyncRows):

@@ -21,6 +21,7 @@ import copy
 import inspect
 import math
 import os
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
@@ -47,6 +48,7 @@ from redline.job.work.template import Renderer
 from redline.journal import FAIL_ON, Result
 from redline.process import Changes, DaemonThreads, counted
 from redline.sources import custom_id
+from redline.waist import Attempt
 
 GRACE_S = 30.0
 # A run whose first rows are all rejected is set up wrongly; a million more would be, too.
@@ -92,7 +94,8 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     messages. renderer: makes a request of a row. bill: of what replies cost, None if nothing is to
     be read from them. permit: asked before a result is kept; None for no need to ask. on_result:
     called with each row that has ended; if it returns an awaitable, the run waits for it.
-    on_failure: called with each row that has failed.
+    on_failure: called with each row that has failed. took: called with the attempts of each call
+    that has its outcome.
     """
 
     backend: Backend
@@ -106,6 +109,7 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     permit: Permit | None = None
     on_result: OnResult | None = None
     on_failure: OnFailure | None = None
+    took: Callable[[tuple[Attempt, ...]], object] = deque[tuple[Attempt, ...]](maxlen=0).append
 
 
 class Runner:
@@ -140,6 +144,7 @@ class Runner:
         self._permit = wiring.permit
         self._on_result = wiring.on_result
         self._on_failure = wiring.on_failure
+        self._took = wiring.took
         self._on_drain: Callable[[], object] | None = None
         # When the run is to end, by the monotonic clock; inf for never.
         self.ends_s: float | None = None
@@ -285,6 +290,11 @@ class Runner:
             self._is_stopped.set()
         self.drain()
 
+    @property
+    def handing(self) -> int:
+        """Workers that wait until their result is taken."""
+        return len(self._handing)
+
     def sent_s(self) -> list[float]:
         """When each of the calls on the wire was written."""
         calls = [call for call in self._tasks.values() if call is not None]
@@ -355,7 +365,7 @@ class Runner:
         large_bytes = 0
         try:
             ready, tasks, backend = self._supply.ready, self._tasks, self._backend
-            job, load = self._job, self._load
+            job, load, took = self._job, self._load, self._took
             row_s = job.row_deadline_s
             # A copy of a Call costs half of a new one. Any: a Struct does not declare `__copy__`.
             alike: Any = Call(priority=job.priority, tenant=job.tenant, on_wait=self._row_waits)
@@ -371,6 +381,7 @@ class Runner:
                 if row_s is not None:
                     due_s = call.deadline_s = self._clock.now_s() + row_s
                 outcome = await self._outcome(picked, call, task, backend)
+                took(outcome.tried)
                 if self._is_left:
                     # It was left behind, and its journal is closed.
                     return

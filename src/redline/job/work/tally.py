@@ -97,6 +97,7 @@ class Tally(Attempts):
         super().__init__()
         self.retrying = 0
         self.repeated = 0
+        self.last_error = ""  # in words, of an attempt that failed
         self.succeeded = 0
         self.failed = 0
         self.flawed: Counter[str] = Counter()  # of those that succeeded
@@ -212,6 +213,7 @@ class Tally(Attempts):
     def on_event(self, event: Event) -> None:
         if isinstance(event, RetryScheduled):
             self.retrying += 1
+            self.last_error = event.what
         elif isinstance(event, RetryStarted):
             self.retrying -= 1
         elif isinstance(event, RequestRepeated):

@@ -103,3 +103,20 @@ def parse_rate(text: str, what: str = "rate") -> Rate:
         )
     count = parse_count(match[1], what)
     return Rate(count, float(match[2] or 1) * _SECONDS[match[3]])
+
+
+def limit_text(kind: str, rate: Rate | None) -> str:
+    """A limit as people write it: `200k tokens/min`, `500 requests/min`, `2 requests/s`.
+
+    kind: what it counts. rate: None if it is not known.
+    """
+    what = kind.replace("_", " ")
+    if rate is None:
+        return f"the rate of {what} that is searched for"
+    count, window = f"{rate.count:,}", f"{rate.window_s:g} s"
+    for unit, factor in (("m", 1_000_000), ("k", 1_000)):
+        if rate.count >= 10 * factor and rate.count % factor == 0:
+            count = f"{rate.count // factor:,}{unit}"
+            break
+    names = {1.0: "s", 60.0: "min", 3600.0: "h", 86400.0: "day"}
+    return f"{count} {what}/{names.get(rate.window_s, window)}"

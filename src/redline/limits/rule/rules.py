@@ -15,6 +15,8 @@ from redline.limits.rule.window import Alone, AmountOf, Booking, Window, prove
 
 # A smaller change of the guard is not worth a division in every window.
 _LEAST_CHANGE_S = 1e-4
+# A limit that makes a call wait for this share of the longest wait is nearly as strict.
+NEARLY = 0.75
 
 
 class LimitLine:
@@ -175,6 +177,21 @@ class Rules:
             if wait_s > longest_s:
                 found, longest_s = line, wait_s
         return found
+
+    def holding(self, cost: Cost, now_s: float) -> list[LimitLine]:
+        """The limits that `cost` has to wait for, the longest wait first.
+
+        Of the others only those whose wait is at least NEARLY as long. Empty if it need not wait.
+        """
+        waits = []
+        for line in self.lines:
+            spread = cost.spread_of(line.kind) if line.kind != "requests" else CERTAIN
+            waits.append((line.window.wait_s(_amount(line, cost), now_s, spread), line))
+        longest_s = max((wait_s for wait_s, _ in waits), default=0.0)
+        if longest_s <= 0:
+            return []
+        near = [(wait_s, line) for wait_s, line in waits if wait_s >= NEARLY * longest_s]
+        return [line for _, line in sorted(near, key=lambda one: -one[0])]
 
     def spacing_s(self, cost: Cost) -> float:
         """Seconds between calls of `cost` that go one after the other, in the long run."""

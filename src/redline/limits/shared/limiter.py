@@ -145,6 +145,14 @@ class SharedLimiter(Alarmed):
         """The limit that holds a call of `cost`, in words; empty if none does."""
         return "the shared limits" if self.waiting or self._free_s > now_s else ""
 
+    def holding(self, now_s: float) -> list[tuple[Kind, Rate | None]]:
+        """The limits that are shared, if callers are in line: which of them is not known here."""
+        return list(self._rated) if self.waiting else []
+
+    def used(self, now_s: float) -> list[tuple[Kind, Rate, int]]:
+        """None: the ledger knows what all processes have used."""
+        return []
+
     def park(self, until_s: float) -> bool:
         """No grants before `until_s` (monotonic). True if that is later than before.
 

@@ -104,6 +104,21 @@ class Limiter(Alarmed):
         line = self.rules.binding(cost, now_s)
         return "" if line is None else f"{line.stated} {line.kind.replace('_', ' ')}"
 
+    def holding(self, now_s: float) -> list[tuple[Kind, Rate | None]]:
+        """The limits that hold the head of the queue, the strictest first; empty if none does."""
+        head = self._queue.head()
+        if head is None:
+            return []
+        is_searched = self.rules.is_searched
+        return [
+            (line.kind, None if is_searched and line.user is None else line.stated)
+            for line in self.rules.holding(head.want, now_s)
+        ]
+
+    def used(self, now_s: float) -> list[tuple[Kind, Rate, int]]:
+        """Each limit, and what counts against it now."""
+        return [(line.kind, line.stated, line.window.used(now_s)) for line in self.rules.lines]
+
     def park(self, until_s: float) -> bool:
         """No grants before `until_s` (monotonic). True if that is later than before."""
         if until_s <= self._parked_until_s:

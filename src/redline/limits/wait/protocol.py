@@ -57,6 +57,15 @@ class RateLimiter(Protocol):
     def binds(self, cost: Cost, now_s: float) -> str:
         """The limit that holds a call of `cost`, in words; empty if none does."""
 
+    def holding(self, now_s: float) -> list[tuple[Kind, Rate | None]]:
+        """The limits that hold the head of the queue, the strictest first; empty if none does.
+
+        A rate is None while it is searched for, or if it is not known here.
+        """
+
+    def used(self, now_s: float) -> list[tuple[Kind, Rate, int]]:
+        """Each limit, and what counts against it now, as far as this process knows."""
+
     @property
     def parked_until_s(self) -> float:
         """No grants before (monotonic); -inf if it was never parked."""

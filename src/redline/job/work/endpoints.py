@@ -1,0 +1,111 @@
+"""The endpoints of a run as its sampler sees them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from redline.calls import Backend, FunctionBackend, HttpBackend
+from redline.limits.rule import limit_text
+from redline.route import Pool
+from redline.timeline import EndpointState, LimitUse
+from redline.waist import Backlog, Health
+
+# Of a large fleet, so many endpoints are looked at each time, others the next time.
+MOST_LOOKED_AT = 64
+
+
+# Backends that say what each of their calls waits for.
+_Watched = HttpBackend | FunctionBackend
+
+
+class _Seen(NamedTuple):
+    name: str
+    backend: _Watched
+    is_degraded: bool
+
+
+class Endpoints:
+    """Reads the endpoints of a run: those of a pool, or the one that its backend is."""
+
+    def __init__(self, of: Backend) -> None:
+        self._of = of
+        self._turn = 0
+
+    @property
+    def queued(self) -> int:
+        """Calls that wait for any endpoint of a pool."""
+        return self._of.queued if isinstance(self._of, Pool) else 0
+
+    def backlogs(self, now_s: float) -> tuple[list[Backlog], set[str]]:
+        """Of endpoints that are not out; and the names of the limits that hold calls there."""
+        of = self._of
+        if not isinstance(of, Pool | _Watched):
+            return [_backlog_by_load(of, now_s)], set()
+        backlogs, names = list[Backlog](), set[str]()
+        for seen in self._seen():
+            backlog = seen.backend.backlog(now_s)
+            if seen.is_degraded:
+                backlog = Backlog(is_down=True)
+            backlogs.append(backlog)
+            if backlog.parked_until_s <= now_s:
+                names.update(limit_text(kind, rate) + seen.name for kind, rate in backlog.limits)
+        return backlogs, names
+
+    def uses(self, now_s: float) -> Iterator[LimitUse]:
+        """The limits of the endpoints, as they are used."""
+        for seen in self._seen():
+            for kind, rate, used in seen.backend.limiter.used(now_s):
+                name = limit_text(kind, rate) + seen.name
+                yield LimitUse(name, 0, used, rate.count, rate.window_s)
+
+    def parked_s(self, now_s: float) -> float:
+        """Seconds until an endpoint may be asked again, if all asked to wait; 0 otherwise."""
+        return max(0.0, self._of.load(now_s).parked_until_s - now_s)
+
+    def states(self, now_s: float) -> Iterator[EndpointState]:
+        """Each endpoint of a pool; nothing for a run with one."""
+        if isinstance(self._of, Pool):
+            for member in self._of.members:
+                load = member.backend.load(now_s)
+                state = member.health(now_s)
+                is_parked = state is Health.READY and load.parked_until_s > now_s
+                yield EndpointState(
+                    member.name,
+                    "parked" if is_parked else state.value,
+                    float(member.figures.in_flight),
+                    load.slots,
+                )
+
+    def _seen(self) -> Iterator[_Seen]:
+        of = self._of
+        if isinstance(of, _Watched):
+            yield _Seen("", of, is_degraded=False)
+        if not isinstance(of, Pool):
+            return
+        left = [member for member in of.members if not member.is_out]
+        is_broken = not any(member.breaker.is_working for member in left)
+        self._turn += MOST_LOOKED_AT
+        begin = self._turn % len(left) if len(left) > MOST_LOOKED_AT else 0
+        for member in islice([*left[begin:], *left[:begin]], MOST_LOOKED_AT):
+            if isinstance(member.backend, _Watched):
+                # If none works, breakers stand aside.
+                is_degraded = not is_broken and not member.breaker.is_working
+                yield _Seen(f" at {member.name}", member.backend, is_degraded)
+
+
+def _backlog_by_load(backend: Backend, now_s: float) -> Backlog:
+    """Of a backend that says no more than its load."""
+    load = backend.load(now_s)
+    is_lost = load.state is Health.GONE
+    is_waiting = load.waiting > 0 and (not load.slots or load.in_flight < load.slots)
+    return Backlog(
+        in_use=load.in_flight,
+        slots=load.slots,
+        waiting=load.waiting if is_waiting else 0,
+        queued=0 if is_waiting else load.waiting,
+        parked_until_s=load.parked_until_s if load.parked_until_s > now_s else -math.inf,
+        is_down=is_lost,
+    )

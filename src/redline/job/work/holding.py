@@ -1,0 +1,101 @@
+"""What holds the next call of a run back, at one moment: a plain function of its state.
+
+The rules in their order, of which the first that matches counts:
+
+  budget   a call waits for the budget
+  parked   every endpoint asked to wait, or cannot be reached, one of them at least the former
+  down     no endpoint can be reached
+  limit    no endpoint has room, and at most of those that work, calls wait for their grant
+  slots    the same, and slots are what is missing; rest, if there is no other row
+  taker    a worker waits until its result is taken
+  writer   workers wait for rows, which are not read since too much is not durable
+  memory   the same, since the rows at hand are too large
+  input    workers wait for rows
+  batch    rows are with the Batch API
+  backoff  of the rows that are not on the wire, half or more wait to be tried again
+  rest     no row is left
+  client   none of these
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from redline.timeline import Holder
+from redline.waist import Backlog
+
+
+class Moment(msgspec.Struct, kw_only=True):
+    """The state of a run.
+
+    backlogs: of the endpoints that are not out. queued: calls that wait for any of them.
+    is_starved: workers wait for a row to be read; is_over: no more rows will be read; has_ready:
+    some are read. is_behind: too much is not durable. handing: workers that wait until their
+    result is taken. in_hand: rows without an outcome; in_flight, retrying: of them.
+    """
+
+    now_s: float
+    backlogs: Sequence[Backlog] = ()
+    queued: int = 0
+    is_starved: bool = False
+    is_over: bool = False
+    has_ready: bool = False
+    is_full: bool = False
+    is_behind: bool = False
+    waits_for_budget: bool = False
+    has_batches: bool = False
+    handing: int = 0
+    in_hand: int = 0
+    in_flight: int = 0
+    retrying: int = 0
+
+
+def holder_of(moment: Moment) -> Holder:
+    """What holds the next call back, by the table above."""
+    if moment.waits_for_budget:
+        return "budget"
+    held = _at_endpoints(moment)
+    if held is not None:
+        return held
+    if moment.handing:
+        return "taker"
+    if moment.is_starved:
+        if moment.is_full:
+            return "writer" if moment.is_behind else "memory"
+        return "input"
+    if moment.has_batches and not moment.in_flight:
+        return "batch"
+    if moment.retrying and 2 * moment.retrying >= moment.in_hand - moment.in_flight:
+        return "backoff"
+    return "rest" if moment.is_over and not moment.has_ready else "client"
+
+
+def _at_endpoints(moment: Moment) -> Holder | None:
+    """What an endpoint holds the next call back with; None if one has room, or none is used."""
+    found = [_holder_at(backlog, moment.now_s) for backlog in moment.backlogs]
+    if not found or None in found:
+        # The endpoints have room, but not all of them together.
+        return "slots" if moment.queued and moment.has_ready else None
+    working = [held for held in found if held not in ("parked", "down")]
+    if not working:
+        is_wanted = moment.in_hand or moment.has_ready
+        held: Holder = "parked" if "parked" in found else "down"
+        return held if is_wanted else None
+    if 2 * working.count("limit") >= len(working):
+        return "limit"
+    queued = moment.queued or any(backlog.queued for backlog in moment.backlogs)
+    if moment.has_ready or queued or not moment.is_over:
+        return "slots"
+    return None
+
+
+def _holder_at(backlog: Backlog, now_s: float) -> Holder | None:
+    if backlog.is_down:
+        return "down"
+    if backlog.parked_until_s > now_s:
+        return "parked"
+    if backlog.waiting:
+        return "limit"
+    return "slots" if backlog.is_full else None

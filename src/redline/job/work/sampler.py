@@ -1,0 +1,274 @@
+"""Samples a run ten times a second, and makes a window of each second.
+
+A sample reads attributes and takes some 50 microseconds. The windows go to the job's timeline in a
+thread. If a sample comes late by a second or more, nothing could be sampled meanwhile: that time
+becomes a window of its own, and what of it no thread worked and no write took, the process was
+stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from redline.calls.cost import Metered
+from redline.clock import SYSTEM, Clock
+from redline.job.work.backpressure import Backpressure
+from redline.job.work.endpoints import Endpoints
+from redline.job.work.feed import Feed
+from redline.job.work.holding import Moment, holder_of
+from redline.job.work.runner import Runner
+from redline.job.work.tally import Tally
+from redline.journal import Journal
+from redline.timeline import (
+    WINDOW_S,
+    Counters,
+    Ending,
+    Gatherer,
+    RunEnd,
+    RunFacts,
+    Sample,
+    TimelineFile,
+    Totals,
+    Window,
+    coarsened,
+    rounded,
+)
+
+SAMPLE_S = 0.1
+# What a sample is late by without work of ours: a loop that is merely busy is not stopped.
+_LEAST_STOP_S = 0.25
+# Windows in memory: those of half an hour, or of a longer time once older ones are merged.
+_MOST_WINDOWS = 1_800
+_SHARE = 1 / 600
+
+
+class Sampled(msgspec.Struct, frozen=True, kw_only=True):
+    """What is sampled. journal: None without an output; metered: None without a budget."""
+
+    runner: Runner
+    feed: Feed
+    load: Backpressure
+    tally: Tally
+    endpoints: Endpoints
+    journal: Journal | None = None
+    metered: Metered | None = None
+
+
+class Sampler:
+    """The windows of one run, as they come.
+
+    gatherer: is given the calls that end. file: the job's timeline; None keeps the windows in
+    memory alone. windows: of this run so far, older ones merged.
+    """
+
+    def __init__(
+        self,
+        facts: RunFacts,
+        sampled: Sampled,
+        gatherer: Gatherer,
+        file: TimelineFile | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self.facts = facts
+        self.windows: list[Window] = []
+        self._sampled = sampled
+        self._gatherer = gatherer
+        self._file = file
+        self._clock = clock
+        self._cpu = _ThreadTime()
+        self._begun_s = self._seen_s = self._closed_s = clock.now_s()
+        self._counters = self._count()
+        self._stopped_s = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self._totals: Callable[[], Totals] = Totals
+        self._new: list[Window] = []
+        self._is_begun = False
+        self._writing: asyncio.Future[None] | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """Why the timeline is not written any more; None while it is, and without a file."""
+        return None if self._file is None else self._file.failure
+
+    def start(self, totals: Callable[[], Totals]) -> None:
+        """Begins to sample; needs a running event loop. totals: of the whole job, now."""
+        self._totals = totals
+        self._begun_s = self._seen_s = self._closed_s = self._clock.now_s()
+        self._counters = self._count()
+        self._gatherer.begin(self._begun_s, self._counters)
+        self._task = asyncio.create_task(self._sample_on(), name="redline sampler")
+        self._write_on()
+
+    async def finish(self, how: Ending, what: str = "") -> None:
+        """Ends the sampling, and the timeline of the run. what: the error that stopped it."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        now_s = self._clock.now_s()
+        self._counters = self._count()
+        self._close(now_s)
+        self._cpu.close()
+        while self._writing is not None:
+            await asyncio.wait([self._writing])
+        end = RunEnd(at_s=rounded(now_s - self._begun_s), how=how, what=what)
+        if self._file is not None:
+            await asyncio.to_thread(self._end, self._file, end)
+
+    async def _sample_on(self) -> None:
+        due_s = self._clock.now_s()
+        while True:
+            due_s = max(due_s + SAMPLE_S, self._clock.now_s())
+            await asyncio.sleep(due_s - self._clock.now_s())
+            now_s = self._clock.now_s()
+            self._sample(now_s, max(0.0, now_s - due_s))
+
+    def _sample(self, now_s: float, late_s: float) -> None:
+        counters, before = self._count(), self._counters
+        if late_s >= _LEAST_STOP_S:
+            worked_s = max(counters.thread_s - before.thread_s, counters.cpu_s - before.cpu_s)
+            stopped_s = late_s - worked_s - (counters.write_s - before.write_s)
+        else:
+            stopped_s = 0.0
+        if late_s >= WINDOW_S:
+            # What was seen before is a window, and so is the time in which nothing was.
+            self._close(self._seen_s)
+        else:
+            self._gatherer.sample(self._state(now_s, late_s))
+        self._counters, self._seen_s = counters, now_s
+        self._stopped_s += stopped_s if stopped_s >= _LEAST_STOP_S else 0.0
+        if late_s >= WINDOW_S or now_s - self._closed_s >= WINDOW_S - SAMPLE_S / 2:
+            self._close(now_s)
+
+    def _close(self, now_s: float) -> None:
+        """Ends the window; now_s: of the sample that the counters are of."""
+        if now_s <= self._closed_s:
+            return
+        self._closed_s = now_s
+        endpoints, tally = self._sampled.endpoints, self._sampled.tally
+        if tally.last_error:
+            self._gatherer.note_error(tally.last_error)
+        stopped_s, self._stopped_s = self._stopped_s, 0.0
+        window = self._gatherer.window(
+            now_s,
+            self._counters,
+            self._totals(),
+            limits=endpoints.uses(now_s),
+            endpoints=endpoints.states(now_s),
+            parked_s=endpoints.parked_s(now_s),
+            stopped_s=stopped_s,
+        )
+        self.windows.append(window)
+        if len(self.windows) > _MOST_WINDOWS:
+            self.windows = coarsened(self.windows, window.end_s, _SHARE)
+        if self._file is not None:
+            self._new.append(window)
+            self._write_on()
+
+    def _state(self, now_s: float, late_s: float) -> Sample:
+        """The state of the run now."""
+        sampled = self._sampled
+        runner, feed, load, tally = sampled.runner, sampled.feed, sampled.load, sampled.tally
+        backlogs, limits = sampled.endpoints.backlogs(now_s)
+        in_hand = max(0, runner.offered - self._gatherer.calls)
+        metered, batches = sampled.metered, tally.batches
+        moment = Moment(
+            now_s=now_s,
+            backlogs=backlogs,
+            queued=sampled.endpoints.queued,
+            is_starved=feed.is_starved,
+            is_over=feed.is_over,
+            has_ready=feed.has_ready,
+            is_full=load.is_full,
+            is_behind=load.is_behind,
+            waits_for_budget=metered is not None and metered.waiting > 0,
+            has_batches=batches is not None and batches.running > 0,
+            handing=runner.handing,
+            in_hand=in_hand,
+            in_flight=tally.in_flight,
+            retrying=tally.retrying,
+        )
+        held = holder_of(moment)
+        return Sample(
+            held=held,
+            limits=limits if held == "limit" else (),
+            in_flight=tally.in_flight,
+            in_hand=in_hand,
+            slots=sum(backlog.slots for backlog in backlogs),
+            waiting=sum(backlog.waiting for backlog in backlogs),
+            retrying=tally.retrying,
+            is_feed_empty=feed.is_starved,
+            is_journal_full=load.is_behind,
+            lag_s=late_s,
+        )
+
+    def _count(self) -> Counters:
+        tally, journal = self._sampled.tally, self._sampled.journal
+        return Counters(
+            sent=tally.attempts,
+            retries=tally.retries,
+            errors=dict(tally.errors),
+            done=tally.succeeded,
+            failed=tally.failed,
+            input_tokens=tally.input_tokens,
+            output_tokens=tally.output_tokens,
+            thread_s=self._cpu.read_s(),
+            cpu_s=time.process_time(),
+            write_s=0.0 if journal is None else journal.write_s,
+            sync_s=0.0 if journal is None else journal.sync_s,
+        )
+
+    def _write_on(self) -> None:
+        """Writes what is new in a thread, unless that is going on."""
+        if self._file is None or self._writing is not None:
+            return
+        new, self._new = self._new, []
+        loop = asyncio.get_running_loop()
+        self._writing = loop.run_in_executor(None, self._write, self._file, new)
+        self._writing.add_done_callback(self._wrote)
+
+    def _wrote(self, writing: asyncio.Future[None]) -> None:
+        self._writing = None
+        if self._new:
+            self._write_on()
+
+    def _write(self, file: TimelineFile, windows: list[Window]) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            file.begin(self.facts)
+        if windows:
+            file.add(windows, self._clock.wall_s())
+
+    def _end(self, file: TimelineFile, end: RunEnd) -> None:
+        self._write(file, self._new)
+        file.end(end)
+        file.close()
+
+
+class _ThreadTime:
+    """How long the event loop's thread has run, or was ready to run and had no CPU."""
+
+    def __init__(self) -> None:
+        # Linux says how long the thread has waited for a CPU; elsewhere that stays unknown.
+        try:
+            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._fd = -1
+
+    def read_s(self) -> float:
+        """Seconds, of the thread that asks, which must be the one that made this."""
+        waited_ns = 0
+        if self._fd >= 0:
+            fields = os.pread(self._fd, 100, 0).split()
+            waited_ns = int(fields[1]) if len(fields) > 1 else 0
+        return time.thread_time() + waited_ns / 1e9
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)

@@ -1,0 +1,244 @@
+"""From samples and ended calls to windows. Synchronous; the caller brings the time.
+
+Calls are worked through many at once and with functions in C: a call costs the event loop little
+more than the append of its attempts to a list.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
+from operator import attrgetter, itemgetter, sub
+
+import msgspec
+
+from redline.timeline.phases import phases_of
+from redline.timeline.sketch import Sketch, merged_sketches
+from redline.timeline.window import (
+    MOST_ENDPOINTS,
+    EndpointState,
+    Holder,
+    LimitUse,
+    Phases,
+    Totals,
+    Window,
+    merged_phases,
+    most_held,
+    rounded,
+)
+from redline.waist import Attempt
+
+_ERROR, _SENT = attrgetter("error"), attrgetter("sent_s")
+_COMPLETE, _FIRST_TOKEN = attrgetter("complete_s"), attrgetter("first_token_s")
+_LAST = itemgetter(-1)
+# So many calls are worked through at once; their attempts, with errors and what these quote, are
+# not kept for longer.
+MOST_CALLS = 4096
+_LONGEST_ERROR = 300
+
+
+class Counters(msgspec.Struct, kw_only=True):
+    """What a run has counted so far; a window has the difference of two of them.
+
+    thread_s: CPU seconds of the event loop's thread, and those in
+    which it was ready to run and had no CPU. cpu_s: CPU seconds of the whole process.
+    """
+
+    sent: int = 0
+    retries: int = 0
+    errors: dict[str, int] = {}
+    done: int = 0
+    failed: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    thread_s: float = 0.0
+    cpu_s: float = 0.0
+    write_s: float = 0.0
+    sync_s: float = 0.0
+
+
+class Sample(msgspec.Struct, kw_only=True):
+    """The state of a run at one moment.
+
+    held: what holds the next call back, empty if unknown; limits: the names of the rate limits that
+    do. in_hand: rows that are begun and have no outcome yet. lag_s: by how much it came late.
+    """
+
+    held: Holder | None
+    limits: Collection[str] = ()
+    in_flight: int = 0
+    in_hand: int = 0
+    slots: int = 0
+    waiting: int = 0
+    retrying: int = 0
+    is_feed_empty: bool = False
+    is_journal_full: bool = False
+    lag_s: float = 0.0
+
+
+class Gatherer:
+    """Makes windows of what it is given.
+
+    took: called with the attempts of each call that has its outcome.
+    """
+
+    def __init__(self) -> None:
+        self._begun_s = self._since_s = 0.0
+        self._counters = Counters()
+        self._ended: list[tuple[Attempt, ...]] = []
+        self.took = self._ended.append
+        self._calls = 0  # that were worked through
+        self._first_answer_s: float | None = None
+        self._durable_s = 0.0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._samples: list[Sample] = []
+        self._answered = self._window_calls = 0
+        self._phases: list[Phases] = []
+        self._latency: list[Sketch] = []
+        self._first: list[Sketch] = []
+        self._first_token: list[Sketch] = []
+        self._error = ""
+
+    def begin(self, now_s: float, counters: Counters) -> None:
+        """The run begins now."""
+        self._begun_s = self._since_s = now_s
+        self._counters = counters
+
+    @property
+    def calls(self) -> int:
+        """Calls that have their outcome."""
+        return self._calls + len(self._ended)
+
+    def sample(self, sample: Sample) -> None:
+        """The state of the run now."""
+        self._samples.append(sample)
+        if len(self._ended) >= MOST_CALLS:
+            self._work_through()
+
+    def became_durable(self, now_s: float, tried: Sequence[tuple[Attempt, ...]]) -> None:
+        """The lines of rows are on disk; tried: their attempts, empty for those not known any more.
+
+        Those are taken to have waited as long as the others.
+        """
+        known = list(map(_LAST, filter(None, tried)))
+        if known:
+            waited_s = len(known) * now_s - sum(map(_COMPLETE, known))
+            self._durable_s += waited_s * len(tried) / len(known)
+
+    def note_error(self, what: str) -> None:
+        """An attempt has failed."""
+        self._error = what[:_LONGEST_ERROR]
+
+    def window(
+        self,
+        now_s: float,
+        counters: Counters,
+        totals: Totals,
+        *,
+        limits: Iterable[LimitUse] = (),
+        endpoints: Iterable[EndpointState] = (),
+        parked_s: float = 0.0,
+        stopped_s: float = 0.0,
+    ) -> Window:
+        """What there is to say of the time since the last window, or since the run began.
+
+        limits: as they are used now; how often each held a call back is known here.
+        """
+        self._work_through()
+        before, begin_s = self._counters, self._since_s
+        self._counters, self._since_s = counters, now_s
+        window = self._made(begin_s, now_s, before, counters)
+        held = Counter(chain.from_iterable(sample.limits for sample in self._samples))
+        used = [msgspec.structs.replace(one, held=held[one.name]) for one in limits]
+        window = msgspec.structs.replace(
+            window,
+            limits=most_held(used),
+            endpoints=tuple(endpoints)[:MOST_ENDPOINTS],
+            parked_s=rounded(parked_s),
+            stopped_s=rounded(stopped_s),
+            totals=totals,
+        )
+        self._clear()
+        return window
+
+    def _made(self, begin_s: float, end_s: float, old: Counters, new: Counters) -> Window:
+        samples, span_s = self._samples, max(end_s - begin_s, 1e-9)
+        count = max(1, len(samples))
+
+        def mean(name: str) -> float:
+            total: float = sum(map(attrgetter(name), samples))
+            return rounded(total / count)
+
+        failed = Counter(new.errors)
+        failed.subtract(old.errors)
+        errors = {kind: count for kind, count in failed.items() if count > 0}
+        durable_s, self._durable_s = self._durable_s, 0.0
+        return Window(
+            begin_s=rounded(begin_s - self._begun_s),
+            end_s=rounded(end_s - self._begun_s),
+            samples=len(samples),
+            sent=new.sent - old.sent,
+            retries=new.retries - old.retries,
+            answered=self._answered,
+            errors=errors,
+            error=self._error if errors else "",
+            done=new.done - old.done,
+            failed=new.failed - old.failed,
+            input_tokens=new.input_tokens - old.input_tokens,
+            output_tokens=new.output_tokens - old.output_tokens,
+            in_flight=mean("in_flight"),
+            in_hand=mean("in_hand"),
+            slots=mean("slots"),
+            waiting=mean("waiting"),
+            retrying=mean("retrying"),
+            held=dict(Counter(sample.held for sample in samples if sample.held is not None)),
+            feed_empty=mean("is_feed_empty"),
+            journal_full=mean("is_journal_full"),
+            lag_s=rounded(max((sample.lag_s for sample in samples), default=0.0)),
+            busy=rounded((new.thread_s - old.thread_s) / span_s),
+            cpu=rounded((new.cpu_s - old.cpu_s) / span_s),
+            write_s=rounded(new.write_s - old.write_s),
+            sync_s=rounded(new.sync_s - old.sync_s),
+            calls=self._window_calls,
+            latency=merged_sketches(self._latency),
+            first=merged_sketches(self._first),
+            first_token=merged_sketches(self._first_token),
+            phases=merged_phases([*self._phases, Phases(durable_s=durable_s)]),
+        )
+
+    def _work_through(self) -> None:
+        """Takes the calls that have ended into the sums of the window."""
+        if not self._ended:
+            return
+        ended = self._ended.copy()
+        # The list itself is where the runner appends.
+        self._ended.clear()
+        self._calls += len(ended)
+        self._window_calls += len(ended)
+        attempts = list(chain.from_iterable(ended))
+        answered = attempts
+        if errors := list(filter(_ERROR, attempts)):
+            answered = [one for one in attempts if one.error is None]
+            last = errors[-1].error
+            self.note_error("" if last is None else last.what)
+        self._answered += len(answered)
+        if answered:
+            self._note_latencies(answered)
+        self._phases.append(phases_of(ended, attempts))
+
+    def _note_latencies(self, answered: Sequence[Attempt]) -> None:
+        sent, complete = list(map(_SENT, answered)), list(map(_COMPLETE, answered))
+        latencies = list(map(sub, complete, sent))
+        self._latency.append(Sketch.of(latencies))
+        if self._first_answer_s is None:
+            self._first_answer_s = min(complete)
+        if min(sent) < self._first_answer_s:
+            pairs = zip(sent, latencies, strict=True)
+            self._first.append(Sketch.of(s for at_s, s in pairs if at_s < self._first_answer_s))
+        streamed = list(filter(_FIRST_TOKEN, answered))
+        if streamed:
+            times = map(sub, map(_FIRST_TOKEN, streamed), map(_SENT, streamed))
+            self._first_token.append(Sketch.of(times))

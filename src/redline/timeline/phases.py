@@ -1,0 +1,110 @@
+"""How long calls spent in each phase, by the marks of their attempts.
+
+An attempt has a mark for what it waited for, and none for what was there at once:
+
+  mark         phase until then
+  queued
+  eligible     queue
+  slot         slot
+  connected    connect
+  granted      grant
+  sent         send
+  first byte   first byte
+  first token  first token, of a stream
+  complete     answer
+
+The time up to a mark belongs to its phase, from the last mark before it on. So the phases of an
+attempt add up to its whole time, and back-off is the time between two attempts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from operator import attrgetter
+
+from redline.timeline.window import Phases
+from redline.waist import Attempt
+
+_SENT, _FIRST_BYTE = attrgetter("sent_s"), attrgetter("first_byte_s")
+_COMPLETE, _ELIGIBLE = attrgetter("complete_s"), attrgetter("eligible_s")
+_QUEUED, _FIRST_TOKEN = attrgetter("queued_s"), attrgetter("first_token_s")
+
+
+def phases_of(ended: Sequence[Sequence[Attempt]], attempts: Sequence[Attempt]) -> Phases:
+    """Sums over these calls. attempts: all of theirs together.
+
+    Attempts that waited for nothing, as most have, are added up in C.
+    """
+    sent, first = list(map(_SENT, attempts)), list(map(_FIRST_BYTE, attempts))
+    complete = list(map(_COMPLETE, attempts))
+    sums: dict[str, float] = {}
+    if None in sent or None in first:
+        for attempt in attempts:
+            _add_answer(sums, attempt)
+    else:
+        sums["first_byte_s"] = sum(first) - sum(sent)
+        sums["answer_s"] = sum(complete) - sum(first)
+        for attempt in filter(_FIRST_TOKEN, attempts):
+            _add_token(sums, attempt)
+    for attempt in filter(_ELIGIBLE, attempts):
+        _add_waits(sums, attempt)
+    for attempt in filter(_QUEUED, attempts):
+        began_s = _began_s(attempt)
+        _add(sums, "queue_s", attempt.queued_s, began_s)
+    if max(map(len, ended), default=0) > 1:
+        for tried in ended:
+            for earlier, later in pairwise(tried):
+                began_s = _began_s(later) if later.queued_s is None else later.queued_s
+                _add(sums, "backoff_s", earlier.complete_s, began_s)
+    return Phases(**{name: max(0.0, value) for name, value in sums.items()})
+
+
+def _began_s(attempt: Attempt) -> float:
+    """When the endpoint began with it."""
+    if attempt.eligible_s is not None:
+        return attempt.eligible_s
+    return attempt.complete_s if attempt.sent_s is None else attempt.sent_s
+
+
+def _add_waits(sums: dict[str, float], attempt: Attempt) -> None:
+    """What it waited for before it was written, or until it failed."""
+    at_s = attempt.eligible_s
+    for name, mark_s in (
+        ("slot_s", attempt.slot_s),
+        ("connect_s", attempt.connected_s),
+        ("grant_s", attempt.granted_s),
+        ("send_s", attempt.sent_s),
+    ):
+        if mark_s is not None:
+            _add(sums, name, at_s, mark_s)
+            at_s = mark_s
+    if attempt.sent_s is None:
+        # It failed while it waited for what comes next.
+        is_connected = attempt.connected_s is not None
+        _add(sums, "grant_s" if is_connected else "connect_s", at_s, attempt.complete_s)
+
+
+def _add_answer(sums: dict[str, float], attempt: Attempt) -> None:
+    """From the write on, whatever marks there are."""
+    sent_s, first_s = attempt.sent_s, attempt.first_byte_s
+    if sent_s is None:
+        return
+    if first_s is None:
+        _add(sums, "first_byte_s", sent_s, attempt.complete_s)
+        return
+    _add(sums, "first_byte_s", sent_s, first_s)
+    _add(sums, "answer_s", first_s, attempt.complete_s)
+    if attempt.first_token_s is not None:
+        _add_token(sums, attempt)
+
+
+def _add_token(sums: dict[str, float], attempt: Attempt) -> None:
+    """Of a streamed answer, a part of its time is that to the first token."""
+    _add(sums, "first_token_s", attempt.first_byte_s, attempt.first_token_s)
+    _add(sums, "answer_s", attempt.first_token_s, attempt.first_byte_s)
+
+
+def _add(sums: dict[str, float], name: str, from_s: float | None, to_s: float | None) -> None:
+    if from_s is not None and to_s is not None:
+        sums[name] = sums.get(name, 0.0) + to_s - from_s
