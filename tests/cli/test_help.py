@@ -24,6 +24,7 @@ PAGES = {
     "eval.txt": ["eval", "--help"],
     "synth.txt": ["synth", "--help"],
     "tag.txt": ["tag", "--help"],
+    "status.txt": ["status", "--help"],
     "verify.txt": ["verify", "--help"],
     "repair.txt": ["repair", "--help"],
     "engine.txt": ["engine", "--help"],

@@ -115,7 +115,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             done=counts.done,
             failed=counts.failed,
             untried=counts.untried,
-            here=tally.saved,
+            done_here=tally.succeeded,
             attempts=tally.attempts,
             input_tokens=tally.input_tokens,
             output_tokens=tally.output_tokens,

@@ -6,7 +6,7 @@ from redline.journal.flaws import FAIL_ON, all_flawed, flaws_of, flaws_text
 from redline.journal.identity import Identifier, KeySet, MessageKeys, keyed_rows, mark_of, marks_of
 from redline.journal.journal import Journal, NotKept
 from redline.journal.lines import Result, error_fields, failure_line, line_writer
-from redline.journal.lock import OutputLock
+from redline.journal.lock import OutputLock, is_held
 from redline.journal.manifest import Manifest
 from redline.journal.output import FORMATS, Output, is_state, names_of
 from redline.journal.results_file import ResultsFile, ResultsLost, take_out

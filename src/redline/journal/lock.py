@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import time
 from datetime import datetime
 
 from redline.errors import ConfigError
 from redline.journal.output import Output
 from redline.process import LockedFile
+
+# Somebody who asks whether a lock is held holds it for a moment.
+_MOMENT_S = 0.05
+
+
+def is_held(output: Output) -> bool | None:
+    """A process holds the output; None if the file system does not say. Raises FileNotFoundError.
+
+    It is also held on another machine, or in a container, that has the same file system.
+    """
+    fd = os.open(output.state_path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # Several may ask at once; what holds it for good holds it alone.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return False
 
 
 class OutputLock:
@@ -31,6 +54,9 @@ class OutputLock:
         cause: OSError | None = None
         try:
             is_locked = self._file.try_lock()
+            if not is_locked:
+                time.sleep(_MOMENT_S)
+                is_locked = self._file.try_lock()
         except OSError as error:
             is_locked, cause = False, error
         if not is_locked:

@@ -3,3 +3,12 @@
 from redline.observe.binding import bindings, current
 from redline.observe.causes import Binding, Cause
 from redline.observe.shares import Share, Summary, stretches, summary
+from redline.observe.status import (
+    SILENT_S,
+    BindingStatus,
+    LimitStatus,
+    State,
+    Status,
+    last_of,
+    status_of,
+)

@@ -15,7 +15,16 @@ import math
 from collections.abc import Callable, Sequence
 
 from redline.observe.causes import Binding, Cause
-from redline.timeline import Holder, Sketch, Window, merged, merged_sketches, without
+from redline.timeline import (
+    LEAST_S,
+    Holder,
+    LimitUse,
+    Sketch,
+    Window,
+    merged,
+    merged_sketches,
+    without,
+)
 
 # Of the samples or of the time, from which on a cause holds.
 _MOST_OF = 0.5
@@ -25,12 +34,13 @@ _LEAST_SHARE = 1 / 3
 _BUSY = 0.85
 # All threads together, which share one interpreter, and samples that come late.
 _CPU, _LAG_S = 0.9, 0.05
-# A limit that held this share of what the strictest one did is nearly as strict.
-_NEAR = 0.5
+# A limit is nearly as strict as the strictest if it held calls back in this share of its samples,
+# or in some, and is used to this share of the other's use.
+_NEAR_HELD, _NEAR_USED = 0.75, 0.95
 # Answers by which a latency is known; windows around one are looked at until there are as many.
 _ENOUGH_ANSWERS = 30
-# Latency must have grown by this factor, and two standard errors.
-_GROWTH = 1.25
+# Latency must have grown by this factor, and so many standard errors.
+_GROWTH, _ERRORS = 1.25, 2.5
 # Standard error of a quartile of n normal values, in their standard deviations, times sqrt(n); and
 # the distance of the two quartiles in standard deviations.
 _QUARTILE_ERROR, _QUARTILES = 1.36, 1.349
@@ -118,11 +128,10 @@ class _Run:
         if not self._first.count or not later.count:
             evidence = f"{full}, and too few are answered to say whether more would bring more"
             return Cause.UNDETERMINED, "undetermined", evidence
-        growth, chance = _growth(self._first, later)
-        alone_s, now_s = _quartile_s(self._first), _quartile_s(later)
+        alone_s, now_s, chance = _growth(self._first, later)
         times = f"(lower quartile {now_s:.3g} s, of the first calls {alone_s:.3g} s)"
-        if growth > math.log(_GROWTH) + chance:
-            evidence = f"{full}, and answers take {math.exp(growth):.1f} times as long as at first"
+        if now_s > alone_s * _GROWTH * math.exp(chance):
+            evidence = f"{full}, and answers take {now_s / alone_s:.1f} times as long as at first"
             return Cause.ENDPOINT, "the endpoint", f"{evidence} {times}"
         evidence = f"{full}, rows wait, and answers take no longer than at first {times}"
         return Cause.CONCURRENCY, f"{window.slots:,.0f} calls in flight", evidence
@@ -187,7 +196,7 @@ def _limits(window: Window, share: float) -> Found:
     held = [use for use in window.limits if use.held]
     if not held:
         return Cause.LIMIT, "a rate limit", f"calls wait for their grant in {share:.0%} of samples"
-    near = [use for use in held if use.held >= _NEAR * held[0].held]
+    near = [use for use in held if _is_near(use, held[0], window.end_s)]
     what = " and ".join(use.name for use in near)
     waiting = f"{window.waiting:,.0f} calls wait for it"
     if len(near) > 1:
@@ -196,26 +205,39 @@ def _limits(window: Window, share: float) -> Found:
     return Cause.LIMIT, what, f"{waiting}, in {100 * share:.0f} % of samples (used: {used})"
 
 
+def _is_near(use: LimitUse, strictest: LimitUse, age_s: float) -> bool:
+    """age_s: of the run, which may be younger than the window of a limit."""
+    if use.held >= _NEAR_HELD * strictest.held:
+        return True
+    return _used(use, age_s) >= _NEAR_USED * _used(strictest, age_s)
+
+
+def _used(use: LimitUse, age_s: float) -> float:
+    """The share of the limit that is used, of what it allows until now."""
+    return use.used / (use.count * min(1.0, age_s / use.window_s))
+
+
 def _mixture(window: Window) -> str:
     top = sorted(window.held.items(), key=lambda item: -item[1])[:3]
     parts = ", ".join(f"{held} {100 * count / window.samples:.0f} %" for held, count in top)
     return f"no cause holds in most of the time: {parts}"
 
 
-def _quartile_s(sketch: Sketch) -> float:
-    return sketch.quantile_s(0.25) or 0.0
+def _growth(first: Sketch, later: Sketch) -> tuple[float, float, float]:
+    """Lower quartiles of the two in seconds, and how much of their ratio's logarithm is chance.
 
-
-def _growth(first: Sketch, later: Sketch) -> tuple[float, float]:
-    """By how much the logarithm of the latency has grown, and two standard errors of that.
-
-    The spread is that of the later ones: if the endpoint has no queue, both have the same.
+    Of few first calls the quartile is that order statistic which is nearest to it, and the later
+    ones are taken at the same level. The spread is that of the later ones: if the endpoint has no
+    queue, both have the same.
     """
-    growth = math.log(_quartile_s(later) / _quartile_s(first))
-    upper = later.quantile_s(0.75) or 0.0
-    deviation = math.log(upper / _quartile_s(later)) / _QUARTILES
-    error = _QUARTILE_ERROR * deviation * math.sqrt(1 / first.count + 1 / later.count)
-    return growth, 2 * error
+    count = first.count
+    place = max(1, round((count + 1) / 4))
+    alone_s = first.quantile_s((place - 1) / max(1, count - 1)) or LEAST_S
+    now_s = later.quantile_s(place / (count + 1)) or LEAST_S
+    quartiles = [later.quantile_s(q) or LEAST_S for q in (0.25, 0.75)]
+    deviation = math.log(quartiles[1] / quartiles[0]) / _QUARTILES
+    error = _QUARTILE_ERROR * deviation * math.sqrt(1 / count + 1 / later.count)
+    return alone_s, now_s, _ERRORS * error
 
 
 def _plain(what: str) -> Callable[[Window, float], str]:
@@ -223,14 +245,19 @@ def _plain(what: str) -> Callable[[Window, float], str]:
 
 
 def _parked(window: Window, share: float) -> str:
-    return f"the endpoint asked to wait, for another {window.parked_s:.1f} s"
+    for_ = f", for another {window.parked_s:.1f} s" if window.parked_s >= 1 else ""
+    return f"the endpoint asked to wait{for_}, in {100 * share:.0f} % of samples{_errors(window)}"
+
+
+def _errors(window: Window) -> str:
+    """What failed, and the last of it in words."""
+    counts = ", ".join(f"{count:,} x {kind}" for kind, count in window.errors.items())
+    return f" ({counts}, the last: {window.error})" if counts else ""
 
 
 def _failing(what: str) -> Callable[[Window, float], str]:
     def evidence(window: Window, share: float) -> str:
-        counts = ", ".join(f"{count:,} x {kind}" for kind, count in window.errors.items())
-        why = f" ({counts})" if counts else ""
-        return f"{what}, in {100 * share:.0f} % of samples{why}"
+        return f"{what}, in {100 * share:.0f} % of samples{_errors(window)}"
 
     return evidence
 

@@ -23,7 +23,7 @@ from redline.timeline.records import (
     RunBegan,
     Tried,
 )
-from redline.timeline.sketch import EMPTY, Sketch, merged_sketches, without
+from redline.timeline.sketch import EMPTY, LEAST_S, Sketch, merged_sketches, without
 from redline.timeline.trace import RecordedRun, Trace, read_trace
 from redline.timeline.window import (
     HOLDERS,

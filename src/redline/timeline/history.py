@@ -280,6 +280,7 @@ class TimelineFile:
         try:
             write_all(self._fd, [lines])
         except OSError as error:
+            self._cut()
             self._fail(f"{self.path} cannot be written: {error.strerror}")
             return
         self._size_bytes += len(lines)
@@ -297,13 +298,15 @@ class TimelineFile:
         except OSError as error:
             self._fail(f"{self.path} cannot be written: {error.strerror}")
 
+    def _cut(self) -> None:
+        """Takes out what was written of a line."""
+        try:
+            os.ftruncate(self._fd, self._size_bytes)
+        except OSError:
+            # A reader passes over it.
+            pass
+
     def _fail(self, what: str) -> None:
-        """Nothing is written from now on. What was written of a line is taken out if possible."""
+        """Nothing is written from now on."""
         self.failure = what
-        if self._fd >= 0:
-            try:
-                os.ftruncate(self._fd, self._size_bytes)
-            except OSError:
-                # A reader passes over what is left of the line.
-                pass
         self.close()

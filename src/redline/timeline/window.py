@@ -104,7 +104,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The whole job at the end of a window, by all runs of its output.
 
     rows: of the input, at least that many if `is_exact` is False. done, failed: rows with a result
-    or a failure. untried: rows that this run leaves out. here: rows that ended in this run.
+    or a failure. untried: rows that this run leaves out. done_here: rows that this run has done.
     attempts, input_tokens, output_tokens: of this run. spent_usd: None while it is unknown; by all
     runs if there is a budget in money, otherwise by this run. spent_tokens: against a budget.
     """
@@ -114,7 +114,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     done: int = 0
     failed: int = 0
     untried: int = 0
-    here: int = 0
+    done_here: int = 0
     attempts: int = 0
     input_tokens: int = 0
     output_tokens: int = 0

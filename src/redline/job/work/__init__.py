@@ -4,6 +4,7 @@ from redline.job.work.backpressure import Backpressure
 from redline.job.work.bill import Bill, Spent
 from redline.job.work.endpoints import Endpoints
 from redline.job.work.feed import Feed, Picked, Supply
+from redline.job.work.holding import Moment, holder_of
 from redline.job.work.runner import (
     GRACE_S,
     HOPELESS_ROWS,

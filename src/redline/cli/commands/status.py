@@ -1,0 +1,216 @@
+"""`redline status`: how a job is, from another terminal, or how it was when it ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from datetime import datetime
+
+import msgspec
+from click import Context
+from click.exceptions import Exit
+
+from redline.calls.cost import DOLLAR, dollars_text
+from redline.cli.commands.verify import results_path
+from redline.cli.flags import Word, flag, stated
+from redline.cli.session import say
+from redline.errors import ConfigError
+from redline.job.settings import Kind
+from redline.job.show import InputCounts, duration
+from redline.journal import Output, is_held
+from redline.observe import SILENT_S, Cause, Status, status_of
+from redline.process import counted
+from redline.store import url_of
+from redline.timeline import NAME, RunFacts, Timeline, read_timeline
+
+PARAMS = (
+    Word("results", "OUT", "The results file of a run, or its URL."),
+    flag("watch", None, "Show it again each second until the job ends.", kind=Kind.FLAG),
+    flag("json", None, "Print it as JSON, one line each time.", kind=Kind.FLAG),
+)
+_EVERY_S, _PLAIN_EVERY_S = 1.0, 10.0
+_HOME_AND_CLEAR = "\x1b[H\x1b[J"
+_NARROWEST, _WIDEST = 40, 120
+_HINT = "name the file after -o of the run"
+
+
+def status(ctx: Context, results: str) -> None:
+    """Show how a job is: what is done of it, how fast, and what holds it back.
+
+    From another terminal while it runs, or afterwards; that its process has died is shown, too.
+
+        redline status labels.jsonl
+        redline status labels.jsonl --watch
+
+    Exit status: 0 it runs or is finished, 1 it has died or ended early, 2 nothing is known of it,
+    or bad usage, 3 a defect in redline.
+    """
+    given = stated(ctx)
+    output = Output.at(results)
+    found = _read(output)
+    is_json, is_watching = "json" in given, "watch" in given
+    is_drawn = is_watching and not is_json and sys.stdout is not None and sys.stdout.isatty()
+    every_s = _EVERY_S if is_drawn or is_json else _PLAIN_EVERY_S
+    try:
+        while True:
+            if is_json:
+                say(msgspec.json.encode(found).decode() + "\n")
+            else:
+                say((_HOME_AND_CLEAR if is_drawn else "") + text_of(output.name, found) + "\n")
+            if not is_watching or found.state != "running":
+                break
+            time.sleep(every_s)
+            found = _read(output)
+            if not (is_json or is_drawn):
+                say("\n")
+    except KeyboardInterrupt:
+        # That is how one stops watching.
+        return
+    raise Exit(0 if found.state in ("running", "finished") else 1)
+
+
+def _read(output: Output) -> Status:
+    """How the job is now. Raises ConfigError if nothing is known of it."""
+    path = output.state_path / NAME
+    try:
+        timeline = read_timeline(path)
+    except FileNotFoundError:
+        raise _unknown(output) from None
+    if not timeline.runs and (timeline.damaged or timeline.is_cut):
+        raise ConfigError(f"{path} is no timeline", hint="move it away: the next run begins one")
+    if not timeline.runs:
+        raise ConfigError(f"{path} holds no run", hint="it is written as soon as a run begins")
+    return status_of(timeline, time.time(), is_running=_is_running(output, timeline))
+
+
+def _is_running(output: Output, timeline: Timeline) -> bool:
+    """A process holds the output."""
+    try:
+        held = is_held(output)
+    except FileNotFoundError:
+        return False
+    if held is not None:
+        return held
+    # A file system without locks.
+    run = timeline.runs[-1]
+    return run.end is None and _is_alive(run.facts)
+
+
+def _is_alive(facts: RunFacts) -> bool:
+    try:
+        os.kill(facts.pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _unknown(output: Output) -> ConfigError:
+    """Why there is no timeline."""
+    if url_of(output.name) is not None and not output.state_path.is_dir():
+        return ConfigError(f"{output.name} was not written on this machine", hint=_HINT)
+    if not output.state_path.is_dir():
+        # Raises with the nearest name.
+        results_path(str(output.path))
+        return ConfigError(f"{output.name} is not the output of a run", hint=_HINT)
+    return ConfigError(
+        f"{output.name} has no timeline: an older redline has written it",
+        hint="redline verify says whether it is complete; a run that continues it keeps a timeline",
+    )
+
+
+def text_of(name: str, found: Status) -> str:
+    """The status in aligned lines, as wide as the terminal."""
+    width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
+    lines = textwrap.wrap(f"{name}: {_state(found)}", width)
+    for label, text in _facts(found):
+        lines += textwrap.wrap(
+            text, width, initial_indent=label.ljust(9), subsequent_indent=" " * 9
+        )
+    return "\n".join(lines)
+
+
+def _state(found: Status) -> str:
+    seen, ago_s = datetime.fromtimestamp(found.seen), time.time() - found.seen
+    when = f"{seen:%H:%M:%S}" if ago_s < 12 * 3600 else f"{seen:%Y-%m-%d %H:%M}"
+    if found.state == "running":
+        text = f"running for {duration(found.elapsed_s)}, process {found.pid}"
+        if ago_s > SILENT_S:
+            text += f"; it has recorded nothing for {duration(ago_s)}: it is stopped or hangs"
+        return text
+    if found.state == "dead":
+        what = f"process {found.pid} has died at {when}, {duration(ago_s)} ago"
+        return f"{what}; what is saved is safe, and the same command continues"
+    after = f"at {when}, after {duration(found.elapsed_s)}"
+    if found.state == "finished":
+        return f"finished {after}"
+    why = f": {found.stopped}" if found.stopped else ""
+    return f"{found.state} {after}{why}; the same command continues"
+
+
+def _facts(found: Status) -> Iterator[tuple[str, str]]:
+    """Label and text of each line."""
+    totals = found.totals
+    counts = InputCounts(
+        rows=totals.rows,
+        done=totals.done,
+        failed=totals.failed,
+        is_exact=totals.is_exact,
+        untried=totals.untried,
+    )
+    rows = counts.text(here=totals.done_here if found.runs > 1 else None)
+    if found.state == "dead":
+        rows += "; what it saved in its last second may not be counted"
+    yield "rows", rows
+    yield "speed", ", ".join(_speed(found))
+    for number, limit in enumerate(found.limits):
+        mark = "  <- binds" if limit.binds and found.state == "running" else ""
+        of = limit.name.removeprefix(limit.name.split(" ", 1)[0])
+        text = f"{limit.used:,}/{limit.count:,}{of}{mark}"
+        yield "" if number else "limits", text
+    if found.latency_p50_s is not None and found.latency_p95_s is not None:
+        median, late = _seconds(found.latency_p50_s), _seconds(found.latency_p95_s)
+        yield "latency", f"p50 {median}, p95 {late}"
+    if totals.input_tokens or totals.output_tokens:
+        tokens = f"{totals.input_tokens:,} in, {totals.output_tokens:,} out"
+        yield "tokens", f"{tokens} by this run" if found.runs > 1 else tokens
+    if totals.spent_usd is not None:
+        yield "spent", dollars_text(round(totals.spent_usd * DOLLAR))
+    if found.errors:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in found.errors.items())
+        last = f"; the last: {found.error}" if found.error else ""
+        yield "errors", f"{kinds}{last}"
+    binding = found.binding
+    if binding is not None and found.state in ("running", "dead"):
+        for_ = f"for {duration(binding.for_s)}"
+        what = "undetermined" if binding.cause is Cause.UNDETERMINED else binding.what
+        yield (
+            "binds" if found.state == "running" else "bound",
+            f"{what}, {for_}: {binding.evidence}",
+        )
+    if found.bound:
+        yield "so far" if found.state == "running" else "in all", found.sentence
+
+
+def _speed(found: Status) -> Iterator[str]:
+    yield f"{_rate(found.rows_per_s)} rows/s"
+    yield f"{_rate(found.tokens_per_s)} tokens/s"
+    if found.state == "running":
+        yield f"{found.in_flight:,.0f} of {counted(round(found.slots), 'call')} in flight"
+        if found.retrying >= 1:
+            yield f"{found.retrying:,.0f} retrying"
+        if found.eta_s is not None:
+            yield f"ETA {duration(found.eta_s)}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def _seconds(value: float) -> str:
+    return f"{1000 * value:.0f} ms" if value < 0.995 else f"{value:.1f} s"

@@ -1,0 +1,175 @@
+"""How a job is, from its timeline: while it runs, after it has ended, and after it was killed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from redline.observe.binding import bindings, current
+from redline.observe.causes import Cause
+from redline.observe.shares import Share, stretches, summary_of
+from redline.timeline import LimitUse, RunHistory, Timeline, Totals, Window, merged
+
+# What is going on is told by the last windows of so many seconds, latencies by more of them.
+_LATELY_S, _LATENCY_S = 10.0, 60.0
+# A run writes a window each second.
+SILENT_S = 5.0
+
+State = Literal["running", "finished", "interrupted", "stopped", "dead"]
+
+
+class LimitStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """used: of `count`, in the last `window_s`. binds: it holds calls back now."""
+
+    name: str
+    used: int
+    count: int
+    window_s: float
+    binds: bool
+
+
+class BindingStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What binds now, or did at the end; for_s: for how long."""
+
+    cause: Cause
+    what: str
+    evidence: str
+    for_s: float
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """A job, by all its runs unless said otherwise. Times are seconds since 1970-01-01 UTC.
+
+    state: of its latest run. stopped: that ended it early, in words. begun, seen: when the latest
+    run began, and gave its last sign of life. runs: that are known. pid, host: of the latest one.
+    rows, done, failed, untried, left: of the whole input; at least that many rows, unless is_exact.
+    Of the last ten seconds that were recorded, or of all of a run that has ended: rows_per_s,
+    tokens_per_s, in_flight, slots, waiting, retrying; latency_p50_s and latency_p95_s of a minute,
+    None without answers. eta_s: None while it is unknown.
+    Of the latest run: attempts, input_tokens, output_tokens, errors (by kind), error (the last one
+    in words), bound (shares of the time by what bound), sentence (the largest of them).
+    """
+
+    state: State
+    begun: float
+    seen: float
+    elapsed_s: float
+    runs: int
+    pid: int
+    host: str
+    stopped: str
+    totals: Totals
+    left: int
+    rows_per_s: float
+    tokens_per_s: float
+    in_flight: float
+    slots: float
+    waiting: float
+    retrying: float
+    parked_s: float
+    latency_p50_s: float | None
+    latency_p95_s: float | None
+    eta_s: float | None
+    limits: tuple[LimitStatus, ...]
+    errors: dict[str, int]
+    error: str
+    binding: BindingStatus | None
+    bound: tuple[Share, ...]
+    sentence: str
+
+
+def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
+    """The job now. timeline: with one run at least. is_running: a process holds its output."""
+    run = timeline.runs[-1]
+    state: State = "running" if is_running else "dead"
+    if run.end is not None and not is_running:
+        state = run.end.how
+    windows = run.windows
+    is_ended = run.end is not None
+    lately = _whole(windows if is_ended else last_of(windows, _LATELY_S))
+    latency = _whole(windows if is_ended else last_of(windows, _LATENCY_S)).latency
+    span_s = lately.span_s or 1.0
+    totals = windows[-1].totals if windows else Totals()
+    rows_per_s = (lately.done + lately.failed) / span_s
+    is_moving = state == "running" and totals.is_exact and rows_per_s > 0
+    found = bindings(windows)
+    bound = summary_of(found)
+    return Status(
+        state=state,
+        begun=run.facts.at,
+        seen=run.facts.at + run.last_s,
+        elapsed_s=now - run.facts.at if state == "running" else run.last_s,
+        runs=len(timeline.runs),
+        pid=run.facts.pid,
+        host=run.facts.host,
+        stopped="" if run.end is None else run.end.what,
+        totals=totals,
+        left=totals.left,
+        rows_per_s=rows_per_s,
+        tokens_per_s=(lately.input_tokens + lately.output_tokens) / span_s,
+        in_flight=lately.in_flight,
+        slots=lately.slots,
+        waiting=lately.waiting,
+        retrying=lately.retrying,
+        parked_s=lately.parked_s,
+        latency_p50_s=latency.quantile_s(0.5),
+        latency_p95_s=latency.quantile_s(0.95),
+        eta_s=totals.left / rows_per_s if is_moving else None,
+        limits=_limits(lately),
+        errors=dict(_errors(windows).most_common()),
+        error=next((window.error for window in reversed(windows) if window.error), ""),
+        binding=_binding(run),
+        bound=bound.shares,
+        sentence=bound.sentence,
+    )
+
+
+def last_of(windows: Sequence[Window], seconds: float) -> list[Window]:
+    """The latest windows of one run that together are so long, one at least if there is any."""
+    if not windows:
+        return []
+    since_s = windows[-1].end_s - seconds
+    return [window for window in windows if window.end_s > since_s]
+
+
+def _whole(windows: Sequence[Window]) -> Window:
+    return merged(windows) if windows else Window(begin_s=0.0, end_s=0.0)
+
+
+def _errors(windows: Sequence[Window]) -> Counter[str]:
+    errors: Counter[str] = Counter()
+    for window in windows:
+        errors.update(window.errors)
+    return errors
+
+
+def _limits(window: Window) -> tuple[LimitStatus, ...]:
+    most = max((use.held for use in window.limits), default=0)
+    return tuple(
+        LimitStatus(
+            name=use.name,
+            used=use.used,
+            count=use.count,
+            window_s=use.window_s,
+            binds=_is_held(use, most, window),
+        )
+        for use in window.limits
+    )
+
+
+def _is_held(use: LimitUse, most: int, window: Window) -> bool:
+    return use.held > 0 and use.held >= most / 2 and 2 * use.held >= window.samples
+
+
+def _binding(run: RunHistory) -> BindingStatus | None:
+    now = current(run.windows)
+    if now is None:
+        return None
+    last = stretches(bindings(run.windows))[-1]
+    begin_s = last.begin_s if last.is_same(now) else now.begin_s
+    return BindingStatus(
+        cause=now.cause, what=now.what, evidence=now.evidence, for_s=now.end_s - begin_s
+    )

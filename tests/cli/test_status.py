@@ -1,0 +1,181 @@
+"""`redline status`: of a job that runs, that has ended in each way, and of what is no job."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redline.journal import Output, OutputLock
+from redline.timeline import (
+    TIMELINE_VERSION,
+    LimitUse,
+    RunEnd,
+    RunFacts,
+    Sketch,
+    TimelineFile,
+    Totals,
+    Window,
+)
+from support.simulated import simulated
+
+Cli = Callable[..., Any]
+
+
+def timeline(output: Output, *, begun: float, end: RunEnd | None = None) -> None:
+    """A run of ten seconds that was bound by a limit."""
+    output.state_path.mkdir(exist_ok=True)
+    file = TimelineFile(output.state_path / "timeline.jsonl")
+    file.begin(RunFacts(v=TIMELINE_VERSION, at=begun, pid=2**22 + 1, host="h"))
+    windows = [
+        Window(
+            begin_s=float(second),
+            end_s=second + 1.0,
+            samples=10,
+            answered=20,
+            done=20,
+            failed=int(second == 4),
+            output_tokens=60,
+            in_flight=3.0,
+            slots=16.0,
+            waiting=13.0,
+            held={"limit": 10},
+            limits=(LimitUse("1,200 requests/min", 10, 200, 1200, 60.0),),
+            errors={"server_failed": 1} if second == 4 else {},
+            error="HTTP 500: it broke" if second == 4 else "",
+            latency=Sketch.of([0.1] * 19 + [1.5]),
+            totals=Totals(rows=1000, done=20 * second + 20, failed=1, output_tokens=60 * second),
+        )
+        for second in range(10)
+    ]
+    file.add(windows, begun + 10)
+    if end is not None:
+        file.end(end)
+    file.close()
+
+
+def test_a_job_that_runs_is_shown_with_what_binds(cli: Cli, tmp_path: Path) -> None:
+    output = Output.at("out.jsonl")
+    timeline(output, begun=time.time() - 10)
+    with OutputLock(output):
+        told = cli("status", "out.jsonl")
+        found = json.loads(cli("status", "out.jsonl", "--json").out)
+    assert told.status == 0
+    lines = told.out.splitlines()
+    assert lines[0] == "out.jsonl: running for 10 s, process 4194305"
+    assert lines[1] == "rows     1,000 rows: 200 done, 1 failed, 799 left"
+    assert lines[2].startswith("speed    20.1 rows/s, 60.0 tokens/s, 3 of 16 calls in flight, ETA")
+    assert lines[3] == "limits   200/1,200 requests/min  <- binds"
+    assert lines[4].startswith("latency  p50 99 ms, p95 ")
+    assert "errors   1 server_failed; the last: HTTP 500: it broke" in lines
+    assert any(line.startswith("binds    1,200 requests/min, for 10 s: 13 calls") for line in lines)
+    assert "so far   bound by 1,200 requests/min for 100 % of the time" in lines
+    assert (found["state"], found["left"], found["binding"]["cause"]) == ("running", 799, "limit")
+    assert found["rows_per_s"] == pytest.approx(20.1)
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "words"),
+    [
+        (RunEnd(at_s=10, how="finished"), 0, "finished at "),
+        (RunEnd(at_s=10, how="interrupted"), 1, "the same command continues"),
+        (RunEnd(at_s=10, how="stopped", what="the key is refused"), 1, "the key is refused"),
+        (None, 1, "process 4194305 has died at "),
+    ],
+)
+def test_a_job_that_does_not_run_is_shown_as_it_ended(
+    cli: Cli, end: RunEnd | None, status: int, words: str
+) -> None:
+    output = Output.at("out.jsonl")
+    timeline(output, begun=time.time() - 100, end=end)
+    with OutputLock(output):
+        pass
+    told = cli("status", "out.jsonl", "--watch")
+    assert told.status == status
+    assert words in told.out.replace("\n", " ")
+    assert "<- binds" not in told.out
+
+
+def test_a_run_that_records_nothing_is_said_to_hang(cli: Cli) -> None:
+    output = Output.at("out.jsonl")
+    timeline(output, begun=time.time() - 72)
+    with OutputLock(output):
+        told = cli("status", "out.jsonl")
+    text = told.out.replace("\n", " ")
+    assert "it has recorded nothing for 1 m 02 s: it is stopped or hangs" in text
+
+
+def test_it_is_readable_on_60_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    timeline(Output.at("out.jsonl"), begun=time.time() - 100)
+    assert max(map(len, cli("status", "out.jsonl").out.splitlines())) <= 60
+
+
+@pytest.mark.parametrize(
+    ("files", "what", "hint"),
+    [
+        ({}, "out.jsonl does not exist", "name the file after -o of the run"),
+        ({"outs.jsonl": ""}, "out.jsonl does not exist", "did you mean outs.jsonl?"),
+        ({"out.jsonl": "{}"}, "out.jsonl is not the output of a run", "name the file after -o"),
+        ({"out.redline/manifest.json": "{}"}, "an older redline has written it", "continues it"),
+        ({"out.redline/timeline.jsonl": ""}, "holds no run", "as soon as a run begins"),
+        ({"out.redline/timeline.jsonl": "x\0\n"}, "is no timeline", "move it away"),
+        ({"out.redline/timeline.jsonl": '{"kind":"run","v":9}\n'}, "has version 9", "newer one"),
+    ],
+)
+def test_what_is_no_job_is_said_with_what_to_do(
+    cli: Cli, files: dict[str, str], what: str, hint: str
+) -> None:
+    for name, text in files.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text)
+    told = cli("status", "out.jsonl")
+    assert told.status == 2
+    assert what in told.err
+    assert hint in told.err
+
+
+def test_a_killed_job_is_recognized_and_asking_does_not_keep_another_run_out(
+    tmp_path: Path,
+) -> None:
+    redline = [sys.executable, "-m", "redline"]
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n' * 500)
+
+    def status() -> tuple[int, dict[str, Any]]:
+        told = subprocess.run(
+            [*redline, "status", "out.jsonl", "--json"],
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return told.returncode, json.loads(told.stdout) if told.stdout else {}
+
+    with simulated("--latency", "0.05") as sim:
+        command = [*redline, "run", "rows.jsonl", "--base-url", sim.base_url, "--model", "m"]
+        command += ["-c", "4", "-q", "-o", "out.jsonl"]
+        run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+        try:
+            found: dict[str, Any] = {}
+            deadline = time.monotonic() + 30
+            while not found.get("totals", {}).get("done"):
+                assert time.monotonic() < deadline
+                status_code, found = status()
+            assert (status_code, found["state"], found["pid"]) == (0, "running", run.pid)
+        finally:
+            run.send_signal(signal.SIGKILL)
+            run.wait()
+        status_code, dead = status()
+        assert (status_code, dead["state"], dead["pid"]) == (1, "dead", run.pid)
+        assert found["seen"] <= dead["seen"] <= time.time()
+        assert dead["totals"]["rows"] == 1000
+        assert 0 < dead["totals"]["done"] <= len((tmp_path / "out.jsonl").read_bytes().splitlines())
+        command[command.index("-c") + 1] = "200"
+        assert subprocess.run(command, cwd=tmp_path, stderr=subprocess.DEVNULL).returncode == 0
+    status_code, done = status()
+    assert (status_code, done["state"], done["runs"], done["left"]) == (0, "finished", 2, 0)
+    assert done["totals"]["done"] == 1000

@@ -1,0 +1,163 @@
+"""Each phase of a call: a delay planted in one of them is found there, and nothing is left over."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from redline.calls import Backend, Call, Endpoint, HttpBackend, Request, Retry
+from redline.calls.client import RetryPolicy
+from redline.limits import Limits
+from redline.route import Pool, Seat, strategy_of
+from redline.testing import VirtualClock, virtual_run
+from redline.timeline import Counters, Gatherer, Totals, Window
+from redline.waist import Outcome
+from support.raw_server import RawServer, Seen, answer, chat
+
+CALLS = 8
+DELAY_S = 2.0
+# Any call takes a little at the server, so that no phase is empty by being everything.
+SERVED_S = 0.25
+Server = Callable[[Seen, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def quick(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(SERVED_S)
+    writer.write(answer(chat("yes")))
+
+
+async def slow_to_begin(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(DELAY_S)
+    writer.write(answer(chat("yes")))
+
+
+async def slow_to_end(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(SERVED_S)
+    data = answer(chat("yes"))
+    writer.write(data[:40])
+    await asyncio.sleep(DELAY_S)
+    writer.write(data[40:])
+
+
+def failing_first() -> Server:
+    seen_before: set[bytes] = set()
+
+    async def serve(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(SERVED_S)
+        is_first = seen.body not in seen_before
+        seen_before.add(seen.body)
+        if is_first:
+            writer.write(answer(b"{}", status=503, Retry_After=f"{DELAY_S:g}"))
+        else:
+            writer.write(answer(chat("yes")))
+
+    return serve
+
+
+async def recorded(backend: Backend, *, at_once: int) -> tuple[Window, float]:
+    """The window of CALLS calls, and the seconds that they took, one added to the other."""
+    clock = VirtualClock(asyncio.get_running_loop())
+    gatherer, total_s = Gatherer(), 0.0
+    gatherer.begin(clock.now_s(), Counters())
+    numbers, outcomes = iter(range(CALLS)), list[Outcome]()
+
+    async def work() -> None:
+        nonlocal total_s
+        for number in numbers:
+            begun_s = clock.now_s()
+            body = {"model": "m", "user": str(number), "messages": []}
+            outcomes.append(await backend.send(Request(body=body), Call()))
+            gatherer.took(outcomes[-1].tried)
+            total_s += clock.now_s() - begun_s
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(at_once):
+            group.create_task(work())
+    await backend.aclose()
+    assert all(one.is_success for one in outcomes)
+    return gatherer.window(clock.now_s(), Counters(), Totals()), total_s
+
+
+async def at_endpoint(
+    server: Server, *, at_once: int = 1, **limits: object
+) -> tuple[Window, float]:
+    clock = VirtualClock(asyncio.get_running_loop())
+    async with RawServer(server) as raw:
+        endpoint = Endpoint(base_url=raw.base_url, limits=Limits(**limits), proxy="")  # type: ignore[arg-type]
+        policy = RetryPolicy(base_s=0.001, cap_s=0.002)
+        backend = Retry(HttpBackend(endpoint, clock=clock), policy, clock=clock, seed=1)
+        return await recorded(backend, at_once=at_once)
+
+
+async def in_pool(server: Server) -> tuple[Window, float]:
+    """Two endpoints with a slot each, and four calls at once."""
+    clock = VirtualClock(asyncio.get_running_loop())
+    async with RawServer(server) as one, RawServer(server) as other:
+
+        def seat(name: str, raw: RawServer) -> Seat:
+            limits = Limits(concurrency=1)
+            endpoint = Endpoint(base_url=raw.base_url, name=name, limits=limits, proxy="")
+            return Seat(
+                name=name, make=lambda on_room: HttpBackend(endpoint, clock=clock, on_room=on_room)
+            )
+
+        strategy = strategy_of("p2c", random.Random(1))
+        pool = Pool([seat("a", one), seat("b", other)], strategy, clock=clock, seed=1)
+        return await recorded(pool, at_once=4)
+
+
+PLANTED: dict[str, tuple[Callable[[], Awaitable[tuple[Window, float]]], float]] = {
+    "first_byte_s": (lambda: at_endpoint(slow_to_begin), CALLS * DELAY_S),
+    "answer_s": (lambda: at_endpoint(slow_to_end), CALLS * DELAY_S),
+    "backoff_s": (lambda: at_endpoint(failing_first()), CALLS * DELAY_S),
+    # The first goes at once, each of the others waits for one interval less than it takes.
+    "grant_s": (
+        lambda: at_endpoint(quick, requests="1/2s", guard_s=0.0),
+        (CALLS - 1) * (DELAY_S - SERVED_S),
+    ),
+    # Two at once for one slot: all but the first call find it taken for as long as a call takes.
+    "slot_s": (
+        lambda: at_endpoint(slow_to_begin, at_once=2, concurrency=1),
+        (CALLS - 1) * DELAY_S,
+    ),
+    "queue_s": (lambda: in_pool(slow_to_begin), (CALLS - 2) * DELAY_S),
+}
+
+
+@pytest.mark.parametrize("phase", PLANTED)
+def test_a_delay_is_found_in_the_phase_that_it_was_planted_in(phase: str) -> None:
+    work, planted_s = PLANTED[phase]
+    window, total_s = virtual_run(_of(work), start_s=100.0)
+    phases = window.phases
+    assert getattr(phases, phase) == pytest.approx(planted_s, rel=0.05)
+    assert phases.total_s == pytest.approx(total_s, rel=0.01)
+    assert (window.calls, window.answered) == (CALLS, CALLS)
+
+
+async def _of(work: Callable[[], Awaitable[tuple[Window, float]]]) -> tuple[Window, float]:
+    return await work()
+
+
+def test_the_wait_for_the_disk_is_a_phase_and_unknown_rows_wait_as_the_others() -> None:
+    async def main() -> None:
+        window, _ = await at_endpoint(quick)
+        assert window.phases.durable_s == 0
+        clock = VirtualClock(asyncio.get_running_loop())
+        gatherer = Gatherer()
+        gatherer.begin(clock.now_s(), Counters())
+        async with RawServer(quick) as raw:
+            endpoint = Endpoint(base_url=raw.base_url, proxy="")
+            backend = HttpBackend(endpoint, clock=clock)
+            outcome = await backend.send(Request(body={"messages": []}), Call())
+            await backend.aclose()
+        gatherer.took(outcome.tried)
+        ended_s = clock.now_s()
+        await asyncio.sleep(DELAY_S)
+        gatherer.became_durable(ended_s + DELAY_S, [outcome.tried, ()])
+        found = gatherer.window(clock.now_s(), Counters(), Totals())
+        assert found.phases.durable_s == pytest.approx(2 * DELAY_S, rel=0.01)
+
+    virtual_run(main(), start_s=100.0)

@@ -1,0 +1,51 @@
+"""What holds the next call of a run back, for each state that a run can be in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from redline.job.work import Moment, holder_of
+from redline.waist import Backlog
+
+FREE = Backlog(in_use=2, slots=4)
+FULL = Backlog(in_use=4, slots=4)
+LIMITED = Backlog(in_use=4, slots=4, waiting=3)
+PARKED = Backlog(in_use=0, slots=4, waiting=1, parked_until_s=9.0)
+DOWN = Backlog(slots=4, is_down=True)
+READY: dict[str, Any] = {"has_ready": True, "in_hand": 4, "in_flight": 4}
+
+
+@pytest.mark.parametrize(
+    ("held", "backlogs", "state"),
+    [
+        ("slots", [FULL], READY),
+        ("limit", [LIMITED], READY),
+        ("limit", [LIMITED], {"is_over": True, "in_hand": 4}),
+        ("parked", [PARKED], READY),
+        ("down", [DOWN], {"in_hand": 4, "retrying": 4}),
+        ("parked", [DOWN, PARKED], READY),
+        ("limit", [DOWN, LIMITED], READY),
+        ("limit", [FULL, LIMITED], READY),
+        ("slots", [FULL, FULL, LIMITED], READY),
+        ("client", [FREE, LIMITED], {**READY, "in_flight": 1}),
+        ("slots", [FREE, FREE], {**READY, "queued": 3}),
+        ("input", [FREE], {"is_starved": True}),
+        ("input", [FREE], {"is_starved": True, "retrying": 2, "in_hand": 2}),
+        ("writer", [FREE], {"is_starved": True, "is_full": True, "is_behind": True}),
+        ("memory", [FREE], {"is_starved": True, "is_full": True}),
+        ("taker", [FREE], {**READY, "handing": 4, "in_hand": 0}),
+        ("budget", [FREE], {**READY, "waits_for_budget": True}),
+        ("backoff", [FREE], {"has_ready": True, "in_hand": 8, "in_flight": 2, "retrying": 6}),
+        ("backoff", [FREE], {"is_over": True, "in_hand": 1, "retrying": 1}),
+        ("rest", [FREE], {"is_over": True, "in_hand": 2, "in_flight": 2}),
+        ("rest", [FULL], {"is_over": True, "in_hand": 4, "in_flight": 4}),
+        ("slots", [Backlog(in_use=4, slots=4, queued=2)], {"is_over": True, "in_hand": 6}),
+        ("batch", [], {"has_batches": True}),
+        ("client", [FREE], {**READY, "in_flight": 1}),
+        ("client", [], {}),
+    ],
+)
+def test_each_state_has_one_holder(held: str, backlogs: list[Backlog], state: Any) -> None:
+    assert holder_of(Moment(now_s=5.0, backlogs=backlogs, **state)) == held

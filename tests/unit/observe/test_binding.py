@@ -1,0 +1,178 @@
+"""What binds, decided from windows alone."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from redline.observe import Binding, Cause, bindings, current, stretches, summary
+from redline.timeline import LimitUse, Sketch, Window
+
+draw = random.Random(1)
+
+
+def window(second: int, held: dict[str, int], **fields: Any) -> Window:
+    usual = {"in_flight": 16.0, "slots": 16.0, "samples": sum(held.values()) or 10}
+    return Window(begin_s=second, end_s=second + 1.0, held=held, **{**usual, **fields})
+
+
+def latencies(count: int, median_s: float, sigma: float = 0.05) -> Sketch:
+    return Sketch.of(median_s * draw.lognormvariate(0, sigma) for _ in range(count))
+
+
+def full(first: Sketch, later: list[Sketch]) -> list[Window]:
+    """A run whose slots are all in use: the first calls, and those of each later second."""
+    windows = [window(0, {"slots": 10}, latency=first, first=first)]
+    return windows + [
+        window(second, {"slots": 10}, latency=one) for second, one in enumerate(later, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("held", "cause"),
+    [
+        ("input", Cause.INPUT),
+        ("writer", Cause.WRITER),
+        ("taker", Cause.WRITER),
+        ("memory", Cause.CONCURRENCY),
+        ("limit", Cause.LIMIT),
+        ("budget", Cause.LIMIT),
+        ("parked", Cause.DOWN),
+        ("down", Cause.DOWN),
+        ("backoff", Cause.DOWN),
+        ("batch", Cause.NOTHING),
+        ("rest", Cause.NOTHING),
+        ("client", Cause.CLIENT),
+    ],
+)
+def test_what_most_samples_show_binds_and_is_named(held: str, cause: Cause) -> None:
+    (found,) = bindings([window(0, {held: 8, "slots": 2})])
+    assert found.cause is cause
+    assert found.what
+    assert found.evidence
+
+
+def test_samples_that_mean_the_same_count_together() -> None:
+    (found,) = bindings([window(0, {"input": 4, "down": 3, "backoff": 3})])
+    assert found.cause is Cause.DOWN or found.cause is Cause.INPUT
+    (found,) = bindings([window(0, {"down": 4, "backoff": 3, "input": 3})])
+    assert found.cause is Cause.DOWN
+
+
+def test_nothing_is_said_without_evidence() -> None:
+    mixed = {"input": 2, "limit": 2, "down": 2, "rest": 2, "client": 2}
+    assert bindings([window(0, mixed)])[0].cause is Cause.UNDETERMINED
+    assert bindings([window(0, {}, samples=0)])[0].cause is Cause.UNDETERMINED
+    assert bindings([]) == []
+    assert current([]) is None
+    assert bindings([window(0, {"slots": 10})])[0].cause is Cause.UNDETERMINED
+
+
+@pytest.mark.parametrize("sigma", [0.02, 0.5, 1.0])
+@pytest.mark.parametrize("answers", [4, 64])
+def test_a_latency_that_does_not_grow_is_a_lack_of_concurrency(sigma: float, answers: int) -> None:
+    """Whatever the spread: of 200 runs, few are taken for a saturated endpoint by chance."""
+    wrong = 0
+    for _ in range(200):
+        later = [latencies(answers, 0.3, sigma) for _ in range(8)]
+        found = bindings(full(latencies(answers, 0.3, sigma), later))
+        wrong += found[5].cause is not Cause.CONCURRENCY
+    assert wrong <= 10
+
+
+@pytest.mark.parametrize("ratio", [2, 4, 16])
+def test_calls_that_wait_for_each_other_saturate_the_endpoint(ratio: int) -> None:
+    """Of 4 * ratio calls before 4 servers, the first are answered in turn, later ones queue."""
+    first = Sketch.of(0.25 * (1 + number // 4) for number in range(4 * ratio))
+    later = [latencies(16, 0.25 * ratio, 0.01) for _ in range(8)]
+    found = bindings(full(first, later))
+    assert {one.cause for one in found} == {Cause.ENDPOINT}
+    assert "times as long as at first" in found[5].evidence
+
+
+def test_an_endpoint_that_becomes_slower_binds_from_then_on() -> None:
+    seconds = [latencies(40, 0.1) for _ in range(5)] + [latencies(40, 0.5) for _ in range(5)]
+    found = bindings(full(latencies(8, 0.1), seconds))
+    assert [one.cause for one in found] == [Cause.CONCURRENCY] * 6 + [Cause.ENDPOINT] * 5
+    assert [one.cause for one in stretches(found)] == [Cause.CONCURRENCY, Cause.ENDPOINT]
+
+
+def test_seconds_without_an_answer_are_decided_by_those_around_them() -> None:
+    """Answers take 30 s, 8 calls at once: most seconds bring none."""
+    first, none = latencies(8, 30.0), Sketch()
+    windows = [window(second, {"slots": 10}) for second in range(30)]
+    windows += [window(30, {"slots": 10}, latency=first, first=first)]
+    windows += [window(second, {"slots": 10}, latency=none) for second in range(31, 60)]
+    windows += [window(60, {"slots": 10}, latency=latencies(8, 30.0))]
+    found = bindings(windows)
+    assert {one.cause for one in found} == {Cause.CONCURRENCY}
+
+
+def limits(**held: int) -> tuple[LimitUse, ...]:
+    uses = [LimitUse(name, count, 50, 100, 60.0) for name, count in held.items()]
+    return tuple(sorted(uses, key=lambda use: -use.held))
+
+
+def test_the_limit_that_holds_calls_is_named_and_two_that_are_near_are_named_together() -> None:
+    one = window(90, {"limit": 10}, limits=limits(tokens=9, requests=1), waiting=12.0)
+    loose = LimitUse("requests", 1, 20, 100, 60.0)
+    (found,) = bindings([one.__class__(**{**fields(one), "limits": (one.limits[0], loose)})])
+    assert (found.cause, found.what) == (Cause.LIMIT, "tokens")
+    assert "12 calls wait for it" in found.evidence
+    (found,) = bindings([window(90, {"limit": 10}, limits=limits(tokens=9, requests=7))])
+    assert found.what == "tokens and requests"
+    used = (LimitUse("tokens", 9, 98, 100, 60.0), LimitUse("requests", 2, 97, 100, 1.0))
+    (found,) = bindings([window(90, {"limit": 10}, limits=used)])
+    assert found.what == "tokens and requests"
+
+
+def fields(of: Window) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in of.__struct_fields__}
+
+
+def test_a_limit_of_an_hour_is_as_strict_as_one_of_a_second_with_the_same_rate() -> None:
+    """A run of 30 s has used little of what an hour allows."""
+    used = (LimitUse("2/s", 9, 2, 2, 1.0), LimitUse("7,200/h", 1, 60, 7200, 3600.0))
+    (found,) = bindings([window(29, {"limit": 10}, limits=used)])
+    assert found.what == "2/s and 7,200/h"
+
+
+def test_a_client_without_cpu_is_named_before_what_its_lateness_looks_like() -> None:
+    busy = window(0, {"slots": 10}, busy=0.97, cpu=0.4, lag_s=0.3)
+    (found,) = bindings([busy])
+    assert found.cause is Cause.CLIENT
+    assert "waiting for a CPU included" in found.evidence
+    threads = window(0, {"input": 10}, busy=0.3, cpu=1.0, lag_s=0.2)
+    assert bindings([threads])[0].cause is Cause.CLIENT
+    # A call that waits for a limit could not go, however busy the client is.
+    limited = window(0, {"limit": 10}, busy=0.97, limits=limits(requests=10))
+    assert bindings([limited])[0].cause is Cause.LIMIT
+
+
+def test_a_stopped_client_and_a_disk_that_blocks_are_told_apart() -> None:
+    stopped = window(0, {}, samples=0, stopped_s=0.9)
+    blocked = window(1, {"client": 2}, write_s=0.8, lag_s=0.8)
+    assert [one.cause for one in bindings([stopped, blocked])] == [Cause.CLIENT, Cause.WRITER]
+
+
+def test_the_summary_has_shares_of_the_time_that_add_up() -> None:
+    windows = [window(second, {"limit": 10}, limits=limits(rpm=10)) for second in range(9)]
+    windows.append(window(9, {"rest": 10}))
+    found = summary(windows)
+    assert found.sentence == "bound by rpm for 90 % of the time"
+    assert [one.share for one in found.shares] == pytest.approx([0.9, 0.1])
+    assert summary([]).sentence == "nothing was recorded"
+
+
+def test_a_cause_that_goes_away_for_a_moment_has_stayed() -> None:
+    def binding(second: float, cause: Cause) -> Binding:
+        return Binding(cause=cause, what=cause.value, evidence="", begin_s=second, end_s=second + 1)
+
+    causes = [Cause.LIMIT] * 5 + [Cause.CLIENT] + [Cause.LIMIT] * 2 + [Cause.DOWN] * 4
+    found = stretches([binding(second, cause) for second, cause in enumerate(causes)])
+    assert [(one.cause, one.begin_s, one.end_s) for one in found] == [
+        (Cause.LIMIT, 0, 8),
+        (Cause.DOWN, 8, 12),
+    ]
