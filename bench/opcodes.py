@@ -4,8 +4,9 @@
     python bench/opcodes.py [COMMIT ...] --instructions [--top 20]   machine instructions
 
 The difference between a run of 1,300 rows and one of 300, in all threads, at 16 in flight, against
-the provider of record.SIM_COMMIT, without limits and with one that never binds. Instructions are
-counted by callgrind, take some ten seconds a run, and leave a record.
+the provider of record.SIM_COMMIT, without limits and with one that never binds. What is done ten
+times a second is left out of the bytecodes. Instructions are counted by callgrind, take some ten
+seconds a run, and leave a record.
 COMMIT: `.` is this checkout, and the default. With several, --top lists the functions that differ
 most between the first and the last, and --most R makes the status 1 if the last one costs more than
 R times the first under any load; for 4294e90 the bar is 0.65 of its instructions.
@@ -30,9 +31,14 @@ import record
 from versions import LOADS, checked_out, write_rows
 
 FEW, MANY = 300, 1_300
+# Coroutines that do something ten times a second, whatever the number of rows. A run whose opcodes
+# are counted takes so long that they would be counted a hundred times too often.
+PERIODIC = ("Sampler._sample_on",)
 FLAGS = ["--prompt", "Classify: {{ text }}", "--model", "m", "-c", "16", "-q", "-o", "out.jsonl"]
 # Runs the command line, and counts: argv is the file for the counts, then the command's.
-COUNT = """
+COUNT = (
+    f"PERIODIC = {PERIODIC}"
+    + """
 import json, sys, threading
 from collections import Counter
 ran, frames = Counter(), Counter()
@@ -40,7 +46,13 @@ def within(frame, event, _):
     if event == "opcode":
         ran[frame.f_code] += 1
     return within
+def apart(frame, event, _):
+    return apart
 def entered(frame, event, _):
+    caller = frame.f_back
+    if frame.f_code.co_qualname in PERIODIC or (caller is not None and caller.f_trace is apart):
+        frame.f_trace_lines = False
+        return apart
     frame.f_trace_opcodes, frame.f_trace_lines = True, False
     frames[frame.f_code] += 1
     return within
@@ -61,6 +73,7 @@ with open(path, "w") as file:
     json.dump({"frames": sum(frames.values()), "units": counts}, file)
 sys.exit(status)
 """
+)
 
 
 class Cost(NamedTuple):
