@@ -81,7 +81,7 @@ class Sampler:
         self._file = file
         self._clock = clock
         self._cpu = _ThreadTime()
-        self._begun_s = self._seen_s = self._closed_s = clock.now_s()
+        self._begun_s = self._closed_s = clock.now_s()
         self._counters = self._count()
         self._stopped_s = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -98,7 +98,7 @@ class Sampler:
     def start(self, totals: Callable[[], Totals]) -> None:
         """Begins to sample; needs a running event loop. totals: of the whole job, now."""
         self._totals = totals
-        self._begun_s = self._seen_s = self._closed_s = self._clock.now_s()
+        self._begun_s = self._closed_s = self._clock.now_s()
         self._counters = self._count()
         self._gatherer.begin(self._begun_s, self._counters)
         self._task = asyncio.create_task(self._sample_on(), name="redline sampler")
@@ -111,7 +111,6 @@ class Sampler:
         self._task.cancel()
         await asyncio.wait([self._task])
         now_s = self._clock.now_s()
-        self._counters = self._count()
         self._close(now_s)
         self._cpu.close()
         while self._writing is not None:
@@ -129,27 +128,34 @@ class Sampler:
             self._sample(now_s, max(0.0, now_s - due_s))
 
     def _sample(self, now_s: float, late_s: float) -> None:
-        counters, before = self._count(), self._counters
-        if late_s >= _LEAST_STOP_S:
-            worked_s = max(counters.thread_s - before.thread_s, counters.cpu_s - before.cpu_s)
-            stopped_s = late_s - worked_s - (counters.write_s - before.write_s)
-        else:
-            stopped_s = 0.0
-        if late_s >= WINDOW_S:
+        stopped_s = self._stopped_for_s(late_s) if late_s >= _LEAST_STOP_S else 0.0
+        if stopped_s >= WINDOW_S:
             # What was seen before is a window, and so is the time in which nothing was.
-            self._close(self._seen_s)
-        else:
-            self._gatherer.sample(self._state(now_s, late_s))
-        self._counters, self._seen_s = counters, now_s
-        self._stopped_s += stopped_s if stopped_s >= _LEAST_STOP_S else 0.0
-        if late_s >= WINDOW_S or now_s - self._closed_s >= WINDOW_S - SAMPLE_S / 2:
+            self._close(now_s - late_s)
+            self._stopped_s = stopped_s
+            self._close(now_s)
+            return
+        self._stopped_s += stopped_s
+        self._gatherer.sample(self._state(now_s, late_s))
+        if now_s - self._closed_s >= WINDOW_S - SAMPLE_S / 2:
             self._close(now_s)
 
+    def _stopped_for_s(self, late_s: float) -> float:
+        """How long the process was stopped, of the time by which a sample is late.
+
+        What was worked and written since the last window explains the rest of it.
+        """
+        before, now = self._counters, self._count()
+        worked_s = max(now.thread_s - before.thread_s, now.cpu_s - before.cpu_s)
+        stopped_s = late_s - worked_s - (now.write_s - before.write_s)
+        return stopped_s if stopped_s >= _LEAST_STOP_S else 0.0
+
     def _close(self, now_s: float) -> None:
-        """Ends the window; now_s: of the sample that the counters are of."""
+        """Ends the window."""
         if now_s <= self._closed_s:
             return
         self._closed_s = now_s
+        self._counters = self._count()
         endpoints, tally = self._sampled.endpoints, self._sampled.tally
         if tally.last_error:
             self._gatherer.note_error(tally.last_error)
@@ -177,15 +183,16 @@ class Sampler:
         backlogs, limits = sampled.endpoints.backlogs(now_s)
         in_hand = max(0, runner.offered - self._gatherer.calls)
         metered, batches = sampled.metered, tally.batches
+        is_starved, is_behind = feed.is_starved, load.is_behind
         moment = Moment(
             now_s=now_s,
             backlogs=backlogs,
             queued=sampled.endpoints.queued,
-            is_starved=feed.is_starved,
+            is_starved=is_starved,
             is_over=feed.is_over,
             has_ready=feed.has_ready,
-            is_full=load.is_full,
-            is_behind=load.is_behind,
+            is_full=is_starved and load.is_full,
+            is_behind=is_behind,
             waits_for_budget=metered is not None and metered.waiting > 0,
             has_batches=batches is not None and batches.running > 0,
             handing=runner.handing,
@@ -202,8 +209,8 @@ class Sampler:
             slots=sum(backlog.slots for backlog in backlogs),
             waiting=sum(backlog.waiting for backlog in backlogs),
             retrying=tally.retrying,
-            is_feed_empty=feed.is_starved,
-            is_journal_full=load.is_behind,
+            is_feed_empty=is_starved,
+            is_journal_full=is_behind,
             lag_s=late_s,
         )
 
