@@ -12,6 +12,7 @@ did not wait, or a quarter of the queue; later calls wait for all of the queue.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from redline.observe.causes import Binding, Cause
@@ -54,7 +55,7 @@ _WORDS: dict[str, tuple[Cause, str]] = {
     "memory": (Cause.CONCURRENCY, "the room for large rows"),
     "limit": (Cause.LIMIT, "a rate limit"),
     "budget": (Cause.LIMIT, "the budget"),
-    "slots": (Cause.CONCURRENCY, "calls in flight"),
+    "slots": (Cause.CONCURRENCY, "the concurrency"),
     "parked": (Cause.DOWN, "the endpoint, which asked to wait"),
     "down": (Cause.DOWN, "the endpoint, which is down"),
     "backoff": (Cause.DOWN, "the endpoint, which fails"),
@@ -88,7 +89,11 @@ class _Run:
         self._windows = windows
         self._first = merged_sketches(window.first for window in windows)
         self._later = [without(window.latency, window.first) for window in windows]
-        self._full = [_is_full(window) for window in windows]
+        self._answered = [
+            place
+            for place, window in enumerate(windows)
+            if self._later[place].pairs and _is_full(window)
+        ]
 
     def binding(self, index: int) -> Binding:
         window = self._windows[index]
@@ -110,7 +115,7 @@ class _Run:
         if held is None:
             return Cause.UNDETERMINED, "undetermined", "the state of the run was not sampled"
         is_limited = held in ("limit", "budget") and share >= _MOST_OF
-        if not is_limited and (busy := _is_busy(window)) is not None:
+        if not is_limited and (busy := _busy_client(window)) is not None:
             return busy
         if share < _LEAST_SHARE:
             return Cause.UNDETERMINED, "undetermined", _mixture(window)
@@ -134,18 +139,23 @@ class _Run:
             evidence = f"{full}, and answers take {now_s / alone_s:.1f} times as long as at first"
             return Cause.ENDPOINT, "the endpoint", f"{evidence} {times}"
         evidence = f"{full}, rows wait, and answers take no longer than at first {times}"
-        return Cause.CONCURRENCY, f"{window.slots:,.0f} calls in flight", evidence
+        return Cause.CONCURRENCY, "the concurrency", evidence
 
     def _latency_around(self, index: int) -> Sketch:
         """Of calls that were not among the first, in windows about this one that are as full."""
-        found = [self._later[index]]
-        count, before, after = found[0].count, index - 1, index + 1
-        while count < _ENOUGH_ANSWERS and (before >= 0 or after < len(self._windows)):
-            for place in (before, after):
-                if 0 <= place < len(self._windows) and self._full[place]:
-                    found.append(self._later[place])
-                    count += found[-1].count
-            before, after = before - 1, after + 1
+        answered = self._answered
+        after = bisect_left(answered, index)
+        before = after - 1
+        found: list[Sketch] = []
+        count = 0
+        while count < _ENOUGH_ANSWERS and (before >= 0 or after < len(answered)):
+            is_before_next = after >= len(answered) or (
+                before >= 0 and index - answered[before] < answered[after] - index
+            )
+            place = answered[before if is_before_next else after]
+            before, after = (before - 1, after) if is_before_next else (before, after + 1)
+            found.append(self._later[place])
+            count += found[-1].count
         return merged_sketches(found)
 
 
@@ -182,14 +192,18 @@ def _blocked(window: Window) -> Found | None:
 _AT_ONCE: tuple[Callable[[Window], Found | None], ...] = (_stopped, _blocked)
 
 
-def _is_busy(window: Window) -> Found | None:
+def _busy_client(window: Window) -> Found | None:
+    """The client has no CPU to spare, or its event loop is held up by something that waits."""
     is_late = window.cpu >= _CPU and window.lag_s >= _LAG_S
-    if window.busy < _BUSY and not is_late:
-        return None
-    evidence = f"the event loop was busy for {100 * min(1.0, window.busy):.0f} % of the time"
-    if window.cpu < _CPU * min(1.0, window.busy):
-        evidence += f", waiting for a CPU included: the process had {window.cpu:.2f} of one"
-    return Cause.CLIENT, "the client's CPU", evidence
+    if window.busy >= _BUSY or is_late:
+        evidence = f"the event loop was busy for {100 * min(1.0, window.busy):.0f} % of the time"
+        if window.cpu < _CPU * min(1.0, window.busy):
+            evidence += f", waiting for a CPU included: the process had {window.cpu:.2f} of one"
+        return Cause.CLIENT, "the client's CPU", evidence
+    if window.late_s >= _MOST_OF * window.span_s:
+        evidence = f"the event loop was held up for {window.late_s:.1f} of {window.span_s:.1f} s"
+        return Cause.CLIENT, "the client's event loop", evidence
+    return None
 
 
 def _limits(window: Window, share: float) -> Found:

@@ -198,6 +198,7 @@ class Gatherer:
             feed_empty=mean("is_feed_empty"),
             journal_full=mean("is_journal_full"),
             lag_s=rounded(max((sample.lag_s for sample in samples), default=0.0)),
+            late_s=rounded(sum(sample.lag_s for sample in samples)),
             busy=rounded((new.thread_s - old.thread_s) / span_s),
             cpu=rounded((new.cpu_s - old.cpu_s) / span_s),
             write_s=rounded(new.write_s - old.write_s),

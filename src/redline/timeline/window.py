@@ -153,11 +153,11 @@ class Window(
     share of the samples with workers that waited for a row; journal_full: with too much that was
     not durable. parked_s: until the endpoint may be asked again, at the end.
 
-    lag_s: the longest that a sample was late. busy: share of the time in which the event loop's
-    thread ran, or was ready to run and other processes had the CPU. cpu: CPU seconds of the whole
-    process per second. write_s: seconds in which the event loop waited for writes of results,
-    sync_s: in which an fsync of them was under way. stopped_s: seconds in which the whole process
-    was stopped.
+    lag_s: the longest that a sample was late; late_s: all of them together. busy: share of the time
+    in which the event loop's thread ran, or was ready to run and other processes had the CPU. cpu:
+    CPU seconds of the whole process per second. write_s: seconds in which the event loop waited for
+    writes of results, sync_s: in which an fsync of them was under way. stopped_s: seconds in which
+    the whole process was stopped.
 
     latency: from the write to the end of the answer, of attempts that were answered. first: the
     same, of requests that were written before the run had its first answer: the endpoint had no
@@ -189,6 +189,7 @@ class Window(
     journal_full: float = ZERO
     parked_s: float = ZERO
     lag_s: float = ZERO
+    late_s: float = ZERO
     busy: float = ZERO
     cpu: float = ZERO
     write_s: float = ZERO
@@ -210,7 +211,7 @@ class Window(
         return self.held.get(held, 0) / max(1, self.samples)
 
 
-_SECONDS = ("write_s", "sync_s", "stopped_s")
+_SECONDS = ("late_s", "write_s", "sync_s", "stopped_s")
 _ADDED = (
     "samples", "sent", "retries", "answered", "done", "failed", "input_tokens", "output_tokens",
     "calls", *_SECONDS,

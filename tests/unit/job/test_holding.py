@@ -42,6 +42,7 @@ READY: dict[str, Any] = {"has_ready": True, "in_hand": 4, "in_flight": 4}
         ("rest", [FREE], {"is_over": True, "in_hand": 2, "in_flight": 2}),
         ("rest", [FULL], {"is_over": True, "in_hand": 4, "in_flight": 4}),
         ("slots", [Backlog(in_use=4, slots=4, queued=2)], {"is_over": True, "in_hand": 6}),
+        ("rest", [LIMITED], {**READY, "is_ending": True}),
         ("batch", [], {"has_batches": True}),
         ("client", [FREE], {**READY, "in_flight": 1}),
         ("client", [], {}),

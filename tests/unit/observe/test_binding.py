@@ -73,13 +73,13 @@ def test_nothing_is_said_without_evidence() -> None:
 @pytest.mark.parametrize("sigma", [0.02, 0.5, 1.0])
 @pytest.mark.parametrize("answers", [4, 64])
 def test_a_latency_that_does_not_grow_is_a_lack_of_concurrency(sigma: float, answers: int) -> None:
-    """Whatever the spread: of 200 runs, few are taken for a saturated endpoint by chance."""
+    """Whatever the spread: of 60 runs, few are taken for a saturated endpoint by chance."""
     wrong = 0
-    for _ in range(200):
+    for _ in range(60):
         later = [latencies(answers, 0.3, sigma) for _ in range(8)]
         found = bindings(full(latencies(answers, 0.3, sigma), later))
         wrong += found[5].cause is not Cause.CONCURRENCY
-    assert wrong <= 10
+    assert wrong <= 4
 
 
 @pytest.mark.parametrize("ratio", [2, 4, 16])
@@ -146,6 +146,8 @@ def test_a_client_without_cpu_is_named_before_what_its_lateness_looks_like() -> 
     assert "waiting for a CPU included" in found.evidence
     threads = window(0, {"input": 10}, busy=0.3, cpu=1.0, lag_s=0.2)
     assert bindings([threads])[0].cause is Cause.CLIENT
+    held_up = window(0, {"input": 2}, busy=0.1, cpu=0.1, lag_s=0.4, late_s=0.7)
+    assert bindings([held_up])[0].what == "the client's event loop"
     # A call that waits for a limit could not go, however busy the client is.
     limited = window(0, {"limit": 10}, busy=0.97, limits=limits(requests=10))
     assert bindings([limited])[0].cause is Cause.LIMIT

@@ -2,6 +2,7 @@
 
 The rules in their order, of which the first that matches counts:
 
+  rest     the run is ending: no other row is begun
   budget   a call waits for the budget
   parked   every endpoint asked to wait, or cannot be reached, one of them at least the former
   down     no endpoint can be reached
@@ -32,8 +33,9 @@ class Moment(msgspec.Struct, kw_only=True):
 
     backlogs: of the endpoints that are not out. queued: calls that wait for any of them.
     is_starved: workers wait for a row to be read; is_over: no more rows will be read; has_ready:
-    some are read. is_behind: too much is not durable. handing: workers that wait until their
-    result is taken. in_hand: rows without an outcome; in_flight, retrying: of them.
+    some are read. is_full: none are read for now; is_behind: since too much is not durable.
+    is_ending: no other row is begun. handing: workers that wait until their result is taken.
+    in_hand: rows without an outcome; in_flight, retrying: of them.
     """
 
     now_s: float
@@ -44,6 +46,7 @@ class Moment(msgspec.Struct, kw_only=True):
     has_ready: bool = False
     is_full: bool = False
     is_behind: bool = False
+    is_ending: bool = False
     waits_for_budget: bool = False
     has_batches: bool = False
     handing: int = 0
@@ -54,6 +57,8 @@ class Moment(msgspec.Struct, kw_only=True):
 
 def holder_of(moment: Moment) -> Holder:
     """What holds the next call back, by the table above."""
+    if moment.is_ending:
+        return "rest"
     if moment.waits_for_budget:
         return "budget"
     held = _at_endpoints(moment)

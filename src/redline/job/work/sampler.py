@@ -111,6 +111,7 @@ class Sampler:
         self._task.cancel()
         await asyncio.wait([self._task])
         now_s = self._clock.now_s()
+        self._gatherer.sample(self._state(now_s, 0.0))
         self._close(now_s)
         self._cpu.close()
         while self._writing is not None:
@@ -193,6 +194,7 @@ class Sampler:
             has_ready=feed.has_ready,
             is_full=is_starved and load.is_full,
             is_behind=is_behind,
+            is_ending=runner.is_draining,
             waits_for_budget=metered is not None and metered.waiting > 0,
             has_batches=batches is not None and batches.running > 0,
             handing=runner.handing,
