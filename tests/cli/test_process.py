@@ -245,6 +245,7 @@ def test_bash_completes_commands_flags_and_values() -> None:
         "eval",
         "synth",
         "tag",
+        "status",
         "verify",
         "repair",
         "engine",

@@ -32,9 +32,9 @@ from redline.waist import Attempt
 _ERROR, _SENT = attrgetter("error"), attrgetter("sent_s")
 _COMPLETE, _FIRST_TOKEN = attrgetter("complete_s"), attrgetter("first_token_s")
 _LAST = itemgetter(-1)
-# So many calls are worked through at once; their attempts, with errors and what these quote, are
-# not kept for longer.
-MOST_CALLS = 4096
+# From so many calls on they are worked through at the next sample: enough that it costs little for
+# each, and few enough that their attempts, with errors and what these quote, take little room.
+ENOUGH_CALLS = 128
 _LONGEST_ERROR = 300
 
 
@@ -115,7 +115,7 @@ class Gatherer:
     def sample(self, sample: Sample) -> None:
         """The state of the run now."""
         self._samples.append(sample)
-        if len(self._ended) >= MOST_CALLS:
+        if len(self._ended) >= ENOUGH_CALLS:
             self._work_through()
 
     def became_durable(self, now_s: float, tried: Sequence[tuple[Attempt, ...]]) -> None:
