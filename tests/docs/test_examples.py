@@ -237,6 +237,8 @@ def tell(page: str, folder: Path) -> None:
         Story(folder, stack).tell(page)
 
 
+# A page starts programs one after the other, of which some import torch.
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_examples(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")

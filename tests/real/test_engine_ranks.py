@@ -85,6 +85,8 @@ GROUPS = [
             Setting(slots=24, drafts=5, draft="lookup", reuses_prefixes=False, steps_at_once=2),
         ],
         victim=0,
+        # As the engine starts them: each imports torch, which takes seconds.
+        kind=Ranks,
     ),
     Group(
         "qwen2",
@@ -94,7 +96,6 @@ GROUPS = [
             Setting(slots=8, cache_tokens=160, drafts=1, draft="lookup", steps_at_once=2),
         ],
         victim=2,
-        kind=Ranks,
     ),
     Group("odd", Split(shares=2), [Setting(slots=3, drafts=2, draft="lookup")], victim=0),
 ]

@@ -17,7 +17,6 @@ from redline.calls.tokens import PendingOutputs
 from redline.calls.tokens import estimate as tokens_module
 from redline.limits import Rate
 from redline.limits.rule import Doubt, Window
-from support.catching import assert_caught
 from support.pacing import SERVERS, phases_of
 from support.token_world import Found, Setting, Traffic, drive
 
@@ -151,38 +150,34 @@ def learns_of_those_in_flight() -> None:
     assert run(traffic=traffic, rates=rates, concurrency=600, windows=4).rejected == 0
 
 
+class Alike(PendingOutputs):
+    def end(self, number: int, tokens: int | None, took_s: float) -> None:
+        super().end(number, tokens, 1.0)
+
+
+class AsTheyCome(PendingOutputs):
+    def begin(self) -> int:
+        return 0
+
+    def end(self, number: int, tokens: int | None, took_s: float) -> None:
+        super().end(super().begin(), tokens, took_s)
+
+
 @pytest.mark.slow
-def test_short_outputs_mislead_if_all_count_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Alike(PendingOutputs):
-        def end(self, number: int, tokens: int | None, took_s: float) -> None:
-            super().end(number, tokens, 1.0)
-
-    patch = (tokens_module, "PendingOutputs", Alike)
-    check_patched(monkeypatch, learns_of_those_in_flight, patch)
-
-
-@pytest.mark.slow
-def test_short_outputs_mislead_if_they_count_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    class AsTheyCome(PendingOutputs):
-        def begin(self) -> int:
-            return 0
-
-        def end(self, number: int, tokens: int | None, took_s: float) -> None:
-            super().end(super().begin(), tokens, took_s)
-
-    patch = (tokens_module, "PendingOutputs", AsTheyCome)
-    check_patched(monkeypatch, learns_of_those_in_flight, patch)
+def test_short_outputs_mislead_if_all_count_alike_or_as_they_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    patches = [(tokens_module, "PendingOutputs", kind) for kind in (Alike, AsTheyCome)]
+    check_patched(monkeypatch, learns_of_those_in_flight, *patches)
 
 
 def check_patched(
-    monkeypatch: pytest.MonkeyPatch, check: Callable[[], None], patch: tuple[Any, str, Any]
+    monkeypatch: pytest.MonkeyPatch, check: Callable[[], None], *patches: tuple[Any, str, Any]
 ) -> None:
-    """`check` passes as things are, and fails with the patch."""
-
-    def checked(is_patched: bool) -> None:
+    """`check` passes as things are, and fails with each of the patches."""
+    check()
+    for patch in patches:
         with monkeypatch.context() as patched:
-            if is_patched:
-                patched.setattr(*patch)
-            check()
-
-    assert_caught(checked, False, True)
+            patched.setattr(*patch)
+            with pytest.raises(AssertionError):
+                check()
