@@ -267,6 +267,15 @@ def alone(draw: random.Random) -> list[Scenario]:
             ("-c", str(draw.randint(4, 8) * served)), seconds=8.0,
         ),
         Scenario(
+            "endpoint-lognormal", Label(Cause.ENDPOINT, settling_s=3.0),
+            ("--latency", "lognormal:-1.2,0.6", "--concurrency", str(served)),
+            ("-c", str(3 * served)), seconds=14.0,
+        ),
+        Scenario(
+            "endpoint-auto", Label(Cause.ENDPOINT, settling_s=8.0),
+            ("--latency", "0.2", "--concurrency", str(served)), ("-c", "auto"), seconds=20.0,
+        ),
+        Scenario(
             "writer", Label(Cause.WRITER), ("--latency", latency), wide,
             shim=SLOW_WRITES % draw.uniform(0.2, 0.4),
         ),

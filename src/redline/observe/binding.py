@@ -7,13 +7,17 @@ later ones, with as many in flight, take longer than those by more than chance e
 for each other at the endpoint, or it has become slower; either way the endpoint is what binds. With
 a queue of c calls before k servers, the lower quartile of the first c calls is that of a call that
 did not wait, or a quarter of the queue; later calls wait for all of the queue.
+
+If the number of calls in flight has changed during the run, as it does when it is searched for, the
+rates of answers at two numbers decide as well: an endpoint that has more to give answers in
+proportion.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from redline.observe.causes import Binding, Cause
 from redline.timeline import (
@@ -39,12 +43,15 @@ _CPU, _LAG_S = 0.9, 0.05
 # or in some, and is used to this share of the other's use.
 _NEAR_HELD, _NEAR_USED = 0.75, 0.95
 # Answers by which a latency is known; windows around one are looked at until there are as many.
-_ENOUGH_ANSWERS = 30
+_ENOUGH_ANSWERS = 60
 # Latency must have grown by this factor, and so many standard errors.
 _GROWTH, _ERRORS = 1.25, 2.5
 # Standard error of a quartile of n normal values, in their standard deviations, times sqrt(n); and
 # the distance of the two quartiles in standard deviations.
 _QUARTILE_ERROR, _QUARTILES = 1.36, 1.349
+# Numbers of calls in flight within a factor of 1.1 are one level. The rate of answers grows by this
+# power of the level at most, two standard errors included, if the endpoint is what binds.
+_LEVEL, _LEAST_POWER = math.log(1.1), 0.5
 # Live, the latest windows that are looked at as one.
 _CURRENT_S = 3.0
 
@@ -94,6 +101,10 @@ class _Run:
             for place, window in enumerate(windows)
             if self._later[place].pairs and _is_full(window)
         ]
+        self._levels = _Levels(
+            (_level_of(windows[place]), self._later[place].count, windows[place].span_s)
+            for place in self._answered
+        )
 
     def binding(self, index: int) -> Binding:
         window = self._windows[index]
@@ -135,9 +146,14 @@ class _Run:
             return Cause.UNDETERMINED, "undetermined", evidence
         alone_s, now_s, chance = _growth(self._first, later)
         times = f"(lower quartile {now_s:.3g} s, of the first calls {alone_s:.3g} s)"
-        if now_s > alone_s * _GROWTH * math.exp(chance):
+        if now_s > alone_s * max(_GROWTH, math.exp(chance)):
             evidence = f"{full}, and answers take {now_s / alone_s:.1f} times as long as at first"
             return Cause.ENDPOINT, "the endpoint", f"{evidence} {times}"
+        level = _level_of(window)
+        other = self._levels.without_gain(level)
+        if other is not None:
+            evidence = f"{full}, and {math.exp(_LEVEL * other):,.0f} bring as many answers a second"
+            return Cause.ENDPOINT, "the endpoint", evidence
         evidence = f"{full}, rows wait, and answers take no longer than at first {times}"
         return Cause.CONCURRENCY, "the concurrency", evidence
 
@@ -157,6 +173,35 @@ class _Run:
             found.append(self._later[place])
             count += found[-1].count
         return merged_sketches(found)
+
+
+class _Levels:
+    """Answers and seconds at each level of calls in flight, of windows that were full."""
+
+    def __init__(self, found: Iterable[tuple[int, int, float]]) -> None:
+        self._sums: dict[int, tuple[int, float]] = {}
+        for level, answers, span_s in found:
+            before, before_s = self._sums.get(level, (0, 0.0))
+            self._sums[level] = (before + answers, before_s + span_s)
+
+    def without_gain(self, level: int) -> int | None:
+        """Another level, with which the rate of answers is so little different that calls queue."""
+        if level not in self._sums:
+            return None
+        for other in sorted(self._sums, key=lambda one: -abs(one - level)):
+            if other == level:
+                break
+            low, high = self._sums[min(level, other)], self._sums[max(level, other)]
+            grown = _LEVEL * abs(other - level)
+            gain = math.log(high[0] / high[1]) - math.log(low[0] / low[1])
+            error = math.sqrt(1 / high[0] + 1 / low[0])
+            if gain + 2 * error < _LEAST_POWER * grown:
+                return other
+        return None
+
+
+def _level_of(window: Window) -> int:
+    return round(math.log(max(1.0, window.in_flight)) / _LEVEL)
 
 
 def _is_full(window: Window) -> bool:

@@ -10,6 +10,7 @@ import msgspec
 
 from redline.observe.binding import bindings, current
 from redline.observe.causes import Cause
+from redline.observe.phases import time_by_phase
 from redline.observe.shares import Share, stretches, summary_of
 from redline.timeline import LimitUse, RunHistory, Timeline, Totals, Window, merged
 
@@ -50,7 +51,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s, in_flight, slots, waiting, retrying; latency_p50_s and latency_p95_s of a minute,
     None without answers. eta_s: None while it is unknown.
     Of the latest run: attempts, input_tokens, output_tokens, errors (by kind), error (the last one
-    in words), bound (shares of the time by what bound), sentence (the largest of them).
+    in words), bound (shares of the time by what bound), sentence (the largest of them), phases (see
+    time_by_phase).
     """
 
     state: State
@@ -79,6 +81,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     binding: BindingStatus | None
     bound: tuple[Share, ...]
     sentence: str
+    phases: dict[str, float]
 
 
 def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
@@ -124,6 +127,7 @@ def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
         binding=_binding(run),
         bound=bound.shares,
         sentence=bound.sentence,
+        phases=time_by_phase(windows),
     )
 
 

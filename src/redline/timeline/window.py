@@ -259,6 +259,8 @@ def merged(windows: Sequence[Window]) -> Window:
 
 def merged_phases(phases: Sequence[Phases]) -> Phases:
     """The sums of all."""
+    if not phases:
+        return NO_PHASES
     columns = zip(*map(msgspec.structs.astuple, phases), strict=True)
     sums = dict(zip(Phases.__struct_fields__, map(rounded, map(sum, columns)), strict=True))
     return Phases(**sums) if any(sums.values()) else NO_PHASES

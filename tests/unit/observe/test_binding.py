@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 
-from redline.observe import Binding, Cause, bindings, current, stretches, summary
-from redline.timeline import LimitUse, Sketch, Window
+from redline.observe import (
+    Binding,
+    Cause,
+    bindings,
+    current,
+    stretches,
+    summary,
+    time_by_phase,
+)
+from redline.timeline import LimitUse, Phases, Sketch, Window
 
 draw = random.Random(1)
 
@@ -92,6 +100,29 @@ def test_calls_that_wait_for_each_other_saturate_the_endpoint(ratio: int) -> Non
     assert "times as long as at first" in found[5].evidence
 
 
+@pytest.mark.parametrize(
+    ("rates", "cause"), [((30, 30), Cause.ENDPOINT), ((30, 58), Cause.CONCURRENCY)]
+)
+def test_more_calls_in_flight_that_bring_no_more_answers_show_a_saturated_endpoint(
+    rates: tuple[int, int], cause: Cause
+) -> None:
+    """8 calls in flight, then 16 as a search tries them; latency says nothing at the knee."""
+    windows = full(latencies(8, 0.2), [])
+    for second in range(1, 41):
+        is_more = second % 4 == 0
+        windows.append(
+            window(
+                second,
+                {"slots": 10},
+                latency=latencies(rates[is_more], 0.2),
+                in_flight=16.0 if is_more else 8.0,
+                slots=16.0 if is_more else 8.0,
+            )
+        )
+    found = bindings(windows)
+    assert {one.cause for one in found[1:]} == {cause}
+
+
 def test_an_endpoint_that_becomes_slower_binds_from_then_on() -> None:
     seconds = [latencies(40, 0.1) for _ in range(5)] + [latencies(40, 0.5) for _ in range(5)]
     found = bindings(full(latencies(8, 0.1), seconds))
@@ -166,6 +197,17 @@ def test_the_summary_has_shares_of_the_time_that_add_up() -> None:
     assert found.sentence == "bound by rpm for 90 % of the time"
     assert [one.share for one in found.shares] == pytest.approx([0.9, 0.1])
     assert summary([]).sentence == "nothing was recorded"
+
+
+def test_time_that_no_phase_accounts_for_is_shown_as_such() -> None:
+    phases = Phases(grant_s=6.0, first_byte_s=1.0, durable_s=9.0)
+    windows = [
+        window(0, {"limit": 10}, in_hand=8.0, phases=phases),
+        window(1, {"limit": 10}, in_hand=4.0),
+    ]
+    found = time_by_phase(windows)
+    assert found == {"durable": 9.0, "grant": 6.0, "unattributed": 5.0, "first_byte": 1.0}
+    assert time_by_phase([]) == {"unattributed": 0.0}
 
 
 def test_a_cause_that_goes_away_for_a_moment_has_stayed() -> None:

@@ -7,7 +7,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 import msgspec
@@ -176,6 +176,8 @@ def _facts(found: Status) -> Iterator[tuple[str, str]]:
     if found.latency_p50_s is not None and found.latency_p95_s is not None:
         median, late = _seconds(found.latency_p50_s), _seconds(found.latency_p95_s)
         yield "latency", f"p50 {median}, p95 {late}"
+    if any(found.phases.values()):
+        yield "time", _time(found.phases)
     if totals.input_tokens or totals.output_tokens:
         tokens = f"{totals.input_tokens:,} in, {totals.output_tokens:,} out"
         yield "tokens", f"{tokens} by this run" if found.runs > 1 else tokens
@@ -206,6 +208,14 @@ def _speed(found: Status) -> Iterator[str]:
             yield f"{found.retrying:,.0f} retrying"
         if found.eta_s is not None:
             yield f"ETA {duration(found.eta_s)}"
+
+
+def _time(phases: Mapping[str, float]) -> str:
+    """Of the time that rows were in hand, the share of each phase that takes a hundredth or more."""
+    in_hand = {name: seconds for name, seconds in phases.items() if name != "durable"}
+    all_s = sum(in_hand.values()) or 1.0
+    shares = [(name.replace("_", " "), seconds / all_s) for name, seconds in in_hand.items()]
+    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.01)
 
 
 def _rate(value: float) -> str:
