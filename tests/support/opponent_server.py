@@ -37,12 +37,15 @@ KINDS = ("fixed", "moving", "counter", "bucket")
 
 @dataclass
 class Run:
-    """One run's delays in seconds, and its requests as [number, entry to the limiter]."""
+    """One run's delays in seconds, and its requests as [number, entry to the limiter, its answer].
+
+    The entry is stamped before the limiter looks at its clock, the answer after it has.
+    """
 
     jitter_s: float
     draws: random.Random
-    admitted: list[tuple[int, float]] = field(default_factory=list)
-    rejected: list[tuple[int, float]] = field(default_factory=list)
+    admitted: list[tuple[int, float, float]] = field(default_factory=list)
+    rejected: list[tuple[int, float, float]] = field(default_factory=list)
 
 
 class Entrance:
@@ -92,8 +95,8 @@ def make_app(args: argparse.Namespace) -> FastAPI:
     shortest_s, longest_s = (ms / 1000 for ms in args.latency_ms)
     app.add_middleware(Entrance, runs=runs)
 
-    def stamp(request: Request) -> tuple[int, float]:
-        return int(request.query_params["n"]), request.scope["entered_s"]
+    def stamp(request: Request) -> tuple[int, float, float]:
+        return int(request.query_params["n"]), request.scope["entered_s"], time.monotonic()
 
     def refuse(request: Request, error: Exception | None = None) -> JSONResponse:
         runs[_run_of(request)].rejected.append(stamp(request))
@@ -111,7 +114,7 @@ def make_app(args: argparse.Namespace) -> FastAPI:
         return name
 
     @app.get("/stats")
-    async def stats(run: str) -> dict[str, list[tuple[int, float]]]:
+    async def stats(run: str) -> dict[str, list[tuple[int, float, float]]]:
         return {"admitted": runs[run].admitted, "rejected": runs[run].rejected}
 
     if args.kind in ("fixed", "moving"):

@@ -76,9 +76,9 @@ class Opponent:
         name: str = self._get(f"/begin?jitter_ms={1000 * jitter_s}&seed={seed}")
         return name
 
-    def stats(self, run: str) -> dict[str, list[tuple[int, float]]]:
-        """`admitted` and `rejected`: the call's number and its entry to the limiter."""
-        found: dict[str, list[tuple[int, float]]] = self._get(f"/stats?run={run}")
+    def stats(self, run: str) -> dict[str, list[tuple[int, float, float]]]:
+        """`admitted` and `rejected`: the call's number, its entry to the limiter and the answer."""
+        found: dict[str, list[tuple[int, float, float]]] = self._get(f"/stats?run={run}")
         return found
 
     def warm_up(self) -> None:
@@ -114,9 +114,10 @@ class Trial:
     """What came of a run of calls; times in seconds.
 
     last_send_s: from the first write to the last, by the client's stamps. makespan_s: from the
-    first entry to the server's limiter to the last admitted one, by the server's. delay_s: shortest
-    and longest time from a write to its entry, which is the jitter that there really was. guard_s:
-    at the end, None where nothing states it.
+    first entry to the server's limiter to the last admitted one, by the server's. delay_s: the
+    shortest time from a write to its entry and the longest one to the limiter's answer, between
+    which it has looked at its clock: the jitter that there may have been. guard_s: at the end, None
+    if nothing states it.
     """
 
     admitted: int
@@ -138,13 +139,13 @@ def judged(server: Opponent, run: str, sends: Sends, guard_s: float | None = Non
     entries = [*stats["admitted"], *stats["rejected"]]
     # A call's writes follow each other, so that sorting pairs each with its entry.
     pairs = zip(sorted(sends), sorted(map(tuple, entries)), strict=True)
-    delays_s = [entry_s - sent_s for (_, sent_s), (_, entry_s) in pairs]
+    spans_s = [(entry_s - at_s, left_s - at_s) for (_, at_s), (_, entry_s, left_s) in pairs]
     return Trial(
         len(stats["admitted"]),
         len(stats["rejected"]),
         max(at_s for _, at_s in sends) - min(at_s for _, at_s in sends),
-        max(at_s for _, at_s in stats["admitted"]) - min(at_s for _, at_s in entries),
-        (min(delays_s), max(delays_s)),
+        max(at_s for _, at_s, _ in stats["admitted"]) - min(at_s for _, at_s, _ in entries),
+        (min(entry_s for entry_s, _ in spans_s), max(left_s for _, left_s in spans_s)),
         guard_s,
     )
 
