@@ -18,7 +18,10 @@ Cli = Callable[..., Any]
 
 ROWS = 30_000
 SIM = ("--endpoint", "sim", "--model", "m", "--prompt", "{{ text }}")
-BRIEF = ("--rps", "40", "--deadline", "700ms")
+SLOWLY = ("--rps", "40", "--deadline")
+BRIEF = (*SLOWLY, "700ms")
+# On a busy machine, a run may end before its first row.
+DEADLINES = (*("700ms",) * 4, *("3s",) * 3, *("12s",) * 3)
 
 
 def texts() -> list[str]:
@@ -61,11 +64,10 @@ def left_of(err: str) -> tuple[int, int, int, int]:
 
 @pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz", "in.csv", "in.parquet"])
 def test_a_run_that_ends_early_says_how_many_rows_are_left(cli: Cli, name: str) -> None:
-    command = ("run", write(name), *SIM, *BRIEF, "-o", "out.jsonl")
+    command = ("run", write(name), *SIM, "-o", "out.jsonl", *SLOWLY)
     done = useful = 0
-    # On a busy machine, a run may end before its first row.
-    for _ in range(10):
-        told = cli(*command)
+    for deadline in DEADLINES:
+        told = cli(*command, deadline)
         found = re.match(r"[\d,]+ rows? = (\d+) succeeded", told.summary)
         assert found is not None
         done += int(found[1])
@@ -93,11 +95,14 @@ def test_retrying_failures_counts_these_and_not_the_others(cli: Cli) -> None:
     Path("in.jsonl").write_text("".join(lines), "utf-8")
     assert cli("run", "in.jsonl", *SIM, "-o", "out.jsonl").status == 1
     repaired = ("--prompt", "{{ txt }}", "--force", "--retry-failed")
-    told = cli("run", "in.jsonl", *SIM[:4], *repaired, *BRIEF, "-o", "out.jsonl")
-    rows, done, failed, left = left_of(told.err)
-    assert (rows, failed) == (3000, 0)
-    assert 2000 < done < 2100
-    assert left == 3000 - done
+    for deadline in DEADLINES:
+        told = cli("run", "in.jsonl", *SIM[:4], *repaired, "-o", "out.jsonl", *SLOWLY, deadline)
+        rows, done, failed, left = left_of(told.err)
+        assert (rows, failed) == (3000, 0)
+        assert left == 3000 - done
+        if done > 2000:
+            break
+    assert 2000 < done < 2600
 
 
 def test_progress_speaks_of_the_whole_input_and_never_goes_back(
