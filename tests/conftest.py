@@ -31,8 +31,9 @@ if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > LEAST_FREE_BY
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 
-# Files whose tests share what is slow to make, so that one worker runs each of them.
+# Files whose tests share what is slow to make, so that one worker runs all of a file.
 TOGETHER = (
+    "tests/docs/test_contributing.py",
     "tests/real/test_engine_ranks.py",
     "tests/real/test_feedback.py",
     "tests/real/test_limits.py",
@@ -40,6 +41,7 @@ TOGETHER = (
     "tests/real/test_object_input.py",
     "tests/real/test_object_output.py",
     "tests/real/test_synth.py",
+    "tests/test_architecture.py",
 )
 
 
