@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from statistics import NormalDist
 from typing import NamedTuple, TypeVar
@@ -101,7 +101,14 @@ class Paired(NamedTuple):
 
 def paired(outcomes: Sequence[tuple[Fraction | bool, Fraction | bool]]) -> Paired:
     """Whether the second of two runs is better. outcomes: of each question the shares of right
-    answers, 0 to 1; at least one question.
+    answers, 0 to 1; at least one question. See `paired_counts`.
+    """
+    return paired_counts(Counter(outcomes))
+
+
+def paired_counts(outcomes: Mapping[tuple[Fraction | bool, Fraction | bool], int]) -> Paired:
+    """Whether the second of two runs is better. outcomes: of each pair of shares of right answers,
+    0 to 1, the number of questions; at least one question.
 
     The test flips the sign of each question's difference (Fisher 1935): if the runs do not differ,
     both signs are as likely. It is exact, and McNemar's (1947) where each question has one answer;
@@ -109,15 +116,22 @@ def paired(outcomes: Sequence[tuple[Fraction | bool, Fraction | bool]]) -> Paire
     for pairs: two questions more, a half of one won by either run, and one equal, so that a few
     questions without a difference prove nothing.
     """
-    shares = [(Fraction(first), Fraction(second)) for first, second in outcomes]
-    total = len(shares)
-    differences = [second - first for first, second in shares]
-    gained, lost = (sum(sign * d > 0 for d in differences) for sign in (1, -1))
-    middle = sum(differences) / (total + 2)
-    variance = float((sum(d * d for d in differences) + 1) / (total + 2) - middle**2) / (total + 2)
+    shares: Counter[tuple[Fraction, Fraction]] = Counter()
+    differences: Counter[Fraction] = Counter()
+    for (one, other), count in outcomes.items():
+        first, second = Fraction(one), Fraction(other)
+        shares[first, second] += count
+        differences[second - first] += count
+    total = shares.total()
+    gained, lost = (
+        sum(count for d, count in differences.items() if sign * d > 0) for sign in (1, -1)
+    )
+    middle = sum(d * count for d, count in differences.items()) / (total + 2)
+    squares = sum(d * d * count for d, count in differences.items())
+    variance = float((squares + 1) / (total + 2) - middle**2) / (total + 2)
     half = _Z * math.sqrt(variance)
-    first, second = (sum(column) / total for column in zip(*shares, strict=True))
-    difference = float(second - first)
+    means = [sum(pair[place] * count for pair, count in shares.items()) / total for place in (0, 1)]
+    difference = float(means[1] - means[0])
     interval = Interval(
         max(-1.0, min(difference, float(middle) - half)),
         min(1.0, max(difference, float(middle) + half)),
@@ -125,12 +139,12 @@ def paired(outcomes: Sequence[tuple[Fraction | bool, Fraction | bool]]) -> Paire
     is_mcnemar = all(d in (-1, 0, 1) for d in differences)
     return Paired(
         questions=total,
-        first=float(first),
-        second=float(second),
-        both=shares.count((Fraction(1), Fraction(1))),
+        first=float(means[0]),
+        second=float(means[1]),
+        both=shares[Fraction(1), Fraction(1)],
         only_first=lost,
         only_second=gained,
-        neither=shares.count((Fraction(0), Fraction(0))),
+        neither=shares[Fraction(0), Fraction(0)],
         difference=difference,
         interval=interval,
         p=_binomial_p(min(lost, gained), lost + gained) if is_mcnemar else _flip_p(differences),
@@ -138,16 +152,24 @@ def paired(outcomes: Sequence[tuple[Fraction | bool, Fraction | bool]]) -> Paire
     )
 
 
-def _flip_p(differences: Sequence[Fraction]) -> float:
-    """Two-sided p of a sum whose terms each have either sign with probability 1/2."""
+def _flip_p(differences: Mapping[Fraction, int]) -> float:
+    """Two-sided p of a sum whose terms each have either sign with probability 1/2.
+
+    differences: the number of terms of each size.
+    """
     scale = math.lcm(*(d.denominator for d in differences))
-    terms = [int(d * scale) for d in differences if d]
-    observed, reach = abs(sum(terms)), sum(map(abs, terms))
-    if len(terms) * reach > _MOST_EXACT:
-        return math.erfc(observed / math.sqrt(2 * sum(term * term for term in terms)))
+    terms = {abs(int(d * scale)): 0 for d in differences if d}
+    for d, count in differences.items():
+        if d:
+            terms[abs(int(d * scale))] += count
+    observed = abs(sum(int(d * scale) * count for d, count in differences.items()))
+    number, reach = sum(terms.values()), sum(term * count for term, count in terms.items())
+    if number * reach > _MOST_EXACT:
+        squares = sum(term * term * count for term, count in terms.items())
+        return math.erfc(observed / math.sqrt(2 * squares))
     # chances[s]: that those terms which are positive add up to s.
     chances = [1.0]
-    for term in map(abs, terms):
+    for term in (term for term, count in terms.items() for _ in range(count)):
         halves = [chance / 2 for chance in chances]
         pad = [0.0] * term
         chances = [kept + added for kept, added in zip(halves + pad, pad + halves, strict=True)]
