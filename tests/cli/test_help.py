@@ -25,6 +25,8 @@ PAGES = {
     "synth.txt": ["synth", "--help"],
     "tag.txt": ["tag", "--help"],
     "status.txt": ["status", "--help"],
+    "show.txt": ["show", "--help"],
+    "compare.txt": ["compare", "--help"],
     "verify.txt": ["verify", "--help"],
     "repair.txt": ["repair", "--help"],
     "engine.txt": ["engine", "--help"],

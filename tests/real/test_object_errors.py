@@ -251,6 +251,17 @@ def test_verify_and_repair(server: ObjectServer, cli: Cli) -> None:
         "s3://data/other.jsonl is not a results file of redline",
         "there is no s3://data/other.redline/manifest.json",
     )
+    told = cli("show", out)
+    assert told.out.startswith("1 row = 1 succeeded + 0 failed; of 3 in the input\n")
+    assert cli("show", out, "--row", "9") == error(f"{out} has no row 9", "its input has 3 rows")
+    assert cli("show", missing) == error(f"{missing} does not exist", hint)
+    server.put("data", "copy.jsonl", data)
+    told = cli("compare", out, "s3://data/copy.jsonl")
+    assert told.out.startswith(f"A  {out}, model m\nB  s3://data/copy.jsonl\n\n1 row in common")
+    assert "there is no s3://data/copy.redline/manifest.json" in " ".join(told.out.split())
+    assert cli("compare", out, out) == error(
+        f"{out} and {out} are the same file", "name another one"
+    )
     copy = "s3.redline/data/proof.jsonl"
     assert cli("repair", out) == error(
         f"{out} is an object, and repair works on files",

@@ -38,10 +38,10 @@ SUBFOLDERS = {
     "sim": ("", "answers", "batches", "server"),
     "route": ("", "replay", "scale"),
     "engine": ("", "sample", "schedule", "model", "draft", "step", "parallel", "api"),
-    "job": ("settings", "work", "batch", "show", "outputs", ""),
+    "job": ("settings", "work", "batch", "show", "outputs", "inspect", ""),
     "tasks": ("answers", "evaluate", "tag", "synth", ""),
     "serve": ("http", "fleet", ""),
-    "cli": ("flags", "session", "commands", ""),
+    "cli": ("flags", "session", "results", "commands", ""),
 }
 # What only these parts import: the simulated provider, and virtual time, shipped for users' tests,
 # which a replay runs in.

@@ -40,4 +40,10 @@ from redline.apis.loose_json import BOM, number
 from redline.apis.replies import APIS, PLAIN, api_of
 from redline.apis.request_parts import Inputs, JsonSchema, ResponseFormat, StreamOptions
 from redline.apis.streams import StreamedAnswer
-from redline.apis.usage import Usage, completion_usage, read_usage, response_usage
+from redline.apis.usage import (
+    Usage,
+    completion_usage,
+    read_usage,
+    response_usage,
+    stated_tokens,
+)

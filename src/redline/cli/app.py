@@ -23,15 +23,17 @@ from redline.process import lasting
 
 USAGE, DEFECT, INTERRUPTED = 2, 3, 130
 
-# Name: the module in this package and the function in it, and what it does.
+# Name: the module, see `Group`, and what the command does.
 _COMMANDS = {
     "run": ("run", "Send every row of a file to an endpoint."),
     "eval": ("evaluate", "Ask a test set, and say how many answers are right."),
     "synth": ("synth", "Make texts by a prompt, no two nearly the same."),
     "tag": ("tag", "Give every row labels, or JSON by a schema."),
     "status": ("status", "Show how a job is, and what holds it back."),
-    "verify": ("verify", "Prove that a results file is complete."),
-    "repair": ("repair", "Take damaged lines out of a results file."),
+    "show": ("results.show", "Show what is in a results file."),
+    "compare": ("results.compare", "Compare two results files row by row."),
+    "verify": ("results.verify", "Prove that a results file is complete."),
+    "repair": ("results.repair", "Take damaged lines out of a results file."),
     "engine": ("engine", "Serve a local model with the OpenAI API."),
     "fleet": ("fleet", "Serve a model with replicas that come and go with the load."),
     "sim": ("sim", "Simulate a provider to try things on."),
@@ -44,6 +46,8 @@ _SYNONYMS = {
     "synth": "synthesize generate",
     "tag": "label classify annotate extract",
     "status": "progress watch monitor top ps",
+    "show": "inspect view cat head stats summary look",
+    "compare": "diff",
     "verify": "check validate proof",
     "repair": "fix recover",
     "engine": "serve server",

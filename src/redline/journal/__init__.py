@@ -3,7 +3,15 @@
 from redline.journal import manifest
 from redline.journal.conflicts import check_place, owner_of_failures
 from redline.journal.flaws import FAIL_ON, all_flawed, flaws_of, flaws_text
-from redline.journal.identity import Identifier, KeySet, MessageKeys, keyed_rows, mark_of, marks_of
+from redline.journal.identity import (
+    Identifier,
+    KeySet,
+    MessageKeys,
+    is_other,
+    keyed_rows,
+    mark_of,
+    marks_of,
+)
 from redline.journal.journal import Journal, NotKept
 from redline.journal.lines import Result, error_fields, failure_line, line_writer
 from redline.journal.lock import OutputLock, is_held

@@ -101,9 +101,10 @@ class Group(click.Group):
     """The program itself: its commands first, then its flags.
 
     A command is imported with all that it needs when it is wanted: the others would be a third of
-    the time to a start. known: for each name the function, which stands in the module of
-    `cli.commands` that has its name, with the PARAMS it takes, and what it does. A module with
-    COMMANDS of its own and HELP is a group of commands.
+    the time to a start. known: for each name the module, in `cli.commands` or in the folder of
+    `cli` that it names, such as `results.verify`, and what the command does. The module has a
+    function of its name and the PARAMS it takes; one with COMMANDS of its own and HELP is a group
+    of commands.
     """
 
     def __init__(
@@ -132,8 +133,9 @@ class Group(click.Group):
         if cmd_name not in self._known:
             return None
         if cmd_name not in self.commands:
-            function, summary = self._known[cmd_name]
-            module = import_module(f"redline.cli.commands.{function}")
+            path, summary = self._known[cmd_name]
+            folder, _, function = path.rpartition(".")
+            module = import_module(f"redline.cli.{folder or 'commands'}.{function}")
             if hasattr(module, "COMMANDS"):
                 self.commands[cmd_name] = Group(cmd_name, module.COMMANDS, [], module.HELP)
             else:

@@ -1,6 +1,6 @@
 """A job's outputs: resume, verify, repair, spending and copies in an object store."""
 
-from redline.job.outputs.account import AccountFile, path_of
+from redline.job.outputs.account import AccountFile, path_of, read_spent
 from redline.job.outputs.mirror import Mirror, fetched
 from redline.job.outputs.repairing import Repair, repair
 from redline.job.outputs.resume import another_input, open_journal

@@ -69,15 +69,7 @@ class AccountFile:
             os.close(self._fd)
 
     def _read(self) -> Amount:
-        data = os.pread(self._fd, _LINE_BYTES + 1, 0)
-        text, _, check = data.rstrip().rpartition(b" ")
-        try:
-            if len(data) != _LINE_BYTES or check != b"%08x" % zlib.crc32(text):
-                raise JournalError(f"{self.path} is damaged", hint=_HINT)
-            line = msgspec.json.decode(text, type=_Line)
-        except msgspec.DecodeError as error:
-            raise JournalError(f"{self.path} is damaged: {error}", hint=_HINT) from error
-        return Amount(line.picodollars, line.tokens)
+        return _amount(os.pread(self._fd, _LINE_BYTES + 1, 0), self.path)
 
 
 def path_of(output: Output) -> Path:
@@ -89,3 +81,29 @@ def _write(fd: int, amount: Amount) -> None:
     line = (b"%b %08x" % (text, zlib.crc32(text))).ljust(_LINE_BYTES - 1) + b"\n"
     if os.pwrite(fd, line, 0) != _LINE_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def read_spent(output: Output) -> Amount | None:
+    """What all runs of an output with a budget have spent and reserved; None without a budget.
+
+    Beside a run that is writing it, too. Raises JournalError for a file that is damaged.
+    """
+    path = path_of(output)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise JournalError(f"cannot read {path}: {error.strerror}") from error
+    return _amount(data, path)
+
+
+def _amount(data: bytes, path: Path) -> Amount:
+    text, _, check = data.rstrip().rpartition(b" ")
+    try:
+        if len(data) != _LINE_BYTES or check != b"%08x" % zlib.crc32(text):
+            raise JournalError(f"{path} is damaged", hint=_HINT)
+        line = msgspec.json.decode(text, type=_Line)
+    except msgspec.DecodeError as error:
+        raise JournalError(f"{path} is damaged: {error}", hint=_HINT) from error
+    return Amount(line.picodollars, line.tokens)

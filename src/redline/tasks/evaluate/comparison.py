@@ -38,6 +38,15 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """For a person, and then, line by line, for a program."""
         pairs = self.pairs
+        lines = [
+            *("", f"only_first: {pairs.only_first}", f"only_second: {pairs.only_second}"),
+            *(f"p: {pairs.p:.6g}", f"difference: {pairs.difference:+.6f}"),
+        ]
+        return "\n".join([self.words(), *lines]) + "\n"
+
+    def words(self) -> str:
+        """For a person, without a line feed at the end."""
+        pairs = self.pairs
         width = max(len(self.first), len(self.second))
         sizes = (self.first_answers, self.second_answers)
         lines = [
@@ -62,14 +71,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             if count:
                 are = counted(count, "question is", "questions are")
                 lines.append(f"{are} in {name} alone, and left out")
-        lines += [
-            "",
-            f"only_first: {pairs.only_first}",
-            f"only_second: {pairs.only_second}",
-            f"p: {pairs.p:.6g}",
-            f"difference: {pairs.difference:+.6f}",
-        ]
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines)
 
     def _counted(self, share: float, answers: int) -> str:
         questions = self.pairs.questions

@@ -6,8 +6,8 @@ import shlex
 
 from click import Context
 
-from redline.cli.commands.verify import results_path
 from redline.cli.flags import Word
+from redline.cli.results.verify import results_path
 from redline.cli.session import say
 from redline.errors import ConfigError
 from redline.job.outputs import Repair

@@ -1,0 +1,213 @@
+"""`redline compare`: two results files, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from click import Context
+
+from redline.calls.cost import dollars_text
+from redline.cli.flags import Word, flag, stated
+from redline.cli.results.reading import notes_of, open_results, priced
+from redline.cli.results.show import seconds
+from redline.cli.session import folded, say, screen_width
+from redline.errors import ConfigError
+from redline.job.inspect import KINDS, Comparison, Figures, Opened, compare_outputs, page_of
+from redline.job.settings import Kind, values
+from redline.process import counted, printable_json, replace_file, write_all
+from redline.store import local_path
+
+_USUAL_SAMPLE, _MOST_SAMPLED = 10, 1000
+_MOST_SEED = 2**63 - 1
+_PAGE = b"<!doctype html>"
+# Columns of a table are at least this wide.
+_NARROW = 10
+
+PARAMS = (
+    Word("first", "A", "The results file of a run, or its URL."),
+    Word("second", "B", "That of another run over the same rows."),
+    flag("output", "FILE", "Also write a page that shows outputs side by side.", short="-o"),
+    flag("sample", "N", f"Of each kind of row, show N on the page. Default: {_USUAL_SAMPLE}."),
+    flag("seed", "N", "Draw other rows; the same seed always draws the same. Default: 0."),
+    flag("json", None, "For programs: JSON.", kind=Kind.FLAG),
+)
+
+
+def compare(ctx: Context, first: str, second: str) -> None:
+    """Compare two results files by the rows that both have.
+
+    Rows are matched by their custom_id, otherwise by their content. What is counted: rows that
+    finished in one and failed in the other, equal and different outputs, tokens, cost, latency; of
+    `redline eval`, scores as well.
+
+        redline compare small.jsonl large.jsonl
+        redline compare small.jsonl large.jsonl -o page.html
+
+    The page loads nothing and can be sent to anyone; it shows texts of both files.
+
+    Exit status: 0 compared, 2 no such output, no row in common, or bad usage.
+    """
+    given = stated(ctx)
+    page = None if "output" not in given else _page_path(given["output"])
+    sample = values.whole(given, "sample", 1, _MOST_SAMPLED) or _USUAL_SAMPLE
+    seed = values.whole(given, "seed", 0, _MOST_SEED) or 0
+    if page is None and ("sample" in given or "seed" in given):
+        raise ConfigError("rows are drawn for a page", hint="add -o page.html")
+    with open_results(first) as one, open_results(second) as two:
+        tariff, problem = priced()
+        found = compare_outputs(one, two, tariff, sample=sample if page else 0, seed=seed)
+        scores = _scores(found, one, two)
+        if page is not None:
+            table = list(_table(found))
+            data = page_of(found, (one, two), table, scores).encode("utf-8", "replace")
+            replace_file(page, lambda fd: write_all(fd, [data]))
+        if "json" in given:
+            say(printable_json(msgspec.json.encode(found.as_fields())).decode() + "\n")
+            return
+        notes = [*_notes(one, first), *_notes(two, second)]
+        if problem:
+            notes.append(f"prices of redline.toml are not used: {problem}")
+        if page is not None:
+            notes.append(f"page: {page}")
+        say(_text(found, (one, two), scores, notes))
+
+
+def _page_path(text: str) -> Path:
+    """Where the page goes. Raises ConfigError if that would replace anything but a page."""
+    path = local_path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
+        raise ConfigError(f"the page {text} {what}", hint="name a file: -o page.html")
+    if path.exists() and not _is_page(path):
+        raise ConfigError(
+            f"{text} exists and is not a page", hint="choose another -o, such as page.html"
+        )
+    return path
+
+
+def _is_page(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_PAGE)).lower() == _PAGE
+    except OSError:
+        return False
+
+
+def _notes(found: Opened, name: str) -> list[str]:
+    notes = ["a run is going on, and adds rows"] if found.is_running else []
+    return [f"{name}: {note}" for note in [*notes, *notes_of(found, name)]]
+
+
+def _text(found: Comparison, sides: tuple[Opened, Opened], scores: str, notes: list[str]) -> str:
+    width = screen_width()
+    lines: list[str] = []
+    for letter, side in zip("AB", sides, strict=True):
+        model = f", model {side.model}" if side.model else ""
+        lines += folded(f"{letter}  {side.name}{model}", width, 2)
+    lines.append("")
+    only = f"{found.only_first:,} in A only, {found.only_second:,} in B only"
+    lines += folded(f"{counted(found.common, 'row')} in common; {only}", width, 2)
+    if found.changed:
+        hold = "holds" if found.changed == 1 else "hold"
+        lines += folded(
+            f"{found.changed:,} of these {hold} something else in B than in A", width, 2
+        )
+    lines += ["", *_figures(found)]
+    lines += ["", *_pairs(found, width)]
+    if found.settings:
+        lines += ["", "settings that differ"]
+        for name, one, two in found.settings:
+            text = f"{name}: {one or 'not set'} in A, {two or 'not set'} in B"
+            lines += folded(text, width, 4, "  ")
+    if scores:
+        lines += ["", *(each for line in scores.splitlines() for each in _wrapped(line, width))]
+    for note in notes:
+        lines += ["", *folded(note, width, 5)]
+    return "\n".join(lines) + "\n"
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """A line that is narrow enough stays as it is: its columns are aligned."""
+    return [line] if len(line) <= width else folded(line, width, 3)
+
+
+def _figures(found: Comparison) -> Iterator[str]:
+    rows = [("", "A", "B"), *_table(found)]
+    name, one, two = (max(_NARROW, *map(len, column)) for column in zip(*rows, strict=True))
+    for title, first, second in rows:
+        yield f"{title:{name}}  {first:>{one}}  {second:>{two}}".rstrip()
+
+
+def _table(found: Comparison) -> Iterator[tuple[str, str, str]]:
+    """Of the rows in common: a title, and the figure of each output."""
+    one, two = found.first, found.second
+    yield "succeeded", f"{one.succeeded:,}", f"{two.succeeded:,}"
+    yield "failed", f"{one.failed:,}", f"{two.failed:,}"
+    for reason in sorted({*one.reasons, *two.reasons} - {"stop", None}, key=str):
+        counts = (side.reasons[reason].rows if reason in side.reasons else 0 for side in (one, two))
+        first, second = (f"{count:,}" for count in counts)
+        yield f"finish: {reason}", first, second
+    yield "tokens in", f"{one.input_tokens:,}", f"{two.input_tokens:,}"
+    yield "tokens out", f"{one.output_tokens:,}", f"{two.output_tokens:,}"
+    if one.cost.priced or two.cost.priced:
+        yield "cost", _cost(one), _cost(two)
+    for title, share in (("latency p50", 0.5), ("latency p95", 0.95), ("latency, most", 1.0)):
+        values_s = (one.latencies.at_s(share), two.latencies.at_s(share))
+        if any(value is not None for value in values_s):
+            first, second = ("-" if value is None else seconds(value) for value in values_s)
+            yield title, first, second
+
+
+def _cost(figures: Figures) -> str:
+    cost = figures.cost
+    if not cost.priced:
+        return "unknown" if cost.unpriced or cost.unstated else "-"
+    is_part = cost.unpriced or cost.unstated
+    return dollars_text(cost.picodollars) + (f" for {cost.priced:,}" if is_part else "")
+
+
+def _pairs(found: Comparison, width: int) -> Iterator[str]:
+    """What has become of the rows, by kind, with the first few of each."""
+    answered = found.equal + found.different
+    if answered:
+        share = 100 * found.equal / answered
+        yield f"outputs: {found.equal:,} equal ({share:.1f} %), {found.different:,} different"
+    for kind, words in KINDS.items():
+        count, examples = found.pairs[kind], found.examples.get(kind, [])
+        if count and kind != "equal":
+            names = ", ".join(one.name for one in examples)
+            more = ", ..." if count > len(examples) else ""
+            yield from folded(f"{words}: {count:,}, {names}{more}", width, 3)
+
+
+def _scores(found: Comparison, one: Opened, two: Opened) -> str:
+    """What `redline eval compare` says to a person; empty for outputs that are not graded."""
+    if not found.grades:
+        return ""
+    # Imported here: most outputs are not graded.
+    from redline.tasks.evaluate import Comparison as Scores
+    from redline.tasks.evaluate import compare as compare_scores
+    from redline.tasks.evaluate import paired_counts
+
+    if any(side.settings.get("samples") for side in (one, two)):
+        paired = compare_scores(one.output.path, two.output.path)
+        return msgspec.structs.replace(paired, first=one.name, second=two.name).words()
+    total = found.grades.total()
+    won, lost = (
+        [example.row for example in found.examples.get(kind, [])] for kind in ("better", "worse")
+    )
+    return Scores(
+        first=one.name,
+        second=two.name,
+        pairs=paired_counts(dict(found.grades.items())),
+        won=won,
+        lost=lost,
+        first_answers=total,
+        second_answers=total,
+        only_first=0,
+        only_second=0,
+    ).words()

@@ -1,0 +1,101 @@
+"""Outputs that commands look at: found by their name, and the prices of their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from redline.cli.results.verify import results_path
+from redline.cli.session import load
+from redline.errors import ConfigError
+from redline.job.inspect import Opened, Tariff, opened
+from redline.journal import Output
+from redline.process import counted
+from redline.store import url_of
+
+
+class Priced(NamedTuple):
+    """The prices that this folder's redline.toml adds; problem: why it could not be read."""
+
+    tariff: Tariff
+    problem: str
+
+
+def priced() -> Priced:
+    """Prices of the working folder and those that redline knows. Raises nothing: they are extra."""
+    try:
+        settings = load(Path.cwd())
+    except ConfigError as error:
+        return Priced(Tariff(), str(error))
+    models = {name: table.get("models", {}) for name, table in settings.endpoints.items()}
+    return Priced(Tariff(own=settings.prices, models=models, tariffs=settings.tariffs), "")
+
+
+@contextmanager
+def open_results(name: str) -> Iterator[Opened]:
+    """The output of this path or URL. Raises ConfigError with what is wrong with the name."""
+    url = url_of(name)
+    if url is None:
+        with opened(_output_of(name)) as found:
+            yield found
+        return
+    # Imported here: a local file does not pay for what stores need.
+    from redline.job.outputs import fetched
+
+    with fetched(url) as copy:
+        if not copy.path.exists():
+            raise ConfigError(f"{url.name} does not exist", hint="name the URL after -o of the run")
+        with opened(copy) as found:
+            problem = found.problem.replace(f"{copy.path.parent}/", url.beside("").name)
+            yield msgspec.structs.replace(found, name=url.name, problem=problem)
+
+
+def _output_of(name: str) -> Output:
+    path = Path(name)
+    for ending in (".redline", "-redline"):
+        stem = path.name.removesuffix(ending)
+        if path.is_dir() and stem != path.name:
+            owners = (path.with_name(f"{stem}.jsonl"), path.with_name(stem))
+            owner = next((each for each in owners if each.is_file()), None)
+            if owner is not None:
+                raise ConfigError(f"{path} holds the state of {owner}", hint=f"name {owner}")
+    return Output.at(results_path(name))
+
+
+def notes_of(found: Opened, name: str) -> list[str]:
+    """What keeps the lines of an output from being all, and what to do about it."""
+    lines = found.lines
+    said = []
+    if lines.damaged:
+        said.append(
+            f"{counted(lines.damaged, 'line is', 'lines are')} damaged and not counted: "
+            f"redline verify {name} names missing rows, redline repair {name} takes such lines out"
+        )
+    if lines.is_torn:
+        said.append(
+            "the last line has no end and is not counted: it is being written, or was cut by a "
+            "sudden death, which the next run mends"
+        )
+    if lines.results.repeated:
+        repeat = counted(lines.results.repeated, "line repeats", "lines repeat")
+        said.append(f"{repeat} a row and {_are(lines.results.repeated)}: redline repair {name}")
+    if outdated := lines.results.outdated + lines.failures.outdated:
+        older = counted(outdated, "older line")
+        said.append(f"{older} of rows that were asked again {_are(outdated)}")
+    if lines.failures.contested:
+        rows = counted(lines.failures.contested, "row has", "rows have")
+        said.append(
+            f"{rows} an answer and a failure of different contents, and the answer is counted: "
+            "the next run decides by the input"
+        )
+    if found.problem:
+        said.append(f"the settings are unknown: {found.problem}")
+    return said
+
+
+def _are(number: int) -> str:
+    return "is not counted" if number == 1 else "are not counted"

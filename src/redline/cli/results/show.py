@@ -1,0 +1,378 @@
+"""`redline show`: what is in a results file, in numbers and row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+from click import Context
+
+from redline.calls.cost import dollars_text
+from redline.cli.flags import Word, flag, stated
+from redline.cli.results.reading import notes_of, open_results, priced
+from redline.cli.session import folded, say, screen_width
+from redline.errors import ConfigError
+from redline.job.inspect import (
+    Figures,
+    Found,
+    Line,
+    Opened,
+    Selection,
+    figures_of,
+    row_number,
+    select,
+)
+from redline.job.settings import Kind, values
+from redline.job.show import duration
+from redline.journal import FAIL_ON
+from redline.process import counted, printable_json
+
+_MOST_SAMPLED = 100_000
+_MOST_SEED = 2**63 - 1
+# The rows of a sample are shown with what was asked, if need be from the input, up to so many.
+_FEW = 100
+# Lines of a text that is folded.
+_TEXT_LINES, _MESSAGE_LINES = 6, 3
+
+PARAMS = (
+    Word("results", "OUT", "The results file of a run, or its URL."),
+    flag(
+        "failed", None, "The rows that failed.", kind=Kind.FLAG, section="Rows instead of numbers"
+    ),
+    flag("cut", None, "The rows whose answer was cut at the token limit.", kind=Kind.FLAG),
+    flag(
+        "row",
+        "N",
+        "The row of this number in the input, from 1, or of this custom_id, with its whole text.",
+    ),
+    flag(
+        "sample",
+        "N",
+        "At most N rows, drawn at random from all or from those of the other flags.",
+    ),
+    flag("seed", "N", "Draw other rows; the same seed always draws the same. Default: 0."),
+    flag("json", None, "For programs: JSON, rows as they are in the file.", kind=Kind.FLAG),
+)
+
+
+def show(ctx: Context, results: str) -> None:
+    """Show what is in OUT: how rows ended, with examples, and tokens, cost and latency.
+
+    Failures count as well as results, of all runs, and each row once. A job may be running
+    meanwhile.
+
+        redline show labels.jsonl
+        redline show labels.jsonl --failed --sample 5
+        redline show labels.jsonl --row 17
+
+    Prices are those of redline.toml in this folder, and those that redline knows.
+
+    Exit status: 0 shown, 2 no such output or row, or bad usage.
+    """
+    given = stated(ctx)
+    selection = _selection(given)
+    with open_results(results) as found:
+        if selection is None:
+            tariff, problem = priced()
+            figures = figures_of(found, tariff)
+            if "json" in given:
+                fields = _fields(found, figures)
+                say(printable_json(msgspec.json.encode(fields)).decode() + "\n")
+            else:
+                say(_text(found, figures, results, problem))
+            return
+        _show_rows(found, selection, is_json="json" in given)
+
+
+def _selection(given: Mapping[str, Any]) -> Selection | None:
+    """The rows that are asked for; None for the numbers of all."""
+    if not {"failed", "cut", "row", "sample"} & given.keys():
+        if "seed" in given:
+            raise ConfigError("--seed draws a sample", hint="add --sample 5")
+        return None
+    for name in ("failed", "cut", "sample"):
+        if "row" in given and name in given:
+            raise ConfigError(f"--row and --{name} exclude each other", hint="leave one out")
+    sample = values.whole(given, "sample", 1, _MOST_SAMPLED)
+    return Selection(
+        failed="failed" in given,
+        cut="cut" in given,
+        row=given.get("row"),
+        sample=sample,
+        seed=values.whole(given, "seed", 0, _MOST_SEED) or 0,
+        adds_input="json" not in given and (sample or 0) <= _FEW,
+    )
+
+
+def _show_rows(found: Opened, selection: Selection, *, is_json: bool) -> None:
+    width, is_any = screen_width(), False
+    for row in select(found, selection):
+        if is_json:
+            say(printable_json(row.data).decode())
+        elif selection.row is not None:
+            say(("\n" if is_any else "") + _whole_row(row))
+        else:
+            say(("\n" if is_any else "") + "\n".join(_short_row(row, width)) + "\n")
+        is_any = True
+    if is_any:
+        return
+    if selection.row is not None:
+        raise _missing(found, selection.row)
+    if not is_json:
+        wanted = [words for words, is_asked in _asked(selection) if is_asked]
+        say(f"no row {' or '.join(wanted) or 'has an outcome yet'}\n")
+
+
+def _asked(selection: Selection) -> tuple[tuple[str, bool], ...]:
+    return ("was cut at the token limit", selection.cut), ("has failed", selection.failed)
+
+
+def _missing(found: Opened, row: str) -> ConfigError:
+    """Why a row is not there."""
+    name = found.name
+    rows = None if found.manifest is None else found.manifest.rows
+    number = row_number(row)
+    if number is not None and rows is not None and number > rows:
+        hint = f"its input has {counted(rows, 'row')}"
+    elif found.lines.damaged:
+        hint = "a damaged line may have been it: redline verify says which rows are missing"
+    elif rows is None or found.lines.rows < rows:
+        hint = "it may not be done yet; rows are numbered from 1, as in the input"
+    else:
+        hint = "name it by its number in the input, from 1, or by its custom_id"
+    return ConfigError(f"{name} has no row {row}", hint=hint)
+
+
+def _fields(found: Opened, figures: Figures) -> dict[str, Any]:
+    lines, manifest = found.lines, found.manifest
+    return {
+        "output": found.name,
+        **figures.as_fields(),
+        "input": None if manifest is None else {"name": manifest.input, "rows": manifest.rows},
+        "begun": None if manifest is None else manifest.begun,
+        "is_running": found.is_running,
+        "settings": found.settings,
+        "spent": None if found.spent is None else found.spent._asdict(),
+        "damaged": lines.damaged,
+        "repeated": lines.results.repeated,
+        "outdated": lines.results.outdated + lines.failures.outdated,
+        "contested": lines.failures.contested,
+        "is_torn": lines.is_torn,
+    }
+
+
+def _text(found: Opened, figures: Figures, name: str, problem: str) -> str:
+    width = screen_width()
+    lines = [*folded(_sum(found, figures), width, 3), *_origin(found, width)]
+    if figures.succeeded:
+        lines += ["", "succeeded", *_reasons(figures, width)]
+    if figures.failed:
+        lines += ["", "failed", *_errors(figures, width)]
+    table = [row for row in _table(found, figures) if row[1]]
+    if table:
+        lines.append("")
+    for title, text in table:
+        first, *more = folded(text, width - 12, 10)
+        lines += [f"{title:12}{first}", *(f"{'':12}{each}" for each in more)]
+    notes = notes_of(found, name)
+    if problem:
+        notes.append(f"prices of redline.toml are not used: {problem}")
+    for note in notes:
+        lines += ["", *folded(note, width, 5)]
+    if figures.rows:
+        flags = ["--failed"] * bool(figures.failed) + ["--cut"] * bool(figures.cut)
+        lines += ["", f"rows: redline show {name} {', '.join([*flags, '--sample 5, --row N'])}"]
+    return "\n".join(lines) + "\n"
+
+
+def _sum(found: Opened, figures: Figures) -> str:
+    line = (
+        f"{counted(figures.rows, 'row')} = {figures.succeeded:,} succeeded + "
+        f"{figures.failed:,} failed"
+    )
+    manifest = found.manifest
+    if manifest is None:
+        return line
+    if manifest.rows is None:
+        now = "a run is going on" if found.is_running else "the input is not read to its end"
+        return f"{line} so far; {now}"
+    if manifest.rows > figures.rows:
+        return f"{line}; of {manifest.rows:,} in the input"
+    return line
+
+
+def _origin(found: Opened, width: int) -> list[str]:
+    manifest = found.manifest
+    if manifest is None:
+        return []
+    parts = [f"begun {manifest.begun[:16].replace('T', ' ')} UTC"]
+    if found.model is not None:
+        parts.insert(0, f"model {found.model}")
+    if found.input_name:
+        parts.insert(0, f"from {found.input_name}")
+    return folded(", ".join(parts), width, 2)
+
+
+def _reasons(figures: Figures, width: int) -> Iterator[str]:
+    endings = sorted(figures.reasons.items(), key=lambda item: -item[1].rows)
+    for reason, ending in endings:
+        text = reason or "no finish reason"
+        if reason in FAIL_ON:
+            text += f": {FAIL_ON[reason]}"
+        if reason not in ("stop", None):
+            text += f", such as {ending.example}"
+        yield from _counted(ending.rows, figures.rows, text, width)
+
+
+def _errors(figures: Figures, width: int) -> Iterator[str]:
+    for (kind, status), ending in sorted(figures.errors.items(), key=lambda item: -item[1].rows):
+        code = "" if status is None else f", HTTP {status}"
+        text = f"{kind}{code}, such as {ending.example}: {ending.message}"
+        yield from _counted(ending.rows, figures.rows, text, width)
+
+
+def _counted(rows: int, total: int, text: str, width: int) -> Iterator[str]:
+    """`  1,234   12.3 %  stop`, with its further lines below the text."""
+    number = f"  {rows:>{len(f'{total:,}')},}  {100 * rows / total:5.1f} %  "
+    first, *more = folded(text, width - len(number), _MESSAGE_LINES)
+    yield f"{number}{first}"
+    yield from (f"{'':{len(number)}}{each}" for each in more)
+
+
+def _table(found: Opened, figures: Figures) -> Iterator[tuple[str, str]]:
+    """Titles and what is said under them, empty if it does not apply."""
+    yield "verdicts", _listed(figures.verdicts)
+    yield "re-asks", f"{figures.reasks:,}" if figures.reasks is not None else ""
+    yield "dropped", _listed(figures.dropped)
+    yield "tokens", tokens_text(figures)
+    yield "cost", cost_text(figures)
+    yield "spent", _spent_text(found, figures)
+    yield "latency", latency_text(figures)
+    yield "endpoints", _listed(figures.endpoints)
+    yield "models", _listed(figures.models)
+    yield "cached", counted(figures.cached, "answer") if figures.cached else ""
+    yield "batched", counted(figures.batched, "answer") if figures.batched else ""
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    """`gpt-4o 900, gpt-4o-mini 100`, the most frequent first."""
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {count:,}" for name, count in ordered)
+
+
+def tokens_text(figures: Figures) -> str:
+    """`10 in, 10 out; 5.0 in and 5.0 out a row`; empty if no answer states any."""
+    count = figures.stated
+    if not count or not (figures.input_tokens or figures.output_tokens):
+        return ""
+    read, written = figures.input_tokens / count, figures.output_tokens / count
+    text = (
+        f"{figures.input_tokens:,} in, {figures.output_tokens:,} out; {read:,.1f} in and "
+        f"{written:,.1f} out an answer"
+    )
+    if figures.unstated:
+        text += f"; {counted(figures.unstated, 'answer states', 'answers state')} none"
+    return text
+
+
+def cost_text(figures: Figures) -> str:
+    """`$0.42`, or of how many answers, and why not of all; empty if nothing costs anything."""
+    cost = figures.cost
+    unpriced = sum(cost.unpriced.values())
+    parts = []
+    if cost.priced:
+        is_whole = not (unpriced or cost.unstated)
+        of = "" if is_whole else f" for {counted(cost.priced, 'answer')}"
+        parts.append(f"{dollars_text(cost.picodollars)}{of}")
+    if unpriced:
+        first = next(iter(cost.unpriced))
+        number = f"of {counted(unpriced, 'answer')}, " if cost.priced else ""
+        parts.append(
+            f"unknown {number}by {' and '.join(cost.unpriced)}: the table "
+            f'[prices."{first}"] of redline.toml states it'
+        )
+    if cost.unstated:
+        parts.append(f"{counted(cost.unstated, 'answer states', 'answers state')} no tokens")
+    return "; ".join(parts)
+
+
+def _spent_text(found: Opened, figures: Figures) -> str:
+    """What the budget's own account says; empty without a budget."""
+    spent = found.spent
+    if spent is None:
+        return ""
+    # The account books a server inside the run like any other, but it costs nothing.
+    costs = bool(spent.picodollars and (figures.cost.priced or figures.cost.unpriced))
+    money = f"{dollars_text(spent.picodollars)} and " if costs else ""
+    return f"{money}{counted(spent.tokens, 'token')} by all runs, with failed and open calls"
+
+
+def latency_text(figures: Figures) -> str:
+    """`p50 12 ms, p95 1.2 s, at most 4.0 s`; empty if no answer was live."""
+    latencies = figures.latencies
+    median, high = latencies.at_s(0.5), latencies.at_s(0.95)
+    if median is None or high is None:
+        return ""
+    parts = [
+        f"p50 {seconds(median)}",
+        f"p95 {seconds(high)}",
+        f"at most {seconds(latencies.most_s)}",
+    ]
+    return ", ".join(parts)
+
+
+def seconds(value: float) -> str:
+    """`0.8 ms`, `12 ms` or `1.2 s`."""
+    if value < 0.00995:
+        return f"{1000 * value:.1f} ms"
+    return f"{1000 * value:.0f} ms" if value < 0.9995 else duration(value)
+
+
+def _head(line: Line) -> str:
+    """Which row it is and how it ended, on one line."""
+    parts = [line.name]
+    if line.error is not None:
+        code = "" if line.error.status is None else f", HTTP {line.error.status}"
+        parts.append(f"failed: {line.error.kind}{code}")
+    elif line.reason is not None:
+        parts.append(line.reason)
+    if isinstance(line.verdict, str):
+        parts.append(line.verdict)
+    parts.append(f"from the cache of {line.endpoint}" if line.cached else line.endpoint)
+    if line.attempts > 1:
+        parts.append(counted(line.attempts, "attempt"))
+    if line.latency_s and not line.cached:
+        parts.append(seconds(line.latency_s))
+    return "  ".join(filter(None, parts))
+
+
+def _short_row(row: Found, width: int) -> list[str]:
+    line = row.line
+    if line is None:
+        return ["a line that a version unknown here has written"]
+    lines = folded(_head(line), width, 2)
+    if asked := line.input_text():
+        lines += folded(asked, width, _MESSAGE_LINES, "  | ")
+    if line.error is not None:
+        lines += folded(line.error.message, width, _TEXT_LINES, "  ")
+    return lines + folded(line.text(), width, _TEXT_LINES, "  ")
+
+
+def _whole_row(row: Found) -> str:
+    line = row.line
+    if line is None:
+        return row.data.decode("utf-8", "replace")
+    lines = [_head(line)]
+    if line.model is not None:
+        lines.append(f"model {line.model}")
+    if line.usage is not None:
+        lines.append(f"usage {msgspec.json.encode(line.usage).decode()}")
+    if asked := line.input_text():
+        lines += ["", "asked", asked]
+    if line.error is not None:
+        error = line.error
+        lines += ["", "error", error.message, *filter(None, (error.where, error.hint))]
+    if answer := line.text():
+        lines += ["", "answer", answer]
+    return "\n".join(lines) + "\n"

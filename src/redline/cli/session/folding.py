@@ -1,0 +1,53 @@
+"""Long texts on a screen: folded at its width, and cut after a few lines."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+from redline.process import printable
+
+_NARROWEST, _WIDEST = 40, 200
+# Of a text that is cut, so many characters of one line are looked at, at most.
+_LONGEST = 20_000
+
+
+def screen_width() -> int:
+    """Columns of the terminal, 40 to 200; 80 without one."""
+    return min(max(shutil.get_terminal_size((80, 24)).columns, _NARROWEST), _WIDEST)
+
+
+def folded(text: str, width: int, most_lines: int, indent: str = "") -> list[str]:
+    """The text in at most `most_lines` lines of `width` columns, each after the indent.
+
+    The last one says how many characters are left out. Wide characters count as two columns.
+    """
+    text = printable(text[:_LONGEST]).expandtabs(4) + text[_LONGEST:]
+    lines: list[str] = []
+    used = 0
+    for start, end in _pieces(text, max(1, width - len(indent))):
+        if len(lines) == most_lines - 1 and text[end:].strip():
+            left = f"... {len(text) - used:,} characters more"
+            return [*lines, f"{indent}{left}"]
+        lines.append(f"{indent}{text[start:end]}".rstrip())
+        used = end
+    return lines
+
+
+def _pieces(text: str, width: int) -> Iterator[tuple[int, int]]:
+    """Begin and end of each line: broken at line feeds, otherwise after a space if there is one."""
+    # Imported here: most commands fold nothing.
+    from rich.cells import cell_len
+
+    start = 0
+    while start < len(text):
+        newline = text.find("\n", start, start + width + 1)
+        end = newline if newline >= 0 else min(len(text), start + width)
+        while end > start + 1 and cell_len(text[start:end]) > width:
+            end -= max(1, (cell_len(text[start:end]) - width) // 2)
+        if end < len(text) and text[end] not in " \n":
+            space = text.rfind(" ", start + 1, end)
+            end = space if space > start else end
+        yield start, end
+        # The space or line feed at which it was broken is not shown.
+        start = end + (end < len(text) and text[end] in " \n")

@@ -1,0 +1,218 @@
+"""Which lines of an output are current: at most one for each row, over the results and failures.
+
+A row may have several lines: it was repeated, changed, tried again, or is in both files because a
+run ended early. The rules are those of the journal:
+
+  two results of equal content      the first; `redline repair` takes the second out
+  two results of different content  the later one: the row was changed and asked again
+  two failures                      the later one
+  a result and a failure            the result: the row was tried again
+
+Both files may be written to meanwhile. The failures are opened before the results are: so a row
+that moves from one to the other is seen. What is appended later is not.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import compress
+from pathlib import Path
+from typing import NamedTuple
+
+from redline.errors import JournalError
+from redline.journal import KeySet, Output, Stretch, is_other, read_stretches
+
+_LINE_BYTES = 1 << 16
+
+
+class Place(NamedTuple):
+    """A current line. number: of the line in its file, from 0. begin: its first byte there."""
+
+    number: int
+    key: int
+    begin: int
+    line: bytes
+
+
+class FileIndex:
+    """The lines of one file, in order, and which of them are current. Reads the file once.
+
+    fd: of the file, which stays open as long as this is used; None for no file.
+    takes_later: of two lines of a row, the later one is current; asked with their marks.
+    above: the file whose lines come before those of this one, if a row has lines in both.
+
+    keys: of all rows in it; a key's mark is 1 + the number of its last line that was current.
+    current, repeated, outdated, damaged: numbers of lines. repeated: the row has an earlier one
+    that is current. outdated: the row has a later one, or one in the file above. damaged: without a
+    checksum that holds. contested: those that are outdated by a line of other content in the file
+    above. is_torn: the last line has no end: it is being written, or a sudden death cut it.
+
+    Memory: 30 to 60 bytes a line.
+    """
+
+    def __init__(
+        self,
+        fd: int | None,
+        takes_later: Callable[[int, int], bool],
+        above: FileIndex | None = None,
+    ) -> None:
+        self._fd = fd
+        self._takes_later = takes_later
+        self._above = above
+        self.keys = KeySet()
+        # By the number of the line: its content's mark, and whether it is current.
+        self._marks = array("I")
+        self._is_current = bytearray()
+        self.current = self.repeated = self.outdated = self.damaged = self.contested = 0
+        self.is_torn = False
+        if fd is not None:
+            for stretch in read_stretches(fd):
+                self._add(stretch)
+        self.current = self._is_current.count(1)
+
+    @property
+    def lines(self) -> int:
+        """All lines, with those that are not current."""
+        return len(self._is_current)
+
+    def mark_of(self, key: int) -> int:
+        """The mark of the row's content, by its current line; 0 if that is unknown."""
+        number = self.keys.mark_of(key)
+        return self._marks[number - 1] if number else 0
+
+    def places(self) -> Iterator[Place]:
+        """The current lines, in the order of the file."""
+        number = 0
+        for stretch in [] if self._fd is None else read_stretches(self._fd):
+            last = number + len(stretch.lines)
+            numbers, begins = range(number, last), stretch.offsets()
+            # A line that is not sound has no key.
+            found = zip(numbers, stretch.keys, begins, stretch.lines, strict=False)
+            # What was appended since the index was made has no flag, and is left out.
+            yield from map(Place._make, compress(found, self._is_current[number:last]))
+            number = last
+            if number >= self.lines:
+                return
+
+    def line_at(self, begin: int) -> bytes:
+        """The line that begins at this byte."""
+        assert self._fd is not None
+        pieces: list[bytes] = []
+        while piece := os.pread(self._fd, _LINE_BYTES, begin):
+            head, newline, _ = piece.partition(b"\n")
+            pieces.append(head + newline)
+            if newline:
+                break
+            begin += len(piece)
+        return b"".join(pieces)
+
+    def _add(self, stretch: Stretch) -> None:
+        first, count = self.lines, len(stretch.lines)
+        if not stretch.keys:
+            is_last = not stretch.lines[0].endswith(b"\n")
+            self.is_torn |= is_last
+            self.damaged += not is_last
+            self._is_current.append(0)
+            self._marks.append(0)
+            return
+        self._is_current += b"\1" * count
+        self._marks.extend(stretch.marks())
+        keys, numbers = stretch.keys, range(first + 1, first + count + 1)
+        start = 0
+        while (place := self.keys.add_all(keys, start)) < count:
+            self.keys.mark(keys[start:place], numbers[start:place])
+            self._add_again(keys[place], numbers[place])
+            start = place + 1
+        self.keys.mark(keys[start:], numbers[start:])
+        if self._above is not None:
+            self._drop(keys, first, self._above)
+
+    def _add_again(self, key: int, number: int) -> None:
+        """A line of a row that has one already."""
+        earlier = self.keys.mark_of(key)
+        if self._takes_later(self._marks[earlier - 1], self._marks[number - 1]):
+            # It is counted already if the row is in the file above.
+            self.outdated += self._is_current[earlier - 1]
+            self._is_current[earlier - 1] = 0
+            self.keys.mark((key,), (number,))
+        else:
+            self._is_current[number - 1] = 0
+            self.repeated += 1
+
+    def _drop(self, keys: Sequence[int], first: int, above: FileIndex) -> None:
+        """The lines of rows that have one in the file above are not current."""
+        for number, is_over in enumerate(map(above.keys.__contains__, keys), first):
+            if is_over and self._is_current[number]:
+                self._is_current[number] = 0
+                self.outdated += 1
+                mark = above.mark_of(keys[number - first])
+                self.contested += is_other(mark, self._marks[number])
+
+
+class CurrentLines:
+    """The current lines of an output. results, failures: one index for each file."""
+
+    def __init__(self, results: int | None, failures: int | None) -> None:
+        self.results = FileIndex(results, is_other)
+        self.failures = FileIndex(failures, lambda *_: True, self.results)
+
+    @property
+    def succeeded(self) -> int:
+        return self.results.current
+
+    @property
+    def failed(self) -> int:
+        return self.failures.current
+
+    @property
+    def rows(self) -> int:
+        """Rows with an outcome."""
+        return self.succeeded + self.failed
+
+    @property
+    def damaged(self) -> int:
+        return self.results.damaged + self.failures.damaged
+
+    @property
+    def is_torn(self) -> bool:
+        """The last line of a file has no end."""
+        return self.results.is_torn or self.failures.is_torn
+
+    def __contains__(self, key: int) -> bool:
+        return key in self.results.keys or key in self.failures.keys
+
+    def mark_of(self, key: int) -> int:
+        """The mark of the row's content, by its current line; 0 if that is unknown."""
+        index = self.results if key in self.results.keys else self.failures
+        return index.mark_of(key)
+
+
+@contextmanager
+def current_lines(output: Output) -> Iterator[CurrentLines]:
+    """The current lines of an output, as long as the block lasts. Blocks; never writes.
+
+    Raises JournalError for a file that cannot be read. A file that is missing has no lines.
+    """
+    opened: list[int] = []
+    try:
+        # In this order, see above.
+        failures = _opened(output.failed_path, opened)
+        results = _opened(output.path, opened)
+        yield CurrentLines(results, failures)
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
+def _opened(path: Path, opened: list[int]) -> int | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise JournalError(f"cannot read {path}: {error.strerror}") from error
+    opened.append(fd)
+    return fd

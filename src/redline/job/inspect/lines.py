@@ -1,0 +1,205 @@
+"""A line of an output read back, whatever its format, and its answer as text and as a hash."""
+
+from __future__ import annotations
+
+import json
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from redline.apis import replies
+from redline.errors import RedlineError
+from redline.journal import FAIL_ON
+
+_NULL = msgspec.Raw(b"null")
+_BATCH = b'{"id":"redline_'
+# Which API an answer of a batch line is of, by its `object`; plain JSON for any other.
+_PATHS = {
+    "chat.completion": "/v1/chat/completions",
+    "text_completion": "/v1/completions",
+    "list": "/v1/embeddings",
+    "response": "/v1/responses",
+}
+_SORTED = msgspec.json.Encoder(order="sorted")
+_encode = msgspec.json.Encoder().encode
+# Of a vector, so many numbers are shown.
+_NUMBERS_SHOWN = 4
+
+
+class Error(msgspec.Struct, frozen=True):
+    """The error of a failure, as its line has it."""
+
+    kind: str
+    message: str = ""
+    status: int | None = None
+    where: str = ""
+    hint: str = ""
+
+
+class Line(msgspec.Struct, kw_only=True):
+    """A result or a failure. error: None for a result. For the other fields see docs/results.md.
+
+    correct, verdict: of `redline eval`; reasks: of `redline tag`; dropped: of `redline synth`.
+    """
+
+    row: int = 0
+    custom_id: str | None = None
+    error: Error | None = None
+    output: msgspec.Raw = _NULL
+    tool_calls: msgspec.Raw = _NULL
+    finish_reason: str | list[str | None] | None = None
+    usage: dict[str, Any] | None = None
+    model: str | None = None
+    endpoint: str = ""
+    attempts: int = 0
+    latency_s: float = 0.0
+    cached: bool = False
+    batched: bool = False
+    input: msgspec.Raw = _NULL
+    correct: Any = None
+    verdict: Any = None
+    reasks: Any = None
+    dropped: Any = None
+
+    @property
+    def name(self) -> str:
+        """`row 17`, or `row 17 (greet)` if it has a custom_id."""
+        return f"row {self.row:,}" + (f" ({self.custom_id})" if self.custom_id else "")
+
+    @property
+    def reason(self) -> str | None:
+        """The finish reason; of several choices all that occur, the worst first."""
+        found = self.finish_reason
+        if not isinstance(found, list):
+            return found
+        named = sorted(
+            {each or "none" for each in found}, key=lambda one: (one not in FAIL_ON, one)
+        )
+        return " and ".join(named) or None
+
+    @property
+    def is_cut(self) -> bool:
+        """The answer, or one of its choices, was cut at the token limit."""
+        found = self.finish_reason
+        return found == "length" or (isinstance(found, list) and "length" in found)
+
+    @property
+    def has_input(self) -> bool:
+        """It repeats the row that was asked."""
+        return self.input != _NULL
+
+    @property
+    def is_of_task(self) -> bool:
+        """It has a field that only `redline eval`, `tag` or `synth` writes."""
+        return not (self.verdict is self.reasks is self.dropped is None)
+
+    def text(self) -> str:
+        """The answer for a person: texts as they are, other JSON on one line, vectors short."""
+        parts = [_text(msgspec.json.decode(self.output))]
+        if self.tool_calls != _NULL:
+            parts.append(f"tool calls: {bytes(self.tool_calls).decode('utf-8', 'replace')}")
+        return "\n".join(part for part in parts if part)
+
+    def input_text(self) -> str:
+        """The row that was asked, see `input_text`; empty if the line does not repeat it."""
+        return input_text(self.input)
+
+    def output_hash(self) -> int:
+        """64 bits of what was answered, never 0: equal answers have equal ones.
+
+        Neither the order of an object's keys nor the ids of tool calls count.
+        """
+        hashed = blake2b(_canonical(self.output), digest_size=8)
+        if self.tool_calls != _NULL:
+            hashed.update(_SORTED.encode(_without_ids(msgspec.json.decode(self.tool_calls))))
+        return int.from_bytes(hashed.digest(), "big") or 1
+
+
+class _Response(msgspec.Struct):
+    body: msgspec.Raw = _NULL
+
+
+class _BatchLine(Line, kw_only=True):
+    response: _Response | None = None
+
+
+class _Kind(msgspec.Struct):
+    object: Any = None
+
+
+_LINE = msgspec.json.Decoder(Line)
+_BATCH_LINE, _KIND = msgspec.json.Decoder(_BatchLine), msgspec.json.Decoder(_Kind)
+
+
+def read_line(data: bytes) -> Line | None:
+    """The line of a results or failures file; None if a version that is unknown has written it."""
+    try:
+        if not data.startswith(_BATCH):
+            return _LINE.decode(data)
+        line = _BATCH_LINE.decode(data)
+    except msgspec.DecodeError:
+        return None
+    if line.response is not None:
+        _read_body(line, bytes(line.response.body))
+    return line
+
+
+def _read_body(line: Line, body: bytes) -> None:
+    """Puts the answer that a batch line holds whole into the fields of other lines."""
+    try:
+        kind = _KIND.decode(body).object
+        reply = replies.read(_PATHS.get(kind, "/") if isinstance(kind, str) else "/", body)
+    except (RedlineError, msgspec.DecodeError):
+        # What is no object, such as the answer of a function.
+        line.output = msgspec.Raw(body)
+        return
+    line.output = msgspec.Raw(_encode(reply.output))
+    if reply.tool_calls is not None:
+        line.tool_calls = msgspec.Raw(_encode(reply.tool_calls))
+    line.finish_reason, line.usage, line.model = reply.finish_reason, reply.usage, reply.model
+
+
+def input_text(row: msgspec.Raw) -> str:
+    """A row for a person, a line for each column."""
+    value = msgspec.json.decode(row)
+    if isinstance(value, dict):
+        return "\n".join(f"{name}: {_text(each)}" for name, each in value.items())
+    return _text(value)
+
+
+def _canonical(output: msgspec.Raw) -> bytes:
+    """The same bytes for equal JSON."""
+    data = bytes(output)
+    return _SORTED.encode(msgspec.json.decode(data)) if b"{" in data[:2] else data
+
+
+def _without_ids(calls: Any) -> Any:
+    if isinstance(calls, list):
+        return [_without_ids(call) for call in calls]
+    if isinstance(calls, dict):
+        return {name: value for name, value in calls.items() if name not in ("id", "index")}
+    return calls
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    if isinstance(value, list) and value:
+        if all(isinstance(each, str) for each in value):
+            return "\n".join(f"[{number}] {each}" for number, each in enumerate(value, 1))
+        if all(_is_vector(each) for each in value):
+            return "\n".join(f"[{number}] {_text(each)}" for number, each in enumerate(value, 1))
+        if _is_vector(value):
+            shown = ", ".join(f"{each:.4g}" for each in value[:_NUMBERS_SHOWN])
+            return f"[{shown}, ...] {len(value):,} numbers"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _is_vector(value: Any) -> bool:
+    """It is a list of more numbers than are shown."""
+    if not isinstance(value, list) or len(value) <= _NUMBERS_SHOWN:
+        return False
+    return all(type(each) in (int, float) for each in value)

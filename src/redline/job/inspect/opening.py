@@ -1,0 +1,126 @@
+"""An output, opened to be looked at: its current lines, its manifest and what it has spent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from redline.calls.cost import Amount
+from redline.errors import ConfigError, JournalError
+from redline.job.inspect.cost import Billing, Tariff
+from redline.job.inspect.current import CurrentLines, current_lines
+from redline.job.outputs import read_spent
+from redline.journal import Manifest, Output, has_sound_line, is_held, owner_of_failures
+from redline.journal import manifest as manifests
+
+# What gzip, zstd and zip files begin with.
+_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True):
+    """An output that can be read.
+
+    name: what a person calls it. manifest: None for results that were copied without their folder,
+    or if it is damaged; problem then says so. spent: what all runs with a budget have spent, None
+    without a budget.
+    """
+
+    output: Output
+    name: str
+    lines: CurrentLines
+    manifest: Manifest | None
+    problem: str
+    spent: Amount | None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {} if self.manifest is None else self.manifest.settings
+
+    @property
+    def model(self) -> str | None:
+        """The model that the job has named."""
+        params = self.settings.get("params")
+        found = params.get("model") if isinstance(params, dict) else None
+        found = found or self.settings.get("model")
+        return found if isinstance(found, str) else None
+
+    @property
+    def input_name(self) -> str:
+        """The input as a person in this folder would write it; empty if there is none."""
+        path = "" if self.manifest is None else self.manifest.input
+        short = os.path.relpath(path) if path and "://" not in path else path
+        return path if short.startswith("..") else short
+
+    @property
+    def is_running(self) -> bool:
+        """A run writes to it at this moment."""
+        try:
+            return bool(is_held(self.output))
+        except OSError:
+            # There is no lock, as in a copy.
+            return False
+
+    def billing(self, tariff: Tariff) -> Billing:
+        """How its answers are billed. What a function of the user's own answers is free."""
+        return Billing(tariff, self.model, is_free="call" in self.settings)
+
+
+@contextmanager
+def opened(output: Output) -> Iterator[Opened]:
+    """The output, open as long as the block lasts. Blocks while it reads both files once.
+
+    Raises ConfigError if it is not the results file of a run, JournalError if it cannot be read.
+    """
+    _check(output)
+    manifest, problem = _manifest(output)
+    with ExitStack() as stack:
+        lines = stack.enter_context(current_lines(output))
+        try:
+            spent = read_spent(output)
+        except JournalError as error:
+            spent, problem = None, problem or error.what
+        yield Opened(
+            output=output,
+            name=output.name,
+            lines=lines,
+            manifest=manifest,
+            problem=problem,
+            spent=spent,
+        )
+
+
+def _manifest(output: Output) -> tuple[Manifest | None, str]:
+    """What the output was made with, and why that is not known."""
+    try:
+        manifest = manifests.load(output)
+    except JournalError as error:
+        return None, error.what
+    return manifest, "" if manifest is not None else f"there is no {manifests.path_of(output)}"
+
+
+def _check(output: Output) -> None:
+    """Raises ConfigError if the output is no results file, with what it is instead."""
+    path = output.path
+    owner = owner_of_failures(path)
+    if owner is not None and owner.path.exists():
+        raise ConfigError(
+            f"{path} holds the failures of {owner.path}",
+            hint=f"name {owner.path}: its failures are read with it",
+        )
+    if manifests.path_of(output).exists() or has_sound_line(path):
+        return
+    hint = f"no line of it is, and there is no {manifests.path_of(output)}"
+    if _begins(path) in _PACKED:
+        hint = "it is compressed: unpack it first"
+    raise ConfigError(f"{path} is not a results file of redline", hint=hint)
+
+
+def _begins(path: Path) -> bytes:
+    with path.open("rb") as file:
+        start = file.read(4)
+    return next((each for each in _PACKED if start.startswith(each)), b"")

@@ -1,0 +1,97 @@
+"""A comparison as one page of HTML: the figures, and sampled outputs side by side.
+
+The page loads nothing and runs no script. Texts of others are escaped by the template, lose what
+is not printable, and each has its own direction.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from redline.job.inspect.asked import rows_asked
+from redline.job.inspect.comparison import KINDS, Comparison, Pair
+from redline.job.inspect.lines import Line, input_text
+from redline.job.inspect.opening import Opened
+from redline.process import printable
+
+# Of one text, so many characters are shown: some screens full.
+_MOST_CHARACTERS = 4000
+# A row that was asked is folded up if it is longer.
+_SHORT_CHARACTERS = 600
+
+
+class _Text(NamedTuple):
+    """One side of a pair. left_out: characters that are not shown."""
+
+    text: str
+    left_out: int
+    note: str
+    kind: str
+
+
+def page_of(
+    comparison: Comparison,
+    sides: tuple[Opened, Opened],
+    table: list[tuple[str, str, str]],
+    scores: str,
+) -> str:
+    """The page. sides: the outputs, still open. table: figures of both by name. scores: in words.
+
+    In memory are the texts that are shown, and of the pairs one at a time.
+    """
+    # Imported here: only a page needs it.
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["shown"] = printable
+    source = Path(__file__).with_name("page.html.jinja").read_text("utf-8")
+    groups = [
+        (words, comparison.pairs[kind], [_row(pair) for pair in comparison.samples.get(kind, [])])
+        for kind, words in KINDS.items()
+        if comparison.pairs[kind]
+    ]
+    rows = {row["key"]: row for _, _, found in groups for row in found}
+    for side in sides:
+        without = (key for key, row in rows.items() if not row["asked"][0])
+        for key, data in rows_asked(side, without):
+            rows[key].update(_asked(input_text(data)))
+    return environment.from_string(source).render(
+        comparison=comparison, sides=sides, table=table, scores=scores, groups=groups
+    )
+
+
+def _row(pair: Pair) -> dict[str, Any]:
+    found = pair.lines()
+    lines = [line for line in found if line is not None]
+    asked = next((text for line in lines if (text := line.input_text())), "")
+    return {
+        "key": pair.key,
+        "name": printable(lines[-1].name) if lines else "a row",
+        **_asked(asked),
+        "sides": [_side(line) for line in found],
+    }
+
+
+def _asked(text: str) -> dict[str, Any]:
+    return {"asked": _cut(text), "is_short": len(text) <= _SHORT_CHARACTERS}
+
+
+def _side(line: Line | None) -> _Text:
+    if line is None:
+        return _Text("this line cannot be read", 0, "", "failed")
+    if line.error is not None:
+        what = f"{line.error.kind}: {line.error.message}"
+        return _Text(*_cut(what), "failed", "failed")
+    text, left_out = _cut(line.text())
+    notes = [line.reason] if line.reason not in (None, "stop") else []
+    notes += [line.verdict] if isinstance(line.verdict, str) else []
+    kind = "" if not isinstance(line.correct, bool) else "right" if line.correct else "wrong"
+    return _Text(text, left_out, ", ".join(filter(None, notes)), kind)
+
+
+def _cut(text: str) -> tuple[str, int]:
+    """The text as it may be shown, and how many characters are left out."""
+    return printable(text[:_MOST_CHARACTERS]), max(0, len(text) - _MOST_CHARACTERS)

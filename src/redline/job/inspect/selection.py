@@ -1,0 +1,131 @@
+"""Some rows of an output: those that failed, those that were cut, one of them, or a sample."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from redline.job.inspect.asked import rows_asked
+from redline.job.inspect.cost import Tariff
+from redline.job.inspect.current import CurrentLines, FileIndex, Place
+from redline.job.inspect.figures import Figures
+from redline.job.inspect.lines import Line, read_line
+from redline.job.inspect.opening import Opened
+from redline.job.inspect.sampling import Sample
+
+_Where = tuple[int, FileIndex, int]
+_MOST_DIGITS = 18
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """Which rows: all that one of these names, or all rows if none does.
+
+    failed: rows with a failure. cut: rows whose answer was cut at the token limit. row: the rows of
+    this number, or of this custom_id. sample: of all these, at most so many; see `Sample`.
+    adds_input: rows of `row` and `sample` get what was asked from the input, if need be.
+    """
+
+    failed: bool = False
+    cut: bool = False
+    row: str | None = None
+    sample: int | None = None
+    seed: int = 0
+    adds_input: bool = False
+
+    @property
+    def is_everything(self) -> bool:
+        return not (self.failed or self.cut or self.row is not None)
+
+
+class Found(NamedTuple):
+    """A row that was selected. data: its line as it is in the file; line: None if unreadable."""
+
+    data: bytes
+    line: Line | None
+
+
+def figures_of(opened: Opened, tariff: Tariff) -> Figures:
+    """All rows of an output in numbers. Blocks while it reads the current lines once."""
+    figures = Figures(opened.billing(tariff))
+    for place in opened.lines.results.places():
+        figures.add_result(read_line(place.line))
+    for place in opened.lines.failures.places():
+        figures.add_failure(read_line(place.line))
+    return figures
+
+
+def select(opened: Opened, selection: Selection) -> Iterator[Found]:
+    """The rows selected, successes first, each in the order of its file. Blocks.
+
+    In memory at a time is one of them; of a sample, only where they are.
+    """
+    found = _matching(opened.lines, selection)
+    if selection.sample is None and selection.row is None:
+        for _, place in found:
+            yield Found(place.line, read_line(place.line))
+        return
+    sample: Sample[_Where] = Sample(selection.sample or sys.maxsize, selection.seed)
+    for index, place in found:
+        sample.offer(place.key, (place.key, index, place.begin))
+    drawn = sample.items()
+    keys = [key for key, *_ in drawn] if selection.adds_input else []
+    asked = {} if opened.settings.get("keep_input") else dict(rows_asked(opened, keys))
+    for key, index, begin in drawn:
+        data = index.line_at(begin)
+        line = read_line(data)
+        if line is not None and not line.has_input and key in asked:
+            line.input = asked[key]
+        yield Found(data, line)
+
+
+def _matching(lines: CurrentLines, selection: Selection) -> Iterator[tuple[FileIndex, Place]]:
+    results, failures = lines.results, lines.failures
+    if selection.row is not None:
+        for index in (results, failures):
+            yield from ((index, place) for place in _of_row(index, selection.row))
+        return
+    if selection.cut or selection.is_everything:
+        for place in results.places():
+            if selection.is_everything or _is_cut(place.line):
+                yield results, place
+    if selection.failed or selection.is_everything:
+        yield from ((failures, place) for place in failures.places())
+
+
+def _is_cut(data: bytes) -> bool:
+    # Nearly every line is left out without being parsed.
+    line = read_line(data) if b'"length"' in data else None
+    return line is not None and line.is_cut
+
+
+def row_number(row: str) -> int | None:
+    """The row's number that a text states, None for a text that can only be a custom_id."""
+    is_number = row.isascii() and row.isdigit() and len(row) <= _MOST_DIGITS
+    return int(row) if is_number else None
+
+
+def _of_row(index: FileIndex, row: str) -> Iterator[Place]:
+    """The lines of the rows of this number or custom_id; of samples `NAME#2` those of `NAME`."""
+    number = row_number(row)
+    # As a line has it; a name that is no UTF-8 is on none.
+    name = msgspec.json.encode(row.encode("utf-8", "replace").decode())
+    marks = [b'"custom_id":' + name[:-1]]
+    if number is not None:
+        marks.append(b'"row":%d,' % number)
+    for place in index.places():
+        if not any(mark in place.line for mark in marks):
+            continue
+        line = read_line(place.line)
+        if line is None:
+            continue
+        custom_id = line.custom_id or ""
+        if line.row == number or custom_id == row or _is_sample_of(custom_id, row):
+            yield place
+
+
+def _is_sample_of(name: str, row: str) -> bool:
+    base, hash_sign, number = name.rpartition("#")
+    return bool(hash_sign) and base == row and number.isdigit()
