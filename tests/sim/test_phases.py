@@ -57,12 +57,12 @@ def failing_first() -> Server:
     return serve
 
 
-async def recorded(backend: Backend, *, at_once: int) -> tuple[Window, float]:
-    """The window of CALLS calls, and the seconds that they took, one added to the other."""
+async def recorded(backend: Backend, *, at_once: int, calls: int = CALLS) -> tuple[Window, float]:
+    """The window of so many calls, and the seconds that they took, one added to the other."""
     clock = VirtualClock(asyncio.get_running_loop())
     gatherer, total_s = Gatherer(), 0.0
     gatherer.begin(clock.now_s(), Counters())
-    numbers, outcomes = iter(range(CALLS)), list[Outcome]()
+    numbers, outcomes = iter(range(calls)), list[Outcome]()
 
     async def work() -> None:
         nonlocal total_s
@@ -82,14 +82,14 @@ async def recorded(backend: Backend, *, at_once: int) -> tuple[Window, float]:
 
 
 async def at_endpoint(
-    server: Server, *, at_once: int = 1, **limits: object
+    server: Server, *, at_once: int = 1, calls: int = CALLS, **limits: object
 ) -> tuple[Window, float]:
     clock = VirtualClock(asyncio.get_running_loop())
     async with RawServer(server) as raw:
         endpoint = Endpoint(base_url=raw.base_url, limits=Limits(**limits), proxy="")  # type: ignore[arg-type]
         policy = RetryPolicy(base_s=0.001, cap_s=0.002)
         backend = Retry(HttpBackend(endpoint, clock=clock), policy, clock=clock, seed=1)
-        return await recorded(backend, at_once=at_once)
+        return await recorded(backend, at_once=at_once, calls=calls)
 
 
 async def in_pool(server: Server) -> tuple[Window, float]:
@@ -135,6 +135,16 @@ def test_a_delay_is_found_in_the_phase_that_it_was_planted_in(phase: str) -> Non
     assert getattr(phases, phase) == pytest.approx(planted_s, rel=0.05)
     assert phases.total_s == pytest.approx(total_s, rel=0.01)
     assert (window.calls, window.answered) == (CALLS, CALLS)
+
+
+def test_a_turn_to_get_ready_for_the_grant_is_time_until_the_grant() -> None:
+    """Of many calls few make a connection and wait with it; the others wait for the same limit."""
+    calls = 50
+    planted_s = DELAY_S * calls * (calls - 1) / 2
+    work = at_endpoint(quick, at_once=calls, calls=calls, requests="1/2s", guard_s=0.0)
+    window, total_s = virtual_run(work, start_s=100.0)
+    assert window.phases.grant_s == pytest.approx(planted_s, rel=0.01)
+    assert window.phases.total_s == pytest.approx(total_s, rel=0.01)
 
 
 async def _of(work: Callable[[], Awaitable[tuple[Window, float]]]) -> tuple[Window, float]:

@@ -6,6 +6,7 @@ An attempt has a mark for what it waited for, and none for what was there at onc
   queued
   eligible     queue
   slot         slot
+  ahead        grant: few get ready for their grants, the others wait behind them
   connected    connect
   granted      grant
   sent         send
@@ -72,6 +73,7 @@ def _add_waits(sums: dict[str, float], attempt: Attempt) -> None:
     at_s = attempt.eligible_s
     for name, mark_s in (
         ("slot_s", attempt.slot_s),
+        ("grant_s", attempt.ahead_s),
         ("connect_s", attempt.connected_s),
         ("grant_s", attempt.granted_s),
         ("send_s", attempt.sent_s),

@@ -48,10 +48,9 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Seconds that calls spent in each phase, all calls together that ended in the window.
 
     A call is in one phase after the other. Of its attempts: queue_s, until an endpoint of several
-    takes it; slot_s; connect_s, until it is connected and one of those that may wait for a grant;
-    grant_s; send_s, from the grant to the write; first_byte_s; first_token_s, of a streamed answer;
-    answer_s, to its end, read and parsed. Between attempts: backoff_s. Afterwards: durable_s, until
-    its line is on disk.
+    takes it; slot_s; connect_s; grant_s, its turn to get ready for the grant included; send_s, from
+    the grant to the write; first_byte_s; first_token_s, of a streamed answer; answer_s, to its end,
+    read and parsed. Between attempts: backoff_s. Afterwards: durable_s, until its line is on disk.
     """
 
     queue_s: float = ZERO

@@ -64,7 +64,8 @@ class Attempt(msgspec.Struct, frozen=True):
     sent_s: when its request was stamped, just before it was written; None if it was not.
     first_byte_s: of the answer. complete_s: when it was over.
     eligible_s: when it began to wait, for a slot or to be connected. slot_s: when it had the slot
-    that it waited for. connected_s: when it had a connection and began to wait for its grant.
+    that it waited for. ahead_s: when it became one of the few that may get ready for their grants.
+    connected_s: when it had a connection and began to wait for its grant.
     granted_s: when it had the grant that it waited for. Each is None if nothing was waited for.
     first_token_s: when the first event of a stream was read; None for an answer that came whole.
     queued_s: when the call began to wait until an endpoint of several takes it.
@@ -80,6 +81,7 @@ class Attempt(msgspec.Struct, frozen=True):
     complete_s: float
     eligible_s: float | None = None
     slot_s: float | None = None
+    ahead_s: float | None = None
     connected_s: float | None = None
     granted_s: float | None = None
     first_token_s: float | None = None

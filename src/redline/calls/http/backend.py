@@ -376,8 +376,9 @@ class HttpBackend:
     async def go_ahead(self, attempt: _Attempt) -> None:
         """Returns when an attempt may get ready to wait for its grant: few at once need to."""
         if not self._ahead.take_free():
-            call = attempt.call
+            call, wait = attempt.call, self.begin_wait(attempt)
             await call.in_time(self._ahead.acquire(call.priority), self.clock)
+            wait.ahead_s = self.clock.now_s()
         attempt.is_ahead = True
 
     def leave_ahead(self, attempt: _Attempt) -> None:

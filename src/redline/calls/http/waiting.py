@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-# When it began to wait, had its slot, its connection, its grant; None if it waited for none.
-Marks = tuple[float | None, float | None, float | None, float | None]
-NO_MARKS: Marks = (None, None, None, None)
+# When it began to wait, had its slot, its place ahead, its connection, its grant; None if it waited
+# for none.
+Marks = tuple[float | None, float | None, float | None, float | None, float | None]
+NO_MARKS: Marks = (None, None, None, None, None)
 
 
 class Wait(msgspec.Struct):
@@ -23,6 +24,7 @@ class Wait(msgspec.Struct):
     cancelling: int
     eligible_s: float
     slot_s: float | None = None
+    ahead_s: float | None = None
     connected_s: float | None = None
     granted_s: float | None = None
     is_withdrawn: bool = False
@@ -30,7 +32,7 @@ class Wait(msgspec.Struct):
     @property
     def marks(self) -> Marks:
         """Those of an Attempt."""
-        return (self.eligible_s, self.slot_s, self.connected_s, self.granted_s)
+        return (self.eligible_s, self.slot_s, self.ahead_s, self.connected_s, self.granted_s)
 
     def withdraw(self) -> None:
         """Ends the attempt: all that it holds is given back when its task is cancelled."""
