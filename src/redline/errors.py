@@ -20,6 +20,8 @@ RedlineError
       BudgetSpent        the run's own budget is spent; stops the run
       Unpriced           no price is known, so no budget can be kept; stops the run
   NoEndpoint             every endpoint is down
+  TooManyFailures        rows fail at the rate at which the run is to end
+  WaitTooLong            no call can be sent for longer than the run is to wait
   JournalError           the results file cannot be trusted or written
 
 Every error says what happened, where, and what to do about it.
@@ -81,6 +83,18 @@ class NoEndpoint(RedlineError):
     """Every endpoint is down."""
 
     stops_run = True
+
+
+class TooManyFailures(RedlineError):
+    """Rows fail at the rate at which the run is to end (`--stop-at-error-rate`)."""
+
+
+class WaitTooLong(RedlineError):
+    """No call can be sent for `wait_s`, longer than the run is to wait (`--longest-wait`)."""
+
+    def __init__(self, what: str, *, wait_s: float, where: str = "", hint: str = "") -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.wait_s = wait_s
 
 
 class CallError(RedlineError):

@@ -138,6 +138,11 @@ EXAMPLES: dict[str, list[Example]] = {
         one("fail_on", ["empty, length,"], "empty, length,"),
     ],
     "strict": [one("strict", True, True)],
+    "stop_at_error_rate": [
+        one("stop_at_error_rate", "20%", 0.2),
+        one("stop_at_error_rate", "0.2", "20 %"),
+    ],
+    "longest_wait_s": [one("longest_wait", "10min", 600, "longest_wait_s")],
     "follow": [one("follow", True, True)],
     "until_empty": [Example({"until_empty": True}, {"until_empty": True}, rows=STREAM)],
     "name": [Example({}, {"endpoint": Endpoint(base_url=URL, name="e")})],
@@ -308,6 +313,7 @@ SHARED = (
         "allowance",
     ),
     *("row_deadline_s", "deadline_s", "retry_failed", "restart", "force", "strict"),
+    *("stop_at_error_rate", "longest_wait_s"),
 )
 # What each needs beside them: arguments, and flags of its own.
 TASKS: dict[str, tuple[list[str], dict[str, Any]]] = {

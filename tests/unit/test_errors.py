@@ -25,6 +25,7 @@ from redline.errors import (
     Retryable,
     ServerFailed,
     TimedOut,
+    TooManyFailures,
     Unpaid,
     Unpriced,
     nearest,
@@ -33,6 +34,7 @@ from redline.errors import (
 KINDS = {
     ConfigError: "config_error",
     JournalError: "journal_error",
+    TooManyFailures: "too_many_failures",
     NoEndpoint: "no_endpoint",
     RateLimited: "rate_limited",
     ServerFailed: "server_failed",

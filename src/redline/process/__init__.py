@@ -15,6 +15,6 @@ from redline.process.files import (
     write_all,
 )
 from redline.process.open_files import raise_limit
-from redline.process.output import counted, lasting, printable, printable_json
+from redline.process.output import counted, duration, lasting, printable, printable_json
 from redline.process.signals import end_at_once, on_signals, run_until_told
 from redline.process.threads import DaemonThreads

@@ -170,6 +170,7 @@ class Pool:
             ahead_free=sum(one.ahead_free for one in loads),
             room_s=max(nearest.room_s, math.ulp(0.0)) if is_waited else nearest.room_s,
             parked_until_s=min(one.parked_until_s for one in loads),
+            next_s=min(one.next_s for one in loads),
             tokens_out=sum(one.tokens_out for one in loads),
             binds=f"{self._most} calls in flight" if is_full else nearest.binds,
         )

@@ -143,7 +143,8 @@ class Call(msgspec.Struct, kw_only=True):
     once: it is never written twice, even if the connection that it was written on fails.
     on_write: called just before a request is written; a CallError that it raises ends the attempt,
     and nothing is written. on_wait: called when the call begins to wait for its next attempt: its
-    slot is free until then.
+    slot is free until then. again_s: the server asked not to be sent it again before, by the
+    monotonic clock; -inf if it did not, or the call does not wait for that.
     """
 
     deadline_s: float = math.inf
@@ -160,6 +161,7 @@ class Call(msgspec.Struct, kw_only=True):
     once: bool = False
     on_write: Callable[[], None] | None = None
     on_wait: Callable[[], None] | None = None
+    again_s: float = -math.inf
 
     async def in_time(self, waiting: Awaitable[T], clock: Clock, hint: str = "") -> T:
         """What is waited for. Raises TimedOut at the deadline."""

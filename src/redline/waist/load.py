@@ -39,6 +39,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     room_s: seconds until a call could start, behind those that are waiting; 0 now. If only a slot
     is missing, it is above 0 and says no more: when an answer ends is not known.
     parked_until_s: no call starts before, by the monotonic clock; -inf if it is not parked.
+    next_s: no call starts before, by the monotonic clock: because the endpoint asked to wait, or
+    because the call that is first in the queue waits for a limit; -inf if neither is so. It leaves
+    out pauses of our own, between connections to an endpoint that is down.
     tokens_out: input and output tokens that the calls on the wire are expected to use, if a limit
     counts tokens.
     binds: which limit or resource holds the next call, in words; empty if none does.
@@ -51,6 +54,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     ahead_free: int = 0
     room_s: float = 0.0
     parked_until_s: float = -math.inf
+    next_s: float = -math.inf
     tokens_out: int = 0
     binds: str = ""
 

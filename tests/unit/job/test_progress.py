@@ -30,7 +30,6 @@ from redline.job.show import (
     PlainProgress,
     Snapshot,
     TerminalProgress,
-    duration,
     failing,
     finishing,
     line_of,
@@ -39,6 +38,7 @@ from redline.job.show import (
 )
 from redline.job.work import Outages, Spent, Tally
 from redline.journal import all_flawed
+from redline.process import duration
 from redline.testing import ManualClock, virtual_run
 from redline.waist import CacheUse
 

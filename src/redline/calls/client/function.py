@@ -78,6 +78,7 @@ class FunctionBackend:
             waiting=slots.waiting + limiter.waiting,
             slots=slots.count,
             room_s=room_s,
+            next_s=limiter.next_s,
             binds=binds,
         )
 

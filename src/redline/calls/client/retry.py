@@ -16,6 +16,7 @@ Back-off is exponential with full jitter (Brooker, AWS Architecture Blog, 2015):
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 
 import msgspec
@@ -195,13 +196,16 @@ class Retry:
                 return self._out_of_time(outcome, error, call)
             history.tried = outcome.tried
             error.keep_body(b"")
-            event = RetryScheduled(self._clock.now_s(), error.kind, wait_s, error.what)
-            self._listener.on_event(event)
+            now_s = self._clock.now_s()
+            self._listener.on_event(RetryScheduled(now_s, error.kind, wait_s, error.what))
+            if error.retry_after_s and not is_elsewhere:
+                call.again_s = now_s + wait_s
             if call.on_wait is not None:
                 call.on_wait()
             try:
                 await asyncio.sleep(wait_s)
             finally:
+                call.again_s = -math.inf
                 self._listener.on_event(RetryStarted(self._clock.now_s()))
 
     async def aclose(self) -> None:

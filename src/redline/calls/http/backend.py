@@ -225,6 +225,7 @@ class HttpBackend:
             ahead_free=max(0, ahead.count - ahead.in_use),
             room_s=room_s if slots.is_free else max(room_s, math.ulp(0.0)),
             parked_until_s=parked_until_s,
+            next_s=limiter.next_s,
             tokens_out=self._tokens_out,
             binds=binds,
         )

@@ -20,10 +20,10 @@ from redline.cli.results import results_path
 from redline.cli.session import say
 from redline.errors import ConfigError
 from redline.job.settings import Kind
-from redline.job.show import InputCounts, duration
+from redline.job.show import InputCounts
 from redline.journal import Output, is_held
 from redline.observe import SILENT_S, Cause, Status, status_of
-from redline.process import counted
+from redline.process import counted, duration
 from redline.store import url_of
 from redline.timeline import NAME, RunFacts, Timeline, read_timeline
 

@@ -12,10 +12,10 @@ from redline.calls.cost import DOLLAR, dollars_text
 from redline.cli.session.output import Notes
 from redline.errors import ConfigError, RedlineError
 from redline.job import Plan
-from redline.job.show import InputCounts, Report, duration
+from redline.job.show import InputCounts, Report
 from redline.job.show import notices as troubles
 from redline.journal import ResultsLost, error_fields, flaws_text
-from redline.process import counted
+from redline.process import counted, duration
 from redline.store import url_of
 
 # Of a report, in the summary for programs, in this order.

@@ -68,6 +68,8 @@ class Keywords(TypedDict, total=False):
     until_empty: bool
     fail_on: Sequence[str] | str
     strict: bool
+    stop_at_error_rate: float | str
+    longest_wait_s: float
     retry_failed: bool
     restart: bool
     force: bool
@@ -122,6 +124,8 @@ ABOUT = {
     "until_empty": "End when all messages of a stream are acknowledged.",
     "fail_on": "Answers to count as failures: length, empty, content_filter, refusal.",
     "strict": "End the run at the first row that fails.",
+    "stop_at_error_rate": 'Share of the last 1,000 rows that, if failed, ends the run: "20%".',
+    "longest_wait_s": "The run ends instead of waiting longer for a limit or a Retry-After.",
     "retry_failed": "Do just the rows that failed before.",
     "restart": "Start over; the old files are kept.",
     "force": "Continue an output that was begun with another prompt, model or parameter.",
@@ -299,6 +303,9 @@ _READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "budget": lambda given: {"budget": parse_money(given, "budget")},
     "budget_tokens": lambda given: {"budget_tokens": parse_count(str(given), "budget_tokens")},
     "prices": _prices,
+    "stop_at_error_rate": lambda given: {
+        "stop_at_error_rate": values.part(given, "stop_at_error_rate")
+    },
     "fail_on": _fail_on,
     # It is shown, and no part of the job.
     "progress": lambda given: {},

@@ -44,6 +44,9 @@ _SYNONYMS = {
     "keep-input": "include-input with-input",
     "raw": "raw-response full-response",
     "strict": "stop-on-error fail-fast exit-on-error",
+    "stop-at-error-rate": "max-error-rate error-rate max-failure-rate failure-rate error-threshold",
+    "longest-wait": "max-wait longest-wait-s max-retry-after",
+    "longest-wait-s": "max-wait longest-wait max-retry-after",
     "follow": "watch tail",
 }
 _CONTINUES = "nothing is needed to continue: the same command asks what is left"

@@ -494,6 +494,23 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     strict: Annotated[bool | None, _switch("End the run at the first row that fails.")] = None
+    stop_at_error_rate: Annotated[
+        float | None,
+        _flag(
+            "SHARE",
+            "End the run once this share of the last 1,000 rows has failed, such as 20%; of fewer "
+            "from row 100 on. Default: only if the first 100 rows all fail.",
+            read=values.percentage,
+        ),
+    ] = None
+    longest_wait_s: Annotated[
+        float | None,
+        _time(
+            "End the run instead of waiting longer than this for a limit or a Retry-After, such as "
+            "10min. The same command continues it. Default: wait.",
+            key="longest_wait",
+        ),
+    ] = None
     follow: Annotated[
         bool | None,
         _switch(

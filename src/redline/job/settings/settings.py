@@ -117,8 +117,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     where no batches are left. allowance: what all runs of the output may spend. prices: by model,
     above those that redline knows. fail_on: finish reasons that make a result a failure.
     retry_failed: only the rows that failed before; retries_failures: these beside the new ones.
-    strict: the first bad row ends the run. trace: the file that records its calls. priority: of its
-    calls if jobs share a backend; lower goes first. tenant: in whose name it calls; may be empty.
+    strict: the first bad row ends the run. stop_at_error_rate: of rows that failed lately, the
+    share that ends the run. longest_wait_s: it ends the run if no call can be sent for longer.
+    trace: the file that records its calls. priority: of its calls if jobs share a backend; lower
+    goes first. tenant: in whose name it calls; may be empty.
     """
 
     rows: object = ()
@@ -150,6 +152,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     restart: bool = False
     force: bool = False
     strict: bool = False
+    stop_at_error_rate: float | None = None
+    longest_wait_s: float | None = None
     trace: Path | None = None
     priority: int = 0
     tenant: str = ""
@@ -174,7 +178,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                     f"unknown reason to fail on: {reason}",
                     hint=nearest(reason, FAIL_ON) or f"one of {', '.join(FAIL_ON)}",
                 )
-        for name in ("row_deadline_s", "deadline_s"):
+        rate = self.stop_at_error_rate
+        if rate is not None and not 0 < rate <= 1:
+            raise ConfigError(f"stop_at_error_rate must be above 0 and at most 1, not {rate:g}")
+        for name in ("row_deadline_s", "deadline_s", "longest_wait_s"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name.removesuffix('_s')} must be above 0 s, not {value:g}")

@@ -24,8 +24,9 @@ from redline.limits import rate_per as rate_of
 from redline.store import local_path
 
 MAX_SECONDS = 31 * 86_400.0
-_DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(ms|s|m|h|d)?")
-_SECONDS = {"ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(ms|s|min|m|h|d)?")
+_SECONDS = {"ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(%)?")
 _TIMES = "write it like 30, 500ms, 5m or 6h"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", re.IGNORECASE)
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -152,6 +153,23 @@ def share(flags: Flags, name: str) -> float | None:
             hint="0.8 uses 80 % of each rate and leaves the rest to others",
         )
     return found
+
+
+def part(stated: float | str, name: str) -> float:
+    """A share above 0 and at most 1, from `20%` or 0.2. Raises ConfigError that names `name`."""
+    match = _PERCENT.fullmatch(str(stated).strip())
+    value = math.nan if match is None else float(match[1]) / (100 if match[2] else 1)
+    if not 0 < value <= 1:
+        raise ConfigError(
+            f"{name} must be above 0 % and at most 100 %, not {stated}", hint="write it like 20%"
+        )
+    return value
+
+
+@_of_given
+def percentage(text: str, flag: str) -> float:
+    """A share above 0 and at most 1, from `20%` or `0.2`."""
+    return part(text, flag)
 
 
 @_of_given

@@ -1,7 +1,7 @@
 """What a job displays: progress, notices, row counts and the report."""
 
 from redline.job.show import notices
-from redline.job.show.notices import duration, failing, finishing, outage_now, outages_ended
+from redline.job.show.notices import failing, finishing, outage_now, outages_ended
 from redline.job.show.progress import (
     JsonProgress,
     Meter,

@@ -8,7 +8,7 @@ import os
 from redline.job.show.view import View
 from redline.job.work import Outages
 from redline.journal import all_flawed
-from redline.process import counted
+from redline.process import counted, duration
 
 # One connection that fails among many is no outage.
 _LEAST_OUTAGE_S = 1.0
@@ -21,22 +21,6 @@ STANDSTILL = frozenset({"ending", "outage", "failing", "silence", "waiting"})
 # How the kind of a notice begins that is news once: an endpoint was taken out.
 OUT = "out "
 _REFUSED = os.strerror(errno.ECONNREFUSED)
-
-
-def duration(seconds: float) -> str:
-    """`under 0.1 s`, `4.2 s`, `42 s`, `3 m 05 s`, `2 h 07 m` or `3 d 04 h`."""
-    if seconds < 0.1:
-        return "under 0.1 s"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} m {whole % 60:02} s"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02} m"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600:02} h"
 
 
 def notices(view: View, now_s: float) -> dict[str, str]:

@@ -15,12 +15,12 @@ import msgspec
 
 from redline.calls.cost import DOLLAR, dollars_text
 from redline.clock import SYSTEM, Clock
-from redline.job.show.notices import OUT, STANDSTILL, duration, notices
+from redline.job.show.notices import OUT, STANDSTILL, notices
 from redline.job.show.row_count import InputCounts
 from redline.job.show.view import View
 from redline.job.work import BatchUse
 from redline.journal import flaws_text
-from redline.process import counted, lasting
+from redline.process import counted, duration, lasting
 from redline.waist import CacheUse
 
 _REFRESH_S = 0.5

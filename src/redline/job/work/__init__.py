@@ -7,7 +7,6 @@ from redline.job.work.feed import Feed, Picked, Supply
 from redline.job.work.holding import Moment, holder_of
 from redline.job.work.runner import (
     GRACE_S,
-    HOPELESS_ROWS,
     OnFailure,
     OnResult,
     Results,
@@ -17,6 +16,13 @@ from redline.job.work.runner import (
 )
 from redline.job.work.sampler import Sampled, Sampler
 from redline.job.work.selection import Selection
+from redline.job.work.stopping import (
+    HOPELESS_ROWS,
+    LEAST_ROWS,
+    WINDOW_ROWS,
+    Failures,
+    longest_wait,
+)
 from redline.job.work.supplied import SuppliedBackend, SuppliedResults
 from redline.job.work.tally import BatchUse, EndpointUse, Outages, Tally
 from redline.job.work.template import PARAMETERS, Renderer, parse_output_path

@@ -32,10 +32,8 @@ from redline.calls import Backend, Call, Outcome, Reply, Request
 from redline.clock import SYSTEM, Clock
 from redline.errors import (
     BadRow,
-    CallError,
     ConfigError,
     JournalError,
-    NoEndpoint,
     RedlineError,
     Rejected,
     TimedOut,
@@ -44,6 +42,7 @@ from redline.job.settings import NO_MORE_S, Answered, Ask, Job, Noted
 from redline.job.work.backpressure import LARGE_ROW_BYTES, Backpressure
 from redline.job.work.bill import Bill
 from redline.job.work.feed import Picked, Supply
+from redline.job.work.stopping import Failures, longest_wait
 from redline.job.work.template import Renderer
 from redline.journal import FAIL_ON, Result
 from redline.process import Changes, DaemonThreads, counted
@@ -51,14 +50,14 @@ from redline.sources import custom_id
 from redline.waist import Attempt
 
 GRACE_S = 30.0
-# A run whose first rows are all rejected is set up wrongly; a million more would be, too.
-HOPELESS_ROWS = 100
 # What an abort leaves to functions of the user's, which are usually quick, and to a stream's
 # leave to write an answer, and then to what was cancelled.
 _HOOKS_END_S = 0.2
 _LAST_END_S = 0.05
 # Threads for functions of the user's, as in an event loop's own pool.
 _FUNCTIONS = min(32, (os.cpu_count() or 1) + 4)
+# How often it is looked whether the run waits for too long.
+_LOOK_S = 1.0
 _MOST_SPARE_WORKERS = 1000
 _LEAST_SPARE_WORKERS = 16
 
@@ -135,9 +134,8 @@ class Runner:
         self._is_plain = (
             self._before is None and self._is_http and job.task is None and not self._has_wishes
         )
-        # Rows that failed before the first one that has succeeded.
-        self._failed_first = 0
-        self._has_succeeded = False
+        self._failures = Failures(job)
+        self._succeeded = 0
         self._results = wiring.results
         self._load = wiring.load
         self._bill = wiring.bill
@@ -222,6 +220,8 @@ class Runner:
             asyncio.create_task(self._watch(self.ends_s)),
             asyncio.create_task(self._watch_results()),
         ]
+        if (most_s := self._job.longest_wait_s) is not None:
+            watches.append(asyncio.create_task(self._watch_wait(most_s)))
         try:
             yield
         finally:
@@ -348,6 +348,22 @@ class Runner:
         await results.changes.wait_for(lambda: results.failure is not None)
         assert results.failure is not None
         self.stop(results.failure)
+
+    async def _watch_wait(self, most_s: float) -> None:
+        """Stops the run once it would have to wait for longer than `most_s`."""
+        before = -1
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            in_hand = [call for call in self._tasks.values() if call is not None]
+            # A row that has ended, such as by the cache, needs no call; others may follow it.
+            has_moved, before = self.offered - len(in_hand) != before, self.offered - len(in_hand)
+            if has_moved or self.is_draining or not in_hand:
+                continue
+            if any(call.sent_s is not None for call in in_hand):
+                continue
+            now_s = self._clock.now_s()
+            if error := longest_wait(self._backend.load(now_s), in_hand, most_s, now_s):
+                return self.stop(error)
 
     def _cancel_waiting(self) -> None:
         for task, call in self._tasks.items():
@@ -522,7 +538,7 @@ class Runner:
                 return
         if self._permit is not None and not await self._is_permitted(picked, outcome):
             return
-        if error is not None and (reason := self._hopeless(error)) is not None:
+        if error is not None and (reason := self._failures.failed(error, self._succeeded)):
             self.stop(reason)
         if (handing := self._save(picked, outcome)) is not None:
             await handing
@@ -537,7 +553,7 @@ class Runner:
             return None
         # A success that cannot be written has become a failure.
         if outcome.error is None:
-            self._has_succeeded = True
+            self._succeeded += 1
         elif self._on_failure is not None:
             self._on_failure(result)
         if self._on_result is None:
@@ -546,24 +562,6 @@ class Runner:
         handing = self._on_result(result)
         # It is saved; only an abort ends the wait for whoever takes it.
         return None if handing is None else self._until_aborted(handing)
-
-    def _hopeless(self, error: CallError | NoEndpoint) -> RedlineError | None:
-        """Why the run is to end with this row's error; None if it goes on."""
-        if self._job.strict:
-            error.hint = error.hint or "leave out --strict to go on past rows that fail"
-            return error
-        is_again = self._job.retry_failed
-        if self._has_succeeded or is_again or not isinstance(error, CallError):
-            return None
-        self._failed_first += 1
-        if self._failed_first < HOPELESS_ROWS:
-            return None
-        return ConfigError(
-            f"the first {HOPELESS_ROWS} rows all failed, the last with: {error.what}",
-            where=error.where,
-            hint=error.hint
-            or "try a few rows with --limit 5 until they succeed, then start over with --restart",
-        )
 
     async def _is_permitted(self, picked: Picked, outcome: Outcome) -> bool:
         assert self._permit is not None

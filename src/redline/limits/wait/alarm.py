@@ -22,6 +22,12 @@ class Alarmed(ABC):
         """No grants before (monotonic); -inf if it was never parked."""
         return self._parked_until_s
 
+    @property
+    def next_s(self) -> float:
+        """When the next grant may be given (monotonic), by what waits now; -inf if nothing does."""
+        due_s = -math.inf if self._timer is None else self._due_s
+        return max(self._parked_until_s, due_s)
+
     @abstractmethod
     def _rang(self) -> None:
         """The timer has rung."""

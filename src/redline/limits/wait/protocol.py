@@ -70,6 +70,10 @@ class RateLimiter(Protocol):
     def parked_until_s(self) -> float:
         """No grants before (monotonic); -inf if it was never parked."""
 
+    @property
+    def next_s(self) -> float:
+        """When the next grant may be given (monotonic), by what waits now; -inf if nothing does."""
+
     def acquire_now(self, cost: Cost) -> Grant | None:
         """A grant if `cost`, which must have been checked, may be sent without waiting."""
 

@@ -1,0 +1,106 @@
+"""When a run ends because it is of no use to go on: its rows fail, or it is asked to wait too long.
+
+always                 the first HOPELESS_ROWS rows all fail, except with --retry-failed
+--strict               the first row fails
+--stop-at-error-rate   that share of the last WINDOW_ROWS rows fails, or of fewer from LEAST_ROWS on
+--longest-wait         no call is in flight, and none can be sent for longer
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+
+from redline.calls import Call
+from redline.errors import (
+    CallError,
+    ConfigError,
+    NoEndpoint,
+    RedlineError,
+    TooManyFailures,
+    WaitTooLong,
+)
+from redline.job.settings import Job
+from redline.process import duration
+from redline.waist import Load
+
+# A run whose first rows are all rejected is set up wrongly; a million more would be, too.
+HOPELESS_ROWS = 100
+# Of 1,000 rows that fail independently at 15 %, 20 % or more fail once in 80,000 windows; of 100,
+# once in ten.
+WINDOW_ROWS = 1000
+LEAST_ROWS = 100
+
+
+class Failures:
+    """Decides with each row that fails whether the run is to end."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._count = 0
+        # Of the rows that failed lately, how many had ended then.
+        self._lately: deque[int] = deque()
+
+    def failed(self, error: CallError | NoEndpoint, succeeded: int) -> RedlineError | None:
+        """Why the run is to end now that one more row has failed; None if it goes on.
+
+        succeeded: rows of this run so far.
+        """
+        if self._job.strict:
+            error.hint = error.hint or "leave out --strict to go on past rows that fail"
+            return error
+        self._count += 1
+        is_again = self._job.retry_failed
+        is_first = not (succeeded or is_again) and isinstance(error, CallError)
+        if is_first and self._count >= HOPELESS_ROWS:
+            return ConfigError(
+                f"the first {HOPELESS_ROWS} rows all failed, the last with: {error.what}",
+                where=error.where,
+                hint=error.hint
+                or "try a few rows with --limit 5 until they succeed, then start over with "
+                "--restart",
+            )
+        most = self._job.stop_at_error_rate
+        return None if most is None else self._at_rate(error, succeeded + self._count, most)
+
+    def _at_rate(
+        self, error: CallError | NoEndpoint, ended: int, most: float
+    ) -> TooManyFailures | None:
+        """The same by the share of the last rows that failed; ended: rows so far, this one too."""
+        lately, rows = self._lately, min(ended, WINDOW_ROWS)
+        lately.append(ended)
+        while lately[0] <= ended - WINDOW_ROWS:
+            lately.popleft()
+        if rows < LEAST_ROWS or len(lately) / rows < most:
+            return None
+        return TooManyFailures(
+            f"{len(lately):,} of the last {rows:,} rows failed, and --stop-at-error-rate is "
+            f"{most * 100:g} %; the last with: {error.what}",
+            where=error.where,
+            hint=error.hint
+            or "the same command goes on behind the rows that failed; "
+            "--retry-failed does those again",
+        )
+
+
+def longest_wait(
+    load: Load, in_hand: Iterable[Call], most_s: float, now_s: float
+) -> WaitTooLong | None:
+    """Why the run is to end rather than wait; None if it goes on.
+
+    load: of its backend. in_hand: the calls of the rows that have begun, none of them in flight.
+    most_s: the longest wait.
+    """
+    soonest_s = min((call.again_s for call in in_hand), default=-math.inf)
+    wait_s = max(load.next_s, soonest_s) - now_s
+    if wait_s <= most_s or not math.isfinite(wait_s):
+        return None
+    is_parked = load.parked_until_s >= load.next_s or soonest_s > load.next_s
+    why = "the endpoint asked to wait" if is_parked else "a limit is used up"
+    return WaitTooLong(
+        f"{why}: no call can be sent for {duration(wait_s)}, longer than the {duration(most_s)} "
+        "of --longest-wait",
+        wait_s=wait_s,
+        hint="run the same command after that time: it continues",
+    )
