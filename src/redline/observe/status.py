@@ -10,6 +10,7 @@ import msgspec
 
 from redline.observe.binding import bindings, current
 from redline.observe.causes import Cause
+from redline.observe.eta import estimate
 from redline.observe.phases import time_by_phase
 from redline.observe.shares import Share, stretches, summary_of
 from redline.timeline import LimitUse, RunHistory, Timeline, Totals, Window, merged
@@ -97,7 +98,6 @@ def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
     span_s = lately.span_s or 1.0
     totals = windows[-1].totals if windows else Totals()
     rows_per_s = (lately.done + lately.failed) / span_s
-    is_moving = state == "running" and totals.is_exact and rows_per_s > 0
     found = bindings(windows)
     bound = summary_of(found)
     return Status(
@@ -120,7 +120,7 @@ def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
         parked_s=lately.parked_s,
         latency_p50_s=latency.quantile_s(0.5),
         latency_p95_s=latency.quantile_s(0.95),
-        eta_s=totals.left / rows_per_s if is_moving else None,
+        eta_s=estimate(windows).eta_s if state == "running" else None,
         limits=_limits(lately),
         errors=dict(_errors(windows).most_common()),
         error=next((window.error for window in reversed(windows) if window.error), ""),

@@ -1,0 +1,180 @@
+"""When a run will end, from the windows of its timeline; a plain function, without a clock.
+
+The rows that are left take as long as as many rows took lately: over the last half of the run,
+which forgets a slow start and averages chance. Rows often end in waves: of a limit that is used up
+and then free again, and of calls that were sent together. Such waves are averaged. Long standstills
+are left out, in which the endpoint asked to wait or was down. While one lasts, the estimate stays
+what it was when it began.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from redline.timeline import Window, merged_sketches
+
+# What is looked at: this share of the run, and at least so long and so many rows, if it has them.
+_SHARE, _LEAST_S, _LEAST_ROWS = 0.5, 20.0, 100
+# Calls of such a length come in waves, and shorter ones are averaged in any case.
+_LEAST_WAVE_S = 2.0
+_CALL_WINDOWS = 5
+# Of a run of little more than one wave, the least share that is looked at.
+_LEAST_SHARE = 0.05
+# Shorter pauses belong to the way the endpoint works.
+_LEAST_HOLD_S = 10.0
+_MAJORITY = 0.5
+
+
+class Estimate(NamedTuple):
+    """eta_s: from the end of the last window, None while it is unknown. is_on_hold: since the run
+    stands still, it is that of the moment before.
+    """
+
+    eta_s: float | None
+    is_on_hold: bool
+
+
+class _Point(NamedTuple):
+    """The run at the end of a window. active_s: since it began, without standstills. ended: rows of
+    this run that have their outcome.
+    """
+
+    active_s: float
+    ended: int
+    window: Window
+
+
+def estimate(windows: Sequence[Window]) -> Estimate:
+    """When the run will end, by all its windows so far, in their order."""
+    points, is_on_hold = _active(windows)
+    if not points:
+        return Estimate(None, is_on_hold)
+    last = points[-1]
+    totals = last.window.totals
+    if not totals.is_exact or not last.ended or last.window.share("batch") > _MAJORITY:
+        return Estimate(None, is_on_hold)
+    span_s = _span_s(points)
+    rows_per_s = _rows_per_s(points, span_s)
+    if rows_per_s <= 0:
+        return Estimate(None, is_on_hold)
+    return Estimate(max(totals.left / rows_per_s, _limited_s(last, span_s)), is_on_hold)
+
+
+def _active(windows: Sequence[Window]) -> tuple[list[_Point], bool]:
+    """The windows without long standstills, and whether the run stands still now."""
+    points: list[_Point] = []
+    held: list[Window] = []
+    active_s, ended = 0.0, 0
+    for window in windows:
+        if _is_standstill(window):
+            held.append(window)
+            continue
+        pauses = held if sum(one.span_s for one in held) < _LEAST_HOLD_S else []
+        ended += sum(one.done + one.failed for one in held) if not pauses else 0
+        held = []
+        for each in (*pauses, window):
+            active_s += each.span_s
+            ended += each.done + each.failed
+            points.append(_Point(active_s, ended, each))
+    return points, bool(held)
+
+
+def _is_standstill(window: Window) -> bool:
+    """For most of the window no call could be sent, or the process was stopped."""
+    if not window.samples or window.stopped_s > _MAJORITY * window.span_s:
+        return True
+    return window.share("parked") + window.share("down") + window.share("backoff") > _MAJORITY
+
+
+def _span_s(points: Sequence[_Point]) -> float:
+    """How far to look back from the last point."""
+    last = points[-1]
+    enough = (one.active_s for one in reversed(points) if last.ended - one.ended >= _LEAST_ROWS)
+    span_s = max(_SHARE * last.active_s, _LEAST_S, last.active_s - next(enough, 0.0))
+    return min(span_s, last.active_s)
+
+
+def _rows_per_s(points: Sequence[_Point], span_s: float) -> float:
+    """The rate over the span before the last point.
+
+    If rows end in waves, it is the mean of the rates over the spans that end within the last wave:
+    whatever the length of the span, the crests and troughs of a wave cancel out.
+    """
+    end_s = points[-1].active_s
+    wave_s = _wave_s([point for point in points if point.active_s > end_s - span_s])
+    if wave_s >= end_s:
+        # It has not been seen to its end: all of the run is a part of it.
+        wave_s, span_s = 0.0, end_s
+    elif wave_s:
+        span_s = min(span_s, max(end_s - wave_s, _LEAST_SHARE * end_s))
+    rows = _mean_ended(points, end_s - wave_s, end_s)
+    rows -= _mean_ended(points, end_s - wave_s - span_s, end_s - span_s)
+    return rows / span_s
+
+
+def _wave_s(lately: Sequence[_Point]) -> float:
+    """The longest time after which what happens may happen again; 0 if it is short.
+
+    That is the window of a limit that binds, or how long the last calls took.
+    """
+    answered = [point.window.latency for point in lately if point.window.latency.pairs]
+    call_s = merged_sketches(answered[-_CALL_WINDOWS:]).quantile_s(0.5) or 0.0
+    samples = sum(point.window.samples for point in lately)
+    held = Counter[float]()
+    for point in lately:
+        for use in point.window.limits:
+            held[use.window_s] += use.held
+    waves_s = [call_s, *(window_s for window_s, count in held.items() if count > samples / 4)]
+    longest_s = max(waves_s)
+    return longest_s if longest_s >= _LEAST_WAVE_S else 0.0
+
+
+def _mean_ended(points: Sequence[_Point], begin_s: float, end_s: float) -> float:
+    """The mean from begin_s to end_s of the rows that had ended; those at end_s if both are alike.
+
+    Between two points, rows end evenly; before the run, none have.
+    """
+    if begin_s >= end_s:
+        return _ended_at(points, end_s)
+    inner = [one for one in points if begin_s < one.active_s < end_s]
+    times = [begin_s, *(one.active_s for one in inner), end_s]
+    ended = [_ended_at(points, begin_s), *(one.ended for one in inner), _ended_at(points, end_s)]
+    pieces = zip(times, times[1:], ended, ended[1:], strict=False)
+    return sum((to - at) * (first + last) / 2 for at, to, first, last in pieces) / (end_s - begin_s)
+
+
+def _ended_at(points: Sequence[_Point], at_s: float) -> float:
+    """Rows of this run that had ended then."""
+    place = bisect_left(points, at_s, key=lambda one: one.active_s)
+    if place == len(points):
+        return points[-1].ended
+    after = points[place]
+    begin_s, before = (points[place - 1].active_s, points[place - 1].ended) if place else (0.0, 0)
+    share = max(0.0, at_s - begin_s) / (after.active_s - begin_s)
+    return before + share * (after.ended - before)
+
+
+def _limited_s(last: _Point, span_s: float) -> float:
+    """How long the limits need for what is left, those whose window is longer than the span.
+
+    Nothing of what was seen shows them yet: until a day's quota is used up, it holds nothing back.
+    """
+    totals, found = last.window.totals, [0.0]
+    per_row = {
+        "requests/": totals.attempts,
+        "tokens/": totals.input_tokens + totals.output_tokens,
+        "input tokens/": totals.input_tokens,
+        "output tokens/": totals.output_tokens,
+    }
+    for use in last.window.limits:
+        kind = use.name.partition(" ")[2]
+        if use.window_s <= span_s or " at " in kind:
+            continue
+        spent = next((each for name, each in per_row.items() if kind.startswith(name)), 0)
+        needed = totals.left * spent / last.ended
+        missing = needed - max(0, use.count - use.used)
+        found.append(max(0.0, missing) / use.count * use.window_s)
+    return max(found)
