@@ -30,7 +30,8 @@ def test_a_run_by_batches_tells_what_went_by_them(cli: Cli, rows: Rows) -> None:
     again = cli("run", three(rows), *SIM, "--via", "batch", "--log", "json")
     summary = json.loads(again.err.splitlines()[-1])
     assert (summary["offered"], summary["skipped"]) == (0, 3)
-    assert summary["batches"] == {"made": 0, "running": 0, "rows": 0, "answered": 0, "again": 0}
+    counts = {"made": 0, "running": 0, "rows": 0, "answered": 0, "again": 0}
+    assert summary["batches"] == {**counts, "states": {}, "finished": 0}
 
 
 def test_a_live_run_says_nothing_of_batches(cli: Cli, rows: Rows) -> None:

@@ -14,7 +14,15 @@ from redline.job.execution import execute
 from redline.job.interrupts import GIVE_UP_S, Interrupts
 from redline.job.parts import Parts
 from redline.job.settings import Job, Keywords, lists_options, make_job
-from redline.job.show import Display, Report, TerminalProgress
+from redline.job.show import (
+    Display,
+    NotebookProgress,
+    PlainProgress,
+    Report,
+    TerminalProgress,
+    can_redraw,
+    is_notebook,
+)
 from redline.job.work import OnFailure, OnResult, Runner
 from redline.journal import Result
 from redline.process import DaemonThreads, lasting
@@ -338,8 +346,12 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _display(options: Keywords) -> Display | None:
-    """Progress is shown on a terminal, unless the caller says otherwise."""
-    is_shown = options.get("progress")
+    """Progress is shown on a terminal and in a notebook, unless the caller says otherwise."""
+    is_shown, is_cell = options.get("progress"), is_notebook()
     if is_shown is None:
-        is_shown = sys.stderr is not None and sys.stderr.isatty()
-    return TerminalProgress(sys.stderr) if is_shown else None
+        is_shown = can_redraw(sys.stderr) or is_cell
+    if not is_shown or sys.stderr is None:
+        return None
+    if is_cell:
+        return NotebookProgress()
+    return (TerminalProgress if can_redraw(sys.stderr) else PlainProgress)(sys.stderr)

@@ -40,6 +40,7 @@ from redline.job.work import Outages, Spent, Tally
 from redline.journal import all_flawed
 from redline.process import duration
 from redline.testing import ManualClock, virtual_run
+from redline.timeline import Totals, Window
 from redline.waist import CacheUse
 
 
@@ -57,6 +58,7 @@ def view(rows: int | None = None) -> Any:
     """What a display sees of a run over so many rows; None where nobody knows how many."""
     runner = SimpleNamespace(is_draining=False, stopped=None, finishing=lambda: (3, 90.0))
     parts = {"tally": Tally(), "rows_skipped": 0, "runner": runner, "bill": Books()}
+    parts["sampler"] = SimpleNamespace(windows=[])
     seen = SimpleNamespace(**parts, job=Job(rows=[], call=print), source_name="in.jsonl", rows=rows)
 
     def counts() -> InputCounts:
@@ -71,6 +73,16 @@ def view(rows: int | None = None) -> Any:
     seen.counts = counts
     seen.flawed = lambda: dict(seen.tally.flawed)
     return seen
+
+
+def went_on(seen: Any, for_s: float) -> None:
+    """The sampler has a window of that long, in which the rows ended that have."""
+    done = seen.tally.saved
+    totals = Totals(rows=seen.rows, done=done)
+    window = Window(
+        begin_s=0.0, end_s=for_s, samples=10, done=done, held={"slots": 10}, totals=totals
+    )
+    seen.sampler.windows.append(window)
 
 
 @pytest.mark.parametrize(
@@ -106,9 +118,17 @@ def test_rates_and_the_time_left() -> None:
     clock.advance(2.0)
     seen.tally.succeeded, seen.tally.failed = 18, 2
     seen.tally.input_tokens, seen.tally.output_tokens = 300, 100
+    went_on(seen, 2.0)
     found = meter.read()
     assert (found.rows_per_s, found.tokens_per_s) == (10.0, 200.0)
     assert (found.left, found.eta_s, found.fraction) == (80, 8.0, 0.2)
+    clock.advance(0.5)
+    assert meter.read().eta_s == 7.5
+    # The run stands still: the time that is left does not grow less.
+    seen.tally.on_event(EndpointLost(clock.now_s() - 5.0, "lab", "no name"))
+    clock.advance(3.0)
+    found = meter.read()
+    assert (found.eta_s, found.is_on_hold) == (8.0, True)
 
 
 def test_a_steady_rate_is_read_as_it_is_and_a_new_one_is_followed() -> None:
@@ -346,8 +366,8 @@ def test_the_terminal_shows_the_file_and_the_counts(monkeypatch: pytest.MonkeyPa
     shown(TerminalProgress(stream), seen, 2.0)
     text = stream.getvalue()
     assert "in.jsonl" in text
-    assert "25%" in text
-    assert "1 done, 0 failed" in text
+    assert "25.0 %" in text
+    assert "1 of 4 done      0 failed" in text
 
 
 def test_what_is_spent_and_what_all_will_cost() -> None:
@@ -396,7 +416,9 @@ def test_one_of_several_endpoints_that_is_down_is_no_standstill() -> None:
     seen.tally.on_event(EndpointLost(clock.now_s(), "a", what))
     clock.advance(5.0)
     seen.tally.rows_saved(10, 0, {})
+    went_on(seen, 5.0)
     found = meter.read()
+    assert not found.is_on_hold
     assert found.notices == {
         "degraded": "endpoint a refuses connections, for 5.0 s now; retrying, nothing is lost; "
         "1 of 2 endpoints are down"
@@ -406,7 +428,7 @@ def test_one_of_several_endpoints_that_is_down_is_no_standstill() -> None:
     clock.advance(5.0)
     found = meter.read()
     assert list(found.notices) == ["outage"]
-    assert found.eta_s is None
+    assert found.is_on_hold
     # The one that is back does not end the outage of the other.
     seen.tally.on_event(EndpointBack(clock.now_s(), "a"))
     assert "endpoint b refuses connections, for 5.0 s" in meter.read().notices["degraded"]
@@ -438,7 +460,9 @@ def test_an_endpoint_that_fails_is_named_until_it_works() -> None:
     seen.tally.on_event(EndpointDegraded(clock.now_s(), "b", "HTTP 503: busy"))
     clock.advance(4.0)
     seen.tally.rows_saved(10, 0, {})
+    went_on(seen, 7.0)
     found = meter.read()
+    assert not found.is_on_hold
     assert found.notices == {
         "failing endpoint": "endpoint b fails, for 7.0 s now: HTTP 503: busy; it gets few calls "
         "until it works"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,13 @@ from redline.cli.session.resolve import Resolved, resolve
 from redline.job import Report, plan, run_job
 from redline.job.outputs import another_input
 from redline.job.settings import Job, values
-from redline.job.show import Display, JsonProgress, PlainProgress, TerminalProgress
+from redline.job.show import (
+    Display,
+    JsonProgress,
+    PlainProgress,
+    TerminalProgress,
+    can_redraw,
+)
 
 ALL_DONE, SOME_FAILED, STOPPED, INTERRUPTED = 0, 1, 2, 130
 LOGS = ("text", "json")
@@ -88,7 +93,7 @@ def _display(resolved: Resolved, *, is_json: bool) -> Display:
         return JsonProgress(sys.stderr)
     # A line that redraws itself needs a terminal that can, and one without results in between.
     is_shared = resolved.job.output is None and sys.stdout is not None and sys.stdout.isatty()
-    if not sys.stderr.isatty() or is_shared or os.environ.get("TERM") in ("dumb", "unknown"):
+    if is_shared or not can_redraw(sys.stderr):
         return PlainProgress(sys.stderr)
     return TerminalProgress(sys.stderr)
 

@@ -13,6 +13,7 @@ the run is drained: whatever it was doing is done again, or found done, by the n
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -52,10 +53,12 @@ _LONGEST_PAUSE_S = 1.0
 
 class _Look(msgspec.Struct):
     """When a running batch is looked at next, since when the provider has not answered, and since
-    when the batch is over.
+    when the batch is over. state, finished: as it was seen last.
     """
 
     due_s: float
+    state: str = "sent"
+    finished: int = 0
     wait_s: float | None = None
     silent_since_s: float | None = None
     over_since_s: float | None = None
@@ -187,7 +190,7 @@ class BatchRunner:
         look = self._looks.get(part.number)
         if look is None:
             wait_s = next_look_s(None)
-            look = self._looks[part.number] = _Look(SYSTEM.now_s() + wait_s, wait_s)
+            look = self._looks[part.number] = _Look(SYSTEM.now_s() + wait_s, wait_s=wait_s)
         return look
 
     async def _look(self) -> None:
@@ -197,6 +200,8 @@ class BatchRunner:
             if SYSTEM.now_s() < look.due_s:
                 continue
             batch = await self._seen(part, look)
+            if batch is not None:
+                look.state, look.finished = batch.status, batch.finished
             look.wait_s = next_look_s(look.wait_s)
             look.due_s = SYSTEM.now_s() + look.wait_s
             if batch is not None and batch.is_over:
@@ -205,6 +210,7 @@ class BatchRunner:
                 may_wait = now_s - look.over_since_s < MOST_RESULTS_S
                 if await self._has_ended(part, batch, may_wait=may_wait):
                     del self._looks[part.number]
+            self._count()
 
     async def _seen(self, part: Part, look: _Look) -> Batch | None:
         """The batch as it is now; None if the provider does not answer at present."""
@@ -363,7 +369,11 @@ class BatchRunner:
     def _count(self) -> None:
         """Tells the progress what is running."""
         running = self._running()
+        looks = [self._look_of(part) for part in running]
         self._use.running, self._use.rows = len(running), sum(part.rows for part in running)
+        self._use.states = dict(Counter(look.state for look in looks))
+        self._use.finished = sum(look.finished for look in looks)
+        self._world.tally.look_at(min((look.due_s for look in looks), default=None))
 
 
 def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:

@@ -132,7 +132,7 @@ ABOUT = {
     "before": "Function that gets the row and returns the row to send.",
     "after": "Function that gets the output and returns the output to keep.",
     "executor": "Runs before and after. Default: threads.",
-    "progress": "Show progress on stderr. Default: if that is a terminal.",
+    "progress": "Show progress. Default: on a terminal, and in a notebook.",
 }
 _LISTED = "\n".join(
     ["Options:"]

@@ -1,15 +1,12 @@
 """What a job displays: progress, notices, row counts and the report."""
 
 from redline.job.show import notices
+from redline.job.show.layout import Line, screen, text_of
+from redline.job.show.notebook import NotebookProgress, is_notebook
 from redline.job.show.notices import failing, finishing, outage_now, outages_ended
-from redline.job.show.progress import (
-    JsonProgress,
-    Meter,
-    PlainProgress,
-    Snapshot,
-    TerminalProgress,
-    line_of,
-)
+from redline.job.show.progress import JsonProgress, PlainProgress, line_of
 from redline.job.show.report import Report
 from redline.job.show.row_count import InputCounts, RowCount
+from redline.job.show.snapshot import Bound, Meter, Snapshot
+from redline.job.show.terminal import TerminalProgress, can_redraw
 from redline.job.show.view import Display

@@ -26,7 +26,9 @@ from redline.waist import Attempts, CacheUse, Outcome
 class BatchUse(msgspec.Struct):
     """What went by the Batch API. made: batches by this run. running: batches now, of so many rows.
 
-    answered: rows with a result by this run. again: rows that went into another batch.
+    states: how many of these are in each, by the provider's words. finished: rows of them that it
+    says have an answer or an error. answered: rows with a result by this run. again: rows that went
+    into another batch.
     """
 
     made: int = 0
@@ -34,6 +36,8 @@ class BatchUse(msgspec.Struct):
     rows: int = 0
     answered: int = 0
     again: int = 0
+    states: dict[str, int] = {}
+    finished: int = 0
 
 
 class Outages(msgspec.Struct, frozen=True):
@@ -109,6 +113,7 @@ class Tally(Attempts):
         self._failing: dict[str, _Outage] = {}  # degraded, by their breakers
         self.cache_use = CacheUse()
         self.batches: BatchUse | None = None  # of a run that has some
+        self.batch_look_s: float | None = None  # when one of them is looked at next
 
     @property
     def saved(self) -> int:
@@ -197,6 +202,10 @@ class Tally(Attempts):
         """The run goes by batches, which are counted there."""
         self.batches = BatchUse()
         return self.batches
+
+    def look_at(self, due_s: float | None) -> None:
+        """A batch is looked at then, by the monotonic clock; None if none is running."""
+        self.batch_look_s = due_s
 
     def batch_answered(self, reply: Reply | None) -> None:
         """A row has its outcome from a batch, maybe with a reply."""

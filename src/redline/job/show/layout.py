@@ -1,0 +1,330 @@
+"""The lines of a terminal that show a run: a plain function of its state and of their width.
+
+Each line has a label and fields. Numbers that grow are padded, so that fields stay where they are;
+of fields that do not fit, the least important are left out, and texts are cut.
+
+input   how far the whole input is, elapsed time, ETA
+rows    those done, failed, to be tried again, left; answers that are cut or empty
+speed   rows and tokens a second, calls in flight, latency
+limits  what is used of each, and what binds, since when
+batch   what the provider says of the batches
+usage   tokens a row, money spent, a minute and in all, the cache
+errors  failed attempts by kind, and the last one in words
+then    what goes wrong, each in a sentence
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from textwrap import wrap
+from typing import NamedTuple
+
+from redline.calls.cost import DOLLAR, dollars_text
+from redline.job.show.snapshot import Bound, Snapshot
+from redline.process import counted, duration, printable
+from redline.timeline import LimitUse
+
+LEAST_WIDTH, MOST_WIDTH = 20, 200
+_LABEL = 8
+_GAP = "  "
+_SHORTEST_BAR = 10
+_LONGEST_NAME = 24
+# In the style of a terminal: what it means.
+WARN, BAD, STRONG = "warn", "bad", "strong"
+_UNITS = {
+    "requests/s": "rps",
+    "requests/min": "rpm",
+    "tokens/min": "tpm",
+    "tokens/s": "tps",
+    "requests/day": "rpd",
+    "tokens/day": "tpd",
+    "requests/h": "requests/h",
+    "tokens/h": "tokens/h",
+    "input tokens/min": "input tpm",
+    "output tokens/min": "output tpm",
+}
+_FLAWS = {"length": "cut", "empty": "empty", "content_filter": "filtered", "refusal": "refused"}
+
+
+class Span(NamedTuple):
+    """A piece of a line, and what it means: WARN, BAD, STRONG, or nothing."""
+
+    text: str
+    style: str = ""
+
+
+class Field(NamedTuple):
+    """A part of a line. rank: those of the highest are left out first."""
+
+    rank: int
+    spans: tuple[Span, ...]
+
+    @property
+    def width(self) -> int:
+        return sum(cells(span.text) for span in self.spans)
+
+
+Line = list[Span]
+
+
+def text_of(line: Iterable[Span]) -> str:
+    """The line without its styles."""
+    return "".join(span.text for span in line)
+
+
+def screen(snapshot: Snapshot, name: str, width: int, *, is_plain: bool = False) -> list[Line]:
+    """The lines, none of them wider than `width` cells.
+
+    name: of the input. width: LEAST_WIDTH to MOST_WIDTH are made use of. is_plain: only ASCII.
+    """
+    width = max(LEAST_WIDTH, min(width, MOST_WIDTH))
+    lines = [
+        _progress(snapshot, _plain(name), width, is_plain=is_plain),
+        _line("rows", _rows(snapshot), width),
+        _line("speed", _speed(snapshot), width),
+        _line("limits" if snapshot.limits else "binds", _limits(snapshot), width),
+        _line("batch", _batches(snapshot), width),
+        _line("usage", _usage(snapshot), width),
+        _line("errors", _errors(snapshot), width),
+    ]
+    shown = [line for line in lines if line]
+    for notice in snapshot.notices.values():
+        shown += [_cut([Span(part, STRONG)], width) for part in wrap(_plain(notice), width)]
+    return [_in_ascii(line) for line in shown] if is_plain else shown
+
+
+def _progress(snapshot: Snapshot, name: str, width: int, *, is_plain: bool) -> Line:
+    """The input's name, a bar, and the time; the bar takes what is left."""
+    label = Span(f"{'input':<{_LABEL}}")
+    name = _shortened(name, min(_LONGEST_NAME, width // 4))
+    elapsed = f"{duration(snapshot.elapsed_s):>9}"
+    time = [Span(elapsed)]
+    if snapshot.eta_s is not None:
+        time.append(Span(f"{_GAP}ETA {duration(snapshot.eta_s)}"))
+        if snapshot.is_on_hold:
+            time.append(Span(" on hold", WARN))
+    if snapshot.fraction is None:
+        return _cut([label, Span(f"{name}{_GAP}"), *time], width)
+    share = [Span(f"{100 * snapshot.fraction:5.1f} %")]
+    # The same place is kept for an ETA that is not known yet, and for one on hold.
+    end = len(elapsed) + len(_GAP) + len("ETA ") + 9 + len(" on hold") + 7 + 2 * len(_GAP)
+    bar = width - _LABEL - cells(name) - len(_GAP) - end
+    if bar < _SHORTEST_BAR:
+        return _cut([label, Span(name + _GAP), *share, Span(_GAP), *time], width)
+    full = round(bar * snapshot.fraction)
+    drawn = ("#" * full + "-" * (bar - full)) if is_plain else "━" * full + "─" * (bar - full)
+    line = [label, Span(name + _GAP + drawn + _GAP), *share, Span(_GAP), *time]
+    return _cut(line, width)
+
+
+def _rows(snapshot: Snapshot) -> list[Field]:
+    counts = snapshot.input
+    wide = max(len(f"{counts.rows:,}"), 5)
+    least = "" if counts.is_exact else "at least "
+    of = f" of {counts.rows:,}" if counts.is_exact else ""
+    found = [_field(0, f"{counts.done:>{wide},}{of} done")]
+    found.append(_field(0, f"{counts.failed:>5,} failed", BAD if counts.failed else ""))
+    found.append(_field(2, f"{snapshot.retrying:>4,} retrying", WARN if snapshot.retrying else ""))
+    if counts.is_exact or counts.left:
+        found.append(_field(1, f"{least}{counts.left:>{wide},} left"))
+    for flaw, count in snapshot.flawed.items():
+        found.append(_field(3, f"{count:,} {_FLAWS.get(flaw, flaw)}", WARN))
+    if before := counts.done - snapshot.done:
+        found.append(_field(4, f"{before:,} done before"))
+    if counts.untried:
+        found.append(_field(4, f"{counts.untried:,} untried"))
+    return found
+
+
+def _speed(snapshot: Snapshot) -> list[Field]:
+    if snapshot.batches is not None and not snapshot.in_flight:
+        return []
+    flying = f"{snapshot.in_flight:,}"
+    if snapshot.slots:
+        slots = f"{snapshot.slots:,}"
+        flying = f"{flying:>{len(slots)}}/{slots}"
+    found = [
+        _field(0, f"{_rate(snapshot.rows_per_s):>6} rows/s"),
+        _field(0, f"{flying} in flight{' (auto)' if snapshot.is_adaptive else ''}"),
+    ]
+    p50_s, p95_s = snapshot.latency_p50_s, snapshot.latency_p95_s
+    if p50_s is not None and p95_s is not None:
+        found += [_field(1, f"p50 {_seconds(p50_s)}"), _field(2, f"p95 {_seconds(p95_s)}")]
+    if snapshot.tokens_per_s or snapshot.tokens_per_row:
+        found.append(_field(2, f"{_rate(snapshot.tokens_per_s):>6} tokens/s"))
+    if snapshot.rate_limited:
+        found.append(_field(3, f"{snapshot.rate_limited:,} x 429", WARN))
+    return found
+
+
+def _limits(snapshot: Snapshot) -> list[Field]:
+    """The limits, those that bind marked, and anything else that binds."""
+    bound, found = snapshot.bound, []
+    since = "" if bound is None else f", for {duration(bound.for_s)}"
+    for at, use in enumerate(snapshot.limits):
+        binds = bound is not None and _is_bound(use, bound)
+        text = _use_text(use) + (" (found)" if snapshot.are_found else "")
+        spans = (Span(text), Span(f" <- binds{since}", STRONG)) if binds else (Span(text),)
+        found.append(Field(1 if binds else 2 + at, spans))
+        if binds:
+            since = ""
+    if bound is not None and since:
+        label = "binds: " if snapshot.limits else ""
+        text = _plain(f"{label}{bound.what}{since}")
+        # The first that is to be read, if the limits do not hold the run back.
+        found.insert(0, Field(0, (Span(text, STRONG),)))
+    if snapshot.parked_s > 0:
+        found.insert(1, _field(1, f"{duration(snapshot.parked_s)} to wait", WARN))
+    return found
+
+
+def _is_bound(use: LimitUse, bound: Bound) -> bool:
+    return bound.cause == "limit" and use.name in bound.what.split(" and ")
+
+
+def _use_text(use: LimitUse) -> str:
+    """`178k/200k tpm`; for a window without a name `1.5/2 requests/s`."""
+    unit = use.name.partition(" ")[2]
+    kind, _, place = unit.partition(" at ")
+    at = f" at {place}" if place else ""
+    if kind not in _UNITS:
+        kind = kind.partition("/")[0]
+        per_s = f"{use.used / use.window_s:.3g}/{use.count / use.window_s:.3g}"
+        return f"{per_s} {_UNITS.get(f'{kind}/s', f'{kind}/s')}{at}"
+    count = _short(use.count)
+    return f"{_short(use.used):>{len(count)}}/{count} {_UNITS.get(kind, kind)}{at}"
+
+
+def _batches(snapshot: Snapshot) -> list[Field]:
+    use = snapshot.batches
+    if use is None:
+        return []
+    states = ", ".join(f"{count:,} {_plain(state)}" for state, count in use.states.items())
+    found = [
+        _field(0, states or f"{counted(use.running, 'batch', 'batches')} running"),
+        _field(1, f"{use.rows:,} rows there"),
+        _field(2, f"{use.finished:,} of them finished"),
+    ]
+    if snapshot.look_in_s is not None:
+        found.append(_field(3, f"next look in {duration(snapshot.look_in_s)}"))
+    return found
+
+
+def _usage(snapshot: Snapshot) -> list[Field]:
+    found = []
+    if snapshot.spent:
+        here = " by this run" if snapshot.is_spent_here else ""
+        found.append(_field(0, f"{snapshot.spent}{here}"))
+        if snapshot.usd_per_min is not None:
+            found.append(_field(2, f"{_dollars(snapshot.usd_per_min)}/min"))
+        if snapshot.expected_usd is not None:
+            whole = "with the rows left" if snapshot.is_spent_here else "in all"
+            found.append(_field(1, f"about {_dollars(snapshot.expected_usd)} {whole}"))
+    if snapshot.tokens_per_row is not None:
+        found.append(_field(3, f"{_rate(snapshot.tokens_per_row)} tokens/row"))
+    if snapshot.cache is not None:
+        share = f"{100 * snapshot.cache.share:.0f} %"
+        found.append(_field(2, f"{snapshot.cache.spared:,} cached ({share})"))
+    return found
+
+
+def _errors(snapshot: Snapshot) -> list[Field]:
+    if not snapshot.errors:
+        return []
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in snapshot.errors.items())
+    last = f"; last: {_plain(snapshot.last_error)}" if snapshot.last_error else ""
+    here = " in this run" if snapshot.input.done > snapshot.done else ""
+    return [Field(0, (Span(kinds + here, BAD), Span(last)))]
+
+
+def _line(label: str, fields: Sequence[Field], width: int) -> Line:
+    """The label and the fields that fit, in their order; nothing without fields."""
+    if not fields:
+        return []
+    kept = list(fields)
+    while len(kept) > 1 and _LABEL + _width(kept) > width:
+        # Of those that matter least, the last.
+        kept.remove(max(reversed(kept), key=lambda one: one.rank))
+    line = [Span(f"{label:<{_LABEL}}")]
+    for at, field in enumerate(kept):
+        line += [Span(_GAP)] if at else []
+        line += field.spans
+    return _cut(line, width)
+
+
+def _width(fields: Sequence[Field]) -> int:
+    return sum(one.width for one in fields) + len(_GAP) * (len(fields) - 1)
+
+
+def _field(rank: int, text: str, style: str = "") -> Field:
+    return Field(rank, (Span(text, style),))
+
+
+def _plain(text: str) -> str:
+    """The text on one line, with nothing in it that moves the cursor."""
+    return " ".join(printable(text).split())
+
+
+def _cut(line: Line, width: int) -> Line:
+    """As much of the line as fits, with an ellipsis if that is not all."""
+    if sum(cells(span.text) for span in line) <= width:
+        return line
+    found, left = Line(), width - 1
+    for span in line:
+        text = span.text if cells(span.text) <= left else _clipped(span.text, left)
+        found.append(Span(text, span.style))
+        left -= cells(text)
+        if text != span.text:
+            break
+    return [*found, Span("…")]
+
+
+def _shortened(name: str, width: int) -> str:
+    """The end of a path says more than its beginning."""
+    if cells(name) <= width:
+        return name
+    return "…" + _clipped(name[::-1], width - 1)[::-1]
+
+
+def _clipped(text: str, width: int) -> str:
+    """As many characters of the text as fit."""
+    for at, character in enumerate(text):
+        width -= cells(character)
+        if width < 0:
+            return text[:at]
+    return text
+
+
+def cells(text: str) -> int:
+    """How many columns of a terminal the text takes."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(one) in "WF" for one in text)
+    return len(text) + wide - sum(unicodedata.combining(one) > 0 for one in text)
+
+
+def _in_ascii(line: Line) -> Line:
+    return [
+        Span(span.text.replace("…", "~").encode("ascii", "replace").decode(), span.style)
+        for span in line
+    ]
+
+
+def _short(number: float) -> str:
+    """`1,338`, `17.8k`, `200k`, `1.25m`: three digits from 10,000 on."""
+    if number >= 999_500:
+        return f"{number / 1e6:.3g}m"
+    return f"{number / 1000:.3g}k" if number >= 10_000 else f"{number:,.0f}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _dollars(dollars: float) -> str:
+    return dollars_text(round(dollars * DOLLAR))

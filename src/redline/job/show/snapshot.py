@@ -1,0 +1,262 @@
+"""The state of a run at one moment, as its displays and programs see it."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from redline.calls.cost import DOLLAR
+from redline.clock import SYSTEM, Clock
+from redline.job.show.notices import STANDSTILL, notices
+from redline.job.show.row_count import InputCounts
+from redline.job.show.view import View
+from redline.job.work import BatchUse
+from redline.limits.rule import AUTO
+from redline.observe import Cause, Estimate, current, estimate
+from redline.timeline import LimitUse, Window, merged_sketches
+from redline.waist import CacheUse
+
+# Rates are means over the last of these seconds, costs and latencies over more.
+_RATE_S, _LONG_S = 10.0, 60.0
+# Windows that are looked at for what binds; and how long something else may bind in between.
+_BOUND_WINDOWS = 60
+_BRIDGED_S = 5.0
+
+
+class Bound(msgspec.Struct, frozen=True, kw_only=True):
+    """What binds: a cause by its name, in a few words, with its evidence, and for how long."""
+
+    cause: str
+    what: str
+    evidence: str
+    for_s: float
+
+
+class Snapshot(msgspec.Struct, kw_only=True):
+    """The state of a run at one moment. `eta_s` and `left` are None while they are unknown.
+
+    elapsed_s: of this run. done, failed: rows by this run. skipped: rows that were done before, as
+    far as it has read. input: the whole input. fraction: of it, None while the number of its rows
+    is unknown. eta_s: frozen while is_on_hold, because the run stands still.
+    rows_per_s, tokens_per_s: over the last 10 s. slots: how many calls may be in flight, 0 if that
+    is unknown; is_adaptive: which is found. latency_p50_s, latency_p95_s: of the answers of the
+    last minute. tokens_per_row: of this run. limits: the rate limits, those that bind first;
+    are_found: that are not stated. bound: what binds, None while it is unknown.
+    errors: failed attempts of this run by kind, those tried again included; last_error: in words.
+    flawed: of the rows done, those with an answer that is cut, empty or refused, by finish reason.
+    notices: what goes wrong, by kind, each in one sentence.
+    spent: in words, empty while nothing is known; is_spent_here: without what earlier runs spent.
+    spent_usd, expected_usd: so far, and at the end. usd_per_min: over the last minute.
+    spent_tokens: against a budget in tokens. look_in_s: until a batch is looked at.
+    """
+
+    elapsed_s: float
+    done: int
+    failed: int
+    skipped: int
+    in_flight: int
+    retrying: int
+    left: int | None
+    input: InputCounts
+    rows_per_s: float
+    tokens_per_s: float
+    rate_limited: int
+    parked_s: float
+    eta_s: float | None
+    fraction: float | None
+    is_draining: bool
+    is_on_hold: bool = False
+    slots: int = 0
+    is_adaptive: bool = False
+    latency_p50_s: float | None = None
+    latency_p95_s: float | None = None
+    tokens_per_row: float | None = None
+    limits: tuple[LimitUse, ...] = ()
+    are_found: bool = False
+    bound: Bound | None = None
+    errors: dict[str, int] = {}
+    last_error: str = ""
+    flawed: dict[str, int] = {}
+    notices: dict[str, str] = {}
+    spent: str = ""
+    is_spent_here: bool = False
+    spent_usd: float | None = None
+    usd_per_min: float | None = None
+    expected_usd: float | None = None
+    spent_tokens: int | None = None
+    cache: CacheUse | None = None
+    batches: BatchUse | None = None
+    look_in_s: float | None = None
+
+
+class _Lately(msgspec.Struct):
+    """What the windows say, since the last one of them."""
+
+    end_s: float = -1.0
+    windows: int = 0
+    seen_s: float = 0.0
+    estimate: Estimate = Estimate(None, False)
+    bound: Bound | None = None
+    limits: tuple[LimitUse, ...] = ()
+    slots: int = 0
+    p50_s: float | None = None
+    p95_s: float | None = None
+
+
+class _Reading(msgspec.Struct, frozen=True):
+    """Counters of this run at one time."""
+
+    at_s: float
+    rows: int
+    tokens: int
+    picodollars: int | None
+
+
+class _Bounds:
+    """What binds now, and since when."""
+
+    def __init__(self) -> None:
+        self._key = self._key_before = ("", "")
+        self._since_s = self._since_before_s = 0.0
+
+    def read(self, windows: list[Window]) -> Bound | None:
+        """By the windows so far; None if it is unknown, or nothing binds."""
+        # Those of the first calls say how long an answer takes if the endpoint has no others.
+        first = [one for one in windows[:-_BOUND_WINDOWS] if one.first.pairs]
+        found = current([*first, *windows[-_BOUND_WINDOWS:]])
+        if found is None or found.cause in (Cause.UNDETERMINED, Cause.NOTHING):
+            return None
+        # The number of calls in flight may change all the time, if it is searched.
+        key = (found.cause.value, found.what if found.cause is Cause.LIMIT else "")
+        if key != self._key:
+            since_s = found.begin_s
+            if key == self._key_before and since_s - self._since_s < _BRIDGED_S:
+                since_s = self._since_before_s
+            self._key_before, self._since_before_s = self._key, self._since_s
+            self._key, self._since_s = key, since_s
+        return Bound(
+            cause=found.cause.value,
+            what=found.what,
+            evidence=found.evidence,
+            for_s=max(0.0, found.end_s - self._since_s),
+        )
+
+
+class Meter:
+    """Takes snapshots of a run, and keeps what is needed for rates between them."""
+
+    def __init__(self, view: View, clock: Clock = SYSTEM) -> None:
+        self._view = view
+        self._clock = clock
+        self._begun_s = clock.now_s()
+        self._readings = deque([_Reading(self._begun_s, 0, 0, 0)])
+        self._lately = _Lately()
+        self._bounds = _Bounds()
+        self._fraction: float | None = None
+        limits = view.job.call_limits
+        self._is_adaptive = any(one.is_adaptive for one in limits)
+        self._are_found = any(one.rate == AUTO for one in limits)
+
+    def read(self) -> Snapshot:
+        """The run as it is now."""
+        view, now_s = self._view, self._clock.now_s()
+        tally, runner = view.tally, view.runner
+        counts, look_s = view.counts(), tally.batch_look_s
+        left = counts.left if counts.is_exact else None
+        if left is not None and counts.rows:
+            # Rows that are added while it is read must not send the bar back.
+            self._fraction = max(self._fraction or 0.0, (counts.rows - left) / counts.rows)
+        found = notices(view, now_s)
+        spent = view.bill.read()
+        expected = spent.expected(tally.saved, left)
+        self._readings.append(_Reading(now_s, tally.saved, tally.tokens, spent.here))
+        while len(self._readings) > 2 and self._readings[1].at_s <= now_s - _LONG_S:
+            self._readings.popleft()
+        lately = self._look(view.sampler.windows, now_s)
+        eta_s, is_on_hold = self._eta(left, now_s, is_held=bool(found.keys() & STANDSTILL))
+        return Snapshot(
+            elapsed_s=now_s - self._begun_s,
+            done=tally.succeeded,
+            failed=tally.failed,
+            skipped=view.rows_skipped,
+            in_flight=tally.in_flight,
+            retrying=tally.retrying,
+            left=left,
+            input=counts,
+            rows_per_s=self._rate("rows", _RATE_S),
+            tokens_per_s=self._rate("tokens", _RATE_S),
+            rate_limited=tally.rate_limited,
+            parked_s=max(0.0, tally.parked_until_s - now_s),
+            eta_s=eta_s,
+            fraction=self._fraction,
+            is_draining=runner.is_draining,
+            is_on_hold=is_on_hold,
+            slots=lately.slots,
+            is_adaptive=self._is_adaptive,
+            latency_p50_s=lately.p50_s,
+            latency_p95_s=lately.p95_s,
+            tokens_per_row=tally.tokens / tally.saved if tally.tokens and tally.saved else None,
+            limits=lately.limits,
+            are_found=self._are_found,
+            bound=lately.bound,
+            errors={kind: n for kind, n in tally.errors.most_common() if kind != "cancelled"},
+            last_error=tally.last_error,
+            flawed=view.flawed(),
+            notices=found,
+            spent=spent.text,
+            is_spent_here=bool(view.rows_skipped) and not spent.is_of_all_runs,
+            spent_usd=spent.usd,
+            usd_per_min=None if spent.here is None else self._usd_per_min(),
+            expected_usd=None if expected is None else expected / DOLLAR,
+            spent_tokens=spent.tokens,
+            cache=tally.cache,
+            batches=tally.batches,
+            look_in_s=None if look_s is None else max(0.0, look_s - now_s),
+        )
+
+    def _rate(self, name: str, over_s: float) -> float:
+        """By how much it has grown per second, over that time or what there is of it."""
+        last = self._readings[-1]
+        first = self._readings[0]
+        for reading in reversed(self._readings):
+            first = reading
+            if reading.at_s <= last.at_s - over_s:
+                break
+        passed_s = last.at_s - first.at_s
+        grown = (getattr(last, name) or 0) - (getattr(first, name) or 0)
+        return float(grown / passed_s) if passed_s > 0 else 0.0
+
+    def _usd_per_min(self) -> float:
+        return self._rate("picodollars", _LONG_S) * 60 / DOLLAR
+
+    def _look(self, windows: list[Window], now_s: float) -> _Lately:
+        """What the windows say; it is worked out when there is a new one."""
+        before = self._lately
+        if not windows or windows[-1].end_s == before.end_s:
+            return before
+        last = windows[-1]
+        latency = merged_sketches(
+            one.latency for one in windows[-int(_LONG_S) :] if one.end_s > last.end_s - _LONG_S
+        )
+        self._lately = _Lately(
+            end_s=last.end_s,
+            seen_s=now_s,
+            estimate=estimate(windows),
+            bound=self._bounds.read(windows),
+            limits=last.limits,
+            slots=round(last.slots),
+            p50_s=latency.quantile_s(0.5),
+            p95_s=latency.quantile_s(0.95),
+        )
+        return self._lately
+
+    def _eta(self, left: int | None, now_s: float, *, is_held: bool) -> tuple[float | None, bool]:
+        """Seconds until the end, and whether they are frozen."""
+        found = self._lately.estimate
+        if not left or found.eta_s is None:
+            return None, False
+        is_on_hold = found.is_on_hold or is_held
+        if is_on_hold:
+            return found.eta_s, True
+        return max(0.0, found.eta_s - (now_s - self._lately.seen_s)), False

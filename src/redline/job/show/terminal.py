@@ -1,0 +1,192 @@
+"""The live view on a terminal: lines that are drawn again in place."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
+
+from redline.job.show.layout import BAD, STRONG, WARN, Line, cells, screen, text_of
+from redline.job.show.snapshot import Meter
+from redline.job.show.view import View
+from redline.process import lasting
+
+_REFRESH_S = 0.5
+_USUAL_WIDTH, _USUAL_HEIGHT = 80, 24
+# What a program prints without an end of line, such as a bar of its own, is not kept for ever.
+_LONGEST_REST = 4_096
+# Select Graphic Rendition (ECMA-48, 8.3.117).
+_CODES = {BAD: "31", WARN: "33", STRONG: "1"}
+
+
+class TerminalProgress:
+    """The lines of `screen`, drawn again twice a second and removed when the run has ended.
+
+    Lines that the user's code prints meanwhile come above them.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream if stream is not None else sys.stderr
+
+    async def show(self, view: View) -> None:
+        meter = Meter(view)
+        area = _Area(self._stream)
+        encoding = getattr(self._stream, "encoding", None) or ""
+        is_plain = not encoding.lower().replace("-", "").startswith("utf")
+        with area.beside(sys.stdout, sys.stderr):
+            while True:
+                width, height = _size(self._stream)
+                # One column stays free: a full line would wrap on some terminals.
+                lines = screen(meter.read(), view.source_name, width - 1, is_plain=is_plain)
+                area.draw(lines[: max(1, height - 1)], width)
+                await asyncio.sleep(_REFRESH_S)
+
+
+class _Area:
+    """The last lines of a terminal, which are drawn over what they were before."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = lasting(stream)
+        self._has_colour = not os.environ.get("NO_COLOR")
+        self._lines: Sequence[Line] = ()
+        self._width = _USUAL_WIDTH
+        self._frame = ""
+        # Prints may come from threads.
+        self.lock = threading.RLock()
+
+    def draw(self, lines: Sequence[Line], width: int) -> None:
+        """Draws these lines, of less than `width` cells each, in place of those before."""
+        with self.lock:
+            frame = "\n".join(f"{self._painted(line)}\x1b[K" for line in lines)
+            if frame == self._frame and width == self._width:
+                return
+            # The cursor waits at the beginning of the last line, where a Ctrl-C shows as ^C.
+            self._put(f"{self._top(width)}{frame}\x1b[J\r")
+            self._lines, self._width, self._frame = lines, width, frame
+
+    def erase(self) -> None:
+        """Removes the lines; the cursor is where the first of them began."""
+        with self.lock:
+            if self._lines:
+                self._put(f"{self._top(_size(self._stream)[0])}\x1b[J")
+                self._lines, self._frame = (), ""
+
+    def above(self, text: str, write: Callable[[str], object]) -> None:
+        """Writes the text above the lines, and draws these again."""
+        with self.lock:
+            lines = self._lines
+            self.erase()
+            write(text)
+            self.draw(lines, self._width)
+
+    @contextmanager
+    def beside(self, *streams: TextIO | None) -> Generator[None]:
+        """Meanwhile what is printed to sys.stdout and sys.stderr comes above the lines."""
+        before = sys.stdout, sys.stderr
+        with self.lock:
+            if is_terminal(sys.stdout):
+                sys.stdout = cast("TextIO", _Above(sys.stdout, self))
+            if is_terminal(sys.stderr):
+                sys.stderr = cast("TextIO", _Above(sys.stderr, self))
+        ours = sys.stdout, sys.stderr
+        try:
+            yield
+        finally:
+            for stream in ours:
+                if isinstance(stream, _Above):
+                    stream.end()
+            # Unless the user's code has replaced them.
+            if sys.stdout is ours[0]:
+                sys.stdout = before[0]
+            if sys.stderr is ours[1]:
+                sys.stderr = before[1]
+            self.erase()
+
+    def _top(self, width: int) -> str:
+        """Moves the cursor from the last line to the beginning of the first.
+
+        A terminal that has become narrower has wrapped the lines that it had.
+        """
+        rows = sum(max(1, -(-cells(text_of(line)) // width)) for line in self._lines[:-1])
+        return f"\r\x1b[{rows}A" if rows else "\r"
+
+    def _painted(self, line: Line) -> str:
+        if not self._has_colour:
+            return text_of(line)
+        return "".join(
+            f"\x1b[{_CODES[span.style]}m{span.text}\x1b[0m" if span.style else span.text
+            for span in line
+        )
+
+    def _put(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+class _Above:
+    """A stream of the user's, whose whole lines come above the view."""
+
+    def __init__(self, stream: TextIO, area: _Area) -> None:
+        self._stream = stream
+        self._area = area
+        self._rest = ""
+        self._is_over = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._area.lock:
+            if self._is_over:
+                # It was kept, such as by a logger.
+                return self._stream.write(text)
+            lines, end, self._rest = (self._rest + text).rpartition("\n")
+            if len(self._rest) > _LONGEST_REST:
+                lines, end, self._rest = lines + end + self._rest, "\n", ""
+            if end:
+                self._area.above(lines + end, self._write)
+        return len(text)
+
+    def end(self) -> None:
+        """From now on it writes as it is told; what has no end of line yet gets one."""
+        if self._rest:
+            self.write("\n")
+        self._is_over = True
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+def can_redraw(stream: TextIO | None) -> bool:
+    """It is a terminal on which lines can be drawn again."""
+    return is_terminal(stream) and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """It is one, and is open."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:
+        return False
+
+
+def _size(stream: TextIO) -> tuple[int, int]:
+    """Columns and rows of the terminal: what it says, or the environment, or the usual."""
+    try:
+        size = os.get_terminal_size(stream.fileno())
+        if size.columns and size.lines:
+            return size
+    except (OSError, ValueError, AttributeError):
+        pass
+    found = [os.environ.get(name, "") for name in ("COLUMNS", "LINES")]
+    usual = (_USUAL_WIDTH, _USUAL_HEIGHT)
+    columns, lines = (
+        int(text) if text.isdecimal() and int(text) else default
+        for text, default in zip(found, usual, strict=True)
+    )
+    return columns, lines
