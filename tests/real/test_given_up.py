@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from redline.calls import Call, Endpoint, HttpBackend, Request
-from redline.calls.wire import Connection, Transport, pool
+from redline.calls.wire import Connection, Outbox, Transport, pool
 from redline.clock import SYSTEM
 from redline.errors import Disconnected
 from redline.limits import Limits
@@ -177,6 +177,32 @@ def test_an_interrupted_write_leaves_no_other_without_an_answer(run: Run, place:
             assert isinstance(found[0], Interrupted)
             assert found[1:] == [b"/1", b"/2"]
             await transport.aclose()
+
+    run(main())
+
+
+@THROUGH_ASYNCIO
+def test_requests_of_two_endpoints_leave_together_if_they_share_an_outbox(run: Run) -> None:
+    async def main() -> None:
+        flushed = list[int]()
+        async with RawServer(echo) as server:
+            endpoint = Endpoint(base_url=server.base_url)
+            outbox = Outbox(lambda: flushed.append(len(server.seen)))
+            both = [Transport(endpoint, SYSTEM, lambda _: None, outbox=outbox) for _ in range(2)]
+
+            async def ask(number: int) -> bytes:
+                asked, transport = Asked(endpoint.timeouts, SYSTEM), both[number % 2]
+                asked.carry(transport.head("POST", f"/{number}", {}, b""), b"")
+                return (await transport.exchange(asked)).body
+
+            expected = [b"/%d" % number for number in range(6)]
+            assert await asyncio.gather(*[ask(number) for number in range(6)]) == expected
+            flushed.clear()
+            # Their connections are up now.
+            assert await asyncio.gather(*[ask(number) for number in range(6)]) == expected
+            assert flushed == [6]
+            for transport in both:
+                await transport.aclose()
 
     run(main())
 

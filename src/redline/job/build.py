@@ -31,7 +31,7 @@ from redline.calls import (
 from redline.calls.client import Bounded, check_timeout, function_limiter, label_of
 from redline.calls.cost import NOTHING, Metered, Spending
 from redline.calls.http import limiter_of
-from redline.calls.wire import do_nothing, proxy_of
+from redline.calls.wire import Outbox, do_nothing, proxy_of
 from redline.clock import SYSTEM
 from redline.errors import JournalError
 from redline.events import Listener, Listeners
@@ -406,12 +406,11 @@ def _http(
     """The job's endpoint, or its endpoints as a pool; and what finds their limits, in words."""
     # Under the lock: the sends of another run's window are not this one's to write.
     stores = _stores(job)
-    intake = intake_of(job.endpoints)
+    intake, outbox = intake_of(job.endpoints), Outbox(before_write)
 
     def parts(limiter: RateLimiter) -> dict[str, Any]:
         return {
-            "shared": Shared(limiter=limiter, stores=stores, intake=intake),
-            "before_write": before_write,
+            "shared": Shared(limiter=limiter, stores=stores, intake=intake, outbox=outbox),
             "attempts": tally,
             "listener": listener,
         }

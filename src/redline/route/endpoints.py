@@ -8,7 +8,7 @@ from typing import Any
 
 from redline.calls import Endpoint, HttpBackend, Shared
 from redline.calls.http import account_of
-from redline.calls.wire import ReplyMemory
+from redline.calls.wire import Outbox, ReplyMemory, do_nothing
 from redline.clock import SYSTEM
 from redline.errors import ConfigError, nearest
 from redline.route.balance import STRATEGIES, strategy_of
@@ -29,7 +29,8 @@ class EndpointPool(Pool):
         check_balance(balance)
         check_endpoints(stated)
         intake = intake_of(stated) if stated else None
-        seats = [seat_of(one, price=_highest(one), shared=Shared(intake=intake)) for one in stated]
+        shared = Shared(intake=intake, outbox=Outbox(do_nothing))
+        seats = [seat_of(one, price=_highest(one), shared=shared) for one in stated]
         super().__init__(seats, strategy_of(balance, random.Random()))
 
 

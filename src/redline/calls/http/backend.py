@@ -23,6 +23,7 @@ from redline.calls.wire import (
     Answer,
     Endpoint,
     Exchange,
+    Outbox,
     Repeat,
     Timing,
     Transport,
@@ -155,8 +156,8 @@ class HttpBackend:
     """Sends to one endpoint within its limits; each `send` is one attempt.
 
     shared: what it has in common with others; its intake is one for answers as long as the endpoint
-    may give. before_write: called before a request is stamped and written. attempts: counts them.
-    on_room: see Member.
+    may give. before_write: called before a request is stamped and written, if no outbox is shared.
+    attempts: counts them. on_room: see Member.
     """
 
     def __init__(
@@ -186,7 +187,11 @@ class HttpBackend:
         self._attempts = attempts or Attempts()
         self._listener = listener
         self._transport = Transport(
-            endpoint, clock, self._steering.shook_hands, before_write, shared.intake
+            endpoint,
+            clock,
+            self._steering.shook_hands,
+            intake=shared.intake,
+            outbox=shared.outbox or Outbox(before_write),
         )
         self._outage = Outage()
         self.on_room = on_room

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from redline.calls.wire import Answer, Endpoint, ReplyMemory
+from redline.calls.wire import Answer, Endpoint, Outbox, ReplyMemory
 from redline.clock import Clock
 from redline.errors import ConfigError, RateLimited, TimedOut
 from redline.limits import Grant, RateLimiter, Slots, open_limiter
@@ -53,12 +53,14 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     """What a backend has in common with other backends, or with other runs; None for its own.
 
     limiter: of its limits. stores: files in which they outlive a run. intake: what bounds the
-    answers of all backends that are given it.
+    answers of all backends that are given it. outbox: through it, their requests leave together,
+    after what it does before.
     """
 
     limiter: RateLimiter | None = None
     stores: Stores = Stores()
     intake: ReplyMemory | None = None
+    outbox: Outbox | None = None
 
 
 class EndpointLimits:

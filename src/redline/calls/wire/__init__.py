@@ -5,4 +5,4 @@ from redline.calls.wire.deadlines import Deadline, Deadlines
 from redline.calls.wire.endpoint import Endpoint, Timeouts, is_http_url, proxy_of
 from redline.calls.wire.exchange import EVENTS, Answer, Exchange, Repeat, Timing, do_nothing
 from redline.calls.wire.reply_memory import LONG_BYTES, ReplyMemory
-from redline.calls.wire.transport import Transport
+from redline.calls.wire.transport import Outbox, Transport

@@ -84,7 +84,8 @@ class Transport:
 
     proxy: its URL, None for none. intake: what bounds the answers. on_handshake: called with the
     seconds that a connection took, of some of them. before_write: called before requests are
-    stamped and written. Raises ConfigError for a proxy that cannot be used.
+    stamped and written; outbox: in its place, where the requests wait for that.
+    Raises ConfigError for a proxy that cannot be used.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Transport:
         on_handshake: Callable[[float], None],
         before_write: Callable[[], None] = do_nothing,
         intake: ReplyMemory | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
         self._endpoint = endpoint
         parts = urlsplit(endpoint.base_url)
@@ -109,7 +111,7 @@ class Transport:
         self._headers = _default_headers(endpoint)
         # The heads of requests without headers of their own, but for the length of the body.
         self._heads: dict[tuple[str, str], bytes] = {}
-        self._outbox = Outbox(before_write)
+        self._outbox = outbox or Outbox(before_write)
         self._reuse = Reuse()
         self._deadlines = Deadlines(clock)
         dialer = Dialer(endpoint, proxy, self._deadlines, on_handshake)
