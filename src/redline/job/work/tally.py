@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 
 import msgspec
 
@@ -21,6 +22,9 @@ from redline.events import (
     RetryStarted,
 )
 from redline.waist import Attempts, CacheUse, Outcome
+
+# By what rows are counted: quicker than to look which of them count.
+_ANSWER = attrgetter("status", "is_cached", "endpoint")
 
 
 class BatchUse(msgspec.Struct):
@@ -107,7 +111,7 @@ class Tally(Attempts):
         self.flawed: Counter[str] = Counter()  # of those that succeeded
         self.out: dict[str, EndpointOut] = {}  # endpoints that take no more calls
         self._names: list[str] = []  # of several endpoints
-        self._answered: Counter[str] = Counter()  # rows, by endpoint
+        self._answered: Counter[tuple[str, bool, str]] = Counter()  # rows, see _ANSWER
         self._parked: dict[str, float] = {}  # until when, by endpoint
         self._outages: dict[str, _Outage] = {}
         self._failing: dict[str, _Outage] = {}  # degraded, by their breakers
@@ -176,7 +180,7 @@ class Tally(Attempts):
         return [
             EndpointUse(
                 name=name,
-                answered=self._answered[name],
+                answered=self._answered["succeeded", False, name],
                 out=self.out[name].reason if name in self.out else None,
                 outages=self._outages[name].read(now_s) if name in self._outages else None,
                 failing=self._failing[name].read(now_s) if name in self._failing else None,
@@ -194,9 +198,7 @@ class Tally(Attempts):
     def rows_answered(self, outcomes: Iterable[Outcome]) -> None:
         """Counts them by endpoint, if there are several."""
         if self._names:
-            self._answered.update(
-                one.endpoint for one in outcomes if one.error is None and not one.is_cached
-            )
+            self._answered.update(map(_ANSWER, outcomes))
 
     def begin_batches(self) -> BatchUse:
         """The run goes by batches, which are counted there."""
