@@ -78,6 +78,7 @@ class ModelServer:
             in_flight=self.in_flight,
             slots=self.bound,
             ahead_free=self.bound,
+            steady=self.bound or 1_000_000,
             room_s=0.0 if has_room else math.ulp(0.0),
         )
 

@@ -21,9 +21,12 @@ import math
 import random
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from itertools import cycle
 from operator import attrgetter
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -31,6 +34,9 @@ from redline.waist import Request
 
 # Answers that a mean counts.
 MEMORY = 16
+# Of an endpoint that has given so many, a mean takes up this many more at once, or fewer at a
+# review: it costs more than all else that a pool does for a call.
+TOGETHER = 8
 # A latency counts for half when the latest answer is so long ago, in seconds.
 FORGET_S = 60.0
 # The same in calls of the fastest endpoint, if that is less: the first answer of a server that has
@@ -43,10 +49,10 @@ STALE_S = 10.0
 # Endpoints that are remembered for a prefix, the latest ones.
 OWNERS = 2
 
-_EXPECTED_S = attrgetter("expected_s")
 
-
-class Figures(msgspec.Struct, kw_only=True):
+# Several of its fields are set for each call, which takes a Struct twice as long.
+@dataclass(kw_only=True, eq=False, slots=True)
+class Figures:
     """What a strategy knows of one endpoint.
 
     weight: its capacity in proportion to the others'. in_flight: calls on their way to it, of this
@@ -60,6 +66,10 @@ class Figures(msgspec.Struct, kw_only=True):
     call_s: what each of its calls is expected to add to the time until it answers another one, and
     expected_s: that time; others: `foreign` if that is fresh. All three are as of the last
     `review`, and of the calls that have begun and ended since.
+    together: answers that the means above take up at once; left: until they do; fresh_s: the
+    latencies of those that they have not taken up.
+    steady: calls in flight below which it has room for another one, 0 if it is to be asked.
+    epoch: that of its breaker, if it gets calls and nothing is wrong with it, and -1 otherwise.
     """
 
     name: str = ""
@@ -80,29 +90,44 @@ class Figures(msgspec.Struct, kw_only=True):
     call_s: float = 1.0
     expected_s: float = 1.0
     others: int = 0
-    _drained_tokens: float = 0.0
-    _busy_s: float = 0.0
+    together: int = 1
+    left: int = 1
+    fresh_s: float = 0.0
+    steady: int = 0
+    epoch: int = -1
+    _drained_tokens: float = field(default=0.0, init=False)
+    _busy_s: float = field(default=0.0, init=False)
 
     def began(self) -> None:
         """A call is on its way to it."""
-        self.in_flight = in_flight = self.in_flight + 1
-        self.expected_s = (in_flight + self.others + 1) * self.call_s
+        self.in_flight += 1
+        self.expected_s += self.call_s
 
     def ended(self) -> None:
         """A call is over, without an answer."""
-        self.in_flight = in_flight = self.in_flight - 1
-        self.expected_s = (in_flight + self.others + 1) * self.call_s
+        self.in_flight -= 1
+        self.expected_s -= self.call_s
 
     def answered(self, latency_s: float, now_s: float) -> None:
         """A call has been answered."""
-        self.in_flight = in_flight = self.in_flight - 1
-        self.answers = answers = self.answers + 1
+        self.in_flight -= 1
+        self.left -= 1
+        self.fresh_s += latency_s
+        self.take_up(now_s)
+
+    def take_up(self, now_s: float) -> None:
+        """Has the means take up the answers that they have not. There must be one."""
+        fresh = self.together - self.left
+        self.answers = answers = self.answers + fresh
         self.answered_s = now_s
-        self.latency_s += (latency_s - self.latency_s) / (answers if answers < MEMORY else MEMORY)
-        self.call_s = call_s = self.latency_s / self.weight
-        self.expected_s = (in_flight + self.others + 1) * call_s
+        of = answers if answers < MEMORY else MEMORY
+        self.latency_s = latency_s = self.latency_s + (self.fresh_s - fresh * self.latency_s) / of
+        self.call_s = call_s = latency_s / self.weight
+        self.expected_s = (self.in_flight + self.others + 1) * call_s
         if self.availability < 1:
-            self.availability += (1 - self.availability) / MEMORY
+            self.availability = 1 - (1 - self.availability) * (1 - 1 / MEMORY) ** fresh
+        self.fresh_s = 0.0
+        self.together = self.left = TOGETHER if answers >= MEMORY else 1
 
     def review(self, usual_s: float, forget_s: float, now_s: float) -> None:
         """Time has passed. usual_s: the latency of an endpoint whose own is unknown.
@@ -119,8 +144,9 @@ class Figures(msgspec.Struct, kw_only=True):
 
     def forget(self) -> None:
         """How fast it was says nothing of how fast it will be."""
-        self.answers = 0
-        self.latency_s = self.tokens_per_s = self._drained_tokens = self._busy_s = 0.0
+        self.answers, self.together, self.left = 0, 1, 1
+        self.latency_s = self.fresh_s = 0.0
+        self.tokens_per_s = self._drained_tokens = self._busy_s = 0.0
 
     def failed(self) -> None:
         """A call has failed because of the endpoint."""
@@ -145,6 +171,9 @@ class Figures(msgspec.Struct, kw_only=True):
     def reported(self, now_s: float, *, queued: int, foreign: int, gpu: float | None) -> None:
         """Its server has said this of itself."""
         self.queued, self.foreign, self.gpu, self.seen_s = queued, foreign, gpu, now_s
+
+
+F = TypeVar("F", bound=Figures)
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -175,6 +204,13 @@ class Strategy(Protocol):
 
 
 @runtime_checkable
+class Ranking(Protocol):
+    """A strategy that goes by one figure of the endpoints alone, which is kept up to date."""
+
+    best: Callable[[Sequence[Any]], Any]
+
+
+@runtime_checkable
 class Ordering(Protocol):
     """A strategy that also chooses among calls that wait, for the endpoints that have room."""
 
@@ -190,9 +226,12 @@ class PowerOfTwo:
 
     looks_at = 8
     needs = frozenset[str]()
+    # In C, for each call comes here.
+    best: Callable[[Sequence[Any]], Any] = partial(min, key=attrgetter("expected_s"))
 
     def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
-        return min(among, key=_EXPECTED_S)
+        best: Figures = self.best(among)
+        return best
 
 
 class LeastTokens:
@@ -398,6 +437,25 @@ _STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "weighted_score": WeightedScore,
 }
 STRATEGIES = (*_STRATEGIES, "normalized_score")
+
+
+def draws(among: Sequence[F], most: int, draw: Callable[[], float]) -> Iterator[list[F]]:
+    """Draws of these endpoints without end, each `most` of them, or all for 0.
+
+    Each begins with another one: of those that are equally good, it is not always the same.
+    among: one or more. draw: a random number from 0 to 1.
+    """
+    count = len(among)
+    first = int(draw() * count)
+    ring = [*among[first:], *among[:first]] * 2
+    # Made and drawn by functions in C, for there is a draw for each call.
+    return map(ring.__getitem__, cycle(_parts(count, min(most or count, count))))
+
+
+@lru_cache(maxsize=64)
+def _parts(count: int, size: int) -> list[slice]:
+    """Parts of a ring of `count` that is there twice, one from each place on, in a random order."""
+    return random.Random(count).sample([slice(at, at + size) for at in range(count)], count)
 
 
 def review(among: Sequence[Figures], now_s: float) -> None:

@@ -86,6 +86,11 @@ class Breaker:
             return not self._bad_pages
         return self.state is not Health.DEGRADED
 
+    @property
+    def is_settled(self) -> bool:
+        """It is ready, and nothing speaks against it."""
+        return self.state is Health.READY and not self.evidence
+
     def allows(self, now_s: float, coming: int = 0) -> bool:
         """Another call may begin, beside `coming` calls that are about to."""
         if self.state is Health.READY:
@@ -108,6 +113,11 @@ class Breaker:
         """A call has ended without a result: another one may find out."""
         if self._ended(epoch) and self.state is Health.DEGRADED:
             self.again_s = -math.inf
+
+    def answered(self, calls: int) -> None:
+        """So many calls have been answered while it was settled."""
+        self.calls += calls
+        self._forget()
 
     def succeeded(self, epoch: int) -> bool:
         """A call has been answered. True if that changes the state."""

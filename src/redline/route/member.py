@@ -40,8 +40,8 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class PoolMember:
-    """One endpoint of a pool.
+class PoolMember(Figures):
+    """One endpoint of a pool: its figures, and all else that the pool knows of it.
 
     coming: calls that are about to reach its backend. error: what took it out for good.
     """
@@ -52,11 +52,10 @@ class PoolMember:
         on_room: Callable[[PoolMember], None],
         usual: Callable[[Breaker], float],
     ) -> None:
-        self.name = seat.name
+        super().__init__(name=seat.name, weight=seat.weight, price=seat.price)
         self.pages = seat.pages
         is_probed = seat.pages is not None and seat.pages.has_health
         self.breaker = Breaker(usual, is_probed=is_probed)
-        self.figures = Figures(name=seat.name, weight=seat.weight, price=seat.price)
         self.coming = 0
         self.is_leaving = False
         self.error: CallError | NoEndpoint | None = None
@@ -64,6 +63,11 @@ class PoolMember:
         self._timer: asyncio.TimerHandle | None = None
         self._watch: Watch | None = None
         self.backend = seat.make(lambda: on_room(self))
+
+    @property
+    def figures(self) -> Figures:
+        """What a strategy knows of it."""
+        return self
 
     @property
     def is_out(self) -> bool:
@@ -86,10 +90,28 @@ class PoolMember:
             return False
         return self.backend.has_room(now_s, coming)
 
+    def trust(self, now_s: float) -> None:
+        """Has its backend say once for many calls whether it takes them, if nothing is wrong."""
+        if not self.steady and self.breaker.is_settled and not self.is_out:
+            self.steady = self.backend.load(now_s).steady
+
+    def distrust(self) -> None:
+        """Its backend is asked for each call whether it could take it."""
+        self.steady, self.epoch = 0, -1
+
+    def opens(self) -> None:
+        """It gets calls, as far as is known."""
+        if self.steady:
+            self.epoch = self.breaker.epoch
+
+    def closes(self) -> None:
+        """It gets no calls for a while."""
+        self.epoch = -1
+
     def comes(self) -> None:
         """A call is about to reach its backend."""
         self.coming += 1
-        self.figures.began()
+        self.began()
 
     def came(self) -> None:
         """That call is there, or has been cancelled on its way."""
@@ -116,13 +138,13 @@ class PoolMember:
 
     def check_empty(self) -> None:
         """Whoever waits for the end of its calls is told if they are over."""
-        if not self.figures.in_flight:
+        if not self.in_flight:
             self._is_empty.set()
 
     def watch(self, on_health: Callable[[bool], None], clock: Clock) -> None:
         """Begins to ask its server how it is."""
         if self.pages is not None:
-            self._watch = Watch(self.pages, self.figures, on_health, clock)
+            self._watch = Watch(self.pages, self, on_health, clock)
             self._watch.start()
 
     async def aclose(self) -> None:
@@ -141,5 +163,5 @@ class PoolMember:
         """It gets no call any more. Returns when those that it had are over."""
         self.is_leaving = True
         self.backend.withdraw()
-        if self.figures.in_flight:
+        if self.in_flight:
             await self._is_empty.wait()

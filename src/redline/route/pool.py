@@ -20,6 +20,7 @@ degraded, the cause is not theirs alone: breakers stand aside, and all get calls
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import math
 import random
@@ -39,13 +40,22 @@ from redline.errors import (
     OverLimit,
     RateLimited,
     Refused,
+    Retryable,
     ServerFailed,
     TimedOut,
     Unpaid,
     Withdrawn,
 )
 from redline.events import SILENCE, EndpointDegraded, EndpointOut, EndpointRecovered, Listener
-from redline.route.balance import REVIEW_S, Asked, Figures, Ordering, Strategy, review
+from redline.route.balance import (
+    REVIEW_S,
+    Asked,
+    Ordering,
+    Ranking,
+    Strategy,
+    draws,
+    review,
+)
 from redline.route.call_facts import CallFacts
 from redline.route.health import BAD_PAGES, Breaker, usual_share
 from redline.route.member import PoolMember, Seat
@@ -54,6 +64,7 @@ from redline.route.traffic import Traffic
 from redline.waist import Call, Health, Load, Outcome, Request, Sink, failed
 
 _ASKED = Asked()
+_READY = Health.READY
 
 
 class Pool:
@@ -62,7 +73,7 @@ class Pool:
     strategy: chooses among those that could take a call. most: calls at all of them together, at
     once; None for what each of them allows. listener: is told of endpoints that are out. seed: of
     what is drawn at random. may_be_empty: endpoints are added and removed, and while there is none,
-    calls wait for one. traffic: what has passed through it.
+    calls wait for one.
     Raises ConfigError for two endpoints of one name, or, unless it may be empty, none at all.
     """
 
@@ -83,20 +94,24 @@ class Pool:
         self._ordering = strategy if isinstance(strategy, Ordering) else None
         self._facts = CallFacts(strategy.needs) if strategy.needs else None
         self._asks_room = "room" in strategy.needs
+        self._ranking = strategy if isinstance(strategy, Ranking) and not strategy.needs else None
         self._most = math.inf if most is None else most
-        self._in_flight = 0
+        self._spare = self._most
         self._clock = clock
         self._listener = listener
-        self._draw = random.Random(seed).random
+        self._random = random.Random(seed).random
         self._members: list[PoolMember] = []
         self._unwatched: list[PoolMember] = []  # until the first call: there is no loop before
-        # Those that could take a call, as far as is known: one that is chosen is asked. In the ring
-        # each is twice, so that a part of it may begin at any of them.
+        # Those that could take a call, as far as is known: one that is chosen is asked.
         self._open: dict[str, PoolMember] = {}
-        self._ring: list[Figures] = []
+        # Draws of those, without end; None if they are not the same any more.
+        self._draws: Iterator[list[PoolMember]] | None = None
+        # The best of each, while calls may be sent in the usual way; None while calls wait.
+        self._usual: Iterator[PoolMember] | None = None
         self._review_s = -math.inf
+        self._reviewer: asyncio.TimerHandle | None = None
         self._queue = CallQueue()
-        self.traffic = Traffic()
+        self._traffic = Traffic()
         self._given: dict[Ticket, PoolMember] = {}  # whose turn it is
         self._all_degraded = False
         for seat in seats:
@@ -117,8 +132,15 @@ class Pool:
         self._members.append(member)
         if member.pages is not None:
             self._unwatched.append(member)
-        self._review_s = -math.inf
+        self._review_at_once()
         self._weigh()
+
+    @property
+    def traffic(self) -> Traffic:
+        """What has passed through it."""
+        for member in self._members:
+            self._take_up(member)
+        return self._traffic
 
     @property
     def queued(self) -> int:
@@ -138,6 +160,7 @@ class Pool:
         if member is None:
             raise KeyError(name)
         self._drop(member)
+        self._take_up(member)
         try:
             await member.leave()
         finally:
@@ -159,12 +182,12 @@ class Pool:
         open_s = [one.room_s for one in loads]
         nearest = loads[open_s.index(min(open_s))]
         slots = [one.slots for one in loads]
-        is_full = self._in_flight >= self._most
+        is_full = not self._spare
         is_waited = len(self._queue) > 0 or is_full
         most = min(sum(slots) if all(slots) else math.inf, self._most)
         return Load(
             state=_best(member.health(now_s) for member in self._members),
-            in_flight=self._in_flight,
+            in_flight=sum(one.in_flight for one in self._members),
             waiting=len(self._queue) + sum(one.waiting for one in loads),
             slots=0 if most == math.inf else int(most),
             ahead_free=sum(one.ahead_free for one in loads),
@@ -176,18 +199,67 @@ class Pool:
         )
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        usual, spare = self._usual, self._spare
+        if usual is None or call.avoid or not spare:
+            return await self._send(request, call, sink)
+        # The usual way, for nearly all calls: an endpoint that surely has room is not asked, and of
+        # an answer nothing is noted but that it came, and how long it took.
+        member = next(usual)
+        in_flight = member.in_flight
+        if in_flight >= member.steady:
+            return await self._send(request, call, sink, member)
+        self._spare = spare - 1
+        member.in_flight = in_flight + 1
+        member.expected_s += member.call_s
+        epoch = member.epoch
+        try:
+            outcome = await member.backend.send(request, call, sink)
+        except BaseException:
+            self._cancelled(member, epoch)
+            raise
+        if outcome.error is not None or member.epoch != epoch:
+            if self._is_over(member, outcome, request, call, epoch):
+                return outcome
+            return await self._send(request, call, sink)
+        self._spare += 1
+        member.in_flight -= 1
+        member.expected_s -= member.call_s
+        member.fresh_s += outcome.latency_s
+        member.left = left = member.left - 1
+        if not left:
+            self._take_up(member)
+        if self._usual is None:
+            self._dispatch()
+        return outcome
+
+    async def aclose(self) -> None:
+        if self._reviewer is not None:
+            self._reviewer.cancel()
+            self._reviewer = None
+        for member in self._members:
+            await member.aclose()
+
+    async def _send(
+        self,
+        request: Request,
+        call: Call,
+        sink: Sink | None,
+        member: PoolMember | None = None,
+    ) -> Outcome:
+        """Its outcome, however many endpoints it needs. member: one that is chosen already."""
         ticket: Ticket | None = None
         facts = self._facts
         asked = _ASKED if facts is None else facts.of(request)
         if self._unwatched:
             self._watch()
         while True:
-            member = None
-            if not self._queue.tickets and self._in_flight < self._most:
+            if self._queue.tickets or not self._spare:
+                member = None
+            elif member is None or not member.is_open(self._clock.now_s(), self._all_degraded):
                 member = self._chosen(call, asked)
             if member is not None:
-                self._in_flight += 1
-                member.figures.began()
+                self._spare -= 1
+                member.began()
             else:
                 if ticket is None:
                     ticket = self._queue.ticket(call, self._clock.now_s(), asked)
@@ -197,75 +269,122 @@ class Pool:
                     return failed(error)
             breaker = member.breaker
             epoch = breaker.epoch
-            if breaker.state is not Health.READY:
+            if breaker.state is not _READY:
                 epoch = breaker.began(self._clock.now_s())
             try:
                 if facts is None:
                     outcome = await member.backend.send(request, call, sink)
                 else:
-                    outcome = await facts.send(
-                        member.backend, member.figures, asked, request, call, sink
-                    )
+                    outcome = await facts.send(member.backend, member, asked, request, call, sink)
             except BaseException:
                 self._cancelled(member, epoch)
                 raise
             if ticket is not None:
                 _note_wait(outcome, ticket.since_s)
-            if outcome.status == "succeeded":
-                self._in_flight -= 1
-                figures, traffic = member.figures, self.traffic
-                if epoch == breaker.epoch:
-                    figures.answered(outcome.latency_s, self._clock.now_s())
-                else:
-                    # It began before the endpoint was degraded, and says nothing of it now.
-                    figures.ended()
-                traffic.answered += 1
-                traffic.served_s += outcome.latency_s
-                if figures.answers == 1:
-                    self._review_s = -math.inf
-                if breaker.succeeded(epoch):
-                    self._improved(member)
-                if member.name not in self._open:
-                    self._look(member)
-                elif self._queue.tickets:
-                    self._dispatch()
+            if self._is_over(member, outcome, request, call, epoch):
                 return outcome
+            member = None
+
+    def _cancelled(self, member: PoolMember, epoch: int) -> None:
+        """A call is over without an outcome."""
+        member.breaker.cancelled(epoch)
+        self._unanswered(member)
+        self._traffic.unanswered += 1
+
+    def _is_over(
+        self, member: PoolMember, outcome: Outcome, request: Request, call: Call, epoch: int
+    ) -> bool:
+        """Notes what an endpoint has made of a call; whether the outcome is the call's."""
+        breaker = member.breaker
+        self._take_up(member)
+        if outcome.status != "succeeded":
             is_over = self._failed(member, outcome, request, call, epoch)
             self._unanswered(member)
-            if is_over:
-                self.traffic.unanswered += 1
-                return outcome
+            self._traffic.unanswered += is_over
+            return is_over
+        self._spare += 1
+        if epoch == breaker.epoch:
+            member.answered(outcome.latency_s, self._clock.now_s())
+        else:
+            # It began before the endpoint was degraded, and says nothing of it now.
+            member.ended()
+        self._traffic.answered += 1
+        self._traffic.served_s += outcome.latency_s
+        if member.answers == 1:
+            self._review_at_once()
+        if breaker.succeeded(epoch):
+            self._improved(member)
+        if member.name not in self._open:
+            self._look(member)
+        elif self._queue.tickets:
+            self._dispatch()
+        return True
 
-    async def aclose(self) -> None:
-        for member in self._members:
-            await member.aclose()
+    def _take_up(self, member: PoolMember) -> None:
+        """Counts the fresh answers of an endpoint, which have come in the usual way, if any."""
+        traffic, fresh = self._traffic, member.together - member.left
+        if not fresh:
+            return
+        member.breaker.answered(fresh)
+        traffic.answered += fresh
+        traffic.served_s += member.fresh_s
+        if not member.answers:
+            self._review_at_once()
+        member.take_up(self._clock.now_s())
 
     def _chosen(self, call: Call, asked: Asked) -> PoolMember | None:
         """The endpoint that takes the call now; None if none can."""
-        now_s, members, looks_at = self._clock.now_s(), self._open, self._strategy.looks_at
+        now_s, members = self._clock.now_s(), self._open
         if now_s >= self._review_s:
-            self._review_s = now_s + REVIEW_S
-            review([one.figures for one in self._members], now_s)
-        if not looks_at:
+            self._review(now_s)
+        if not self._strategy.looks_at:
             # It goes by all of them, so they are asked first.
             for one in list(members.values()):
                 if not one.is_open(now_s, self._all_degraded):
                     self._close(one, now_s)
                 elif self._asks_room:
-                    one.figures.room_s = one.backend.load(now_s, asked.request).room_s
+                    one.room_s = one.backend.load(now_s, asked.request).room_s
         while members:
-            # From a random one on: of those that are equally good, not always the same.
-            first = int(self._draw() * len(members))
-            among = self._ring[first : first + (looks_at or len(members))]
             if call.avoid:
-                among = [one.figures for name, one in members.items() if name not in call.avoid]
+                among = [one for name, one in members.items() if name not in call.avoid]
                 if not among:
                     return None
+            else:
+                among = self._drawn()
             member = members[self._strategy.choose(among, asked, now_s).name]
             if member.is_open(now_s, self._all_degraded):
                 return member
             self._close(member, now_s)
         return None
+
+    def _drawn(self) -> list[PoolMember]:
+        """Endpoints that could take a call, in a random order: as many as the strategy looks at."""
+        if self._draws is None:
+            members = [*self._open.values()]
+            self._draws = draws(members, self._strategy.looks_at, self._random)
+        if self._ranking is not None and self._usual is None and not self._queue.tickets:
+            self._usual = map(self._ranking.best, self._draws)
+        return next(self._draws)
+
+    def _review(self, now_s: float) -> None:
+        """Brings up to date what is known of the endpoints, once in REVIEW_S while calls come."""
+        members = self._members
+        for one in members:
+            self._take_up(one)
+        review(members, now_s)
+        for one in members:
+            one.trust(now_s)
+            if one.name in self._open:
+                one.opens()
+        self._review_s = now_s + REVIEW_S
+        if self._reviewer is not None:
+            self._reviewer.cancel()
+        loop = asyncio.get_running_loop()
+        self._reviewer = loop.call_later(REVIEW_S, self._review_at_once)
+
+    def _review_at_once(self) -> None:
+        """The next call is preceded by a review."""
+        self._review_s, self._usual = -math.inf, None
 
     async def _turn(self, ticket: Ticket) -> PoolMember:
         """The endpoint that takes the call when it is its turn.
@@ -274,6 +393,7 @@ class Pool:
         """
         call, queue = ticket.call, self._queue
         self._check_left()
+        self._usual = None
         turn = queue.add(ticket)
         if call.avoid:
             self._weigh()
@@ -282,7 +402,7 @@ class Pool:
             await call.in_time(turn, self._clock)
         except BaseException:
             queue.take(ticket)
-            self.traffic.unanswered += 1
+            self._traffic.unanswered += 1
             given = self._given.pop(ticket, None)
             if given is not None:
                 # It was its turn in the same moment.
@@ -291,13 +411,13 @@ class Pool:
             raise
         member = self._given.pop(ticket)
         member.came()
-        self.traffic.waited(self._clock.now_s() - ticket.since_s)
+        self._traffic.waited(self._clock.now_s() - ticket.since_s)
         return member
 
     def _dispatch(self) -> None:
         """Gives calls that wait to endpoints that can take them, in their order."""
         queue = self._queue
-        while queue and self._open and self._in_flight < self._most:
+        while queue and self._open and self._spare:
             for ticket in (
                 queue.first() if self._ordering is None else self._ordered(self._ordering)
             ):
@@ -312,7 +432,7 @@ class Pool:
             if ticket.turn is None or ticket.turn.done():
                 # It was cancelled in this turn of the loop.
                 continue
-            self._in_flight += 1
+            self._spare -= 1
             member.comes()
             self._given[ticket] = member
             ticket.turn.set_result(None)
@@ -331,15 +451,9 @@ class Pool:
 
     def _unanswered(self, member: PoolMember) -> None:
         """A call that the endpoint had is over, and was not answered."""
-        self._in_flight -= 1
-        member.figures.ended()
+        self._spare += 1
+        member.ended()
         self._look(member)
-
-    def _cancelled(self, member: PoolMember, epoch: int) -> None:
-        """A call that the endpoint had was cancelled."""
-        member.breaker.cancelled(epoch)
-        self._unanswered(member)
-        self.traffic.unanswered += 1
 
     def _look(self, member: PoolMember) -> None:
         """The endpoint may be able to take another call."""
@@ -348,17 +462,22 @@ class Pool:
         elif member.name not in self._open:
             member.forget_timer()
             self._open[member.name] = member
-            self._ring = [one.figures for one in self._open.values()] * 2
+            member.opens()
+            self._draws = self._usual = None
         self._dispatch()
 
     def _drop(self, member: PoolMember) -> None:
         """The endpoint takes no call until it is looked at again."""
         if self._open.pop(member.name, None) is not None:
-            self._ring = [one.figures for one in self._open.values()] * 2
+            member.closes()
+            self._draws = self._usual = None
 
     def _close(self, member: PoolMember, now_s: float) -> None:
         """The endpoint has no room until one of its calls is over, it says so, or a time comes."""
         self._drop(member)
+        if 0 < member.steady <= member.in_flight:
+            # It is full.
+            return
         until_s = member.closed_until_s(now_s)
         if now_s < until_s < math.inf:
             member.look_again(until_s - now_s, self._look)
@@ -381,8 +500,10 @@ class Pool:
             self._lose(member, error)
             return self._is_alone(member)
         is_down = isinstance(error, NoEndpoint) or is_unreachable(error)
+        if isinstance(error, NoEndpoint | Retryable):
+            member.distrust()
         if is_down or _is_failure(error):
-            member.figures.failed()
+            member.failed()
             if breaker.failed(epoch, now_s, is_down=is_down):
                 if not is_down:
                     event = EndpointDegraded(now_s, member.name, error.what)
@@ -511,9 +632,11 @@ class Pool:
 
     def _degraded(self, member: PoolMember) -> None:
         """The endpoint gets no calls for a while. Those that it has not written go to others."""
+        member.distrust()
+        self._take_up(member)
         # When it is back, it is not known to be slow, or no call would try it.
-        member.figures.forget()
-        self._review_s = -math.inf
+        member.forget()
+        self._review_at_once()
         self._weigh()
         member.backend.withdraw()
 

@@ -38,6 +38,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     many more calls may get ready to wait for the limits, of an endpoint.
     room_s: seconds until a call could start, behind those that are waiting; 0 now. If only a slot
     is missing, it is above 0 and says no more: when an answer ends is not known.
+    steady: calls in flight below which it has room for another one, until one has failed; 0 if that
+    depends on more than their number.
     parked_until_s: no call starts before, by the monotonic clock; -inf if it is not parked.
     next_s: no call starts before, by the monotonic clock: because the endpoint asked to wait, or
     because the call that is first in the queue waits for a limit; -inf if neither is so. It leaves
@@ -52,6 +54,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
     slots: int = 0
     ahead_free: int = 0
+    steady: int = 0
     room_s: float = 0.0
     parked_until_s: float = -math.inf
     next_s: float = -math.inf

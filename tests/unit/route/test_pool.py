@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
+from msgspec import structs
 
 from redline.calls import Call, Request, Retry
 from redline.errors import (
@@ -22,7 +23,7 @@ from redline.errors import (
 )
 from redline.route import Pool, Seat, strategy_of
 from redline.testing import virtual_run
-from redline.waist import Health, Outcome
+from redline.waist import Health, Load, Outcome, Sink
 from support.fleet import LoopClock, ModelServer
 
 CLOCK = LoopClock()
@@ -83,6 +84,72 @@ def test_an_endpoint_that_fails_fast_sees_few_first_attempts_and_is_back_soon(
         assert all(outcome.is_success for outcome in outcomes)
         assert 0 < servers[-1].failed <= 200
         assert servers[-1].calls - servers[-1].failed > 1_000
+
+    virtual_run(main())
+
+
+class Steady(ModelServer):
+    """Says how many calls it takes. asked: how often whether it takes one more."""
+
+    asked = 0
+
+    def has_room(self, now_s: float, coming: int = 0) -> bool:
+        self.asked += 1
+        return super().has_room(now_s, coming)
+
+
+@pytest.mark.parametrize("at_once", [1, 20, 64])
+def test_endpoints_that_say_how_many_calls_they_take_are_filled_and_seldom_asked(
+    at_once: int,
+) -> None:
+    async def main() -> None:
+        servers = [Steady(f"s{n}", slots=8, bound=8) for n in range(4)]
+        pool = pool_of(servers)
+        outcomes = await run_rows(pool, 4_000, at_once=at_once)
+        assert all(outcome.is_success for outcome in outcomes)
+        took_s = 400 / min(at_once, 32)
+        assert asyncio.get_running_loop().time() <= 1.05 * took_s + 0.15
+        if at_once < 32:
+            assert sum(server.asked for server in servers) < 400
+        assert pool.load(CLOCK.now_s()).in_flight == 0
+
+    virtual_run(main())
+
+
+def test_an_endpoint_that_has_failed_a_call_is_asked_again_whether_it_has_room() -> None:
+    """It takes any number of calls until one fails after 10 s, and then none for 5 s."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        begun_s, closed_s, given = loop.time(), list[float](), list[float]()
+
+        class Closing(ModelServer):
+            def has_room(self, now_s: float, coming: int = 0) -> bool:
+                return not closed_s or now_s >= closed_s[0] + 5
+
+            def load(self, now_s: float, request: Request | None = None) -> Load:
+                steady = 1_000 if self.has_room(now_s) else 0
+                return structs.replace(super().load(now_s, request), steady=steady)
+
+            async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+                given.append(loop.time())
+                return await super().send(request, call, sink)
+
+        def fails(now_s: float, number: int) -> CallError | None:
+            if closed_s or now_s < begun_s + 10:
+                return None
+            closed_s.append(now_s)
+            return HTTP_500
+
+        closing = Closing("closing", slots=100, fails=fails)
+        pool = pool_of([ModelServer("good", slots=100)])
+        pool.add(Seat(name=closing.name, make=closing.seated))
+        assert closing.on_room is not None
+        loop.call_later(15.01, closing.on_room)
+        outcomes = await run_rows(pool, 8_000, at_once=32)
+        assert all(outcome.is_success for outcome in outcomes)
+        assert not [at_s for at_s in given if closed_s[0] < at_s < closed_s[0] + 5]
+        assert len([at_s for at_s in given if at_s > closed_s[0] + 5]) > 100
 
     virtual_run(main())
 

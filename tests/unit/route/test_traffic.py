@@ -76,3 +76,21 @@ def test_a_pool_without_endpoints_holds_calls_until_one_comes() -> None:
         assert pool.traffic.answered == 6
 
     virtual_run(main())
+
+
+def test_calls_are_counted_while_they_come_and_when_their_endpoint_has_left() -> None:
+    async def main() -> None:
+        pool = empty_pool()
+        for name in ("a", "b"):
+            pool.add(seat_of(ModelServer(name, slots=4)))
+        for at_once in (3, 50, 203):
+            before = pool.traffic.answered
+            await asyncio.gather(*[sent(pool, 0.01) for _ in range(at_once)])
+            assert pool.traffic.answered == pool.traffic.ended == before + at_once
+        await asyncio.gather(*[sent(pool, 0.01) for _ in range(53)])
+        for name in ("a", "b"):
+            await pool.remove(name)
+        assert pool.traffic.answered == 309
+        assert pool.load(CLOCK.now_s()).in_flight == 0
+
+    virtual_run(main())

@@ -212,7 +212,7 @@ class HttpBackend:
         room_s = max(limiter.room_s(cost, now_s), parked_until_s - now_s)
         if never:
             room_s = math.inf
-        state, binds = Health.READY, never
+        state, binds, steady = Health.READY, never, 0
         if outage.is_down:
             state = Health.GONE if outage.is_over(now_s) else Health.DEGRADED
             binds = "the endpoint is out of reach"
@@ -222,12 +222,15 @@ class HttpBackend:
             binds = f"{slots.count} calls in flight"
         elif room_s > 0 and not never:
             binds = limiter.binds(cost, now_s)
+        if limiter.is_unlimited and self._steering.is_stated and parked_until_s <= now_s:
+            steady = min(slots.count, ahead.count)
         return Load(
             state=state,
             in_flight=slots.in_use,
             waiting=slots.waiting + ahead.waiting + limiter.waiting,
             slots=slots.count,
             ahead_free=max(0, ahead.count - ahead.in_use),
+            steady=steady,
             room_s=room_s if slots.is_free else max(room_s, math.ulp(0.0)),
             parked_until_s=parked_until_s,
             next_s=limiter.next_s,
