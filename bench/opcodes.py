@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,8 @@ FEW, MANY = 300, 1_300
 # Coroutines that do something ten times a second, whatever the number of rows. A run whose opcodes
 # are counted takes so long that they would be counted a hundred times too often.
 PERIODIC = ("Sampler._sample_on",)
-FLAGS = ["--prompt", "Classify: {{ text }}", "--model", "m", "-c", "16", "-q", "-o", "out.jsonl"]
+FLAGS = ["--prompt", "Classify: {{ text }}", "--model", "m", "-q", "-o", "out.jsonl"]
+IN_FLIGHT = 16
 # Runs the command line, and counts: argv is the file for the counts, then the command's.
 COUNT = (
     f"PERIODIC = {PERIODIC}"
@@ -110,17 +112,28 @@ def run(command: Sequence[str], folder: Path, environment: dict[str, str]) -> No
     subprocess.run(command, cwd=folder, env=environment, check=True, stdout=quiet, stderr=quiet)
 
 
-def cost(source: Path, inputs: Path, flags: Sequence[str], counted: Counted) -> Cost:
-    """Of a row, by the difference of two runs."""
+def cost(
+    source: Path,
+    inputs: Path,
+    flags: Sequence[str],
+    counted: Counted,
+    counts: tuple[int, int] = (FEW, MANY),
+) -> Cost:
+    """Of a row, by the difference of two runs of so many rows.
+
+    inputs: a folder with the rows, and maybe a redline.toml, which holds for the runs.
+    """
     # The same hashes make the same collisions in each run.
     environment = os.environ | {"PYTHONPATH": str(source), "PYTHONHASHSEED": "0"}
     found = []
-    for rows in (FEW, MANY):
+    for rows in counts:
         with tempfile.TemporaryDirectory() as name:
+            if (inputs / "redline.toml").exists():
+                shutil.copy(inputs / "redline.toml", name)
             arguments = ["run", str(inputs / f"{rows}.jsonl"), *FLAGS, *flags]
             found.append(counted(arguments, Path(name), environment))
     few, many = found
-    rows = MANY - FEW
+    rows = counts[1] - counts[0]
     names = {*few.units, *many.units}
     units = {name: (many.units.get(name, 0) - few.units.get(name, 0)) / rows for name in names}
     return Cost((many.frames - few.frames) / rows, units)
@@ -164,7 +177,8 @@ def measure(commits: Sequence[str], counted: Counted, top: int) -> dict[str, dic
         for load, flags in LOADS.items():
             costs = found[load] = {}
             for commit, source in zip(commits, sources, strict=True):
-                own = costs[commit] = cost(source, inputs, [*flags, "--base-url", url], counted)
+                given = [*flags, "-c", str(IN_FLIGHT), "--base-url", url]
+                own = costs[commit] = cost(source, inputs, given, counted)
                 frames = f" and {own.frames:,.0f} frames" if own.frames else ""
                 share = own.total / costs[commits[0]].total
                 of_first = f", {share:.3f} of {commits[0]}" if len(costs) > 1 else ""

@@ -1,12 +1,15 @@
 """CPU per call of a pool of endpoints, beside that of one endpoint: python bench/pool_cost.py
 
     python bench/pool_cost.py [--pairs 10]
+    python bench/pool_cost.py --opcodes [--top 20]      bytecodes of a row, on a busy machine
 
 All endpoints are one server, each under a key of its own. Each round runs the same rows with one
 endpoint, with two and with a hundred, in alternating order, at 64 in flight with answers at once.
 The ratio is to the CPU seconds with one endpoint in the same round; start-up and connections are
 taken off by a run of fewer rows. The bound is the upper end of a one-sided 95 % interval for the
-mean of its logarithm; status 1 if one is above its bar.
+mean of its logarithm; status 1 if one is above its bar. With --opcodes or --instructions, what a
+row costs is counted as in bench/opcodes.py, and the functions are listed that differ most from one
+endpoint; there is no bar.
 """
 
 from __future__ import annotations
@@ -19,10 +22,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import opcodes
 import record
 from versions import cpu_s, upper_bound, write_rows
 
 IN_FLIGHT, MANY, FEW = 64, 8_000, 2_000
+# Rows of the two runs in which work is counted.
+COUNTED = (1_000, 2_000)
 # What a number of endpoints may cost, over one.
 BARS = {2: 1.04, 100: 1.10}
 
@@ -47,11 +53,39 @@ def flags_of(endpoints: int) -> list[str]:
     return ["-c", str(IN_FLIGHT), *named]
 
 
+def count(counted: opcodes.Counted, top: int) -> None:
+    """Prints what a row costs with one endpoint, with two and with a hundred, in work."""
+    with (
+        tempfile.TemporaryDirectory() as name,
+        record.serving(record.sim("--latency", "0")) as server,
+    ):
+        folder, source = Path(name), record.ROOT / "src"
+        configured(folder, server.url)
+        for rows in COUNTED:
+            write_rows(folder / f"{rows}.jsonl", rows)
+        opcodes.compile_all([source])
+        one: opcodes.Cost | None = None
+        for size in (1, *BARS):
+            cost = opcodes.cost(source, folder, flags_of(size), counted, COUNTED)
+            one = one or cost
+            share = f"{cost.total:,.0f} {counted.__name__}, {cost.total / one.total:.3f} of one"
+            print(f"{size} endpoints: {share}", flush=True)
+            if cost is not one:
+                print("\n".join(opcodes.differences(one, cost, top)), flush=True)
+        os.chdir(record.ROOT)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--opcodes", action="store_true", help="count bytecodes")
+    parser.add_argument("--instructions", action="store_true", help="count them by callgrind")
+    parser.add_argument("--top", type=int, default=20, help="functions to list")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     given = parser.parse_args()
+    if given.opcodes or given.instructions:
+        count(opcodes.instructions if given.instructions else opcodes.opcodes, given.top)
+        return 0
     settings = {"pairs": given.pairs, "in_flight": IN_FLIGHT, "rows": [MANY, FEW], "bars": BARS}
     result = record.Record("pool_cost", settings, {"sim": 0})
     result.versions.update(record.own_versions("httptools", "uvloop", "msgspec"))

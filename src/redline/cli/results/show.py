@@ -24,9 +24,8 @@ from redline.job.inspect import (
     select,
 )
 from redline.job.settings import Kind, values
-from redline.job.show import duration
 from redline.journal import FAIL_ON
-from redline.process import counted, printable_json
+from redline.process import counted, duration, printable_json
 
 _MOST_SAMPLED = 100_000
 _MOST_SEED = 2**63 - 1
