@@ -63,11 +63,11 @@ def left_of(err: str, least: str = "") -> tuple[int, int, int, int]:
     return rows, done, failed, left
 
 
-def is_counted(err: str) -> bool:
+def is_counted(summary: str) -> bool:
     """All rows were counted before the end. If not, what the run says of them is checked."""
-    if "at least" not in err:
+    if "at least" not in summary:
         return True
-    rows, done, failed, left = left_of(err, "at least ")
+    rows, done, failed, left = left_of(summary, "at least ")
     assert rows < ROWS
     assert left == rows - done - failed
     return False
@@ -77,7 +77,7 @@ def told_of_all(cli: Cli, *command: str, stdin: str = "") -> Any:
     """A run that ended early, and late enough to have counted all rows."""
     for deadline in DEADLINES:
         told = cli(*command, *SLOWLY, deadline, stdin=stdin)
-        if is_counted(told.err):
+        if is_counted(told.summary):
             return told
     raise AssertionError("no run has counted its rows")
 
@@ -91,7 +91,7 @@ def test_a_run_that_ends_early_says_how_many_rows_are_left(cli: Cli, name: str) 
         found = re.match(r"[\d,]+ rows? = (\d+) succeeded", told.summary)
         assert found is not None
         done += int(found[1])
-        if not is_counted(told.err):
+        if not is_counted(told.summary):
             continue
         useful += int(found[1]) > 0
         assert left_of(told.err) == (ROWS, done, 0, ROWS - done)
@@ -120,7 +120,7 @@ def test_retrying_failures_counts_these_and_not_the_others(cli: Cli) -> None:
     repaired = ("--prompt", "{{ txt }}", "--force", "--retry-failed")
     for deadline in DEADLINES:
         told = cli("run", "in.jsonl", *SIM[:4], *repaired, "-o", "out.jsonl", *SLOWLY, deadline)
-        if not is_counted(told.err):
+        if not is_counted(told.summary):
             continue
         rows, done, failed, left = left_of(told.err)
         assert (rows, failed) == (3000, 0)

@@ -92,7 +92,9 @@ def check_four_processes(where: str) -> None:
                 assert worker.stdin is not None
                 worker.stdin.write(b"\n")
                 worker.stdin.flush()
-            time.sleep(3)
+            while sim.stats()["received"] < 3 * rate:
+                assert workers[0].poll() is None
+                time.sleep(0.05)
             workers[0].send_signal(signal.SIGKILL)
             killed_s = time.monotonic()
             for worker in workers[1:]:
