@@ -29,7 +29,7 @@ _COMMANDS = {
     "eval": ("evaluate", "Ask a test set, and say how many answers are right."),
     "synth": ("synth", "Make texts by a prompt, no two nearly the same."),
     "tag": ("tag", "Give every row labels, or JSON by a schema."),
-    "status": ("status", "Show how a job is, and what holds it back."),
+    "status": ("results.status", "Show how a job is, and what holds it back."),
     "show": ("results.show", "Show what is in a results file."),
     "compare": ("results.compare", "Compare two results files row by row."),
     "verify": ("results.verify", "Prove that a results file is complete."),

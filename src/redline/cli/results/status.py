@@ -16,7 +16,7 @@ from click.exceptions import Exit
 
 from redline.calls.cost import DOLLAR, dollars_text
 from redline.cli.flags import Word, flag, stated
-from redline.cli.results import results_path
+from redline.cli.results.verify import results_path
 from redline.cli.session import say
 from redline.errors import ConfigError
 from redline.job.settings import Kind
