@@ -113,17 +113,20 @@ $(ENGINE): pyproject.toml $(CORE)
 
 $(TESTS): pyproject.toml $(CORE) $(ENGINE) | $(SERVERS)
 	@echo "installing the extras and tools the tests need"
-	@$(PIP) install --editable '.[parquet,zst,hf,redis,s3,schema,synth,tokens]' --group dev
+	@$(PIP) install --editable '.[parquet,zst,hf,redis,report,s3,schema,synth,tokens]' --group dev
 	@touch $@
 
-# Real servers for the tests: of shared limits, of proxies; and wrk, a client of our own server.
-# Without them those tests are skipped.
+# Real servers for the tests: of shared limits, of proxies; wrk, a client of our own server; a browser
+# and axe-core for pages. Without them those tests are skipped.
 $(SERVERS): | $(VENV)
-	@missing=; for program in redis-server squid tinyproxy wrk; do \
+	@missing=; for program in chromium redis-server squid tinyproxy wrk; do \
 		PATH="$$PATH:/usr/sbin" command -v $$program >/dev/null || missing="$$missing $$program"; done; \
 	test -z "$$missing" || { \
 		echo "installing$$missing for the tests"; \
 		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 			apt-get install -y -qq --no-install-recommends $$missing; } >/dev/null 2>&1 || \
 		echo "note:$$missing cannot be installed here; the tests that need one are skipped"; }
+	@PATH="$$PATH:/usr/sbin" command -v npm >/dev/null && { \
+		npm install --silent --no-save --prefix .venv/node axe-core@4 >/dev/null 2>&1 || true; } || \
+		echo "note: there is no npm; pages are not tested for accessibility"
 	@touch $@

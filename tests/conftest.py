@@ -40,6 +40,7 @@ TOGETHER = (
     "tests/real/test_object_errors.py",
     "tests/real/test_object_input.py",
     "tests/real/test_object_output.py",
+    "tests/real/test_report_page.py",
     "tests/real/test_synth.py",
     "tests/test_architecture.py",
 )

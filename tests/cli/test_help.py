@@ -35,6 +35,7 @@ PAGES = {
     "fleet-status.txt": ["fleet", "status", "--help"],
     "sim.txt": ["sim", "--help"],
     "route.txt": ["route", "--help"],
+    "report.txt": ["report", "--help"],
     "route-replay.txt": ["route", "replay", "--help"],
 }
 Cli = Callable[..., Any]

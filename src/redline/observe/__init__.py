@@ -4,7 +4,7 @@ from redline.observe.binding import bindings, current
 from redline.observe.causes import Binding, Cause
 from redline.observe.eta import Estimate, estimate
 from redline.observe.phases import UNATTRIBUTED, time_by_phase
-from redline.observe.shares import Share, Summary, stretches, summary
+from redline.observe.shares import Share, Summary, stretches, summary, summary_of
 from redline.observe.status import (
     SILENT_S,
     BindingStatus,

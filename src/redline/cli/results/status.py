@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import textwrap
@@ -16,16 +15,13 @@ from click.exceptions import Exit
 
 from redline.calls.cost import DOLLAR, dollars_text
 from redline.cli.flags import Word, flag, stated
-from redline.cli.results.verify import results_path
+from redline.cli.results.recorded import read_recorded
 from redline.cli.session import say
-from redline.errors import ConfigError
 from redline.job.settings import Kind
 from redline.job.show import InputCounts
-from redline.journal import Output, is_held
+from redline.journal import Output
 from redline.observe import SILENT_S, Cause, Status, status_of
 from redline.process import counted, duration
-from redline.store import url_of
-from redline.timeline import NAME, RunFacts, Timeline, read_timeline
 
 PARAMS = (
     Word("results", "OUT", "The results file of a run, or its URL."),
@@ -35,7 +31,6 @@ PARAMS = (
 _EVERY_S, _PLAIN_EVERY_S = 1.0, 10.0
 _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 _NARROWEST, _WIDEST = 40, 120
-_HINT = "name the file after -o of the run"
 
 
 def status(ctx: Context, results: str) -> None:
@@ -75,53 +70,8 @@ def status(ctx: Context, results: str) -> None:
 
 def _read(output: Output) -> Status:
     """How the job is now. Raises ConfigError if nothing is known of it."""
-    path = output.state_path / NAME
-    try:
-        timeline = read_timeline(path)
-    except FileNotFoundError:
-        raise _unknown(output) from None
-    if not timeline.runs and (timeline.damaged or timeline.is_cut):
-        raise ConfigError(f"{path} is no timeline", hint="move it away: the next run begins one")
-    if not timeline.runs:
-        raise ConfigError(f"{path} holds no run", hint="it is written as soon as a run begins")
-    return status_of(timeline, time.time(), is_running=_is_running(output, timeline))
-
-
-def _is_running(output: Output, timeline: Timeline) -> bool:
-    """A process holds the output."""
-    try:
-        held = is_held(output)
-    except FileNotFoundError:
-        return False
-    if held is not None:
-        return held
-    # A file system without locks.
-    run = timeline.runs[-1]
-    return run.end is None and _is_alive(run.facts)
-
-
-def _is_alive(facts: RunFacts) -> bool:
-    try:
-        os.kill(facts.pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _unknown(output: Output) -> ConfigError:
-    """Why there is no timeline."""
-    if url_of(output.name) is not None and not output.state_path.is_dir():
-        return ConfigError(f"{output.name} was not written on this machine", hint=_HINT)
-    if not output.state_path.is_dir():
-        # Raises with the nearest name.
-        results_path(str(output.path))
-        return ConfigError(f"{output.name} is not the output of a run", hint=_HINT)
-    return ConfigError(
-        f"{output.name} has no timeline: an older redline has written it",
-        hint="redline verify says whether it is complete; a run that continues it keeps a timeline",
-    )
+    timeline, is_running = read_recorded(output)
+    return status_of(timeline, time.time(), is_running=is_running)
 
 
 def text_of(name: str, found: Status) -> str:

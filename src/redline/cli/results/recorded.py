@@ -1,0 +1,67 @@
+"""What is recorded of an output's job, or why nothing is."""
+
+from __future__ import annotations
+
+import os
+
+from redline.cli.results.verify import results_path
+from redline.errors import ConfigError
+from redline.journal import Output, is_held
+from redline.store import url_of
+from redline.timeline import NAME, RunFacts, Timeline, read_timeline
+
+_HINT = "name the file after -o of the run"
+
+
+def read_recorded(output: Output) -> tuple[Timeline, bool]:
+    """Its timeline, with one run at least, and whether a process holds the output.
+
+    Raises ConfigError if nothing is recorded of it.
+    """
+    path = output.state_path / NAME
+    try:
+        timeline = read_timeline(path)
+    except FileNotFoundError:
+        raise _unknown(output) from None
+    if not timeline.runs and (timeline.damaged or timeline.is_cut):
+        raise ConfigError(f"{path} is no timeline", hint="move it away: the next run begins one")
+    if not timeline.runs:
+        raise ConfigError(f"{path} holds no run", hint="it is written as soon as a run begins")
+    return timeline, _is_running(output, timeline)
+
+
+def _is_running(output: Output, timeline: Timeline) -> bool:
+    """A process holds the output."""
+    try:
+        held = is_held(output)
+    except FileNotFoundError:
+        return False
+    if held is not None:
+        return held
+    # A file system without locks.
+    run = timeline.runs[-1]
+    return run.end is None and _is_alive(run.facts)
+
+
+def _is_alive(facts: RunFacts) -> bool:
+    try:
+        os.kill(facts.pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _unknown(output: Output) -> ConfigError:
+    """Why there is no timeline."""
+    if url_of(output.name) is not None and not output.state_path.is_dir():
+        return ConfigError(f"{output.name} was not written on this machine", hint=_HINT)
+    if not output.state_path.is_dir():
+        # Raises with the nearest name.
+        results_path(str(output.path))
+        return ConfigError(f"{output.name} is not the output of a run", hint=_HINT)
+    return ConfigError(
+        f"{output.name} has no timeline: an older redline has written it",
+        hint="redline verify says whether it is complete; a run that continues it keeps a timeline",
+    )

@@ -1,0 +1,139 @@
+"""`redline report`: a page about a job that can be shared, or the same as text, data or a chart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from click import Context
+
+from redline.cli.flags import Word, flag, stated
+from redline.cli.results.recorded import read_recorded
+from redline.cli.session import say
+from redline.errors import ConfigError, nearest
+from redline.job.report import (
+    BEGINNINGS,
+    MOST_JOBS,
+    JobReport,
+    html_of,
+    json_of,
+    markdown_of,
+    points_each,
+    read_files,
+    report_of,
+    svg_of,
+)
+from redline.journal import Output
+from redline.process import replace_file, write_all
+from redline.store import local_path
+
+_SUFFIXES = {".html": "html", ".htm": "html", ".md": "md", ".json": "json", ".svg": "svg"}
+_FORMATS = ("html", "md", "json", "svg")
+_HINT = "name a file such as page.html, report.md, report.json or chart.svg"
+
+PARAMS = (
+    Word(
+        "results",
+        "OUT...",
+        "Results files of runs, or their URLs; several are compared.",
+        is_many=True,
+    ),
+    flag("output", "FILE", "Where it goes: .html, .md, .json or .svg.", short="-o"),
+    flag("format", "FORMAT", "html, md, json or svg. Default: as FILE ends, otherwise md."),
+)
+
+
+def report(ctx: Context, results: Sequence[str] | None) -> None:
+    """Report on a job: what bound it, how fast it was, what it cost, and what failed.
+
+    A page loads nothing and can be sent to anyone. It quotes the prompt and a few errors, and no
+    key. A job that runs is reported as it is now.
+
+        redline report labels.jsonl -o page.html
+        redline report labels.jsonl -o chart.svg
+        redline report small.jsonl large.jsonl -o page.html
+
+    Without -o the report goes to standard output. A page needs plotly: pip install
+    'redline[report]'.
+
+    Exit status: 0 done, 2 nothing is recorded of it, or bad usage, 3 a defect in redline.
+    """
+    given = stated(ctx)
+    if not results:
+        raise ConfigError("OUT is missing", hint="redline report labels.jsonl -o page.html")
+    if len(results) > MOST_JOBS:
+        raise ConfigError(
+            f"{len(results)} outputs are too many for one report", hint=f"name at most {MOST_JOBS}"
+        )
+    form = _format(given.get("format"), given.get("output"))
+    if form == "svg" and len(results) > 1:
+        raise ConfigError("a chart shows one output", hint="name one, or make a page: -o page.html")
+    path = None if "output" not in given else _checked_path(given["output"], form)
+    reports = [_read(Output.at(name), points_each(len(results))) for name in results]
+    text = _drawn(reports, form)
+    if path is None:
+        say(text)
+        return
+    data = text.encode("utf-8", "replace")
+    replace_file(path, lambda fd: write_all(fd, [data]))
+    say(f"{path}: {_size_text(len(data))}\n")
+
+
+def _read(output: Output, most_points: int) -> JobReport:
+    timeline, is_running = read_recorded(output)
+    return report_of(read_files(output, timeline, is_running=is_running), most_points)
+
+
+def _drawn(reports: Sequence[JobReport], form: str) -> str:
+    match form:
+        case "html":
+            return html_of(reports)
+        case "json":
+            return json_of(reports)
+        case "svg":
+            return svg_of(reports[0])
+        case _:
+            return markdown_of(reports)
+
+
+def _format(stated_format: str | None, output: str | None) -> str:
+    """What is to be written. Raises ConfigError if it is unknown."""
+    if stated_format is not None:
+        if stated_format not in _FORMATS:
+            raise ConfigError(
+                f"unknown format: {stated_format}",
+                hint=nearest(stated_format, _FORMATS) or f"one of {', '.join(_FORMATS)}",
+            )
+        return stated_format
+    if output is None:
+        return "md"
+    form = _SUFFIXES.get(Path(output).suffix.lower())
+    if form is None:
+        raise ConfigError(
+            f"{output} does not say in which format", hint=f"{_HINT}, or add --format"
+        )
+    return form
+
+
+def _checked_path(text: str, form: str) -> Path:
+    """Where the report goes. Raises ConfigError if that would replace anything but a report."""
+    path = local_path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
+        raise ConfigError(f"-o {text} {what}", hint=_HINT)
+    if path.exists():
+        begin = BEGINNINGS[form].encode()
+        try:
+            with path.open("rb") as file:
+                is_ours = file.read(len(begin)) == begin
+        except OSError as error:
+            raise ConfigError(f"{text} cannot be read: {error.strerror}", hint=_HINT) from error
+        if not is_ours:
+            raise ConfigError(
+                f"{text} exists and is no report of this format", hint="choose another -o"
+            )
+    return path
+
+
+def _size_text(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.0f} kB"

@@ -1,0 +1,7 @@
+"""The report of a job: its data from the files of its output, and the ways to draw them."""
+
+from redline.job.report.data import MOST_JOBS, JobReport, json_of, points_each, report_of
+from redline.job.report.html import BEGINNINGS, html_of
+from redline.job.report.markdown import markdown_of
+from redline.job.report.reading import JobFiles, read_files
+from redline.job.report.svg import svg_of

@@ -1,0 +1,265 @@
+"""The data of a report: what one job did, in figures, series and sentences. Plain functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from redline.job.report.failed_rows import FailedKind, shown
+from redline.job.report.reading import JobFiles
+from redline.job.report.series import (
+    MOST_POINTS,
+    Series,
+    band_of,
+    bound_of,
+    errors_of,
+    offsets_of,
+    points_of,
+    series_of,
+)
+from redline.journal import Manifest
+from redline.observe import Binding, Share, State, summary_of
+from redline.timeline import RunHistory, Sketch, Window, merged_sketches
+
+# Of the JSON.
+VERSION = 1
+# More would have neither colours nor columns of their own that can be read.
+MOST_JOBS = 7
+_MOST_SHARES = 12
+_MOST_KINDS = 20
+_MOST_SETTINGS = 60
+_LONGEST_SETTING = 2_000
+_LONGEST_NAME = 200
+# Of these, the settings say only in which way lines are written.
+_DULL = {"method": "POST", "format": "redline"}
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole job. Durations in seconds, None for what is unknown.
+
+    rows: of the input, at least that many unless is_exact. running_s: of all runs together. What
+    follows is of the runs that the timeline still has: rows_per_s (done or failed), requests,
+    retries, failed_attempts, tokens, latency, first_token_p50_s of streamed answers, spent_usd.
+    most_in_flight: the largest mean of a point.
+    """
+
+    rows: int = 0
+    is_exact: bool = True
+    done: int = 0
+    failed: int = 0
+    untried: int = 0
+    left: int = 0
+    running_s: float = 0.0
+    rows_per_s: float = 0.0
+    requests: int = 0
+    retries: int = 0
+    failed_attempts: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    latency_p50_s: float | None = None
+    latency_p95_s: float | None = None
+    latency_p99_s: float | None = None
+    first_token_p50_s: float | None = None
+    most_in_flight: float = 0.0
+    spent_usd: float | None = None
+
+
+class RunLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. begun: seconds since 1970-01-01 UTC. begin_s: on the axis. stopped: by what error.
+
+    slots: most calls in flight at first, 0 for no bound. limits: as stated. done, failed: rows.
+    """
+
+    state: State
+    stopped: str
+    begun: float
+    begin_s: float
+    running_s: float
+    done: int
+    failed: int
+    slots: int
+    limits: tuple[str, ...]
+    redline: str
+
+
+class ErrorLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Failed attempts of one kind. example: the last one in words, empty if it is unknown."""
+
+    kind: str
+    attempts: int
+    example: str
+
+
+class JobReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One job. sentence: what bound it. state: of its latest run; seen: its last sign of life.
+
+    band: what bound, on the axis of `series`. shares: of the time by what bound, largest first.
+    errors: attempts that failed and were mostly tried again; error: the last one in words.
+    failed: rows. settings: by name, as text.
+    """
+
+    name: str
+    state: State
+    sentence: str
+    seen: float
+    model: str
+    input: str
+    endpoints: tuple[str, ...]
+    figures: Figures
+    shares: tuple[Share, ...]
+    band: tuple[Binding, ...]
+    runs: tuple[RunLine, ...]
+    series: Series
+    errors: tuple[ErrorLine, ...]
+    error: str
+    failed: tuple[FailedKind, ...]
+    settings: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+
+
+def points_each(jobs: int) -> int:
+    """Points of each of so many outputs, so that their page has as many as that of one."""
+    return MOST_POINTS // jobs
+
+
+def report_of(files: JobFiles, most_points: int = MOST_POINTS) -> JobReport:
+    """The report of one output. most_points: of its series."""
+    timeline = files.timeline
+    bound = bound_of(timeline)
+    points = points_of(timeline, bound, most_points)
+    last, windows = timeline.runs[-1], timeline.windows
+    summary = summary_of([one for run in bound for one in run])
+    runs = _runs(files)
+    notes = files.notes
+    if any(run.state == "dead" for run in runs):
+        notes = [*notes, "a run that was killed had not recorded its last second or two"]
+    in_flight = (point.window.in_flight for point in points)
+    return JobReport(
+        name=shown(files.name, _LONGEST_NAME),
+        state=_state(last, is_running=files.is_running),
+        sentence=summary.sentence,
+        seen=last.facts.at + last.last_s,
+        model=shown(last.facts.model, _LONGEST_NAME),
+        input=shown(last.facts.input, _LONGEST_NAME),
+        endpoints=tuple(shown(name, _LONGEST_NAME) for name in last.facts.endpoints),
+        figures=_figures(files, max(in_flight, default=0.0)),
+        shares=summary.shares[:_MOST_SHARES],
+        band=tuple(band_of(points)),
+        runs=runs,
+        series=series_of(points),
+        errors=_errors(windows),
+        error=shown(next((one.error for one in reversed(windows) if one.error), "")),
+        failed=tuple(files.failed),
+        settings=_settings(files.manifest),
+        notes=tuple(shown(note) for note in notes),
+    )
+
+
+def _state(run: RunHistory, *, is_running: bool) -> State:
+    if is_running:
+        return "running"
+    return "dead" if run.end is None else run.end.how
+
+
+def _figures(files: JobFiles, most_in_flight: float) -> Figures:
+    runs, windows = files.timeline.runs, files.timeline.windows
+    running_s = sum(run.last_s for run in runs)
+    if not windows:
+        return Figures(running_s=running_s)
+    totals = windows[-1].totals
+    latency = merged_sketches(one.latency for one in windows)
+    ended = sum(one.done + one.failed for one in windows)
+    return Figures(
+        rows=totals.rows,
+        is_exact=totals.is_exact,
+        done=totals.done,
+        failed=totals.failed,
+        untried=totals.untried,
+        left=totals.left,
+        rows_per_s=ended / (running_s or 1.0),
+        requests=sum(one.sent for one in windows),
+        retries=sum(one.retries for one in windows),
+        failed_attempts=errors_of(windows).total(),
+        input_tokens=sum(one.input_tokens for one in windows),
+        output_tokens=sum(one.output_tokens for one in windows),
+        latency_p50_s=latency.quantile_s(0.5),
+        latency_p95_s=latency.quantile_s(0.95),
+        latency_p99_s=latency.quantile_s(0.99),
+        first_token_p50_s=_first_token(windows).quantile_s(0.5),
+        spent_usd=_spent(runs, has_budget=files.has_budget),
+        most_in_flight=most_in_flight,
+        running_s=running_s,
+    )
+
+
+def _first_token(windows: Sequence[Window]) -> Sketch:
+    return merged_sketches(one.first_token for one in windows)
+
+
+def _spent(runs: Sequence[RunHistory], *, has_budget: bool) -> float | None:
+    """By all runs; None if that of a run which had answers is unknown.
+
+    A budget in money counts on over the runs, so that a run begins with what those before it spent.
+    """
+    total_usd: float | None = None
+    for run in runs:
+        known = [one.totals.spent_usd for one in run.windows if one.totals.spent_usd is not None]
+        if not known:
+            if any(one.answered for one in run.windows):
+                return None
+            continue
+        is_of_all = has_budget and total_usd is not None and known[0] >= total_usd
+        total_usd = known[-1] if is_of_all else (total_usd or 0.0) + known[-1]
+    return total_usd
+
+
+def _runs(files: JobFiles) -> tuple[RunLine, ...]:
+    runs = files.timeline.runs
+    return tuple(
+        RunLine(
+            state=_state(run, is_running=files.is_running and run is runs[-1]),
+            stopped="" if run.end is None else shown(run.end.what),
+            begun=run.facts.at,
+            begin_s=round(offset_s, 2),
+            running_s=run.last_s,
+            done=sum(one.done for one in run.windows),
+            failed=sum(one.failed for one in run.windows),
+            slots=run.facts.slots,
+            limits=tuple(shown(text, _LONGEST_NAME) for text in run.facts.limits),
+            redline=shown(run.facts.redline, _LONGEST_NAME),
+        )
+        for run, offset_s in zip(runs, offsets_of(files.timeline), strict=True)
+    )
+
+
+def _errors(windows: Sequence[Window]) -> tuple[ErrorLine, ...]:
+    """A window has the last of its errors in words: which kind that is of, is known of one kind."""
+    examples = {kind: one.error for one in windows if len(one.errors) == 1 for kind in one.errors}
+    return tuple(
+        ErrorLine(
+            kind=shown(kind, _LONGEST_NAME), attempts=count, example=shown(examples.get(kind, ""))
+        )
+        for kind, count in errors_of(windows).most_common(_MOST_KINDS)
+    )
+
+
+def _settings(manifest: Manifest | None) -> tuple[tuple[str, str], ...]:
+    """What decides the answers; a manifest never holds a key."""
+    if manifest is None:
+        return ()
+    settings = manifest.settings.items()
+    told = [(name, value) for name, value in settings if _DULL.get(name) != value]
+    return tuple(
+        (shown(name, _LONGEST_NAME), shown(_text(value), _LONGEST_SETTING))
+        for name, value in told[:_MOST_SETTINGS]
+    )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def json_of(reports: Sequence[JobReport]) -> str:
+    """The same as one JSON object, with a job for each output."""
+    return msgspec.json.encode({"report": VERSION, "jobs": reports}).decode() + "\n"

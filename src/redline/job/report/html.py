@@ -1,0 +1,92 @@
+"""A report as one page of HTML that loads nothing: data, template, and plotly's packaged script.
+
+Its policy (Content-Security-Policy) forbids the page to load or to send anything. Texts of others
+are escaped by the template, or in JSON, which the page's script sets as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from redline.errors import ConfigError
+from redline.job.report import colours, words
+from redline.job.report.data import VERSION, JobReport
+from redline.job.report.svg import unit_of
+from redline.process import counted
+
+# What a file of each format begins with.
+BEGINNINGS = {
+    "html": "<!doctype html>",
+    "md": "# Report of ",
+    "json": f'{{"report":{VERSION},',
+    "svg": "<svg ",
+}
+_TEMPLATE = "page.html.jinja"
+
+
+def html_of(reports: Sequence[JobReport]) -> str:
+    """The page of one output, or one that compares several. Raises ConfigError without plotly."""
+    # Imported here: only a page needs it.
+    from jinja2 import Environment, StrictUndefined
+
+    script = _plotly()
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string(Path(__file__).with_name(_TEMPLATE).read_text("utf-8"))
+    facts = words.facts_of(*(report.figures for report in reports))
+    return template.render(
+        reports=reports,
+        facts=facts,
+        data=_json(chart_data(reports)),
+        plotly=script,
+        words=words,
+        counted=counted,
+        causes=[(one.value, *both) for one, both in colours.OF_CAUSES.items()],
+        colours=colours,
+    )
+
+
+def _plotly() -> str:
+    """Its script. Raises ConfigError if it is not installed."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise ConfigError(
+            "a page needs plotly, which is not installed",
+            hint="pip install 'redline[report]'; or --format md, json or svg, which need nothing",
+        ) from error
+    script: str = get_plotlyjs()
+    return script
+
+
+def chart_data(reports: Sequence[JobReport]) -> dict[str, Any]:
+    """What the page's script draws from."""
+    ends_s = [end_s for report in reports for end_s in report.series.end_s[-1:]]
+    unit_s, unit = unit_of(max(ends_s, default=0.0))
+    return {
+        "unit_s": unit_s,
+        "unit": unit,
+        "jobs": [_job(report) for report in reports],
+        "causes": {one.value: both for one, both in colours.OF_CAUSES.items()},
+        "lines": colours.LINES,
+    }
+
+
+def _job(report: JobReport) -> dict[str, Any]:
+    return {
+        "name": report.name,
+        "series": report.series,
+        "band": report.band,
+        "begins_s": [run.begin_s for run in report.runs[1:]],
+    }
+
+
+def _json(data: dict[str, Any]) -> str:
+    """JSON for an element of the page: without what would end it."""
+    text = msgspec.json.encode(data).decode()
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -1,0 +1,228 @@
+"""A job over time, in a bounded number of points: all runs on one axis, with gaps between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from redline.observe import Binding, bindings
+from redline.timeline import LimitUse, Timeline, Window, merged
+
+# Of one output: the data of a page is then some 300 kB at most.
+MOST_POINTS = 600
+# Limits, and kinds of errors.
+_MOST_LINES = 6
+# A pause between two runs is at most this share of all running time long on the axis.
+_LONGEST_PAUSE = 0.04
+# Windows that are further apart have a gap between them.
+LEAST_GAP_S = 0.05
+_DIGITS = 4
+OTHER = "other"
+
+Column = tuple[float | None, ...]
+
+
+class LimitSeries(msgspec.Struct, frozen=True, kw_only=True):
+    """One rate limit. used: of `count`, in the `window_s` before the end of each point."""
+
+    name: str
+    count: int
+    window_s: float
+    used: tuple[int | None, ...]
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """Columns of equal length, with a value for each point, None if it is unknown.
+
+    begin_s, end_s: on the axis, on which runs follow each other, and long pauses between two of
+    them are shortened. If a point begins after the end of the one before, nothing was recorded in
+    between. Means over a point: rows_per_s (done and failed), in_flight and slots (calls in flight,
+    and those that may be), input_tokens_per_s, output_tokens_per_s, retries_per_s, errors (failed
+    attempts per second, by kind). Of its answers: latency_p50_s, latency_p95_s. limits: those that
+    held calls back most often first.
+    """
+
+    begin_s: tuple[float, ...] = ()
+    end_s: tuple[float, ...] = ()
+    rows_per_s: Column = ()
+    in_flight: Column = ()
+    slots: Column = ()
+    latency_p50_s: Column = ()
+    latency_p95_s: Column = ()
+    input_tokens_per_s: Column = ()
+    output_tokens_per_s: Column = ()
+    retries_per_s: Column = ()
+    limits: tuple[LimitSeries, ...] = ()
+    errors: dict[str, Column] = {}
+
+    def strokes(self, column: Column) -> list[list[tuple[float, float]]]:
+        """Lines that draw the column as steps: points of time and value, a line for each stretch.
+
+        A value that is unknown ends a line, and so does a gap.
+        """
+        lines: list[list[tuple[float, float]]] = []
+        last_s: float | None = None
+        for begin_s, end_s, value in zip(self.begin_s, self.end_s, column, strict=True):
+            if value is None:
+                last_s = None
+                continue
+            if last_s is None or begin_s - last_s > LEAST_GAP_S:
+                lines.append([])
+            lines[-1] += ((begin_s, value), (end_s, value))
+            last_s = end_s
+        return lines
+
+
+class Point(msgspec.Struct, frozen=True):
+    """A window from begin_s to end_s on the axis, and what bound in most of it."""
+
+    begin_s: float
+    end_s: float
+    window: Window
+    binding: Binding
+
+
+def offsets_of(timeline: Timeline) -> list[float]:
+    """When each run begins on the axis, in seconds."""
+    runs = timeline.runs
+    longest_s = _LONGEST_PAUSE * sum(run.last_s for run in runs)
+    offsets = [0.0] if runs else []
+    for before, run in pairwise(runs):
+        # The clock may have been set back.
+        pause_s = run.facts.at - before.facts.at - before.last_s
+        pause_s = max(2 * LEAST_GAP_S, min(longest_s, pause_s))
+        offsets.append(offsets[-1] + before.last_s + pause_s)
+    return offsets
+
+
+def bound_of(timeline: Timeline) -> list[list[Binding]]:
+    """Of each run what bound in each of its windows."""
+    return [bindings(run.windows) for run in timeline.runs]
+
+
+def points_of(timeline: Timeline, bound: Sequence[Sequence[Binding]], most: int) -> list[Point]:
+    """At most `most` points, and one more for each run and each gap. bound: as of `bound_of`."""
+    longest_s = 2 * sum(run.last_s for run in timeline.runs) / most
+    points = []
+    for run, found, offset_s in zip(timeline.runs, bound, offsets_of(timeline), strict=True):
+        first = 0
+        for count in _counts(run.windows, longest_s):
+            window = merged(run.windows[first : first + count])
+            binding = _longest(found[first : first + count])
+            begin_s, end_s = offset_s + window.begin_s, offset_s + window.end_s
+            points.append(Point(begin_s, end_s, window, binding))
+            first += count
+    return points
+
+
+def _counts(windows: Sequence[Window], longest_s: float) -> list[int]:
+    """How many neighbours become one each: at most so long together, and without a gap."""
+    counts: list[int] = []
+    begin_s = end_s = 0.0
+    for window in windows:
+        is_next = counts and window.begin_s - end_s <= LEAST_GAP_S
+        if is_next and window.end_s - begin_s <= longest_s:
+            counts[-1] += 1
+        else:
+            counts.append(1)
+            begin_s = window.begin_s
+        end_s = window.end_s
+    return counts
+
+
+def _longest(found: Sequence[Binding]) -> Binding:
+    """What bound for most of the time, as it was in its longest window."""
+    spans: dict[tuple[object, str], float] = {}
+    for one in found:
+        name = (one.cause, one.what)
+        spans[name] = spans.get(name, 0.0) + one.span_s
+    most = max(spans, key=spans.__getitem__)
+    return max((one for one in found if (one.cause, one.what) == most), key=lambda one: one.span_s)
+
+
+def band_of(points: Sequence[Point]) -> list[Binding]:
+    """What bound, on the axis; neighbours of which the same bound are one, gaps are left out."""
+    band: list[Binding] = []
+    for point in points:
+        one = msgspec.structs.replace(point.binding, begin_s=point.begin_s, end_s=point.end_s)
+        if band and band[-1].is_same(one) and one.begin_s - band[-1].end_s <= LEAST_GAP_S:
+            band[-1] = msgspec.structs.replace(band[-1], end_s=one.end_s)
+        else:
+            band.append(one)
+    return band
+
+
+def series_of(points: Sequence[Point]) -> Series:
+    """The columns of these points."""
+    windows = [point.window for point in points]
+
+    def per_s(count: Callable[[Window], float]) -> Column:
+        return tuple(rounded(count(one) / (one.span_s or 1.0)) for one in windows)
+
+    def sampled(value: Callable[[Window], float]) -> Column:
+        return tuple(rounded(value(one)) if one.samples else None for one in windows)
+
+    return Series(
+        begin_s=tuple(round(point.begin_s, 2) for point in points),
+        end_s=tuple(round(point.end_s, 2) for point in points),
+        rows_per_s=per_s(lambda one: one.done + one.failed),
+        in_flight=sampled(lambda one: one.in_flight),
+        slots=sampled(lambda one: one.slots),
+        latency_p50_s=tuple(rounded(one.latency.quantile_s(0.5)) for one in windows),
+        latency_p95_s=tuple(rounded(one.latency.quantile_s(0.95)) for one in windows),
+        input_tokens_per_s=per_s(lambda one: one.input_tokens),
+        output_tokens_per_s=per_s(lambda one: one.output_tokens),
+        retries_per_s=per_s(lambda one: one.retries),
+        limits=_limits(windows),
+        errors={kind: per_s(_counter(kinds)) for kind, kinds in _kinds(windows).items()},
+    )
+
+
+def rounded(value: float | None) -> float | None:
+    """To four digits, which is more than a chart shows."""
+    return None if value is None else float(f"{value:.{_DIGITS}g}")
+
+
+def _limits(windows: Sequence[Window]) -> tuple[LimitSeries, ...]:
+    held: Counter[str] = Counter()
+    latest: dict[str, LimitUse] = {}
+    used: list[dict[str, int]] = []
+    for window in windows:
+        used.append({use.name: use.used for use in window.limits})
+        for use in window.limits:
+            held[use.name] += use.held
+            latest[use.name] = use
+    return tuple(
+        LimitSeries(
+            name=name,
+            count=latest[name].count,
+            window_s=latest[name].window_s,
+            used=tuple(one.get(name) for one in used),
+        )
+        for name, _ in held.most_common(_MOST_LINES)
+    )
+
+
+def errors_of(windows: Iterable[Window]) -> Counter[str]:
+    """Attempts that failed, by kind; those that an interruption ended are no failures."""
+    errors: Counter[str] = Counter()
+    for window in windows:
+        errors.update(window.errors)
+    del errors["cancelled"]
+    return errors
+
+
+def _kinds(windows: Sequence[Window]) -> dict[str, list[str]]:
+    """The kinds of errors that have a line each, the most frequent first; the rest have one."""
+    kinds = [kind for kind, _ in errors_of(windows).most_common()]
+    lines = {kind: [kind] for kind in kinds[:_MOST_LINES]}
+    if kinds[_MOST_LINES:]:
+        lines[OTHER] = kinds[_MOST_LINES:]
+    return lines
+
+
+def _counter(kinds: Sequence[str]) -> Callable[[Window], float]:
+    return lambda window: sum(window.errors.get(kind, 0) for kind in kinds)

@@ -1,0 +1,154 @@
+"""What a report says in words and figures, whatever draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from redline.calls.cost import DOLLAR, dollars_text
+from redline.job.report.data import Figures, JobReport, RunLine
+from redline.job.show import InputCounts
+from redline.process import counted, duration
+
+_STATES = {
+    "running": "still running",
+    "finished": "finished",
+    "interrupted": "interrupted",
+    "stopped": "stopped by an error",
+    "dead": "died: its process was killed",
+}
+CAUSES = {
+    "input": "input",
+    "client": "client",
+    "limit": "rate limit",
+    "concurrency": "concurrency",
+    "endpoint": "endpoint",
+    "down": "endpoint down",
+    "writer": "writer",
+    "nothing": "nothing",
+    "undetermined": "undetermined",
+}
+
+
+def headline(report: JobReport) -> str:
+    """The sentence that comes first."""
+    text = report.sentence
+    return text[:1].upper() + text[1:]
+
+
+def state_text(report: JobReport) -> str:
+    """`finished 2026-11-25 14:03 UTC, after 12 m 03 s`; of all runs."""
+    last = report.runs[-1]
+    ran = f"after {duration(report.figures.running_s)}"
+    if len(report.runs) > 1:
+        ran += f" in {counted(len(report.runs), 'run')}"
+    if report.state == "running":
+        return f"still running {ran}; as of {when(report.seen)}"
+    stopped = f": {last.stopped}" if last.stopped else ""
+    return f"{_STATES[report.state]} {when(report.seen)}, {ran}{stopped}"
+
+
+def nothing_text(report: JobReport) -> str:
+    """Why there is no figure."""
+    if report.state == "running":
+        return "The run has just begun: there is nothing to show yet."
+    return "The run ended before its first sample: there is nothing to show."
+
+
+def run_text(run: RunLine) -> str:
+    """How one run ended."""
+    return _STATES[run.state] + (f": {run.stopped}" if run.stopped else "")
+
+
+def when(at: float) -> str:
+    """`2026-11-25 14:03 UTC`."""
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def seconds(value: float | None) -> str:
+    """`140 ms`, `2.3 s`, or `-`."""
+    if value is None:
+        return "-"
+    return f"{1000 * value:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
+
+
+def rate(value: float) -> str:
+    """`12.3`, `1,234`."""
+    return f"{value:.3g}" if value < 99.95 else f"{value:,.0f}"
+
+
+def money(usd: float) -> str:
+    return dollars_text(round(usd * DOLLAR))
+
+
+def rows_text(figures: Figures) -> str:
+    """`20,000 rows: 2,779 done, 3 failed, 17,218 left`."""
+    return InputCounts(
+        rows=figures.rows,
+        done=figures.done,
+        failed=figures.failed,
+        is_exact=figures.is_exact,
+        untried=figures.untried,
+    ).text()
+
+
+def _cost(figures: Figures) -> str:
+    return "unknown" if figures.spent_usd is None else money(figures.spent_usd)
+
+
+def _cost_of_rows(figures: Figures) -> str:
+    if figures.spent_usd is None or not figures.done:
+        return "-"
+    return money(1000 * figures.spent_usd / figures.done)
+
+
+def _cost_per_minute(figures: Figures) -> str:
+    if figures.spent_usd is None or not figures.running_s:
+        return "-"
+    return money(60 * figures.spent_usd / figures.running_s)
+
+
+def _tokens_per_row(figures: Figures) -> str:
+    tokens = figures.input_tokens + figures.output_tokens
+    return f"{tokens / figures.done:,.0f}" if figures.done and tokens else "-"
+
+
+def _tokens_per_s(figures: Figures) -> str:
+    tokens = figures.input_tokens + figures.output_tokens
+    return rate(tokens / (figures.running_s or 1.0))
+
+
+# In the order in which they are shown.
+FACTS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
+    ("rows done", lambda one: f"{one.done:,}"),
+    ("rows failed", lambda one: f"{one.failed:,}"),
+    ("rows left", lambda one: ("" if one.is_exact else "at least ") + f"{one.left:,}"),
+    ("running time", lambda one: duration(one.running_s)),
+    ("rows per second", lambda one: rate(one.rows_per_s)),
+    ("tokens per second", _tokens_per_s),
+    ("most calls in flight", lambda one: rate(one.most_in_flight)),
+    ("requests", lambda one: f"{one.requests:,}"),
+    ("retries", lambda one: f"{one.retries:,}"),
+    ("failed attempts", lambda one: f"{one.failed_attempts:,}"),
+    ("latency p50", lambda one: seconds(one.latency_p50_s)),
+    ("latency p95", lambda one: seconds(one.latency_p95_s)),
+    ("latency p99", lambda one: seconds(one.latency_p99_s)),
+    ("first token p50", lambda one: seconds(one.first_token_p50_s)),
+    ("input tokens", lambda one: f"{one.input_tokens:,}"),
+    ("output tokens", lambda one: f"{one.output_tokens:,}"),
+    ("tokens per row", _tokens_per_row),
+    ("cost", _cost),
+    ("cost of 1,000 rows", _cost_of_rows),
+    ("cost per minute", _cost_per_minute),
+)
+
+
+def facts_of(*figures: Figures) -> list[tuple[str, list[str]]]:
+    """Label and values, one for each; facts that say nothing of any are left out."""
+    table = [(label, [text(one) for one in figures]) for label, text in FACTS]
+    return [(label, values) for label, values in table if any(value != "-" for value in values)]
+
+
+def percent(share: float) -> str:
+    """`96 %`, or `under 1 %`."""
+    return "under 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
