@@ -113,13 +113,13 @@ $(ENGINE): pyproject.toml $(CORE)
 
 $(TESTS): pyproject.toml $(CORE) $(ENGINE) | $(SERVERS)
 	@echo "installing the extras and tools the tests need"
-	@$(PIP) install --editable '.[parquet,zst,hf,redis,report,s3,schema,synth,tokens]' --group dev
+	@$(PIP) install --editable '.[parquet,zst,hf,metrics,redis,report,s3,schema,synth,tokens]' --group dev
 	@touch $@
 
-# Real servers for the tests: of shared limits, of proxies; wrk, a client of our own server; a browser
-# and axe-core for pages. Without them those tests are skipped.
+# Real servers for the tests: of shared limits, of proxies, of metrics; wrk, a client of our own
+# server; a browser and axe-core for pages. Without them those tests are skipped.
 $(SERVERS): | $(VENV)
-	@missing=; for program in chromium redis-server squid tinyproxy wrk; do \
+	@missing=; for program in chromium prometheus redis-server squid tinyproxy wrk; do \
 		PATH="$$PATH:/usr/sbin" command -v $$program >/dev/null || missing="$$missing $$program"; done; \
 	test -z "$$missing" || { \
 		echo "installing$$missing for the tests"; \

@@ -123,6 +123,10 @@ EXAMPLES: dict[str, list[Example]] = {
     "keep_input": [one("keep_input", True, True)],
     "raw": [one("raw", True, True)],
     "trace": [one("trace", "calls.trace", "calls.trace")],
+    "metrics_port": [
+        Example({"metrics_port": "9400"}, {"metrics_port": 9400}),
+        one("metrics_port", "[::1]:0", "[::1]:0"),
+    ],
     "retry_failed": [one("retry_failed", True, True)],
     "restart": [one("restart", True, True)],
     "force": [one("force", True, True)],

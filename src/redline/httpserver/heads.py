@@ -10,6 +10,8 @@ from http import HTTPStatus
 
 JSON = b"content-type: application/json\r\n"
 TEXT = b"content-type: text/plain; charset=utf-8\r\n"
+# Prometheus' text format.
+PROMETHEUS = b"content-type: text/plain; version=0.0.4; charset=utf-8\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Responses with these statuses have no body and no length (RFC 9110, 8.6).
 BODILESS = frozenset({204, 304})

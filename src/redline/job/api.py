@@ -8,6 +8,8 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar, Unpack
 
+import msgspec
+
 from redline.calls import Outcome
 from redline.errors import ConfigError
 from redline.job.execution import execute
@@ -64,7 +66,7 @@ async def arun(rows: object, **options: Unpack[Keywords]) -> Report:
     is on disk if there is an `output`, and the same call continues it.
     """
     job = make_job(rows, options, os.environ)
-    return await _run_in_loop(job, _display(options))
+    return await _run_in_loop(job, Parts(display=_display(options), on_metrics=_print_metrics))
 
 
 def run_job(
@@ -73,15 +75,23 @@ def run_job(
     display: Display | None = None,
     on_result: OnResult | None = None,
     on_failure: OnFailure | None = None,
+    on_metrics: Callable[[str], None] | None = None,
 ) -> Report:
     """As `run`, for a job that is made already.
 
     on_result, on_failure: called with each row that has ended, or failed; None to call nothing.
+    on_metrics: called with the URL of the metrics page; None to print it on stderr.
     """
     interrupts = Interrupts()
-    return _in_own_loop(
-        lambda: _run_in_loop(job, display, on_result, interrupts, on_failure), interrupts
+    parts = Parts(
+        display=display,
+        on_start=interrupts.watch,
+        on_result=on_result,
+        on_failure=on_failure,
+        on_upload=interrupts.watch_upload,
+        on_metrics=on_metrics or _print_metrics,
     )
+    return _in_own_loop(lambda: _run_in_loop(job, parts), interrupts)
 
 
 @lists_options
@@ -141,7 +151,9 @@ async def _outcomes(job: Job, handover: _Handover) -> AsyncGenerator[Outcome, No
 
     async def work() -> Report:
         try:
-            parts = Parts(on_start=handover.start, on_result=handover.put)
+            parts = Parts(
+                on_start=handover.start, on_result=handover.put, on_metrics=_print_metrics
+            )
             return await execute(job, parts)
         finally:
             handover.finish()
@@ -229,31 +241,24 @@ def _size_bytes(outcome: Outcome) -> int:
     return len(outcome.reply.body) if outcome.reply is not None else 0
 
 
-async def _run_in_loop(
-    job: Job,
-    display: Display | None,
-    on_result: OnResult | None = None,
-    interrupts: Interrupts | None = None,
-    on_failure: OnFailure | None = None,
-) -> Report:
-    """The report of the whole run. interrupts: None leaves signals alone."""
+async def _run_in_loop(job: Job, parts: Parts) -> Report:
+    """The report of the whole run, with its outcomes if nothing takes them."""
     outcomes: list[Outcome] = []
-    if job.output is None and on_result is None:
+    if job.output is None and parts.on_result is None:
 
         def keep(result: Result) -> None:
             outcomes.append(result.outcome)
 
-        on_result = keep
-    parts = Parts(
-        display=display,
-        on_start=None if interrupts is None else interrupts.watch,
-        on_result=on_result,
-        on_failure=on_failure,
-        on_upload=None if interrupts is None else interrupts.watch_upload,
-    )
+        parts = msgspec.structs.replace(parts, on_result=keep)
     report = await execute(job, parts)
     report.outcomes = sorted(outcomes, key=lambda outcome: outcome.row or 0)
     return report
+
+
+def _print_metrics(url: str) -> None:
+    """Prints where the metrics are: a port that was picked is known from nowhere else."""
+    if sys.stderr is not None:
+        lasting(sys.stderr).write(f"metrics: {url}\n")
 
 
 def _refuse_to_block() -> None:

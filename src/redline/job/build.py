@@ -76,12 +76,14 @@ from redline.process import raise_limit, telling
 from redline.route import Pool, intake_of, seat_of, strategy_of
 from redline.sources import AsyncRows, Source, open_source, row_counts, sampled, stream_of
 from redline.timeline import Gatherer
+from redline.waist import Attempts
 
 if TYPE_CHECKING:
     from redline.calls.cache import AnswerStore
     from redline.job.batch import HeldRows, Ledger
+    from redline.job.monitor import MetricsServer
     from redline.sources.stream import StreamRows
-    from redline.timeline import Recorder, TraceFile
+    from redline.timeline import Recorder, TraceFile, Window
 
 # A count reads about 1 GB of JSON Lines a second: what is left is known at the end of most runs.
 _LAST_COUNT_S = 0.5
@@ -132,12 +134,13 @@ async def built(job: Job, parts: Parts) -> AsyncIterator[Run]:
     given.row_count.start()
     try:
         async with AsyncExitStack() as stack:
+            server = await _serve_metrics(job, stack)
             if job.output is not None:
                 await _take(job.output, given.stream, stack)
             try:
                 async with AsyncExitStack() as objects:
                     run = await _assemble(job, given, objects)
-                    run.sampler.start(run.totals)
+                    run.sampler.start(run.totals, _followed(run, parts, server))
                     yield run
             finally:
                 if run is not None:
@@ -151,6 +154,32 @@ async def built(job: Job, parts: Parts) -> AsyncIterator[Run]:
         given.source.close()
         if given.trace is not None:
             given.trace.close()
+
+
+async def _serve_metrics(job: Job, stack: AsyncExitStack) -> MetricsServer | None:
+    """The server of the job's metrics page, which has nothing to show yet; None without one."""
+    if job.metrics_port is None:
+        return None
+    # Imported here: a run without the page does not pay for it.
+    from redline.job.monitor import MetricsServer
+
+    return await stack.enter_async_context(MetricsServer(job.metrics_port))
+
+
+def _followed(
+    run: Run, parts: Parts, server: MetricsServer | None
+) -> Callable[[Window], None] | None:
+    """What is called with each window of the run, None if nothing is."""
+    if server is None:
+        return None
+    # Imported here, as above.
+    from redline.job.monitor import Monitor
+
+    monitor = Monitor(run)
+    server.show(monitor.families)
+    if parts.on_metrics is not None:
+        parts.on_metrics(server.url)
+    return monitor.note
 
 
 def _open_input(job: Job, parts: Parts) -> _Input:
@@ -408,10 +437,10 @@ def _http(
     stores = _stores(job)
     intake, outbox = intake_of(job.endpoints), Outbox(before_write)
 
-    def parts(limiter: RateLimiter) -> dict[str, Any]:
+    def parts(limiter: RateLimiter, attempts: Attempts = tally) -> dict[str, Any]:
         return {
             "shared": Shared(limiter=limiter, stores=stores, intake=intake, outbox=outbox),
-            "attempts": tally,
+            "attempts": attempts,
             "listener": listener,
         }
 
@@ -419,8 +448,10 @@ def _http(
         backend = HttpBackend(job.endpoint, **parts(given.limiters[0]))
         return backend, backend.found
     tally.expect([endpoint.label for endpoint in job.endpoints])
+    # Only the metrics page shows more of single endpoints than the tally counts anyway.
+    counted = tally.part if job.metrics_port is not None else lambda name: tally
     seats = [
-        seat_of(endpoint, price=_price(job, endpoint), **parts(limiter))
+        seat_of(endpoint, price=_price(job, endpoint), **parts(limiter, counted(endpoint.label)))
         for endpoint, limiter in zip(job.endpoints, given.limiters, strict=True)
     ]
     strategy = strategy_of(job.balance, random.Random())

@@ -33,7 +33,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     display: shows the run. on_start: gets the runner, to drain or abort it. on_result: gets each
     row that has ended; the run waits for what it returns. on_failure: gets each row that has
     failed. on_upload: gets a function that gives up
-    the upload of the output, when this begins.
+    the upload of the output, when this begins. on_metrics: gets the URL of the metrics page.
     """
 
     backend: Backend | None = None
@@ -46,6 +46,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     on_result: OnResult | None = None
     on_failure: OnFailure | None = None
     on_upload: Callable[[Callable[[], None]], None] | None = None
+    on_metrics: Callable[[str], None] | None = None
 
     def check(self, job: Job) -> None:
         """Raises ConfigError if the job's settings ask for a part that is supplied, too."""

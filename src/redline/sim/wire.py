@@ -11,8 +11,6 @@ from redline.apis import error_body
 from redline.httpserver import JSON, Exchange, header_lines
 
 HTML = header_lines({"content-type": "text/html; charset=utf-8"})
-# Prometheus' text format.
-PLAIN = header_lines({"content-type": "text/plain; version=0.0.4; charset=utf-8"})
 HTML_PAGE = b"<!DOCTYPE html>\n<html><body><h1>Please try again later</h1></body></html>\n"
 # What is due at once goes out in one write, up to the size of a socket buffer.
 _WRITE_BYTES = 65536

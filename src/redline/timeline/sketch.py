@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate, repeat
 from operator import mul
 
@@ -43,6 +43,11 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
     def count(self) -> int:
         """How many durations it holds."""
         return sum(self.pairs[1::2])
+
+    def values_s(self) -> Iterator[tuple[float, int]]:
+        """Ascending durations, each within ERROR of those that it stands for, and their number."""
+        for index, count in zip(accumulate(self.pairs[::2]), self.pairs[1::2], strict=True):
+            yield 2 * GAMMA**index / (GAMMA + 1), count
 
     def quantile_s(self, q: float) -> float | None:
         """The duration that a share `q` of them do not exceed; q: 0 to 1. None if it holds none."""

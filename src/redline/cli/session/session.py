@@ -99,12 +99,17 @@ def _display(resolved: Resolved, *, is_json: bool) -> Display:
 
 
 def _run(resolved: Resolved, display: Display | None, notes: Notes) -> Report:
-    if resolved.job.output is not None:
-        return run_job(resolved.job, display=display, on_failure=notes.note)
+    def tell_metrics(url: str) -> None:
+        line = msgspec.json.encode({"event": "metrics", "url": url}).decode()
+        tell(f"{line if notes.is_json else f'metrics: {url}'}\n")
+
+    job = resolved.job
+    if job.output is not None:
+        return run_job(job, display=display, on_failure=notes.note, on_metrics=tell_metrics)
     lines = Lines(sys.stdout, resolved.lines, notes)
     lost: OSError | None = None
     try:
-        return run_job(resolved.job, display=display, on_result=lines.write)
+        return run_job(job, display=display, on_result=lines.write, on_metrics=tell_metrics)
     except* OSError as group:
         lost = next(error for error in _leaves(group) if isinstance(error, OSError))
     raise lost_stdout(lost)

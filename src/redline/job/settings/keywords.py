@@ -55,6 +55,7 @@ class Keywords(TypedDict, total=False):
     keep_input: bool
     raw: bool
     trace: str | os.PathLike[str]
+    metrics_port: int | str
     budget: str
     budget_tokens: int | str
     prices: Mapping[str, Mapping[str, float | str]]
@@ -111,6 +112,7 @@ ABOUT = {
     "keep_input": "Repeat the row in its result line.",
     "raw": "Keep the whole reply in the result line.",
     "trace": "File that records when each call came, where it went and how long it took.",
+    "metrics_port": "Port at which Prometheus may read the job's figures; 0 for a free one.",
     "budget": 'What all runs of the output may spend, such as "5usd".',
     "budget_tokens": 'The same in tokens, also as text: "2m".',
     "prices": "Dollars for a million tokens, by model: input, cached_input and output.",
@@ -300,6 +302,9 @@ _READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "rpm": lambda given: {"rpm": rate_per(given, 60.0, "rpm")},
     "tpm": lambda given: {"tpm": rate_per(given, 60.0, "tpm")},
     "cache": _cache,
+    "metrics_port": lambda given: {
+        "metrics_port": values.parse_address(str(given), "metrics_port")
+    },
     "budget": lambda given: {"budget": parse_money(given, "budget")},
     "budget_tokens": lambda given: {"budget_tokens": parse_count(str(given), "budget_tokens")},
     "prices": _prices,

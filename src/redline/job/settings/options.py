@@ -425,6 +425,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             read=values.local,
         ),
     ] = None
+    metrics_port: Annotated[
+        tuple[str, int] | None,
+        _flag(
+            "[HOST:]PORT",
+            "Serve the figures of the job to Prometheus at http://127.0.0.1:PORT/metrics while it "
+            "runs; 0 picks a free port and prints it.",
+            read=values.address,
+        ),
+    ] = None
     retry_failed: Annotated[
         bool | None, _switch("Do just the rows that failed before.", section=_AGAIN)
     ] = None

@@ -119,8 +119,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     retry_failed: only the rows that failed before; retries_failures: these beside the new ones.
     strict: the first bad row ends the run. stop_at_error_rate: of rows that failed lately, the
     share that ends the run. longest_wait_s: it ends the run if no call can be sent for longer.
-    trace: the file that records its calls. priority: of its calls if jobs share a backend; lower
-    goes first. tenant: in whose name it calls; may be empty.
+    trace: the file that records its calls. metrics_port: host and port of its metrics page, None
+    for none. priority: of its calls if jobs share a backend; lower goes first. tenant: in whose
+    name it calls; may be empty.
     """
 
     rows: object = ()
@@ -155,6 +156,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     stop_at_error_rate: float | None = None
     longest_wait_s: float | None = None
     trace: Path | None = None
+    metrics_port: tuple[str, int] | None = None
     priority: int = 0
     tenant: str = ""
 

@@ -30,6 +30,10 @@ _PERCENT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(%)?")
 _TIMES = "write it like 30, 500ms, 5m or 6h"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", re.IGNORECASE)
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_ADDRESS = re.compile(
+    r"(?:(?:\[(?P<ipv6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]\s]+)):)?(?P<port>[0-9]{1,5})"
+)
+_MOST_PORT = 65_535
 _STDOUT = "-"
 
 Flags = Mapping[str, Any]
@@ -184,6 +188,21 @@ def rate_per(text: str, flag: str, window_s: float) -> Rate:
     return rate_of(text, window_s, flag)
 
 
+def parse_address(text: str, flag: str) -> tuple[str, int]:
+    """Host and port of `9400`, `0.0.0.0:9400` or `[::1]:0`; the host is 127.0.0.1 if none is given.
+
+    Raises ConfigError that names the flag.
+    """
+    match = _ADDRESS.fullmatch(text.strip())
+    if match is None or int(match["port"]) > _MOST_PORT:
+        raise ConfigError(
+            f"{flag} is not a port: {text}",
+            hint=f"write it like 9400 or 0.0.0.0:9400, at most {_MOST_PORT}; 0 picks a free one",
+        )
+    return (match["ipv6"] or match["host"] or "127.0.0.1", int(match["port"]))
+
+
+address = _of_given(parse_address)
 # Picodollars of `5usd`; a whole number of at least 1, such as `500` or `2m`.
 money, count = _of_given(parse_money), _of_given(parse_count)
 

@@ -9,4 +9,4 @@ from redline.job.show.report import Report
 from redline.job.show.row_count import InputCounts, RowCount
 from redline.job.show.snapshot import Bound, Meter, Snapshot
 from redline.job.show.terminal import TerminalProgress, can_redraw
-from redline.job.show.view import Display
+from redline.job.show.view import Display, View

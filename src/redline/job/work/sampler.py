@@ -86,6 +86,7 @@ class Sampler:
         self._stopped_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._totals: Callable[[], Totals] = Totals
+        self._on_window: Callable[[Window], None] | None = None
         self._new: list[Window] = []
         self._is_begun = False
         self._writing: asyncio.Future[None] | None = None
@@ -95,9 +96,15 @@ class Sampler:
         """Why the timeline is not written any more; None while it is, and without a file."""
         return None if self._file is None else self._file.failure
 
-    def start(self, totals: Callable[[], Totals]) -> None:
-        """Begins to sample; needs a running event loop. totals: of the whole job, now."""
+    def start(
+        self, totals: Callable[[], Totals], on_window: Callable[[Window], None] | None = None
+    ) -> None:
+        """Begins to sample; needs a running event loop.
+
+        totals: of the whole job, now. on_window: gets each window when it ends.
+        """
         self._totals = totals
+        self._on_window = on_window
         self._begun_s = self._closed_s = self._clock.now_s()
         self._counters = self._count()
         self._gatherer.begin(self._begun_s, self._counters)
@@ -173,6 +180,8 @@ class Sampler:
         self.windows.append(window)
         if len(self.windows) > _MOST_WINDOWS:
             self.windows = coarsened(self.windows, window.end_s, _SHARE)
+        if self._on_window is not None:
+            self._on_window(window)
         if self._file is not None:
             self._new.append(window)
             self._write_on()

@@ -25,6 +25,9 @@ from redline.waist import Attempts, CacheUse, Outcome
 
 # By what rows are counted: quicker than to look which of them count.
 _ANSWER = attrgetter("status", "is_cached", "endpoint")
+# Endpoints that are counted apart, and the name under which further ones count together.
+MOST_PARTS = 100
+OTHER = "other"
 
 
 class BatchUse(msgspec.Struct):
@@ -98,8 +101,38 @@ class _Outage:
         return Outages(self._lost.endpoint, self._lost.reason, self._lost_s + down_s, down_s)
 
 
+class _Part(Attempts):
+    """Attempts at one endpoint, which count in the whole as well."""
+
+    def __init__(self, whole: Attempts) -> None:
+        super().__init__()
+        self._whole = whole
+
+    def retried(self) -> None:
+        super().retried()
+        self._whole.retried()
+
+    def started(self) -> None:
+        super().started()
+        self._whole.started()
+
+    def ended(
+        self,
+        now_s: float,
+        latency_s: float,
+        error: str | None,
+        input_tokens: int = 0,
+        output_tokens: int = 0,
+    ) -> None:
+        super().ended(now_s, latency_s, error, input_tokens, output_tokens)
+        self._whole.ended(now_s, latency_s, error, input_tokens, output_tokens)
+
+
 class Tally(Attempts):
-    """What progress and summary show; all counts are of this process's run. A Listener."""
+    """What progress and summary show; all counts are of this process's run. A Listener.
+
+    parts: attempts by endpoint, of a run that counts them apart.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,6 +151,7 @@ class Tally(Attempts):
         self.cache_use = CacheUse()
         self.batches: BatchUse | None = None  # of a run that has some
         self.batch_look_s: float | None = None  # when one of them is looked at next
+        self.parts: dict[str, Attempts] = {}
 
     @property
     def saved(self) -> int:
@@ -164,6 +198,15 @@ class Tally(Attempts):
     def expect(self, names: Iterable[str]) -> None:
         """The run has these endpoints, several of them."""
         self._names = list(names)
+
+    def part(self, name: str) -> Attempts:
+        """Counts attempts at the endpoint of this name apart, and here.
+
+        Beyond MOST_PARTS, endpoints count together as OTHER.
+        """
+        if name not in self.parts and len(self.parts) >= MOST_PARTS:
+            name = OTHER
+        return self.parts.setdefault(name, _Part(self))
 
     def outages(self, now_s: float) -> Outages | None:
         """Those so far, of the endpoint with the longest; None if there was none."""

@@ -20,7 +20,7 @@ import msgspec
 from redline.calls import Backend, Health
 from redline.clock import SYSTEM
 from redline.errors import nearest
-from redline.httpserver import JSON, Exchange, HttpBounds, HttpServer, header_lines
+from redline.httpserver import JSON, PROMETHEUS, Exchange, HttpBounds, HttpServer
 from redline.process import counted
 from redline.serve.http.refusals import Refusal, busy, hinted, no_model
 from redline.serve.http.requests import Bounds
@@ -31,8 +31,6 @@ Page = Callable[[], bytes]
 _ONE_MODEL = "/v1/models/"
 # For what is cut off to say so.
 _LAST_WORDS_S = 1.0
-# Prometheus' text format.
-_METRICS_FIELDS = header_lines({"content-type": "text/plain; version=0.0.4; charset=utf-8"})
 
 
 class Door(HttpServer):
@@ -101,7 +99,7 @@ class Door(HttpServer):
                 await self._take(exchange)
             else:
                 page = self._page(exchange)
-                fields = _METRICS_FIELDS if exchange.path == "/metrics" else JSON
+                fields = PROMETHEUS if exchange.path == "/metrics" else JSON
                 exchange.respond(200, page, fields)
         except Refusal as refusal:
             refusal.send(exchange)

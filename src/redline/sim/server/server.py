@@ -8,14 +8,14 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from redline.clock import SYSTEM, Clock
-from redline.httpserver import Exchange, HttpBounds, HttpServer
+from redline.httpserver import PROMETHEUS, Exchange, HttpBounds, HttpServer
 from redline.process import run_until_told
 from redline.sim.answers import ENDPOINTS, BadCall
 from redline.sim.batches import BatchDoor, refusal
 from redline.sim.server.provider import Provider
 from redline.sim.settings import SimSettings
 from redline.sim.stats import KEPT_REQUESTS
-from redline.sim.wire import PLAIN, Reply, error_reply, json_reply, send
+from redline.sim.wire import Reply, error_reply, json_reply, send
 
 MAX_BODY_BYTES = 256 * 2**20
 _HEALTHY = json_reply({"status": "ok"})
@@ -74,7 +74,7 @@ class Sim(HttpServer):
         """What a pool that uses it as one of its servers wants to know."""
         running, waiting = self._provider.stats.as_dict()["serving"], self._provider.waiting
         page = _page({"redline_requests_running": running, "redline_requests_waiting": waiting})
-        return Reply(200, page, PLAIN)
+        return Reply(200, page, PROMETHEUS)
 
     def _show(self, exchange: Exchange) -> Reply | None:
         """What can be looked at without being counted, or None."""

@@ -1,0 +1,292 @@
+"""What a job says of itself on its metrics page: the names, labels and values of its metrics.
+
+Names and units are those of Prometheus' rules: base units, `_total` for what only grows. Every
+label has few values: endpoints and the model as the settings name them, kinds of errors, tokens or
+rows as the code does. Counters are of this process's run; `redline_job_rows` is of the whole job.
+https://prometheus.io/docs/practices/naming/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Literal
+
+import msgspec
+
+from redline._version import __version__
+from redline.calls.client import label_of
+from redline.calls.cost import DOLLAR
+from redline.job.show import View
+from redline.observe import Cause, current
+from redline.timeline import EndpointState, Sketch, Window
+from redline.waist import Attempts, Health
+
+# From 10 ms to the 600 s that an attempt may take by default.
+BOUNDS_S = (
+    0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0,
+    30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0,
+)  # fmt: skip
+# What is no error of the endpoint.
+_CANCELLED = "cancelled"
+_STATES = (*(state.value for state in Health), "parked")
+Labels = Mapping[str, str]
+
+
+class Histogram(msgspec.Struct, frozen=True):
+    """counts: of durations up to each bound of BOUNDS_S, then of all. sum_s: within 1 %."""
+
+    counts: tuple[int, ...]
+    sum_s: float
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric. name: without the `_total` of a counter. samples: labels and values."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    about: str
+    samples: list[tuple[Labels, float | Histogram]]
+
+
+class _Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """A run at one moment. whole: its windows as one. parts: its counts by endpoint."""
+
+    view: View
+    whole: Window
+    parts: dict[str, Attempts]
+    of_job: Labels
+
+    @property
+    def last(self) -> Window:
+        windows = self.view.sampler.windows
+        return windows[-1] if windows else self.whole
+
+
+def families(view: View, whole: Window) -> list[Family]:
+    """The metrics of a run now, those that it has figures for.
+
+    whole: all windows of the run as one.
+    """
+    of_job = {"model": view.job.prompting.model or ""}
+    seen = _Seen(view=view, whole=whole, parts=_parts(view), of_job=of_job)
+    found = (family for part in _PARTS for family in part(seen))
+    return [family for family in found if family.samples]
+
+
+def _parts(view: View) -> dict[str, Attempts]:
+    """The counts of each endpoint, by its label."""
+    if view.tally.parts:
+        return dict(view.tally.parts)
+    job = view.job
+    if job.call is not None:
+        return {label_of(job.call): view.tally}
+    return {job.endpoint.label if job.endpoint is not None else "": view.tally}
+
+
+def _counter(name: str, about: str, samples: Iterable[tuple[Labels, float]]) -> Family:
+    return Family(name=name, kind="counter", about=about, samples=list(samples))
+
+
+def _gauge(name: str, about: str, samples: Iterable[tuple[Labels, float]]) -> Family:
+    return Family(name=name, kind="gauge", about=about, samples=list(samples))
+
+
+def _kinds(of: Labels, values: Mapping[str, float]) -> list[tuple[Labels, float]]:
+    return [({**of, "kind": kind}, value) for kind, value in values.items()]
+
+
+def _about_calls(seen: _Seen) -> Iterator[Family]:
+    named = [({"endpoint": name, **seen.of_job}, part) for name, part in seen.parts.items()]
+    yield _counter(
+        "redline_requests",
+        "Requests written, those of retries included.",
+        [(labels, part.attempts) for labels, part in named],
+    )
+    yield _counter(
+        "redline_retries",
+        "Requests written again after a failed attempt.",
+        [(labels, part.retries) for labels, part in named],
+    )
+    yield _counter(
+        "redline_request_errors",
+        "Attempts that failed, by the kind of the error.",
+        [
+            sample
+            for labels, part in named
+            for sample in _kinds(labels, part.errors)
+            if sample[0]["kind"] != _CANCELLED
+        ],
+    )
+    yield _counter(
+        "redline_tokens",
+        "Tokens that answers report, by direction.",
+        [
+            sample
+            for labels, part in named
+            for sample in _kinds(labels, {"input": part.input_tokens, "output": part.output_tokens})
+        ],
+    )
+    yield _gauge(
+        "redline_requests_running",
+        "Requests in flight.",
+        [(labels, part.in_flight) for labels, part in named],
+    )
+
+
+def _about_load(seen: _Seen) -> Iterator[Family]:
+    of_job, last = seen.of_job, seen.last
+    yield _gauge(
+        "redline_requests_waiting",
+        "Calls that wait for a rate limit: the mean of the last second.",
+        [(of_job, last.waiting)],
+    )
+    yield _gauge(
+        "redline_request_slots",
+        "Requests that may be in flight at once, 0 if there is no bound.",
+        [(of_job, last.slots)],
+    )
+    yield _gauge(
+        "redline_rows_retrying",
+        "Rows that wait to be tried again.",
+        [(of_job, seen.view.tally.retrying)],
+    )
+    yield _gauge(
+        "redline_limit_used_ratio",
+        "Share of each rate limit that is used in its window.",
+        [({"limit": use.name}, use.used / use.count) for use in last.limits if use.count],
+    )
+    yield _gauge(
+        "redline_parked_seconds",
+        "Seconds until the endpoint may be asked again, if it asked to wait.",
+        [(of_job, last.parked_s)],
+    )
+    yield _gauge(
+        "redline_endpoint_state",
+        "1 for the state of each of several endpoints, 0 for the others.",
+        _states(last.endpoints),
+    )
+    yield _gauge(
+        "redline_client_busy_ratio",
+        "Share of the last second in which the event loop was busy.",
+        [({}, last.busy)],
+    )
+    yield _gauge(
+        "redline_client_lag_seconds",
+        "The longest delay of the event loop in the last second.",
+        [({}, last.lag_s)],
+    )
+
+
+def _states(endpoints: Iterable[EndpointState]) -> Iterator[tuple[Labels, float]]:
+    for one in endpoints:
+        for state in _STATES:
+            yield {"endpoint": one.name, "kind": state}, float(one.state == state)
+
+
+def _about_rows(seen: _Seen) -> Iterator[Family]:
+    tally, counts = seen.view.tally, seen.view.counts()
+    yield _counter(
+        "redline_rows",
+        "Rows whose outcome is saved by this run.",
+        _kinds(seen.of_job, {"done": tally.succeeded, "failed": tally.failed}),
+    )
+    whole = {
+        "all": counts.rows,
+        "done": counts.done,
+        "failed": counts.failed,
+        "left": counts.left,
+        "untried": counts.untried,
+    }
+    yield _gauge("redline_job_rows", "Rows of the whole job, by all its runs.", _kinds({}, whole))
+    yield _counter(
+        "redline_flawed_answers",
+        "Rows done whose answer is cut, empty or refused.",
+        _kinds(seen.of_job, tally.flawed),
+    )
+    if tally.cache is not None:
+        use = tally.cache
+        found = {"hit": use.hits, "shared": use.shared, "miss": use.misses, "passed": use.passed}
+        yield _counter(
+            "redline_cache_lookups", "Rows that asked the answer cache.", _kinds({}, found)
+        )
+    if tally.batches is not None:
+        yield _gauge(
+            "redline_batch_rows", "Rows that are with the Batch API.", [({}, tally.batches.rows)]
+        )
+
+
+def _about_cost(seen: _Seen) -> Iterator[Family]:
+    spent = seen.view.bill.read()
+    if spent.here is not None:
+        yield _counter(
+            "redline_cost_usd",
+            "Dollars that this run has spent, by the prices that it knows.",
+            [(seen.of_job, spent.here / DOLLAR)],
+        )
+    used = {}
+    for kind, value, of in (
+        ("usd", spent.picodollars, spent.allowance.picodollars),
+        ("tokens", spent.tokens, spent.allowance.tokens),
+    ):
+        if value is not None and of:
+            used[kind] = value / of
+    yield _gauge(
+        "redline_budget_used_ratio", "Share of the budget that is spent.", _kinds({}, used)
+    )
+
+
+def _about_times(seen: _Seen) -> Iterator[Family]:
+    whole = seen.whole
+    yield _histogram(
+        "redline_request_duration_seconds",
+        "From the write of a request to the end of its answer.",
+        seen.of_job,
+        whole.latency,
+    )
+    if whole.first_token.count:
+        yield _histogram(
+            "redline_first_token_seconds",
+            "From the write of a request to the first token of a streamed answer.",
+            seen.of_job,
+            whole.first_token,
+        )
+    phases = msgspec.structs.asdict(whole.phases)
+    yield _counter(
+        "redline_call_seconds",
+        "Seconds that calls spent in each phase, all calls together.",
+        _kinds({}, {name.removesuffix("_s"): value for name, value in phases.items()}),
+    )
+
+
+def _about_run(seen: _Seen) -> Iterator[Family]:
+    binding = current(seen.view.sampler.windows)
+    found = Cause.UNDETERMINED if binding is None else binding.cause
+    yield _gauge(
+        "redline_binds",
+        "1 for what holds the job back, 0 for the others.",
+        [({"cause": cause.value}, float(cause is found)) for cause in Cause],
+    )
+    yield _gauge(
+        "redline_start_time_seconds",
+        "When the run began, in seconds since 1970.",
+        [({}, seen.view.sampler.facts.at)],
+    )
+    yield _gauge("redline_build_info", "1, with the version.", [({"version": __version__}, 1)])
+
+
+_PARTS: tuple[Callable[[_Seen], Iterator[Family]], ...] = (
+    _about_rows,
+    _about_calls,
+    _about_load,
+    _about_cost,
+    _about_times,
+    _about_run,
+)
+
+
+def _histogram(name: str, about: str, labels: Labels, sketch: Sketch) -> Family:
+    values = list(sketch.values_s())
+    counts = [sum(count for value_s, count in values if value_s <= bound) for bound in BOUNDS_S]
+    total_s = sum(value_s * count for value_s, count in values)
+    found = Histogram((*counts, sketch.count), total_s)
+    return Family(name=name, kind="histogram", about=about, samples=[(labels, found)])
