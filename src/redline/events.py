@@ -84,6 +84,18 @@ class EndpointBack(Event, frozen=True):
     endpoint: str
 
 
+class AlertChanged(Event, frozen=True):
+    """An alert fires or has ended; see redline.observe.alerts."""
+
+    rule: str
+    number: int
+    state: str
+    value: float
+    threshold: float
+    what: str
+    advice: str
+
+
 class Listener(Protocol):
     """Hears every event; must not block and must not raise."""
 

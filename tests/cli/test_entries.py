@@ -157,6 +157,14 @@ EXAMPLES: dict[str, list[Example]] = {
     "probe": [endpoint("probe", True, probe=True), endpoint("probe", f"{URL}/h", probe=f"{URL}/h")],
     "tariff": [Example({}, {"endpoint": Endpoint(base_url=URL, prices=PRICES)})],
     "prices": [Example({}, {"prices": PRICES}, tables="[prices.m]\ninput = 1\noutput = 2\n")],
+    "alerts": [
+        Example(
+            {},
+            {"alerts": {"webhook": URL, "error_rate": {"above": "30%", "for": "2m"}}},
+            tables=f'[alerts]\nwebhook = "{URL}"\nerror_rate = {{ above = 0.3, for = 120 }}\n',
+        ),
+        Example({}, {"alerts": {"built_in": False}}, tables="[alerts]\nbuilt_in = false\n"),
+    ],
     "call": [Example({}, {"call": answer})],
     "before": [Example({}, {"before": same})],
     "after": [Example({}, {"after": same})],

@@ -38,7 +38,10 @@ SUBFOLDERS = {
     "sim": ("", "answers", "batches", "server"),
     "route": ("", "replay", "scale"),
     "engine": ("", "sample", "schedule", "model", "draft", "step", "parallel", "api"),
-    "job": ("settings", "work", "batch", "show", "monitor", "outputs", "inspect", "report", ""),
+    "job": (
+        *("settings", "work", "batch", "show", "monitor", "exporter", "outputs", "inspect"),
+        *("report", ""),
+    ),
     "tasks": ("answers", "evaluate", "tag", "synth", ""),
     "serve": ("http", "fleet", ""),
     "cli": ("flags", "session", "results", "commands", ""),

@@ -12,6 +12,7 @@ import msgspec
 
 from redline.calls import Outcome
 from redline.errors import ConfigError
+from redline.events import Listener
 from redline.job.execution import execute
 from redline.job.interrupts import GIVE_UP_S, Interrupts
 from redline.job.parts import Parts
@@ -76,11 +77,13 @@ def run_job(
     on_result: OnResult | None = None,
     on_failure: OnFailure | None = None,
     on_metrics: Callable[[str], None] | None = None,
+    listeners: tuple[Listener, ...] = (),
 ) -> Report:
     """As `run`, for a job that is made already.
 
     on_result, on_failure: called with each row that has ended, or failed; None to call nothing.
-    on_metrics: called with the URL of the metrics page; None to print it on stderr.
+    on_metrics: called with the URL of the metrics page; None to print it on stderr. listeners: are
+    notified of events.
     """
     interrupts = Interrupts()
     parts = Parts(
@@ -90,6 +93,7 @@ def run_job(
         on_failure=on_failure,
         on_upload=interrupts.watch_upload,
         on_metrics=on_metrics or _print_metrics,
+        listeners=listeners,
     )
     return _in_own_loop(lambda: _run_in_loop(job, parts), interrupts)
 

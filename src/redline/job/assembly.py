@@ -15,11 +15,13 @@ from redline.job.settings import Job
 from redline.job.show import InputCounts, Report, RowCount
 from redline.job.work import Bill, Feed, Runner, Sampler, Selection, Tally
 from redline.journal import Journal, Manifest
+from redline.observe import Alerts
 from redline.timeline import Ending, Totals
 
 if TYPE_CHECKING:
     from redline.calls.cache import AnswerStore
     from redline.job.batch import BatchRunner, HeldRows, Ledger
+    from redline.job.monitor import Watch
     from redline.job.outputs import AccountFile
     from redline.timeline import Recorder
 
@@ -64,6 +66,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     batches: BatchRunner | None
     recorder: Recorder | None
     sampler: Sampler
+    watch: Watch
 
     async def go(self) -> None:
         """Does the rows, live or in batches; then looks at the input again."""
@@ -76,6 +79,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
                 await asyncio.to_thread(self.check_source)
             except ConfigError as error:
                 self.runner.stop(error)
+
+    @property
+    def alerts(self) -> Alerts:
+        return self.watch.alerts
 
     @property
     def rows_skipped(self) -> int:
@@ -182,4 +189,5 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             abandoned=runner.abandoned,
             not_traced=self._not_traced(),
             not_recorded=self.sampler.failure,
+            not_notified=self.watch.failure,
         )

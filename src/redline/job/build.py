@@ -36,6 +36,7 @@ from redline.clock import SYSTEM
 from redline.errors import JournalError
 from redline.events import Listener, Listeners
 from redline.job.assembly import Kept, Run
+from redline.job.monitor import Monitor, watch_of
 from redline.job.outputs import AccountFile, open_journal
 from redline.job.parts import Parts
 from redline.job.recording import open_trace, recorded, sampler_of
@@ -81,9 +82,9 @@ from redline.waist import Attempts
 if TYPE_CHECKING:
     from redline.calls.cache import AnswerStore
     from redline.job.batch import HeldRows, Ledger
-    from redline.job.monitor import MetricsServer
+    from redline.job.exporter import MetricsServer
     from redline.sources.stream import StreamRows
-    from redline.timeline import Recorder, TraceFile, Window
+    from redline.timeline import Recorder, TraceFile
 
 # A count reads about 1 GB of JSON Lines a second: what is left is known at the end of most runs.
 _LAST_COUNT_S = 0.5
@@ -131,6 +132,7 @@ async def built(job: Job, parts: Parts) -> AsyncIterator[Run]:
     parts.check(job)
     given = _open_input(job, parts)
     run: Run | None = None
+    monitor: Monitor | None = None
     given.row_count.start()
     try:
         async with AsyncExitStack() as stack:
@@ -140,11 +142,14 @@ async def built(job: Job, parts: Parts) -> AsyncIterator[Run]:
             try:
                 async with AsyncExitStack() as objects:
                     run = await _assemble(job, given, objects)
-                    run.sampler.start(run.totals, _followed(run, parts, server))
+                    monitor = _monitor(run, parts, server)
+                    run.sampler.start(run.totals, monitor.note)
                     yield run
             finally:
                 if run is not None:
                     await run.sampler.finish(*run.ending())
+                if monitor is not None:
+                    await monitor.finish()
                 if run is not None and run.kept is not None and job.output is not None:
                     await _finish(run, run.kept, job.output)
     finally:
@@ -161,25 +166,20 @@ async def _serve_metrics(job: Job, stack: AsyncExitStack) -> MetricsServer | Non
     if job.metrics_port is None:
         return None
     # Imported here: a run without the page does not pay for it.
-    from redline.job.monitor import MetricsServer
+    from redline.job.exporter import MetricsServer
 
     return await stack.enter_async_context(MetricsServer(job.metrics_port))
 
 
-def _followed(
-    run: Run, parts: Parts, server: MetricsServer | None
-) -> Callable[[Window], None] | None:
-    """What is called with each window of the run, None if nothing is."""
-    if server is None:
-        return None
-    # Imported here, as above.
-    from redline.job.monitor import Monitor
-
-    monitor = Monitor(run)
-    server.show(monitor.families)
-    if parts.on_metrics is not None:
-        parts.on_metrics(server.url)
-    return monitor.note
+def _monitor(run: Run, parts: Parts, server: MetricsServer | None) -> Monitor:
+    """What follows the windows of the run; its figures are on the server's page from now on."""
+    listener = Listeners(run.tally, *parts.listeners)
+    monitor = Monitor(run, run.watch, listener)
+    if server is not None:
+        server.show(monitor.families)
+        if parts.on_metrics is not None:
+            parts.on_metrics(server.url)
+    return monitor
 
 
 def _open_input(job: Job, parts: Parts) -> _Input:
@@ -304,6 +304,7 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
         batches=batches,
         recorder=calls.recorder,
         sampler=sampler_of(job, sampled, given.gatherer, given.source.name),
+        watch=watch_of(job),
     )
 
 

@@ -1,5 +1,13 @@
 """What holds a job back, from the windows of its timeline; plain functions, without a clock."""
 
+from redline.observe.alert_rules import (
+    BUILT_IN,
+    KNOWN_RULES,
+    WITHOUT_FIGURES,
+    AlertSettings,
+    Rule,
+)
+from redline.observe.alerts import Alert, Alerts
 from redline.observe.binding import bindings, current
 from redline.observe.causes import Binding, Cause
 from redline.observe.eta import Estimate, estimate

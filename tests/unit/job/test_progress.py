@@ -59,6 +59,7 @@ def view(rows: int | None = None) -> Any:
     runner = SimpleNamespace(is_draining=False, stopped=None, finishing=lambda: (3, 90.0))
     parts = {"tally": Tally(), "rows_skipped": 0, "runner": runner, "bill": Books()}
     parts["sampler"] = SimpleNamespace(windows=[])
+    parts["alerts"] = SimpleNamespace(firing=[])
     seen = SimpleNamespace(**parts, job=Job(rows=[], call=print), source_name="in.jsonl", rows=rows)
 
     def counts() -> InputCounts:

@@ -17,12 +17,14 @@ from redline.job.settings import (
     OF_ENDPOINT,
     Environment,
     Kind,
+    parse_alerts,
     read_toml,
     reason_of,
     refuse_unknown,
     settings_in,
     table_in,
 )
+from redline.observe import AlertSettings
 
 FILE = "redline.toml"
 _NAME_THE_KEY = (
@@ -48,13 +50,15 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     """endpoints: by name, keys of ENDPOINT_KEYS. run: defaults of `redline run`'s flags.
 
     Values are as a flag would bring them: text, True, lists of text, and tables of text. prices: by
-    model. tariffs: the same of single endpoints, by name. environ: the environment, and below it
-    the `.env` file. dotenv: the variables that the file alone sets.
+    model. tariffs: the same of single endpoints, by name. alerts: None if nothing is said of them.
+    environ: the environment, and below it the `.env` file. dotenv: the variables that the file
+    alone sets.
     """
 
     endpoints: dict[str, dict[str, Any]] = {}
     run: dict[str, Any] = {}
     prices: dict[str, Price] = {}
+    alerts: AlertSettings | None = None
     tariffs: dict[str, dict[str, Price]] = {}
     environ: Mapping[str, str] = {}
     dotenv: frozenset[str] = frozenset()
@@ -74,7 +78,7 @@ def load(folder: Path, run_kinds: Mapping[str, Kind] = RUN_KEYS) -> Configuratio
     from_file = _dotenv(folder / ".env")
     environ = {**from_file, **os.environ}
     tables = _toml(folder / FILE)
-    refuse_unknown(tables, ("endpoints", "prices", "run"), FILE)
+    refuse_unknown(tables, ("alerts", "endpoints", "prices", "run"), FILE)
     stated = {
         name: table_in(table, f"endpoints.{name}", FILE)
         for name, table in table_in(tables.get("endpoints", {}), "endpoints", FILE).items()
@@ -90,10 +94,18 @@ def load(folder: Path, run_kinds: Mapping[str, Kind] = RUN_KEYS) -> Configuratio
         endpoints=endpoints,
         run=run,
         prices=_prices(tables.get("prices", {}), "prices"),
+        alerts=_alerts(tables),
         tariffs=tariffs,
         environ=environ,
         dotenv=frozenset(from_file.keys() - os.environ.keys()),
     )
+
+
+def _alerts(tables: dict[str, Any]) -> AlertSettings | None:
+    """What [alerts] states; None without it."""
+    if "alerts" not in tables:
+        return None
+    return parse_alerts(table_in(tables["alerts"], "alerts", FILE), f"{FILE}, [alerts]")
 
 
 def where_run() -> str:

@@ -11,6 +11,7 @@ from typing import TextIO
 import msgspec
 
 from redline.errors import ConfigError, JournalError, RedlineError
+from redline.events import AlertChanged, Event
 from redline.journal import Output, Result, error_fields, line_writer
 from redline.process import lasting, printable, printable_json
 
@@ -87,6 +88,16 @@ class Notes:
     def note(self, result: Result) -> None:
         if self.first_failure is None:
             self.first_failure = result.outcome.error
+
+
+class AlertLog:
+    """Writes a line of JSON to stderr when an alert fires or ends. A Listener."""
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, AlertChanged):
+            fields = msgspec.structs.asdict(event)
+            del fields["at_s"]
+            tell(msgspec.json.encode({"event": "alert", **fields}).decode() + "\n")
 
 
 class Lines:

@@ -170,13 +170,14 @@ def _cache_lines(report: Report) -> list[str]:
 
 
 def _trace_lines(report: Report) -> list[str]:
-    """Why what is recorded of the run is not whole."""
+    """What of the run was not recorded, or not sent to its webhook, and why."""
     missing = (("trace", report.not_traced), ("timeline", report.not_recorded))
-    return [
+    lines = [
         f"the {what} ends early, results are not affected: {why}"
         for what, why in missing
         if why is not None
     ]
+    return lines if report.not_notified is None else [*lines, report.not_notified]
 
 
 def _batch_lines(report: Report) -> list[str]:

@@ -146,6 +146,7 @@ def _of_several(
         endpoint=tuple(endpoint for endpoint, _ in made),
         model=model,
         prices=configuration.prices,
+        alerts=configuration.alerts,
     )
 
 
@@ -294,6 +295,7 @@ def _of_server(
         headers={**server.table.get("headers", {}), **(options.headers or {})},
         api_key=_api_key(options.api_key, configuration) if is_sending else "",
         prices=configuration.prices,
+        alerts=configuration.alerts,
         tariff=configuration.tariffs.get(server.name or ""),
     )
 

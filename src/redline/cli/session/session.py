@@ -11,7 +11,7 @@ from click import Context
 
 from redline.cli.flags import stated
 from redline.cli.session import configuration as configurations
-from redline.cli.session.output import Lines, Notes, lost_stdout, say, tell
+from redline.cli.session.output import AlertLog, Lines, Notes, lost_stdout, say, tell
 from redline.cli.session.present import plan_text, summary_line, summary_text
 from redline.cli.session.resolve import Resolved, resolve
 from redline.job import Report, plan, run_job
@@ -103,13 +103,27 @@ def _run(resolved: Resolved, display: Display | None, notes: Notes) -> Report:
         line = msgspec.json.encode({"event": "metrics", "url": url}).decode()
         tell(f"{line if notes.is_json else f'metrics: {url}'}\n")
 
+    listeners = (AlertLog(),) if notes.is_json else ()
+
     job = resolved.job
     if job.output is not None:
-        return run_job(job, display=display, on_failure=notes.note, on_metrics=tell_metrics)
+        return run_job(
+            job,
+            display=display,
+            on_failure=notes.note,
+            on_metrics=tell_metrics,
+            listeners=listeners,
+        )
     lines = Lines(sys.stdout, resolved.lines, notes)
     lost: OSError | None = None
     try:
-        return run_job(job, display=display, on_result=lines.write, on_metrics=tell_metrics)
+        return run_job(
+            job,
+            display=display,
+            on_result=lines.write,
+            on_metrics=tell_metrics,
+            listeners=listeners,
+        )
     except* OSError as group:
         lost = next(error for error in _leaves(group) if isinstance(error, OSError))
     raise lost_stdout(lost)

@@ -1,5 +1,5 @@
 """What a job tells other programs while it goes on."""
 
 from redline.job.monitor.metrics import BOUNDS_S, Family, Histogram, families
-from redline.job.monitor.metrics_server import MetricsServer
-from redline.job.monitor.monitor import Monitor
+from redline.job.monitor.monitor import Monitor, Watch, watch_of
+from redline.job.monitor.webhook import Webhook

@@ -266,6 +266,12 @@ def _about_run(seen: _Seen) -> Iterator[Family]:
         "1 for what holds the job back, 0 for the others.",
         [({"cause": cause.value}, float(cause is found)) for cause in Cause],
     )
+    firing = {alert.rule for alert in seen.view.alerts.firing}
+    yield _gauge(
+        "redline_alert_firing",
+        "1 for each rule whose alert fires, 0 for the others.",
+        [({"rule": one.name}, one.name in firing) for one in seen.view.job.alerts.rules],
+    )
     yield _gauge(
         "redline_start_time_seconds",
         "When the run began, in seconds since 1970.",

@@ -1,23 +1,101 @@
-"""What follows the windows of a run, as they come."""
+"""What follows the windows of a run as they come: its metrics, and its alerts."""
 
 from __future__ import annotations
 
+import msgspec
+
+from redline.calls.cost import DOLLAR, Allowance
+from redline.clock import SYSTEM
+from redline.events import AlertChanged, Listener
 from redline.job.monitor.metrics import Family, families
+from redline.job.monitor.webhook import Webhook
+from redline.job.settings import Job
 from redline.job.show import View
+from redline.observe import Alert, Alerts
 from redline.timeline import Window, merged
 
 
-class Monitor:
-    """The windows of a run as one, and the metrics that come of it."""
+class Watch(msgspec.Struct, frozen=True):
+    """What watches a run. webhook: None if no alert is sent."""
 
-    def __init__(self, view: View) -> None:
+    alerts: Alerts
+    webhook: Webhook | None
+
+    @property
+    def failure(self) -> str | None:
+        """What did not reach the webhook, and why; None if all did."""
+        return None if self.webhook is None else self.webhook.failure
+
+
+def watch_of(job: Job) -> Watch:
+    """The rules of the job, none of which is breached yet."""
+    allowance, settings = job.allowance or Allowance(), job.alerts
+    picodollars = allowance.picodollars
+    alerts = Alerts(
+        settings.rules,
+        budget_usd=None if picodollars is None else picodollars / DOLLAR,
+        budget_tokens=allowance.tokens,
+    )
+    return Watch(alerts, Webhook(settings.webhook) if settings.webhook else None)
+
+
+class Monitor:
+    """Follows one run. listener: is notified when an alert changes, as the webhook is."""
+
+    def __init__(self, view: View, watch: Watch, listener: Listener) -> None:
         self._view = view
+        self._alerts, self._webhook = watch.alerts, watch.webhook
+        self._listener = listener
         self._whole = Window(begin_s=0.0, end_s=0.0)
 
     def note(self, window: Window) -> None:
         """A window of the run has ended."""
         self._whole = merged([self._whole, window])
+        self._notify(self._alerts.note(self._view.sampler.windows))
 
     def families(self) -> list[Family]:
         """The metrics of the run now."""
         return families(self._view, self._whole)
+
+    async def finish(self) -> None:
+        """Ends the alerts, and gives the webhook a moment for what is on its way to it."""
+        windows = self._view.sampler.windows
+        self._notify(self._alerts.end(windows[-1].end_s if windows else 0.0))
+        if self._webhook is not None:
+            await self._webhook.aclose()
+
+    def _notify(self, changed: list[Alert]) -> None:
+        for alert in changed:
+            event = AlertChanged(
+                at_s=SYSTEM.now_s(),
+                rule=alert.rule,
+                number=alert.number,
+                state=alert.state,
+                value=alert.value,
+                threshold=alert.threshold,
+                what=alert.what,
+                advice=alert.advice,
+            )
+            self._listener.on_event(event)
+            if self._webhook is not None:
+                self._webhook.put(self._body(alert))
+
+    def _body(self, alert: Alert) -> dict[str, object]:
+        """What the webhook gets. `text` is what chat programs show."""
+        facts, output = self._view.sampler.facts, self._view.job.output
+        name = facts.input if output is None else output.name
+        text = alert.text if alert.state == "firing" else alert.what
+        return {
+            "event": "alert",
+            "id": f"{facts.host}-{facts.pid}-{facts.at:.0f}-{alert.number}-{alert.state}",
+            "text": f"redline, {name}: {text}",
+            "job": {
+                "input": facts.input,
+                "output": None if output is None else output.name,
+                "model": facts.model,
+                "host": facts.host,
+                "pid": facts.pid,
+                "began": facts.at,
+            },
+            **msgspec.structs.asdict(alert),
+        }

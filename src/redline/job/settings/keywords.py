@@ -15,6 +15,7 @@ from redline.calls import Cache, Endpoint
 from redline.calls.cost import parse_money, parse_price
 from redline.errors import ConfigError
 from redline.job.settings import values
+from redline.job.settings.alert_settings import parse_alerts
 from redline.job.settings.embedded import Embedded
 from redline.job.settings.option_hints import meant
 from redline.job.settings.options import Options
@@ -56,6 +57,7 @@ class Keywords(TypedDict, total=False):
     raw: bool
     trace: str | os.PathLike[str]
     metrics_port: int | str
+    alerts: Mapping[str, Any]
     budget: str
     budget_tokens: int | str
     prices: Mapping[str, Mapping[str, float | str]]
@@ -113,6 +115,7 @@ ABOUT = {
     "raw": "Keep the whole reply in the result line.",
     "trace": "File that records when each call came, where it went and how long it took.",
     "metrics_port": "Port at which Prometheus may read the job's figures; 0 for a free one.",
+    "alerts": "What is watched: thresholds by rule, and a webhook.",
     "budget": 'What all runs of the output may spend, such as "5usd".',
     "budget_tokens": 'The same in tokens, also as text: "2m".',
     "prices": "Dollars for a million tokens, by model: input, cached_input and output.",
@@ -305,6 +308,7 @@ _READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "metrics_port": lambda given: {
         "metrics_port": values.parse_address(str(given), "metrics_port")
     },
+    "alerts": lambda given: {"alerts": parse_alerts(given, "alerts")},
     "budget": lambda given: {"budget": parse_money(given, "budget")},
     "budget_tokens": lambda given: {"budget_tokens": parse_count(str(given), "budget_tokens")},
     "prices": _prices,

@@ -22,6 +22,7 @@ from redline.job.settings.settings import METHODS, VIAS
 from redline.journal import FAIL_ON, FORMATS
 from redline.limits import PROFILES, Rate
 from redline.limits.rule import AUTO, CHARGES, MAX_CONCURRENCY, MAX_GUARD_S, RATES
+from redline.observe import AlertSettings
 from redline.route import STRATEGIES
 
 _PROMPT, _ENDPOINT = "How a row becomes a request", "Who answers"
@@ -572,6 +573,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     prices: Annotated[
         Mapping[str, Price] | None,
         Option(absent={"flag": "the tables [prices.MODEL] of redline.toml state them"}),
+    ] = None
+    alerts: Annotated[
+        AlertSettings | None,
+        Option(absent={"flag": "the table [alerts] of redline.toml states them"}),
     ] = None
     call: Annotated[Callable[[Any], Awaitable[Any]] | None, _only_in_python(_IS_CODE)] = None
     before: Annotated[

@@ -28,7 +28,7 @@ _PROMPTING = (
 _OUTPUT = ("format", "ordered", "keep_input", "raw")
 _JOB = (
     *("call", "timeout_s", "row_deadline_s", "deadline_s", "limit", "strict", "via", "prices"),
-    *("stop_at_error_rate", "longest_wait_s", "metrics_port"),
+    *("stop_at_error_rate", "longest_wait_s", "metrics_port", "alerts"),
     *("fail_on", "retry_failed", "restart", "force", "follow", "until_empty", "balance"),
 )
 

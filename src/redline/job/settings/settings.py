@@ -18,6 +18,7 @@ from redline.job.settings.task import Task
 from redline.journal import FAIL_ON, Manifest, Output, is_state
 from redline.journal import manifest as manifests
 from redline.limits import Limits
+from redline.observe import BUILT_IN, AlertSettings
 from redline.route import check_balance, check_endpoints
 from redline.sources import stream_of
 from redline.store import local_path, url_of
@@ -120,8 +121,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     strict: the first bad row ends the run. stop_at_error_rate: of rows that failed lately, the
     share that ends the run. longest_wait_s: it ends the run if no call can be sent for longer.
     trace: the file that records its calls. metrics_port: host and port of its metrics page, None
-    for none. priority: of its calls if jobs share a backend; lower goes first. tenant: in whose
-    name it calls; may be empty.
+    for none. alerts: what is watched. priority: of its calls if jobs share a backend; lower goes
+    first. tenant: in whose name it calls; may be empty.
     """
 
     rows: object = ()
@@ -157,6 +158,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     longest_wait_s: float | None = None
     trace: Path | None = None
     metrics_port: tuple[str, int] | None = None
+    alerts: AlertSettings = AlertSettings(rules=BUILT_IN)
     priority: int = 0
     tenant: str = ""
 

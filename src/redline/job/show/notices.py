@@ -55,6 +55,8 @@ def notices(view: View, now_s: float) -> dict[str, str]:
         found["silence"] = silence(silent_s, tally.in_flight, view.job.attempt_s)
     for name, event in tally.out.items():
         found[OUT + name] = taken_out(name, event.reason, event.left, event.of)
+    for alert in view.alerts.firing:
+        found[f"alert {alert.rule}"] = f"alert: {alert.text}"
     if found.get("outage") is not None:
         # It is why.
         found |= {"failing": None, "silence": None}

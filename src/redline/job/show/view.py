@@ -7,6 +7,7 @@ from typing import Protocol
 from redline.job.settings import Job
 from redline.job.show.row_count import InputCounts
 from redline.job.work import Bill, Runner, Sampler, Tally
+from redline.observe import Alerts
 
 
 class View(Protocol):
@@ -26,6 +27,9 @@ class View(Protocol):
 
     @property
     def sampler(self) -> Sampler: ...
+
+    @property
+    def alerts(self) -> Alerts: ...
 
     @property
     def source_name(self) -> str: ...

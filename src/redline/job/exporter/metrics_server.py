@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from redline.httpserver import PROMETHEUS, TEXT, Exchange, HttpBounds, HttpServer, header_lines
-from redline.job.monitor.metrics import BOUNDS_S, Family, Histogram
+from redline.job.monitor import BOUNDS_S, Family, Histogram
 from redline.sources import extra
 
 PATH = "/metrics"

@@ -1,0 +1,136 @@
+"""Alerts on their way to a webhook: one after the other, each tried again for a while.
+
+What is sent is `{"event": "alert", "id": ..., "state": "firing" or "ended", "text": ..., ...}`. A
+server that has taken one and whose answer is lost gets it again, under the same `id`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+from urllib.parse import urlsplit
+
+from redline.calls import Call, Endpoint, HttpBackend, Request, Timeouts
+from redline.clock import SYSTEM, Clock
+from redline.errors import BadReply, CallError, ConfigError, NoEndpoint, TimedOut
+from redline.process import counted
+
+TIMEOUT_S = 10.0
+# Seven attempts in a little more than a minute.
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+MOST_WAITING = 100
+# The end of a job waits this long for what is on its way, and its caller does not notice.
+LAST_S = 3.0
+_AGAIN = frozenset({408, 425, 429})
+
+
+class Webhook:
+    """Sends alerts to a URL, from a task of its own: `put` neither waits nor fails."""
+
+    def __init__(self, url: str, clock: Clock = SYSTEM) -> None:
+        self._clock = clock
+        parts = urlsplit(url)
+        self._host = parts.netloc
+        self._origin = f"{parts.scheme}://{parts.netloc}"
+        rest = url[len(self._origin) :]
+        self._path = rest if rest.startswith("/") else f"/{rest}"
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._backend: HttpBackend | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._lost = 0
+        self._reason = ""
+
+    @property
+    def failure(self) -> str | None:
+        """How many notifications did not arrive, and why the last one did not; None if all did."""
+        if not self._lost:
+            return None
+        # Not the whole URL: its path is often a secret.
+        lost = counted(self._lost, "notification")
+        return f"{lost} did not reach the webhook at {self._host}: {self._reason}"
+
+    def put(self, body: dict[str, Any]) -> None:
+        """Sends it after those before it. The oldest one is given up for one too many."""
+        if len(self._waiting) >= MOST_WAITING:
+            self._waiting.popleft()
+            self._lose("too many were waiting")
+        self._waiting.append(body)
+        if self._task is None:
+            self._task = asyncio.create_task(self._send_all(), name="redline webhook")
+
+    async def aclose(self) -> None:
+        """Gives what is on its way LAST_S; then it is given up."""
+        if (task := self._task) is not None:
+            await asyncio.wait([task], timeout=LAST_S)
+            task.cancel()
+            await asyncio.wait([task])
+        while self._waiting:
+            self._waiting.popleft()
+            self._lose(self._reason or "the job has ended")
+        if self._backend is not None:
+            await self._backend.aclose()
+
+    def _lose(self, reason: str) -> None:
+        self._lost += 1
+        self._reason = reason
+
+    async def _send_all(self) -> None:
+        try:
+            if self._backend is None:
+                self._backend = self._opened()
+            while self._waiting:
+                body = self._waiting[0]
+                reason = await self._send(self._backend, body)
+                if self._waiting and self._waiting[0] is body:
+                    self._waiting.popleft()
+                    if reason is not None:
+                        self._lose(reason)
+        except ConfigError as error:
+            # Of a proxy that the environment names, for one.
+            self._reason = error.what
+        finally:
+            self._task = None
+
+    def _opened(self) -> HttpBackend:
+        """Connections to the webhook."""
+        timeouts = Timeouts(connect_s=TIMEOUT_S, first_byte_s=TIMEOUT_S, attempt_s=TIMEOUT_S)
+        endpoint = Endpoint(base_url=f"{self._origin}/v1", timeouts=timeouts)
+        return HttpBackend(endpoint, clock=self._clock)
+
+    async def _send(self, backend: HttpBackend, body: dict[str, Any]) -> str | None:
+        """None once it is taken; otherwise why it was given up."""
+        for pause_s in (*PAUSES_S, None):
+            error = await _posted(backend, self._path, body)
+            if error is None:
+                return None
+            status = getattr(error, "status", None)
+            is_final = status is not None and status < 500 and status not in _AGAIN
+            # The path is often a secret, and an error may quote it.
+            self._reason = error.what.replace(self._path, "/...")
+            if is_final or pause_s is None:
+                break
+            await asyncio.sleep(pause_s)
+        return self._reason
+
+
+async def _posted(
+    backend: HttpBackend, path: str, body: dict[str, Any]
+) -> CallError | NoEndpoint | None:
+    """Why it was not taken; None if it was."""
+
+    async def drop(chunk: bytes) -> None:
+        pass
+
+    try:
+        # Longer than the attempt, for a webhook that asks to wait.
+        async with asyncio.timeout(3 * TIMEOUT_S):
+            await backend.download(Request(url=path, body=body), Call(), drop)
+    except TimeoutError:
+        return TimedOut("attempt", 3 * TIMEOUT_S)
+    except BadReply:
+        # It has answered with success, and with nothing that could be read: HTTP 204, for one.
+        return None
+    except (CallError, NoEndpoint) as error:
+        return error
+    return None

@@ -1,0 +1,108 @@
+"""Alert rules as redline.toml and Python state them.
+
+A rule's value is its threshold, a number or a text such as `20%`; false, which leaves it out; or a
+table of the threshold, under `above` or `below`, and `for`, a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from redline.calls.wire import is_http_url
+from redline.errors import ConfigError
+from redline.job.settings import values
+from redline.job.settings.option_hints import meant
+from redline.observe import BUILT_IN, KNOWN_RULES, WITHOUT_FIGURES, AlertSettings, Rule
+
+_KEYS = ("webhook", "built_in", *KNOWN_RULES)
+_MOST = 1e12
+
+
+def parse_alerts(table: Mapping[str, Any], where: str) -> AlertSettings:
+    """The built-in rules with what the table says otherwise.
+
+    where: how an error names the table. Raises ConfigError for an unknown key or rule, a rule that
+    no job has figures for, and a value that is none.
+    """
+    for key in table:
+        if key in WITHOUT_FIGURES:
+            raise ConfigError(
+                f"there is no figure for {key}: {WITHOUT_FIGURES[key]}",
+                where=where,
+                hint=f"leave it out; there are figures for {', '.join(KNOWN_RULES)}",
+            )
+        if key not in _KEYS:
+            hint = meant(key, _KEYS) or f"known are: {', '.join(_KEYS)}"
+            raise ConfigError(f"unknown setting: {key}", where=where, hint=hint)
+    has_built_in = table.get("built_in", True)
+    if not isinstance(has_built_in, bool):
+        raise ConfigError("built_in must be true or false", where=where)
+    rules = {rule.name: rule for rule in BUILT_IN} if has_built_in else {}
+    for name in KNOWN_RULES:
+        if name in table:
+            rules.pop(name, None)
+            if table[name] is not False:
+                rules[name] = _rule(name, table[name], where)
+    webhook = _webhook(table.get("webhook", ""), where)
+    return AlertSettings(rules=tuple(rules.values()), webhook=webhook)
+
+
+def _rule(name: str, stated: object, where: str) -> Rule:
+    known = KNOWN_RULES[name]
+    usual = "" if known.usual is None else known.usual
+    if not isinstance(stated, Mapping):
+        stated = dict[str, object]({known.word: stated})
+    where_rule = f"{where}, {name}"
+    for key in stated:
+        if key not in (known.word, "for"):
+            raise ConfigError(
+                f"unknown setting: {key}",
+                where=where_rule,
+                hint=f'write it like {name} = {{ {known.word} = {usual or 20}, for = "2m" }}',
+            )
+    threshold, for_s = stated.get(known.word, known.usual), known.for_s
+    if threshold is None:
+        raise ConfigError(
+            f"{name} needs a target", where=where_rule, hint=f"write it like {name} = 20"
+        )
+    if "for" in stated:
+        try:
+            for_s = values.duration({"for": str(stated["for"])}, "for") or for_s
+        except ConfigError as error:
+            error.what, error.where = error.what.removeprefix("--"), where_rule
+            raise
+    return Rule(name=name, threshold=_threshold(name, threshold, where_rule), for_s=for_s)
+
+
+def _threshold(name: str, stated: object, where: str) -> float:
+    known = KNOWN_RULES[name]
+    text = str(stated).strip()
+    is_percent = text.endswith("%")
+    try:
+        value = float(text.removesuffix("%")) / (100 if is_percent else 1)
+    except ValueError:
+        value = -1.0
+    if isinstance(stated, bool) or not 0 < value <= _MOST or (is_percent and not known.is_share):
+        example = '0.2, or "20%"' if known.is_share else "20"
+        raise ConfigError(
+            f"{name} is not a number above 0: {stated}",
+            where=where,
+            hint=f"write it like {example}",
+        )
+    return value
+
+
+def _webhook(stated: object, where: str) -> str:
+    """The URL; it is not shown, since its path is often a secret."""
+    if stated == "":
+        return ""
+    is_url = isinstance(stated, str) and is_http_url(stated) and "#" not in stated
+    if not is_url or "@" in urlsplit(str(stated)).netloc:
+        raise ConfigError(
+            "webhook is not an http:// or https:// URL",
+            where=where,
+            hint='write it like webhook = "https://hooks.example.com/redline"',
+        )
+    return str(stated)

@@ -1,0 +1,148 @@
+"""The figures that alert rules look at, each from the last windows of a run.
+
+span_s: the figure is of this many of the last seconds. A figure is None while too little was seen,
+or while it would say nothing: a run without rows to send is not slow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from redline.timeline import Holder, Window
+
+# Less than this share of a span is no span yet: windows do not end to the second.
+_LEAST_OF = 0.9
+_QUEUE_S, _COST_S, BEST_S = 30.0, 60.0, 60.0
+# Fewer attempts, rows or waiting calls are too few to speak of a share.
+_LEAST = 10
+_IDLE: tuple[Holder, ...] = ("rest", "input", "batch")
+_CANCELLED = "cancelled"
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What figures are made of. windows: of one run, at least one; older ones may be longer.
+
+    best_tokens_per_s: of any minute of the run. budget_usd, budget_tokens: None without one.
+    """
+
+    windows: Sequence[Window]
+    best_tokens_per_s: float = 0.0
+    budget_usd: float | None = None
+    budget_tokens: int | None = None
+
+
+def rows_per_s(seen: Seen, span_s: float) -> float | None:
+    """Rows that became durable, failed ones too."""
+    found = _lately(seen.windows, span_s)
+    return _rate(found, lambda window: window.done + window.failed)
+
+
+def tokens_per_s(seen: Seen, span_s: float) -> float | None:
+    """Input and output tokens of the answers."""
+    return _rate(_lately(seen.windows, span_s), _tokens)
+
+
+def tokens_of_best(seen: Seen, span_s: float) -> float | None:
+    """Tokens per second now, as a share of those of the best minute."""
+    now = tokens_per_s(seen, span_s)
+    if now is None or seen.best_tokens_per_s <= 0:
+        return None
+    return now / seen.best_tokens_per_s
+
+
+def error_rate(seen: Seen, span_s: float) -> float | None:
+    """Of the attempts that have ended, the share that failed."""
+    found = _lately(seen.windows, span_s)
+    failed = sum(_errors(found).values())
+    ended = failed + sum(window.answered for window in found)
+    return failed / ended if ended >= _LEAST else None
+
+
+def errors_lately(seen: Seen, span_s: float) -> dict[str, int]:
+    """Failed attempts by kind, most first."""
+    return _errors(_lately(seen.windows, span_s))
+
+
+def queue_growth(seen: Seen, span_s: float) -> float | None:
+    """Calls that wait, for a limit or to be tried again: as many times those of 30 s before.
+
+    Of 30 s, whatever span_s says.
+    """
+    now = _lately(seen.windows, _QUEUE_S)
+    before = _lately(seen.windows, _QUEUE_S, _QUEUE_S)
+    if not now or not before:
+        return None
+    waiting, waited = _waiting(now), _waiting(before)
+    return waiting / max(1.0, waited) if waiting >= _LEAST else None
+
+
+def budget_burn(seen: Seen, span_s: float) -> float | None:
+    """What the whole job will cost if rows cost what the last did, as a share of the budget.
+
+    By the rows of the last minute, whatever span_s says.
+    """
+    last = seen.windows[-1].totals
+    found = _lately(seen.windows, _COST_S)
+    if not found or not last.is_exact:
+        return None
+    first, *others = found
+    rows = sum(window.done + window.failed for window in others)
+    if rows < _LEAST:
+        return None
+    shares = []
+    for budget, now, then in (
+        (seen.budget_usd, last.spent_usd, first.totals.spent_usd),
+        (seen.budget_tokens, last.spent_tokens, first.totals.spent_tokens),
+    ):
+        if budget and now is not None and then is not None:
+            shares.append((now + (now - then) / rows * last.left) / budget)
+    return max(shares, default=None)
+
+
+def _lately(windows: Sequence[Window], span_s: float, before_s: float = 0.0) -> list[Window]:
+    """The windows of the last `span_s`, or of as long until `before_s` ago; none if too few."""
+    end_s = windows[-1].end_s - before_s
+    found: list[Window] = []
+    for window in reversed(windows):
+        if window.begin_s >= end_s:
+            continue
+        if window.end_s <= end_s - span_s:
+            break
+        found.append(window)
+    found.reverse()
+    covered_s = sum(window.span_s for window in found)
+    return found if covered_s >= _LEAST_OF * span_s else []
+
+
+def _errors(windows: Sequence[Window]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for window in windows:
+        total.update(window.errors)
+    return {kind: count for kind, count in total.most_common() if kind != _CANCELLED}
+
+
+def _rate(windows: Sequence[Window], count: Callable[[Window], int]) -> float | None:
+    """Counts per second; None without windows, or if there was nothing to send in most of them."""
+    if not windows or _idle(windows) >= 0.5:
+        return None
+    return sum(map(count, windows)) / sum(window.span_s for window in windows)
+
+
+def _idle(windows: Sequence[Window]) -> float:
+    """The share of the samples in which no row was there to be sent."""
+    samples = sum(window.samples for window in windows)
+    idle = sum(window.held.get(one, 0) for window in windows for one in _IDLE)
+    return idle / max(1, samples)
+
+
+def _tokens(window: Window) -> int:
+    return window.input_tokens + window.output_tokens
+
+
+def _waiting(windows: Sequence[Window]) -> float:
+    """The mean number of calls that wait."""
+    span_s = sum(window.span_s for window in windows)
+    return sum((one.waiting + one.retrying) * one.span_s for one in windows) / span_s

@@ -1,0 +1,186 @@
+"""The rules that raise an alert, and what they advise.
+
+rule            figure                                    breached  usual  for
+error_rate      share of the attempts that failed         above     20 %   30 s
+tokens_falling  tokens/s, of those of the best minute     below     50 %   60 s
+queue_growth    calls that wait, of those 30 s before     above     1.2    60 s
+budget_burn     expected cost of the job, of the budget   above     100 %  30 s
+rows_per_s      rows/s                                    below     -      60 s
+tokens_per_s    tokens/s                                  below     -      60 s
+
+Figures are of as many seconds as `for` has, of 3 at least and of 30 at most.
+A rule whose usual threshold is `-` is a target: it applies only to a job that states it. No job has
+figures for `batch_efficiency` and `gpu_utilization` yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from redline.observe import alert_figures as figures
+from redline.observe.alert_figures import Seen
+from redline.observe.binding import current
+from redline.observe.causes import Cause
+
+_LEAST_S, _MOST_S = 3.0, 30.0
+Word = Literal["above", "below"]
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """Raises an alert once its figure has been beyond the threshold for `for_s`.
+
+    name: one of KNOWN_RULES.
+    """
+
+    name: str
+    threshold: float
+    for_s: float
+
+    @property
+    def span_s(self) -> float:
+        """What its figure is of: the last so many seconds."""
+        return min(max(self.for_s, _LEAST_S), _MOST_S)
+
+
+class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """webhook: the URL that is notified; empty for none."""
+
+    rules: tuple[Rule, ...]
+    webhook: str = ""
+
+    def __repr__(self) -> str:
+        """Without the URL: its path is often a secret."""
+        return f"AlertSettings({len(self.rules)} rules{', a webhook' if self.webhook else ''})"
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of all rules of one name. usual: the threshold, None for a target.
+
+    is_share: figure and threshold are shown in per cent. what: the figure in words.
+    """
+
+    word: Word
+    usual: float | None
+    for_s: float
+    what: str
+    figure: Callable[[Seen, float], float | None]
+    advice: Callable[[Seen, float], str]
+    is_share: bool = False
+
+    def is_beyond(self, value: float, threshold: float) -> bool:
+        return value > threshold if self.word == "above" else value < threshold
+
+    def shown(self, value: float) -> str:
+        if self.is_share:
+            return f"{100 * value:.0f} %"
+        return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+_BY_CAUSE = {
+    Cause.INPUT: "a faster source of rows",
+    Cause.CLIENT: "a free CPU, or several processes that share the limits (--share)",
+    Cause.LIMIT: "a higher limit, or another key or endpoint",
+    Cause.CONCURRENCY: "more calls in flight (-c)",
+    Cause.ENDPOINT: "another endpoint or replica; more calls in flight would only wait there",
+    Cause.DOWN: "waiting for the endpoint, or another one beside it",
+    Cause.WRITER: "a faster disk, or a faster reader of the results",
+}
+_BY_ERROR = {
+    "rate_limited": "a lower --rpm or --tpm, or --rate auto, which finds the limits",
+    "timed_out": "a longer --timeout, or fewer calls in flight (-c)",
+    "server_failed": "fewer calls in flight (-c), or another endpoint",
+    "disconnected": "fewer calls in flight (-c), or another endpoint",
+    "rejected": "a look at the failed rows: the endpoint refuses what they ask",
+    "bad_reply": "a look at the failed rows: answers cannot be read",
+}
+
+
+def _by_what_binds(seen: Seen, span_s: float) -> str:
+    binding = current(seen.windows)
+    advice = None if binding is None else _BY_CAUSE.get(binding.cause)
+    if binding is None or advice is None:
+        return "a look at what binds: redline status"
+    return f"{advice} (bound by {binding.what})"
+
+
+def _by_error(seen: Seen, span_s: float) -> str:
+    kinds = figures.errors_lately(seen, span_s)
+    kind = next(iter(kinds), "")
+    advice = _BY_ERROR.get(kind, "a look at the errors: redline status")
+    return f"{advice} (most are {kind})" if kind else advice
+
+
+def _of_queue(seen: Seen, span_s: float) -> str:
+    return "fewer calls in flight (-c), or a higher limit: rows come faster than they are done"
+
+
+def _of_budget(seen: Seen, span_s: float) -> str:
+    return "a larger --budget, fewer rows (--limit), shorter answers (--max-tokens), or --via batch"
+
+
+KNOWN_RULES = {
+    "error_rate": Known(
+        word="above",
+        usual=0.2,
+        for_s=30.0,
+        what="failed attempts",
+        figure=figures.error_rate,
+        advice=_by_error,
+        is_share=True,
+    ),
+    "tokens_falling": Known(
+        word="below",
+        usual=0.5,
+        for_s=60.0,
+        what="tokens/s, of those of the best minute,",
+        figure=figures.tokens_of_best,
+        advice=_by_what_binds,
+        is_share=True,
+    ),
+    "queue_growth": Known(
+        word="above",
+        usual=1.2,
+        for_s=60.0,
+        what="waiting calls, as many times those of 30 s before,",
+        figure=figures.queue_growth,
+        advice=_of_queue,
+    ),
+    "budget_burn": Known(
+        word="above",
+        usual=1.0,
+        for_s=30.0,
+        what="expected cost, of the budget,",
+        figure=figures.budget_burn,
+        advice=_of_budget,
+        is_share=True,
+    ),
+    "rows_per_s": Known(
+        word="below",
+        usual=None,
+        for_s=60.0,
+        what="rows/s",
+        figure=figures.rows_per_s,
+        advice=_by_what_binds,
+    ),
+    "tokens_per_s": Known(
+        word="below",
+        usual=None,
+        for_s=60.0,
+        what="tokens/s",
+        figure=figures.tokens_per_s,
+        advice=_by_what_binds,
+    ),
+}
+# Why a job has no figure for a rule that one could ask for.
+WITHOUT_FIGURES = {
+    "batch_efficiency": "an endpoint does not say how full its batches are",
+    "gpu_utilization": "an endpoint does not say how busy its GPU is",
+}
+BUILT_IN = tuple(
+    Rule(name=name, threshold=known.usual, for_s=known.for_s)
+    for name, known in KNOWN_RULES.items()
+    if known.usual is not None
+)

@@ -1,0 +1,162 @@
+"""Which rules are breached: a function of the windows of a run, one after the other.
+
+state    its figure                                    what happens
+quiet    is within the threshold, or unknown           nothing
+pending  is beyond it, for less than `for_s`           nothing
+firing   has been beyond it for `for_s`                one alert, `firing`
+ending   is within it, or unknown, for less than       nothing
+         `for_s`; beyond it again, it is firing still
+quiet    has been within it for `for_s`                the same alert, `ended`
+
+A run that ends, ends all of its alerts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from redline.observe.alert_figures import BEST_S, Seen, tokens_per_s
+from redline.observe.alert_rules import KNOWN_RULES, Rule
+from redline.timeline import Window
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
+    """One alert. rule, threshold, for_s: of its rule. value: the latest of the figure.
+
+    number: of this alert in the run, from 1. since_s, at_s: when the figure was first beyond the
+    threshold, and when the alert changed, in seconds since the run began. what: one sentence.
+    advice: what may help, by a rule of thumb.
+    """
+
+    rule: str
+    number: int
+    state: Literal["firing", "ended"]
+    threshold: float
+    for_s: float
+    value: float
+    since_s: float
+    at_s: float
+    what: str
+    advice: str
+
+    @property
+    def text(self) -> str:
+        """What is the matter and what may help, in a line."""
+        return f"{self.what}; rule of thumb: {self.advice}"
+
+
+class _State:
+    """Of one rule. beyond_s, within_s: since when the figure is; None while it is not."""
+
+    def __init__(self) -> None:
+        self.beyond_s: float | None = None
+        self.within_s: float | None = None
+        self.alert: Alert | None = None
+
+
+class Alerts:
+    """The alerts of one run. budget_usd, budget_tokens: None without one."""
+
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        *,
+        budget_usd: float | None = None,
+        budget_tokens: int | None = None,
+    ) -> None:
+        self._rules = [(rule, _State()) for rule in rules]
+        self._budget_usd = budget_usd
+        self._budget_tokens = budget_tokens
+        self._best = 0.0
+        self._count = 0
+
+    @property
+    def firing(self) -> list[Alert]:
+        """Those that have begun and not ended."""
+        return [state.alert for _, state in self._rules if state.alert is not None]
+
+    def note(self, windows: Sequence[Window]) -> list[Alert]:
+        """The alerts that begin or end with the last of these windows of the run."""
+        seen = Seen(
+            windows=windows,
+            best_tokens_per_s=self._best,
+            budget_usd=self._budget_usd,
+            budget_tokens=self._budget_tokens,
+        )
+        self._best = max(self._best, tokens_per_s(seen, BEST_S) or 0.0)
+        found = (self._step(rule, state, seen) for rule, state in self._rules)
+        return [alert for alert in found if alert is not None]
+
+    def end(self, now_s: float) -> list[Alert]:
+        """Ends those that fire: the run is over. now_s: since it began."""
+        ended = [_ended(alert, alert.value, now_s, "the run has ended") for alert in self.firing]
+        for _, state in self._rules:
+            state.alert = None
+        return ended
+
+    def _step(self, rule: Rule, state: _State, seen: Seen) -> Alert | None:
+        known, begin_s, now_s = KNOWN_RULES[rule.name], *_span(seen.windows[-1])
+        value = known.figure(seen, rule.span_s)
+        if value is not None and known.is_beyond(value, rule.threshold):
+            state.within_s = None
+            if state.beyond_s is None:
+                state.beyond_s = begin_s
+            if state.alert is not None:
+                state.alert = _again(state.alert, value, now_s)
+            elif now_s - state.beyond_s >= rule.for_s:
+                self._count += 1
+                state.alert = _fired(rule, self._count, value, state.beyond_s, seen)
+                return state.alert
+            return None
+        state.beyond_s = None
+        if state.alert is None:
+            return None
+        if state.within_s is None:
+            state.within_s = begin_s
+        if now_s - state.within_s < rule.for_s:
+            return None
+        alert, state.alert, state.within_s = state.alert, None, None
+        shown = "unknown" if value is None else known.shown(value)
+        return _ended(alert, alert.value if value is None else value, now_s, f"{shown} now")
+
+
+def _span(window: Window) -> tuple[float, float]:
+    return window.begin_s, window.end_s
+
+
+def _fired(rule: Rule, number: int, value: float, since_s: float, seen: Seen) -> Alert:
+    known, at_s = KNOWN_RULES[rule.name], seen.windows[-1].end_s
+    return Alert(
+        rule=rule.name,
+        number=number,
+        state="firing",
+        threshold=rule.threshold,
+        for_s=rule.for_s,
+        value=value,
+        since_s=since_s,
+        at_s=at_s,
+        what=_what(rule.name, rule.threshold, value, at_s - since_s),
+        advice=known.advice(seen, rule.span_s),
+    )
+
+
+def _again(alert: Alert, value: float, now_s: float) -> Alert:
+    """The alert that still fires, with the figure of now."""
+    what = _what(alert.rule, alert.threshold, value, now_s - alert.since_s)
+    return msgspec.structs.replace(alert, value=value, what=what)
+
+
+def _what(name: str, threshold: float, value: float, lasts_s: float) -> str:
+    known = KNOWN_RULES[name]
+    beyond = f"{known.word} {known.shown(threshold)} for {lasts_s:.0f} s"
+    return f"{known.what} {beyond}: {known.shown(value)}"
+
+
+def _ended(alert: Alert, value: float, now_s: float, how: str) -> Alert:
+    known = KNOWN_RULES[alert.rule]
+    threshold = known.shown(alert.threshold)
+    what = f"{known.what} no longer {known.word} {threshold}: {how}"
+    return msgspec.structs.replace(alert, state="ended", value=value, at_s=now_s, what=what)

@@ -1,0 +1,63 @@
+"""An alert of a real job: on the screen, as events, and at a webhook that fails first."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.real]
+
+
+class Hook(BaseHTTPRequestHandler):
+    """Refuses the first notification."""
+
+    asked: list[Any]
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.asked.append(body)
+        self.send_response(500 if len(self.asked) == 1 else 204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_an_alert_fires_once_and_ends_once(tmp_path: Path) -> None:
+    asked: list[Any] = []
+    hook = type("_Hook", (Hook,), {"asked": asked})
+    with HTTPServer(("127.0.0.1", 0), hook) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        rows = "".join(f'{{"prompt": "Say {n}"}}\n' for n in range(120))
+        (tmp_path / "in.jsonl").write_text(rows)
+        (tmp_path / "redline.toml").write_text(
+            "[alerts]\n"
+            f'webhook = "http://127.0.0.1:{server.server_port}/secret"\n'
+            'rows_per_s = { below = 1000, for = "1s" }\n'
+        )
+        command = [sys.executable, "-m", "redline", "run", "in.jsonl", "--endpoint", "sim"]
+        command += ["--rps", "20", "-o", "out.jsonl", "--log", "json"]
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    alerts = [line for line in lines if line["event"] == "alert"]
+    assert [line["state"] for line in alerts] == ["firing", "ended"]
+    shown = [line["notices"] for line in lines if line["event"] == "progress"]
+    assert any("rows/s below 1,000" in one.get("alert rows_per_s", "") for one in shown)
+    assert "secret" not in done.stderr
+    first, again, last = asked
+    assert first == again
+    assert (first["state"], last["state"]) == ("firing", "ended")
+    assert first["job"]["output"] == "out.jsonl"
+    assert "rule of thumb: a higher limit" in first["text"]
+    assert first["id"] != last["id"]

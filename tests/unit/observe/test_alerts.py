@@ -1,0 +1,203 @@
+"""Which alerts the windows of a run raise, when, and when they end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from redline.errors import ConfigError
+from redline.job.settings import parse_alerts
+from redline.observe import BUILT_IN, KNOWN_RULES, Alert, Alerts, AlertSettings, Rule
+from redline.timeline import Totals, Window
+from support.catching import assert_caught
+
+BUSY = {"limit": 10}
+RATE = Rule(name="rows_per_s", threshold=20, for_s=10)
+
+
+def run(*parts: tuple[int, dict[str, Any]]) -> list[Window]:
+    """The windows of a run: for so many seconds, each with these fields."""
+    found: list[Window] = []
+    for seconds, fields in parts:
+        for _ in range(seconds):
+            at_s = float(len(found))
+            stated = {"samples": 10, "held": BUSY, **fields}
+            found.append(Window(begin_s=at_s, end_s=at_s + 1, **stated))
+    return found
+
+
+def raised(rules: Iterable[Rule], windows: list[Window], **budget: Any) -> list[Alert]:
+    alerts = Alerts(tuple(rules), **budget)
+    return [one for n in range(1, len(windows) + 1) for one in alerts.note(windows[:n])]
+
+
+def told(found: Iterable[Alert]) -> list[tuple[str, str]]:
+    return [(one.rule, one.state) for one in found]
+
+
+def test_an_alert_fires_once_after_its_time_and_ends_once() -> None:
+    fast, slow = {"done": 40}, {"done": 5}
+    found = raised([RATE], run((30, fast), (60, slow), (40, fast)))
+    assert told(found) == [("rows_per_s", "firing"), ("rows_per_s", "ended")]
+    first, last = found
+    # Half of the ten seconds that it is of are slow, and then it takes ten more.
+    assert 40 <= first.at_s <= 46
+    assert first.at_s - first.since_s == 10
+    assert 100 <= last.at_s <= 108
+    assert first.number == last.number == 1
+    assert first.text == (
+        "rows/s below 20 for 10 s: 5; rule of thumb: a higher limit, or another key or endpoint "
+        "(bound by a rate limit)"
+    )
+    assert last.what == "rows/s no longer below 20: 40 now"
+
+
+def test_a_figure_that_is_beyond_for_less_than_its_time_raises_nothing() -> None:
+    parts = [(20, {"done": 40}), (7, {"done": 0})] * 5
+    assert raised([RATE], run(*parts)) == []
+
+
+def test_a_figure_that_swings_about_its_threshold_keeps_one_alert() -> None:
+    swings = [(8, {"done": 5}), (1, {"done": 100})] * 10
+    found = raised([RATE], run((30, {"done": 5}), *swings))
+    assert told(found) == [("rows_per_s", "firing")]
+
+    class Hasty(Alerts):
+        """Ends an alert as soon as its figure is better."""
+
+        def note(self, windows: list[Window]) -> list[Alert]:  # type: ignore[override]
+            if self.firing and windows[-1].done > 5:
+                return self.end(windows[-1].end_s)
+            return super().note(windows)
+
+    def told_by(kind: type[Alerts]) -> None:
+        alerts, windows = kind([RATE]), run((30, {"done": 5}), *swings)
+        states = [one for n in range(1, len(windows) + 1) for one in alerts.note(windows[:n])]
+        assert len(states) == 1
+
+    assert_caught(told_by, Alerts, Hasty)
+
+
+def test_the_end_of_a_run_ends_its_alerts() -> None:
+    windows = run((60, {"done": 5}))
+    alerts = Alerts([RATE])
+    for n in range(1, 61):
+        alerts.note(windows[:n])
+    assert [one.rule for one in alerts.firing] == ["rows_per_s"]
+    assert alerts.firing[0].what == "rows/s below 20 for 52 s: 5"
+    assert told(alerts.end(60.0)) == [("rows_per_s", "ended")]
+    assert alerts.firing == []
+    assert alerts.end(60.0) == []
+
+
+IDLE = [{"rest": 10}, {"input": 10}, {"batch": 10}]
+
+
+@pytest.mark.parametrize("held", IDLE)
+@pytest.mark.parametrize("name", ["rows_per_s", "tokens_per_s", "tokens_falling"])
+def test_a_run_without_rows_to_send_is_not_slow(name: str, held: dict[str, int]) -> None:
+    rule = Rule(name=name, threshold=0.9 if name == "tokens_falling" else 20, for_s=10)
+    fast = {"done": 40, "output_tokens": 4000}
+    assert raised([rule], run((80, fast), (60, {"held": held}))) == []
+    # Otherwise it would be.
+    assert told(raised([rule], run((80, fast), (60, {})))) == [(name, "firing")]
+
+
+FAILING = {"answered": 7, "errors": {"rate_limited": 2, "timed_out": 1, "cancelled": 9}}
+WELL = {"answered": 10, "output_tokens": 500}
+
+
+def test_the_built_in_rules_are_quiet_in_a_healthy_run() -> None:
+    waits = {"waiting": 60.0, "totals": Totals(rows=9000, done=100, spent_usd=0.1)}
+    windows = run((1, {"held": {"client": 10}}), (600, {**WELL, **waits}), (5, {"held": IDLE[0]}))
+    assert raised(BUILT_IN, windows, budget_usd=5.0) == []
+
+
+def test_failing_attempts() -> None:
+    found = raised(BUILT_IN, run((30, WELL), (70, FAILING), (120, WELL)))
+    assert told(found) == [("error_rate", "firing"), ("error_rate", "ended")]
+    assert found[0].value == pytest.approx(0.3, abs=0.1)
+    assert "--rpm" in found[0].advice
+    assert "most are rate_limited" in found[0].advice
+
+
+def test_few_attempts_say_nothing_of_their_share() -> None:
+    one = {"errors": {"timed_out": 1}}
+    parts = [(1, one), (9, {})] * 20
+    assert raised(BUILT_IN, run(*parts)) == []
+
+
+def test_tokens_that_fall() -> None:
+    found = raised(BUILT_IN, run((90, WELL), (120, {"answered": 10, "output_tokens": 200})))
+    assert told(found) == [("tokens_falling", "firing")]
+    assert found[0].value == pytest.approx(0.4, abs=0.02)
+
+
+def test_a_queue_that_grows() -> None:
+    growing = [(1, {**WELL, "retrying": 10.0 * 1.02**second}) for second in range(200)]
+    found = raised(BUILT_IN, run((30, WELL), *growing))
+    assert told(found) == [("queue_growth", "firing")]
+
+
+@pytest.mark.parametrize("kind", ["usd", "tokens"])
+def test_a_budget_that_will_not_do(kind: str) -> None:
+    def windows(each: float) -> Iterator[tuple[int, dict[str, Any]]]:
+        for second in range(120):
+            rows = 10 * second
+            spent = {"spent_usd": each * rows, "spent_tokens": round(1000 * each * rows)}
+            yield 1, {"done": 10, "totals": Totals(rows=10_000, done=rows, **spent)}
+
+    budget = {"budget_usd": 5.0} if kind == "usd" else {"budget_tokens": 5000}
+    found = raised(BUILT_IN, run(*windows(0.001)), **budget)
+    assert told(found) == [("budget_burn", "firing")]
+    assert found[0].value == pytest.approx(2.0, rel=0.05)
+    assert raised(BUILT_IN, run(*windows(0.0004)), **budget) == []
+    assert raised(BUILT_IN, run(*windows(0.001))) == []
+
+
+def test_settings_replace_and_leave_out_built_in_rules() -> None:
+    settings = parse_alerts({"error_rate": "30%", "tokens_falling": False, "rows_per_s": 20}, "x")
+    rules = {rule.name: (rule.threshold, rule.for_s) for rule in settings.rules}
+    assert rules["error_rate"] == (0.3, 30)
+    assert rules["rows_per_s"] == (20, 60)
+    assert "tokens_falling" not in rules
+    assert "queue_growth" in rules
+    assert parse_alerts({"built_in": False}, "x") == AlertSettings(rules=())
+
+
+WRONG = {
+    "unknown": ({"error_rte": 0.2}, "unknown setting: error_rte", "did you mean error_rate?"),
+    "no figure": ({"gpu_utilization": 0.5}, "there is no figure for gpu_utilization", "leave it"),
+    "batches": ({"batch_efficiency": 0.7}, "there is no figure for batch_efficiency", "leave it"),
+    "word": ({"error_rate": {"below": 0.2}}, "unknown setting: below", "above = 0.2"),
+    "text": ({"error_rate": "lots"}, "error_rate is not a number above 0: lots", "20%"),
+    "percent": ({"rows_per_s": "20%"}, "rows_per_s is not a number above 0: 20%", "like 20"),
+    "nothing": ({"rows_per_s": {"for": "2m"}}, "rows_per_s needs a target", "rows_per_s = 20"),
+    "true": ({"error_rate": True}, "error_rate is not a number above 0: True", "20%"),
+    "time": ({"error_rate": {"for": "soon"}}, "for is not a time: soon", "5m"),
+    "webhook": ({"webhook": "hooks.example.com"}, "webhook is not an http", "https://"),
+    "user": ({"webhook": "https://me:pass@h/x"}, "webhook is not an http", "https://"),
+    "built in": ({"built_in": "no"}, "built_in must be true or false", ""),
+}
+
+
+@pytest.mark.parametrize(("table", "what", "hint"), WRONG.values(), ids=WRONG.keys())
+def test_wrong_settings_are_refused_by_name(table: dict[str, Any], what: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_alerts(table, "redline.toml, [alerts]")
+    assert caught.value.what.startswith(what)
+    assert hint in caught.value.hint
+    assert caught.value.where.startswith("redline.toml, [alerts]")
+    assert "pass" not in str(caught.value)
+
+
+def test_a_webhook_is_not_printed() -> None:
+    settings = parse_alerts({"webhook": "https://hooks.example.com/T00/secret"}, "x")
+    assert "secret" not in repr(settings)
+    assert settings.webhook.endswith("/secret")
+
+
+def test_every_rule_has_a_usual_time() -> None:
+    assert all(known.for_s > 0 for known in KNOWN_RULES.values())
