@@ -589,6 +589,26 @@ def test_a_stall_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     run(main())
 
 
+def test_when_the_texts_of_a_stream_were_written_is_recorded() -> None:
+    async def main() -> None:
+        async with serving(latency=Constant(0.05), per_token_s=0.02) as (sim, session):
+            body = chat("one two three", stream=True)
+            async with session.post(f"{sim.base_url}/chat/completions", json=body) as reply:
+                pieces = (await reply.text()).count('"content":"') - 1
+            await ask(sim, session)
+            async with session.get(f"{root(sim)}/sim/requests") as reply:
+                streamed, whole = (await reply.json())["requests"]
+            async with session.get(f"{root(sim)}/sim/gaps?limit=100") as reply:
+                gaps_s = (await reply.json())["gaps_s"]
+        # The first word is a token, which takes its time after the latency.
+        assert streamed["first_token_s"] - streamed["arrival_s"] >= 0.07
+        assert streamed["first_token_s"] + sum(gaps_s) <= streamed["ended_s"]
+        assert len(gaps_s) == pieces - 1
+        assert whole["first_token_s"] == 0
+
+    run(main())
+
+
 def test_a_seed_fixes_which_request_meets_what() -> None:
     async def outcomes(seed: int) -> list[tuple[Any, ...]]:
         faults = parse_faults(["429=0.2", "500=0.2", "notjson=0.1"])

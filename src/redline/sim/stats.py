@@ -24,6 +24,7 @@ import msgspec
 
 CLASSES = ("answered", "rejected", "faults", "refused", "overloaded", "abandoned")
 KEPT_REQUESTS = 100_000
+KEPT_GAPS = 100_000
 
 
 class Ticket(msgspec.Struct, gc=False):
@@ -32,6 +33,8 @@ class Ticket(msgspec.Struct, gc=False):
     number: from 1, in the order of arrival.
     arrival_s: monotonic; when the request had been read and the limits were asked.
     latency_s: the time it was to take by the settings, tokens included; 0 until drawn.
+    first_token_s: monotonic; when the first text of a stream was written, 0 for an answer that
+    was sent at once.
     ended_s: monotonic; 0 until it is over. status: None if the client got none. outcome: its class;
     empty until it is over. detail: the kind of fault, or the limit that refused it.
     """
@@ -39,6 +42,7 @@ class Ticket(msgspec.Struct, gc=False):
     number: int
     arrival_s: float
     latency_s: float = 0.0
+    first_token_s: float = 0.0
     ended_s: float = 0.0
     status: int | None = None
     outcome: str = ""
@@ -63,6 +67,7 @@ class Stats:
         self._prompt_tokens = 0
         self._completion_tokens = 0
         self._records: deque[Ticket] = deque(maxlen=KEPT_REQUESTS)
+        self._gaps_s: deque[float] = deque(maxlen=KEPT_GAPS)
 
     def receive(self, now_s: float) -> Ticket:
         """The ticket of a request that has just come; it is in flight from now on."""
@@ -105,6 +110,17 @@ class Stats:
         self._prompt_tokens += prompt_tokens
         self._completion_tokens += completion_tokens
         self.settle(ticket, "answered", 200, now_s)
+
+    def wrote_text(self, ticket: Ticket, before_s: float, now_s: float) -> None:
+        """A piece of a stream's text was written; before_s: when the one before was, 0 if none."""
+        if before_s:
+            self._gaps_s.append(now_s - before_s)
+        else:
+            ticket.first_token_s = now_s
+
+    def last_gaps_s(self, limit: int) -> list[float]:
+        """The last `limit` times between two pieces of a stream's text, in seconds."""
+        return list(islice(reversed(self._gaps_s), max(0, limit)))
 
     def begin_serving(self) -> None:
         """A request has got its slot."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -64,32 +65,44 @@ def error_reply(
     return Reply(status, body, JSON + header_lines(headers))
 
 
+class StreamEvent(NamedTuple):
+    """One event of a stream. tokens: completion tokens up to it."""
+
+    tokens: int
+    data: bytes
+    has_text: bool = False
+
+
 async def send_events(
     exchange: Exchange,
-    events: Iterable[tuple[int, bytes]],
+    events: Iterable[StreamEvent],
     per_token_s: float,
+    on_text: Callable[[], None],
 ) -> bytes:
     """Writes the events, each `per_token_s` times its token count after the first moment.
 
+    on_text: called when an event with text is written.
     Returns the last piece, which is due but not yet written. The reader's pace is kept: a slow one
     holds the events back.
     """
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     due = bytearray()
-    for tokens, event in events:
-        wait_s = began_s + per_token_s * tokens - loop.time() if per_token_s else 0.0
+    for event in events:
+        wait_s = began_s + per_token_s * event.tokens - loop.time() if per_token_s else 0.0
         if due and (wait_s > 0 or len(due) >= _WRITE_BYTES):
             await exchange.write(bytes(due))
             due.clear()
         if wait_s > 0:
             await asyncio.sleep(wait_s)
-        due += event
+        due += event.data
+        if event.has_text:
+            on_text()
     return bytes(due)
 
 
-async def send_half_events(exchange: Exchange, events: Iterable[tuple[int, bytes]]) -> None:
+async def send_half_events(exchange: Exchange, events: Iterable[StreamEvent]) -> None:
     """Writes the first half of the events, the last of them torn in the middle, and no end."""
-    whole = b"".join(event for _, event in events)
+    whole = b"".join(event.data for event in events)
     await exchange.write(whole[: len(whole) // 2])
     exchange.close()

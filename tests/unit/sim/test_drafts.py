@@ -19,7 +19,7 @@ def draft(endpoint: str, **body: Any) -> Draft:
 def events_of(streamed: Draft) -> list[tuple[int, Any]]:
     """The events as a client reads them, each with the tokens up to it."""
     found = []
-    for tokens, data in streamed.events(1, 0):
+    for tokens, data, _ in streamed.events(1, 0):
         (event,) = EventParser().feed(data)
         found.append((tokens, json.loads(event)))
     return found
@@ -107,7 +107,7 @@ def test_a_stream_says_the_same_as_the_whole(text: str, has_usage: bool) -> None
 @pytest.mark.parametrize("n", [1, 20])
 def test_a_stream_that_is_not_long_fits_into_one_write(text: str, model: str, n: int) -> None:
     streamed = draft("chat/completions", model=model, messages=user(text), n=n, stream=True)
-    size_bytes = sum(len(data) for _, data in streamed.events(10**12, 10**10))
+    size_bytes = sum(len(event.data) for event in streamed.events(10**12, 10**10))
     assert streamed.is_long or size_bytes <= 64 * 1024
     # Nor is every stream a long one.
     assert not streamed.is_long or size_bytes > 16 * 1024

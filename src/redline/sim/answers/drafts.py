@@ -33,6 +33,7 @@ from redline.sim.answers.answers import (
     packed,
 )
 from redline.sim.answers.bodies import MAX_DIMENSIONS, BadCall, decode, texts
+from redline.sim.wire import StreamEvent
 
 DEFAULT_DIMENSIONS = 8
 # About a socket's buffer.
@@ -65,8 +66,8 @@ class Draft(Protocol):
     def whole(self, number: int, created_s: int) -> Object:
         """The JSON object of the whole reply to request `number`."""
 
-    def events(self, number: int, created_s: int) -> Iterator[tuple[int, bytes]]:
-        """The events of a stream, each with the completion tokens there are up to it."""
+    def events(self, number: int, created_s: int) -> Iterator[StreamEvent]:
+        """The events of a stream."""
 
 
 class _Generated:
@@ -113,19 +114,19 @@ class _Generated:
             choices.append(write(len(choices), said.text, said.finish_reason))
         return self._writer(number, created_s).whole(choices, self._usage())
 
-    def events(self, number: int, created_s: int) -> Iterator[tuple[int, bytes]]:
+    def events(self, number: int, created_s: int) -> Iterator[StreamEvent]:
         writer, form = self._writer(number, created_s), self._form
         encode, write = writer.encoder(), form.piece
         before = 0
         for index, said in enumerate(self._said):
             if form.opening is not None:
-                yield before, encode(form.opening(index))
+                yield StreamEvent(before, encode(form.opening(index)))
             for tokens, text in _words(said.text):
-                yield before + tokens, encode(write(index, text))
+                yield StreamEvent(before + tokens, encode(write(index, text)), has_text=True)
             before += said.tokens
-            yield before, encode(write(index, "", said.finish_reason))
+            yield StreamEvent(before, encode(write(index, "", said.finish_reason)))
         for event in writer.last(self._usage()):
-            yield before, event_bytes(event)
+            yield StreamEvent(before, event_bytes(event))
 
     def _writer(self, number: int, created_s: int) -> ChoicesWriter:
         return ChoicesWriter(
@@ -144,7 +145,7 @@ class _Whole:
     completion_tokens: int
     most_tokens: int
 
-    def events(self, number: int, created_s: int) -> Iterator[tuple[int, bytes]]:
+    def events(self, number: int, created_s: int) -> Iterator[StreamEvent]:
         return iter(())
 
 

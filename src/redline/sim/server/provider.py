@@ -44,6 +44,7 @@ from redline.sim.wire import (
     HTML_PAGE,
     MAX_STALL_S,
     Reply,
+    StreamEvent,
     error_reply,
     json_reply,
     request_id,
@@ -376,7 +377,7 @@ class Provider:
             return
         is_stream = draft.is_stream
         if is_stream:
-            body = b"".join([event for _, event in self._events(ticket, draft)]) + DONE_EVENT
+            body = b"".join([event.data for event in self._events(ticket, draft)]) + DONE_EVENT
         else:
             body = self._whole(ticket, draft)
         fields = self._fields(exchange, _STREAM_FIELDS if is_stream else JSON, ticket)
@@ -415,7 +416,15 @@ class Provider:
     async def _stream(self, exchange: Exchange, ticket: Ticket, draft: Draft) -> None:
         await exchange.begin(200, self._fields(exchange, _STREAM_FIELDS, ticket))
         events = self._events(ticket, draft)
-        last = await send_events(exchange, events, self._settings.per_token_s)
+        before_s = 0.0
+
+        def on_text() -> None:
+            nonlocal before_s
+            now_s = self._clock.now_s()
+            self.stats.wrote_text(ticket, before_s, now_s)
+            before_s = now_s
+
+        last = await send_events(exchange, events, self._settings.per_token_s, on_text)
         self._charge_answer(exchange, draft)
         if not exchange.is_gone:
             self._settle_answer(ticket, draft)
@@ -425,7 +434,7 @@ class Provider:
         now_s = self._clock.now_s()
         self.stats.answer(ticket, draft.prompt_tokens, draft.completion_tokens, now_s)
 
-    def _events(self, ticket: Ticket, draft: Draft) -> Iterator[tuple[int, bytes]]:
+    def _events(self, ticket: Ticket, draft: Draft) -> Iterator[StreamEvent]:
         return draft.events(ticket.number, int(self._clock.wall_s()))
 
 

@@ -84,10 +84,12 @@ class Sim(HttpServer):
             return self._metrics()
         if exchange.path == "/sim/stats":
             return json_reply(self.stats())
-        if exchange.path == "/sim/requests":
+        if exchange.path in ("/sim/requests", "/sim/gaps"):
             text = exchange.query.get("limit", str(KEPT_REQUESTS))
             if not (text.isascii() and text.isdigit() and len(text) < 10):
                 return error_reply(400, f"limit is not a number: {text}", "invalid_request_error")
+            if exchange.path == "/sim/gaps":
+                return json_reply({"gaps_s": self._provider.stats.last_gaps_s(int(text))})
             return json_reply({"requests": self._provider.stats.last(int(text))})
         if exchange.path == "/v1/models":
             try:
