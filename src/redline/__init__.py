@@ -21,6 +21,7 @@ from redline.errors import (
 )
 from redline.job import Report, arun, run, stream
 from redline.limits import Cost, Limiter, Limits, Rate, SyncLimiter
+from redline.measure import ThroughputMetrics
 from redline.route import EndpointPool as Pool
 from redline.serve import LocalEngine
 
@@ -45,6 +46,7 @@ __all__ = [
     "Request",
     "RetryPolicy",
     "SyncLimiter",
+    "ThroughputMetrics",
     "Timeouts",
     "__version__",
     "arun",

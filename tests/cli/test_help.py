@@ -29,6 +29,7 @@ PAGES = {
     "compare.txt": ["compare", "--help"],
     "verify.txt": ["verify", "--help"],
     "repair.txt": ["repair", "--help"],
+    "bench.txt": ["bench", "--help"],
     "engine.txt": ["engine", "--help"],
     "fleet.txt": ["fleet", "--help"],
     "fleet-up.txt": ["fleet", "up", "--help"],

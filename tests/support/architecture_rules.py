@@ -23,7 +23,7 @@ LAYERS = (
     "waist", "apis", "calls",
     "testing", "sim", "store", "timeline",
     "sources", "journal",
-    "engine", "observe", "route",
+    "engine", "observe", "route", "measure",
     "job",
     "tasks", "serve", "cluster",
     "cli",
@@ -44,7 +44,7 @@ SUBFOLDERS = {
     ),
     "tasks": ("answers", "evaluate", "tag", "synth", ""),
     "serve": ("http", "fleet", ""),
-    "cli": ("flags", "session", "results", "commands", ""),
+    "cli": ("flags", "session", "results", "bench", "commands", ""),
 }
 # What only these parts import: the simulated provider, and virtual time, shipped for users' tests,
 # which a replay runs in.

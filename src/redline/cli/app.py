@@ -35,6 +35,7 @@ _COMMANDS = {
     "report": ("results.report", "Make a page about a job that can be shared."),
     "verify": ("results.verify", "Prove that a results file is complete."),
     "repair": ("results.repair", "Take damaged lines out of a results file."),
+    "bench": ("bench.bench", "Measure how much a target answers, how fast."),
     "engine": ("engine", "Serve a local model with the OpenAI API."),
     "fleet": ("fleet", "Serve a model with replicas that come and go with the load."),
     "sim": ("sim", "Simulate a provider to try things on."),
@@ -43,7 +44,7 @@ _COMMANDS = {
 # What other programs call them.
 _SYNONYMS = {
     "run": "start exec execute batch process resume continue",
-    "eval": "evaluate test bench benchmark score",
+    "eval": "evaluate test score",
     "synth": "synthesize generate",
     "tag": "label classify annotate extract",
     "status": "progress watch monitor top ps",
@@ -52,6 +53,7 @@ _SYNONYMS = {
     "report": "page html chart plot graph",
     "verify": "check validate proof",
     "repair": "fix recover",
+    "bench": "benchmark throughput load loadtest perf measure stress",
     "engine": "serve server",
     "fleet": "autoscale scale up cluster replicas deploy",
     "sim": "simulate mock fake",

@@ -34,6 +34,11 @@ class Client:
         backend = HttpBackend(endpoint) if isinstance(endpoint, Endpoint) else endpoint
         self._backend: Backend = Retry(backend, retry)
 
+    @property
+    def backend(self) -> Backend:
+        """What its calls go through, retries included. It is closed with the client."""
+        return self._backend
+
     async def call(
         self, request: Request | Mapping[str, Any], *, deadline_s: float | None = None
     ) -> Outcome:

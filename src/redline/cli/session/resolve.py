@@ -65,7 +65,7 @@ class _Server(msgspec.Struct, frozen=True, kw_only=True):
     embedded: Embedded | str | None = None
 
 
-def resolve(
+def resolve_run(
     rows: object, given: Flags, configuration: Configuration, *, is_sending: bool = True
 ) -> Resolved:
     """The job of `redline run`.

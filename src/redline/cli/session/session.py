@@ -13,7 +13,7 @@ from redline.cli.flags import stated
 from redline.cli.session import configuration as configurations
 from redline.cli.session.output import AlertLog, Lines, Notes, lost_stdout, say, tell
 from redline.cli.session.present import plan_text, summary_line, summary_text
-from redline.cli.session.resolve import Resolved, resolve
+from redline.cli.session.resolve import Resolved, resolve_run
 from redline.job import Report, plan, run_job
 from redline.job.outputs import another_input
 from redline.job.settings import Job, values
@@ -58,7 +58,7 @@ class Session:
 
     def resolved(self, rows: object, flags: values.Flags) -> Resolved:
         """The job of these flags; rows: as `open_source` takes them. Raises ConfigError."""
-        return resolve(rows, flags, self.configuration, is_sending=not self.is_dry)
+        return resolve_run(rows, flags, self.configuration, is_sending=not self.is_dry)
 
     def carry_out(self, resolved: Resolved) -> int:
         """The exit status, after a plan or a run whose result is printed."""

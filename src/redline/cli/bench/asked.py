@@ -1,0 +1,149 @@
+"""What a load asks: rows of a file in turn, or synthetic prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count, cycle
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from redline.apis import api_of, chat
+from redline.cli.bench.target import Target
+from redline.errors import BadRow, BadTemplate, ConfigError
+from redline.job.settings import Flags, values
+from redline.job.work import Renderer
+from redline.measure import Prompts
+from redline.process import counted
+from redline.sources import first_rows
+from redline.store import local_path
+from redline.timeline import CallEnded, read_trace
+
+_PROMPT_TOKENS, _MAX_TOKENS = 128, 128
+_MOST_PROMPT_TOKENS = 1_000_000
+# Rows that are kept to be asked in turn, and their bytes.
+_MOST_ROWS, _MOST_ROW_BYTES = 10_000, 64 * 1024 * 1024
+_MOST_RECORDED = 100_000
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """words: what is asked, for people. input_tokens: of a request, None if that is not known."""
+
+    requests: Iterator[Any]
+    words: str
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+def recorded_calls(text: str) -> list[CallEnded]:
+    """The calls of the last run in a trace that has any, in the order in which they came."""
+    path = Path(local_path(text))
+    trace = read_trace(path, _MOST_RECORDED)
+    runs = [run.calls for run in trace.runs if run.calls]
+    if not runs:
+        raise ConfigError(
+            f"{path} holds no calls", hint="record some: redline run ... --trace FILE"
+        )
+    return sorted(runs[-1], key=lambda call: call.arrived_s)
+
+
+def asked_of(
+    target: Target, options: Flags, flags: Flags, seed: int, calls: list[CallEnded] | None
+) -> Asked:
+    """What is asked: rows of a file in turn, or synthetic prompts. Raises ConfigError."""
+    if "rows" in options:
+        if "prompt_tokens" in options:
+            raise ConfigError(
+                "--rows and --prompt-tokens exclude each other", hint="leave one of them out"
+            )
+        return _of_rows(target, options["rows"])
+    for name in ("prompt", "body"):
+        if name in flags:
+            raise ConfigError(
+                f"--{name} is a template over rows, and there are none",
+                hint="--rows FILE; without a template, synthetic prompts are asked",
+            )
+    tokens = values.whole(options, "prompt_tokens", 1, _MOST_PROMPT_TOKENS) or _PROMPT_TOKENS
+    sizes = None if calls is None else [(call.input_tokens, call.output_tokens) for call in calls]
+    return _synthetic(target, tokens, seed, sizes)
+
+
+def _of_rows(target: Target, place: str) -> Asked:
+    render = None if target.takes_rows else Renderer(target.job.prompting).request
+    kept, size_bytes, problem, bad = list[Any](), 0, "", 0
+    with first_rows(place, _MOST_ROWS) as found:
+        for row in found:
+            size_bytes += len(row.content)
+            if size_bytes > _MOST_ROW_BYTES and kept:
+                break
+            try:
+                if row.data is None:
+                    raise BadRow(row.problem or "it cannot be read")
+                kept.append(row.data if render is None else render(row.data))
+            except (BadRow, BadTemplate) as error:
+                bad += 1
+                problem = problem or f"row {row.number}: {error}"
+    if not kept:
+        raise ConfigError(f"no row of {place} can be asked", where=problem)
+    left_out = f", without {bad:,} that cannot be asked" if bad else ""
+    words = f"{counted(len(kept), 'row')} of {place} in turn{left_out}"
+    return Asked(requests=cycle(kept), words=words)
+
+
+def _synthetic(
+    target: Target, tokens: int, seed: int, sizes: list[tuple[int | None, int | None]] | None
+) -> Asked:
+    """Synthetic prompts of this many tokens, or of recorded sizes."""
+    bound = _Bound(target)
+    renderer = Renderer(bound.prompting)
+    prompts = Prompts(seed)
+
+    def one(input_tokens: int, output_tokens: int) -> Any:
+        row: dict[str, Any] = {"prompt": prompts.next(input_tokens)}
+        if target.takes_rows:
+            return row
+        request = renderer.request(row)
+        if bound.is_own and output_tokens != bound.tokens:
+            return request.with_fields(**{bound.field: output_tokens})
+        return request
+
+    def requests() -> Iterator[Any]:
+        each = [(tokens, bound.tokens)] if sizes is None else sizes
+        for at in count():
+            read, written = each[at % len(each)]
+            yield one(max(1, read or tokens), max(1, written or bound.tokens))
+
+    try:
+        one(1, bound.tokens)
+    except (BadRow, BadTemplate) as error:
+        raise ConfigError(f"no request can be made of a synthetic prompt: {error}") from None
+    if sizes is not None:
+        words = "synthetic prompts and answers as long as those recorded"
+        return Asked(requests=requests(), words=words)
+    words = f"synthetic prompts of about {counted(tokens, 'token')}"
+    if target.takes_rows or not bound.field:
+        return Asked(requests=requests(), words=words, input_tokens=tokens)
+    return Asked(
+        requests=requests(),
+        words=f"{words}, answers of at most {bound.tokens:,}",
+        input_tokens=tokens,
+        output_tokens=bound.tokens,
+    )
+
+
+class _Bound:
+    """What bounds the tokens of an answer to a synthetic prompt.
+
+    field: of the body, empty if the API has none. is_own: the user has stated no bound.
+    """
+
+    def __init__(self, target: Target) -> None:
+        stated = target.job.prompting
+        api = api_of(stated.url or chat.API.path)
+        self.field = api.output_limits[0] if api.output_limits else ""
+        given = [stated.params[name] for name in api.output_limits if name in stated.params]
+        self.is_own = bool(self.field) and not given
+        self.tokens = given[0] if given and isinstance(given[0], int) else _MAX_TOKENS
+        params = {**stated.params, **({self.field: self.tokens} if self.is_own else {})}
+        self.prompting = msgspec.structs.replace(stated, params=params)

@@ -1,0 +1,125 @@
+"""`redline bench`: the throughput of whatever answers, under a stated load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from click import Context
+from click.exceptions import Exit
+
+from redline.cli.bench.command import bench_command
+from redline.cli.bench.target import run_options
+from redline.cli.flags import Word, flag, stated
+from redline.job.settings import Kind
+
+_OWN = (
+    flag(
+        "duration",
+        "TIME",
+        "How long requests are made. Default 60s; 15s a level with --find-concurrency; the whole "
+        "trace with --replay.",
+        section="What load",
+    ),
+    flag(
+        "warm_up",
+        "TIME",
+        "Leave out the first part of the duration, while caches fill and servers compile. "
+        "Default 0s.",
+    ),
+    flag("limit", "N", "Make at most N requests."),
+    flag(
+        "concurrency",
+        "N",
+        "Users, who each ask again when their answer is complete. Default 16. With a rate or a "
+        "trace, the most requests in flight; default 1000.",
+        short="-c",
+    ),
+    flag(
+        "constant",
+        "N|N/W",
+        "Requests at a constant rate, such as 20 (a second) or 90/60s, whatever became of those "
+        "before.",
+    ),
+    flag("poisson", "N|N/W", "Requests at random, as independent users send them, at this rate."),
+    flag(
+        "replay",
+        "TRACE",
+        "Requests when those of redline run --trace FILE came, and without --rows as long.",
+    ),
+    flag("seed", "N", "Of random arrivals and synthetic prompts. Default 0."),
+    flag(
+        "find_concurrency",
+        None,
+        "Try 1, 2, 4, ... users, at most -c N (default 256), while throughput rises; name the "
+        "smallest number with 95 % of the best.",
+        kind=Kind.FLAG,
+    ),
+    flag(
+        "slo",
+        "LIST",
+        "Count what keeps these objectives as goodput: ttft<500ms,latency<3s; also tpot.",
+    ),
+    flag("rows", "FILE", "Ask these rows, in turn, as redline run would.", section="What is asked"),
+    flag(
+        "prompt_tokens",
+        "N",
+        "Ask synthetic prompts of about N tokens, no two alike. Default 128, without --rows.",
+    ),
+    flag(
+        "batch_size",
+        "N",
+        "The function takes a list of at most N rows, and returns as many answers.",
+    ),
+    flag("no_stream", None, "Ask for whole answers, and not for streams.", kind=Kind.FLAG),
+    flag(
+        "output",
+        "FILE",
+        "Save the figures as JSON.",
+        short="-o",
+        section="What is shown",
+    ),
+    flag("json", None, "Print the figures as JSON.", kind=Kind.FLAG),
+    flag("quiet", None, "No progress, only the figures.", short="-q", kind=Kind.FLAG),
+)
+PARAMS = (
+    Word(
+        "targets",
+        "TARGET",
+        "A URL, a name from redline.toml, sim, engine:MODEL, several of the first two as a pool, "
+        "or module:name: a function of a row, async or plain, a Backend or a Client.",
+        is_many=True,
+    ),
+    *_OWN,
+    *run_options(),
+)
+
+
+def bench(ctx: Context, targets: list[str] | None) -> None:
+    r"""Measure how much a target answers, how fast, under a load that you state.
+
+    By default 16 users ask, each again when its answer is complete (-c N). Answers are streamed,
+    so the times to the first token and between tokens are measured. Nothing is tried again, and
+    limits and budgets hold. Requests may cost money: what will be sent is printed first.
+
+        redline bench sim --duration 5s
+        redline bench http://127.0.0.1:8000/v1 --model m -c 32 --warm-up 10s
+
+    At a given rate, latency counts from when a request was due, so a server that stops for 5 s is
+    not spared the requests of these 5 s:
+
+        redline bench http://127.0.0.1:8000/v1 --model m --poisson 20 \
+            --slo 'ttft<500ms,latency<3s'
+
+    Which concurrency is enough?
+
+        redline bench http://127.0.0.1:8000/v1 --model m --find-concurrency
+
+    Ctrl-C ends it with the figures so far. Exit status: 0 measured, 1 some requests failed, 2 bad
+    usage or settings, or no request succeeded, 3 a defect in redline, 130 interrupted.
+    """
+    own = {option.key for option in _OWN}
+    given = stated(ctx)
+    others = {*own, "targets"} - {"concurrency"}
+    flags = {name: value for name, value in given.items() if name not in others}
+    options = {name: value for name, value in given.items() if name in own}
+    raise Exit(bench_command(Path.cwd(), targets or [], options, flags))

@@ -1,0 +1,307 @@
+"""One `redline bench` from its flags to its exit status."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from redline._version import __version__
+from redline.calls.cost import dollars_text
+from redline.cli.bench.asked import Asked, asked_of, recorded_calls
+from redline.cli.bench.progress import Progress
+from redline.cli.bench.target import Target, answering, target_of
+from redline.cli.session import load, say, tell
+from redline.errors import ConfigError
+from redline.job.settings import Flags, values
+from redline.limits import parse_rate
+from redline.measure import (
+    SCHEDULE_CONCURRENCY,
+    USUAL_CONCURRENCY,
+    Figures,
+    Interrupts,
+    Knee,
+    Measuring,
+    Plan,
+    Started,
+    checked_plan,
+    figures_lines,
+    in_own_loop,
+    knee_lines,
+    knee_of,
+    level_lines,
+    load_words,
+    measured,
+    nothing_measured,
+    parse_objectives,
+    recorded,
+    schedule_of,
+    swept,
+)
+from redline.process import counted, duration, replace_file, write_all
+from redline.store import local_path
+
+DONE, SOME_FAILED, STOPPED, INTERRUPTED = 0, 1, 2, 130
+_USUAL_S, _LEVEL_S = 60.0, 15.0
+_MOST_LEVEL = 256
+_MARK = "redline_bench"
+_RATES = ("constant", "poisson", "replay")
+
+
+class _Bench(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is asked for on the command line."""
+
+    target: Target
+    plan: Plan
+    asked: Asked
+    load: str
+    is_sweep: bool = False
+    most_rate: float | None = None
+
+
+def bench_command(folder: Path, targets: list[str], options: Flags, flags: Flags) -> int:
+    """The exit status, after the figures are printed. Raises RedlineError if there are none."""
+    objectives = parse_objectives(options["slo"]) if "slo" in options else ()
+    place = None if "output" not in options else _place(options["output"])
+    bench = _bench(folder, targets, options, flags)
+    is_shown = not (options.get("quiet") or sys.stderr is None)
+    if is_shown:
+        tell("".join(f"{line}\n" for line in _announcement(bench)))
+    progress = Progress(is_shown=is_shown)
+    interrupts = Interrupts()
+
+    def on_start(started: Started) -> None:
+        interrupts.watch(started)
+        progress.watch(started)
+
+    async def work() -> tuple[list[Figures], Knee | None]:
+        async with answering(
+            bench.target,
+            bench.plan.concurrency,
+            batch_size=values.whole(options, "batch_size", 1),
+            is_streamed="no_stream" not in options,
+        ) as caller:
+            what = Measuring(
+                caller=caller,
+                target=bench.target.label,
+                words=bench.load,
+                objectives=objectives,
+                cost_of=None if bench.target.price is None else bench.target.cost,
+                on_start=on_start,
+            )
+            try:
+                return await _measure(bench, what, progress, is_json="json" in options)
+            finally:
+                progress.end()
+
+    found, knee = in_own_loop(work, interrupts)
+    page = _page(bench, found, knee)
+    lines = figures_lines(found[-1])
+    if bench.is_sweep:
+        lines = [] if knee is None else knee_lines(knee, found)
+    try:
+        say(page.decode() if options.get("json") else "\n".join([*lines, ""]))
+    finally:
+        # Also if the reader of stdout has gone, as `head` does.
+        if place is not None:
+            replace_file(place, lambda fd: write_all(fd, [page]))
+    return _status(found)
+
+
+def _status(found: Sequence[Figures]) -> int:
+    if found[-1].is_interrupted:
+        return INTERRUPTED
+    return SOME_FAILED if any(one.failed for one in found) else DONE
+
+
+async def _measure(
+    bench: _Bench, what: Measuring, progress: Progress, *, is_json: bool
+) -> tuple[list[Figures], Knee | None]:
+    """The figures of the load, or of each level, printed as it comes. Raises RedlineError."""
+    if not bench.is_sweep:
+        figures = await measured(what, bench.plan, bench.asked.requests)
+        if (reason := nothing_measured(figures)) is not None and not figures.is_interrupted:
+            raise reason
+        return [figures], None
+    found = list[Figures]()
+    async for figures in swept(what, bench.plan, bench.asked.requests):
+        found.append(figures)
+        progress.end()
+        if not is_json:
+            lines = level_lines(found)
+            say("".join(f"{line}\n" for line in (lines if len(found) == 1 else lines[-1:])))
+    knee = knee_of(found)
+    reason = nothing_measured(found[-1])
+    if knee is None and reason is not None and not found[-1].is_interrupted:
+        raise reason
+    return found, knee
+
+
+def _bench(folder: Path, targets: list[str], options: Flags, flags: Flags) -> _Bench:
+    """What the flags ask for. Raises ConfigError."""
+    if flags.get("concurrency") == "auto":
+        raise ConfigError("-c auto is what --find-concurrency does", hint="--find-concurrency")
+    kinds = [name for name in _RATES if name in options]
+    is_sweep = "find_concurrency" in options
+    if len(kinds) + is_sweep > 1:
+        names = [values.flag_of(name) for name in (*kinds, *(["find_concurrency"] * is_sweep))]
+        raise ConfigError(f"{' and '.join(names)} exclude each other", hint="leave all but one out")
+    seed = values.whole(options, "seed", 0) or 0
+    rate_per_s = _rate(options, kinds[0]) if kinds and kinds[0] != "replay" else None
+    calls = recorded_calls(options["replay"]) if "replay" in options else None
+    configuration = load(folder)
+    chosen = [*targets, *(flags.get("endpoint") or [])]
+    rows: object = options.get("rows", [{"prompt": "synthetic"}])
+    target = target_of(chosen, rows, flags, configuration)
+    asked = asked_of(target, options, flags, seed, calls)
+    schedule: Iterable[float] | None = None
+    if rate_per_s is not None:
+        schedule = schedule_of(rate_per_s, kinds[0], seed)
+    elif calls is not None:
+        schedule = recorded([call.arrived_s for call in calls])
+    plan = checked_plan(
+        Plan(
+            concurrency=_concurrency(target, flags, is_sweep=is_sweep, is_closed=not kinds),
+            duration_s=_duration_s(options, schedule if isinstance(schedule, list) else None),
+            warm_up_s=values.duration(options, "warm_up", may_be_0=True) or 0.0,
+            most=values.whole(options, "limit", 1),
+            schedule=schedule,
+        )
+    )
+    words = load_words(plan, rate_per_s, kinds[0] if rate_per_s else None)
+    if is_sweep:
+        words = f"closed loops of 1, 2, 4, ... at most {plan.concurrency:,}"
+    return _Bench(
+        target=target,
+        plan=plan,
+        asked=asked,
+        load=words,
+        is_sweep=is_sweep,
+        most_rate=rate_per_s,
+    )
+
+
+def _concurrency(target: Target, flags: Flags, *, is_sweep: bool, is_closed: bool) -> int:
+    stated = values.whole(flags, "concurrency", 1)
+    if stated is not None:
+        return stated
+    if is_sweep:
+        return _MOST_LEVEL
+    if not is_closed:
+        return SCHEDULE_CONCURRENCY
+    limits = [one.limits.concurrency for one in target.job.endpoints]
+    known = [limit for limit in limits if isinstance(limit, int)]
+    return sum(known) if known and len(known) == len(limits) else USUAL_CONCURRENCY
+
+
+def _duration_s(options: Flags, schedule: list[float] | None) -> float:
+    stated = values.duration(options, "duration")
+    if stated is not None:
+        return stated
+    if schedule is not None:
+        # The last call is due within it.
+        return schedule[-1] + 1.0
+    return _LEVEL_S if "find_concurrency" in options else _USUAL_S
+
+
+def _rate(options: Flags, name: str) -> float:
+    """Requests a second, of `20`, `2.5` or `90/60s`."""
+    text, flag = str(options[name]).strip(), values.flag_of(name)
+    try:
+        per_s = float(text)
+    except ValueError:
+        rate = parse_rate(text, flag)
+        return rate.count / rate.window_s
+    if not (math.isfinite(per_s) and 0 < per_s <= 1e6):
+        raise ConfigError(
+            f"{flag} must be above 0 and at most 1,000,000 requests a second, not {text}",
+            hint="write it like 20 or 90/60s; leave it out for a closed loop of -c N users",
+        )
+    return per_s
+
+
+def _announcement(bench: _Bench) -> list[str]:
+    """What will be sent, and what bounds it, before anything is."""
+    plan, asked = bench.plan, bench.asked
+    time = duration(plan.duration_s)
+    each = " each" if bench.is_sweep else ""
+    warm_up = f", the first {duration(plan.warm_up_s)} as a warm-up" if plan.warm_up_s else ""
+    lines = [f"{bench.target.label}: {bench.load}, for {time}{each}{warm_up}", f"  {asked.words}"]
+    most, is_exact = plan.most, True
+    if bench.most_rate is not None:
+        due = math.ceil(bench.most_rate * plan.duration_s)
+        most, is_exact = (due, False) if most is None or due < most else (most, True)
+    elif isinstance(plan.schedule, list):
+        most = min(len(plan.schedule), most or len(plan.schedule))
+    bound = "as many requests as are answered in that time; --limit N bounds them"
+    if most is not None:
+        bound = f"{'at most' if is_exact else 'about'} {counted(most, 'request')}"
+    cost = _cost_words(bench, most)
+    if bench.target.job.embedded is not None:
+        cost += f"; {bench.target.label} runs in this process, whose work is in its times"
+    return [*lines, f"  {bound}{cost}"]
+
+
+def _cost_words(bench: _Bench, most: int | None) -> str:
+    price, asked = bench.target.price, bench.asked
+    allowance = bench.target.job.allowance
+    budget = ", within the budget" if allowance is not None else ""
+    if price is None or asked.input_tokens is None or asked.output_tokens is None:
+        return budget
+    one = price.most(asked.input_tokens, asked.output_tokens, may_write=False)
+    if most is None:
+        return f"; about {dollars_text(1000 * one)} for 1,000 requests{budget}"
+    return f"; about {dollars_text(most * one)} at most{budget}"
+
+
+def _place(text: str) -> Path:
+    """Where figures are saved. Raises ConfigError for what is no place, or holds other things."""
+    path = Path(os.path.expanduser(local_path(text)))
+    if path.is_dir():
+        raise ConfigError(
+            f"the output {text} is a folder", hint=f"name a file in it: {path}/bench.json"
+        )
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"the folder {path.parent} does not exist", hint=f"mkdir -p {path.parent}"
+        )
+    if path.exists():
+        try:
+            with path.open("rb") as file:
+                is_own = _MARK.encode() in file.read(len(_MARK) + 10)
+                is_empty = file.seek(0, os.SEEK_END) == 0
+        except OSError as error:
+            raise ConfigError(f"{text} cannot be read: {error.strerror}") from error
+        if not (is_own or is_empty):
+            raise ConfigError(
+                f"{text} holds something other than figures of redline bench",
+                hint="choose another -o; a file of figures is replaced",
+            )
+    return path
+
+
+def _page(bench: _Bench, found: Sequence[Figures], knee: Knee | None) -> bytes:
+    """What is saved: the figures, and how they came about."""
+    fields: dict[str, Any] = {
+        _MARK: 1,
+        "version": __version__,
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "target": bench.target.label,
+        "load": bench.load,
+        "asked": bench.asked.words,
+        "concurrency": bench.plan.concurrency,
+        "duration_s": bench.plan.duration_s,
+        "warm_up_s": bench.plan.warm_up_s,
+    }
+    if bench.is_sweep:
+        fields["levels"] = [one.as_dict() for one in found]
+        fields["knee"] = msgspec.to_builtins(knee)
+    else:
+        fields["figures"] = found[-1].as_dict()
+    return msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n"

@@ -1,0 +1,262 @@
+"""What `redline bench` measures: endpoints, a pool of them, or what `module:name` names."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from redline.apis import read_usage
+from redline.calls import Backend, Endpoint, HttpBackend
+from redline.calls.cost import Metered, Price, Spending
+from redline.cli.session import Configuration, resolve_run
+from redline.errors import ConfigError, nearest
+from redline.job.settings import FLAGS, SIM, Flags, Job, Option, flag_of, job_of, options_in
+from redline.measure import Answer, Caller, caller_of, takes_requests
+from redline.process import raise_limit
+from redline.route import EndpointPool
+
+_HANDLER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+_HOST = re.compile(r"[\w.-]+:\d+(/.*)?")
+_FORM = "a target is a URL, a name from redline.toml, sim, engine:MODEL or module:name"
+# How rows become requests: flags that a function, which gets the rows themselves, has no use for.
+PROMPTING = (
+    *("prompt", "system", "model", "temperature", "max_tokens", "params", "url", "method", "body"),
+    *("output_path", "constant_prompt"),
+)
+_OF_ROWS = ("prompt", "system", "body", "url", "method", "output_path", "constant_prompt")
+# What holds for an endpoint.
+CALLING = (
+    *("endpoint", "balance", "api_key", "headers", "proxy"),
+    *("requests", "tokens", "input_tokens", "output_tokens", "rps", "rpm", "tpm"),
+    *("profile", "headroom", "guard_s", "charge", "budget", "budget_tokens"),
+    *("timeout_s", "connect_timeout_s", "first_byte_timeout_s"),
+)
+
+
+# What they say where a load is not a run.
+_HELP = {
+    "constant_prompt": "The prompt or body uses no column on purpose.",
+    "endpoint": "Another target, of a pool. Repeatable.",
+    "balance": "Which endpoint of a pool gets a request, as in a run. Default p2c.",
+    "budget": "The most that this command may spend, such as 5usd. Never exceeded.",
+}
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """label: what figures call it. job: its endpoints, limits, budget and templates.
+
+    handler: what `module:name` names; None for endpoints. takes_rows: it is called with rows.
+    """
+
+    label: str
+    job: Job
+    handler: Any = None
+    takes_rows: bool = False
+
+    @property
+    def price(self) -> Price | None:
+        """Of the job's model at its first endpoint; None if it costs nothing, or nobody knows."""
+        job = self.job
+        if not job.endpoints or job.embedded is not None:
+            return None
+        return job.price_table().at(job.endpoints[0].label, job.prompting.model)
+
+    def cost(self, answer: Answer) -> int | None:
+        """Picodollars of an answer; None if they are not known."""
+        job, reply = self.job, answer.reply
+        usage = None if reply is None else read_usage(reply.usage, has_output=False)
+        if reply is None or usage is None or job.embedded is not None:
+            return None
+        prices = job.price_table()
+        price = prices.at(answer.endpoint, reply.model)
+        price = price or prices.at(answer.endpoint, job.prompting.model)
+        return None if price is None else price.of(usage)
+
+
+def target_of(
+    names: Sequence[str], rows: object, given: Flags, configuration: Configuration
+) -> Target:
+    """What is named.
+
+    rows: as for `resolve_run`. given: flags of PROMPTING and CALLING, by their keys.
+    Raises ConfigError that names the mistake.
+    """
+    if not names:
+        raise ConfigError(
+            "TARGET is missing", where="redline bench", hint=f"redline bench sim; {_FORM}"
+        )
+    handlers = [name for name in names if _is_handler(name, configuration)]
+    if handlers:
+        if len(names) > 1:
+            raise ConfigError(
+                f"{handlers[0]} is measured alone", hint="several targets are endpoints of a pool"
+            )
+        return _handler_target(handlers[0], rows, given, configuration)
+    for name in names:
+        _check_name(name, configuration)
+    flags = {**given, **({"endpoint": list(names)} if names else {})}
+    known = {FLAGS[name].key for name in (*PROMPTING, *CALLING)}
+    known.add("concurrency")
+    if not isinstance(rows, str):
+        # What a project makes of its rows is nothing for synthetic prompts.
+        known -= {FLAGS[name].key for name in _OF_ROWS}
+    run = {name: value for name, value in configuration.run.items() if name in known}
+    configuration = msgspec.structs.replace(configuration, run=run)
+    job = resolve_run(rows, flags, configuration).job
+    for endpoint in job.endpoints:
+        if endpoint.limits.is_adaptive:
+            raise ConfigError(
+                "a load states its concurrency, and auto would change it",
+                hint="-c 16, or --find-concurrency to find the best",
+            )
+    label = job.embedded.place if job.embedded is not None else ""
+    return Target(label=label or ", ".join(one.label for one in job.endpoints), job=job)
+
+
+def _check_name(name: str, configuration: Configuration) -> None:
+    """Raises ConfigError for a name that is no endpoint's, with what was meant."""
+    known = (*configuration.endpoints, SIM)
+    if name in known or name.startswith(("http://", "https://", "engine:")):
+        return
+    path, colon, found = name.partition(":")
+    hint = nearest(name, known) or _FORM
+    if _HOST.fullmatch(name):
+        hint = f"did you mean http://{name.partition('/')[0]}/v1? {_FORM}"
+    elif path.endswith(".py"):
+        hint = f"name its module, as in {Path(path).stem}:{found or 'FUNCTION'}"
+    elif not colon and _MODULE.fullmatch(name):
+        module, _, last = name.rpartition(".")
+        hint = f"a function is named with a colon, as in {module}:{last}"
+    raise ConfigError(f"unknown target: {name}", hint=hint)
+
+
+def _is_handler(name: str, configuration: Configuration) -> bool:
+    is_embedded = name.startswith("engine:")
+    is_module = not is_embedded and _HANDLER.fullmatch(name) is not None
+    return is_module and name not in configuration.endpoints
+
+
+def _handler_target(name: str, rows: object, given: Flags, configuration: Configuration) -> Target:
+    for option in CALLING:
+        key = FLAGS[option].key
+        if key in given:
+            raise ConfigError(
+                f"{flag_of(key)} is of an endpoint, and {name} is code of your own",
+                hint="leave it out; --constant and --poisson set the rate of calls",
+            )
+    handler = _imported(name)
+    options = msgspec.structs.replace(options_in(given), call=_never, concurrency=None)
+    job = job_of(rows, options, configuration.environment)
+    caller_of(handler)
+    takes_rows = not takes_requests(handler)
+    if takes_rows:
+        for option in PROMPTING:
+            key = FLAGS[option].key
+            if key in given:
+                raise ConfigError(
+                    f"{flag_of(key)} makes requests of an endpoint, and {name} gets the rows",
+                    hint="leave it out, and let the function make what it needs",
+                )
+    return Target(label=name, job=job, handler=handler, takes_rows=takes_rows)
+
+
+async def _never(row: object) -> None:
+    """Stands for whoever answers, so that the job has no endpoint."""
+
+
+def _imported(name: str) -> Any:
+    """The object that `module:name` names, of a module in this folder or installed."""
+    module_name, _, path = name.partition(":")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            raise ConfigError(
+                f"there is no module {module_name}",
+                where=name,
+                hint=f"it is looked for in this folder and among what is installed; {_FORM}",
+            ) from error
+        raise ConfigError(f"{module_name} cannot be imported: {error}", where=name) from error
+    except Exception as error:
+        # A user's module may raise anything.
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{module_name} cannot be imported: {reason}", where=name) from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(
+                f"{module_name} has no {part}", where=name, hint=nearest(part, dir(found))
+            )
+        found = getattr(found, part)
+    return found
+
+
+@asynccontextmanager
+async def answering(
+    target: Target, concurrency: int, *, batch_size: int | None, is_streamed: bool
+) -> AsyncIterator[Caller]:
+    """Who answers, while it is entered: servers inside are started, connections closed at the end.
+
+    concurrency: calls at once, for endpoints that do not state their own.
+    """
+    job = target.job
+    if target.handler is not None:
+        caller = caller_of(
+            target.handler, batch_size=batch_size, threads=concurrency, is_streamed=is_streamed
+        )
+        try:
+            yield caller
+        finally:
+            caller.close()
+        return
+    endpoints = tuple(_with_slots(one, concurrency) for one in job.endpoints)
+    raise_limit(concurrency)
+    if job.embedded is None:
+        async with _calls(job, endpoints) as backend:
+            yield caller_of(backend, batch_size=batch_size, is_streamed=is_streamed)
+        return
+    async with job.embedded.open() as base_url:
+        inside = msgspec.structs.replace(endpoints[0], base_url=base_url, proxy="")
+        async with _calls(job, (inside,)) as backend:
+            yield caller_of(backend, batch_size=batch_size, is_streamed=is_streamed)
+
+
+def _with_slots(endpoint: Endpoint, concurrency: int) -> Endpoint:
+    """The endpoint with room for all calls, unless it states how many it takes."""
+    if endpoint.limits.concurrency is not None:
+        return endpoint
+    limits = msgspec.structs.replace(endpoint.limits, concurrency=concurrency)
+    return msgspec.structs.replace(endpoint, limits=limits)
+
+
+@asynccontextmanager
+async def _calls(job: Job, endpoints: tuple[Endpoint, ...]) -> AsyncIterator[Backend]:
+    """The endpoints within their limits and the job's budget. Nothing is tried again."""
+    backend: Backend
+    if len(endpoints) == 1:
+        backend = HttpBackend(endpoints[0])
+    else:
+        backend = EndpointPool(endpoints, balance=job.balance)
+    if job.allowance is not None:
+        backend = Metered(backend, Spending(job.allowance), job.price_table())
+    try:
+        yield backend
+    finally:
+        await backend.aclose()
+
+
+def run_options() -> list[Option]:
+    """The options of `redline run` that a load has a use for."""
+    return [
+        msgspec.structs.replace(FLAGS[name], help=_HELP.get(name, FLAGS[name].help))
+        for name in (*PROMPTING, *CALLING)
+    ]

@@ -1,0 +1,306 @@
+"""Whoever answers, asked in one way: a backend, a client, or a function of the user's."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+
+from redline.apis import api_of, read_usage
+from redline.calls import Backend, Call, Chunk, Client, Outcome, Reply, Request, Sink
+from redline.clock import SYSTEM, Clock
+from redline.errors import CallError, ConfigError, RateLimited, RedlineError
+from redline.process import DaemonThreads
+
+# The least pause of a user after a failure, and after a 429.
+_FAILED_S, _LIMITED_S = 0.1, 1.0
+_FORM = "give a Backend, a Client, or a function of one request, async or plain"
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """What became of one call; its times are monotonic.
+
+    weight: requests that it answered. sent_s: when it was written, None if it was not. held_s: how
+    long it waited for a slot and for the limits of this client. first_s: when the first chunk came,
+    texts_s: when those with text came; of a stream. kind, example: of its error, empty for an
+    answer. error: if it has one of redline's.
+    """
+
+    weight: int = 1
+    sent_s: float | None = None
+    held_s: float = 0.0
+    first_s: float | None = None
+    texts_s: list[float] = []
+    kind: str = ""
+    example: str = ""
+    error: RedlineError | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    reply: Reply | None = None
+    endpoint: str = ""
+
+
+class Caller(Protocol):
+    """label: who answers, as figures name it. takes: requests that one call takes at most."""
+
+    label: str
+    takes: int
+
+    async def ask(self, requests: Sequence[Any]) -> Answer:
+        """One call with these requests, at most `takes`.
+
+        Raises ConfigError for what is no request, and CancelledError.
+        """
+
+    def pause_s(self, answer: Answer, now_s: float) -> float:
+        """Seconds after which a user whose call has failed so asks again; 0 or less for at once."""
+
+    def close(self) -> None:
+        """Ends what was made for it."""
+
+
+class _Stamps(Sink):
+    """A sink that notes when what came, and keeps nothing."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._now_s = clock.now_s
+        self.first_s: float | None = None
+        self.texts_s: list[float] = []
+
+    async def put(self, chunk: Chunk) -> None:
+        now_s = self._now_s()
+        if self.first_s is None:
+            self.first_s = now_s
+        if chunk.text:
+            self.texts_s.append(now_s)
+
+
+class BackendCaller:
+    """A backend, asked for streams where its API has them. It stays its owner's."""
+
+    takes = 1
+
+    def __init__(
+        self, backend: Backend, label: str, *, is_streamed: bool = True, clock: Clock = SYSTEM
+    ) -> None:
+        self.label = label
+        self._backend = backend
+        self._is_streamed = is_streamed
+        self._clock = clock
+
+    async def ask(self, requests: Sequence[Any]) -> Answer:
+        request = _request(requests[0])
+        sink = None
+        if self._is_streamed and api_of(request.url).is_streamed:
+            sink = _Stamps(self._clock)
+        call = Call()
+        try:
+            outcome = await self._backend.send(request, call, sink)
+        finally:
+            call.let_go()
+        answer = _answered(outcome)
+        if sink is not None and outcome.error is None:
+            answer.first_s, answer.texts_s = sink.first_s, sink.texts_s
+        return answer
+
+    def pause_s(self, answer: Answer, now_s: float) -> float:
+        """A user looks at an error before the next request: endpoints are not flooded with them."""
+        least_s = _LIMITED_S if isinstance(answer.error, RateLimited) else _FAILED_S
+        return max(least_s, self._backend.load(now_s).parked_until_s - now_s)
+
+    def close(self) -> None:
+        """Nothing was made."""
+
+
+def _request(given: Any) -> Request:
+    """A Request, the body of a chat completion, or the text of its one message."""
+    if isinstance(given, Request):
+        return given
+    if isinstance(given, str):
+        given = {"messages": [{"role": "user", "content": given}]}
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"{given!r:.100} is no request",
+            hint="give a Request, the body of a chat completion, or a text",
+        )
+    return Request(body=dict(given))
+
+
+def _answered(outcome: Outcome) -> Answer:
+    answer = Answer(endpoint=outcome.endpoint, reply=outcome.reply)
+    if outcome.tried:
+        tried = outcome.tried[-1]
+        answer.sent_s = tried.sent_s
+        if tried.slot_s is not None and tried.eligible_s is not None:
+            answer.held_s += tried.slot_s - tried.eligible_s
+        if tried.granted_s is not None and tried.connected_s is not None:
+            answer.held_s += tried.granted_s - tried.connected_s
+    if outcome.error is not None:
+        answer.kind, answer.example = outcome.error.kind, str(outcome.error)
+        answer.error = outcome.error
+    elif outcome.reply is not None:
+        answer.input_tokens = outcome.reply.input_tokens
+        answer.output_tokens = outcome.reply.output_tokens
+    return answer
+
+
+class FunctionCaller:
+    """A function of the user's, called with one request, or with a list of at most `takes`.
+
+    is_of_lists: it takes a list and returns a list as long. A coroutine function is awaited, an
+    async generator's items are the pieces of a streamed answer, and a plain function runs in one of
+    `threads` threads.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        takes: int = 1,
+        is_of_lists: bool = False,
+        threads: int = 1,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self.label = getattr(function, "__qualname__", type(function).__name__)
+        self.takes = takes
+        self._function = function
+        self._is_of_lists = is_of_lists
+        self._clock = clock
+        # An object that can be called is of the kind of its method.
+        method = function if inspect.isroutine(function) else type(function).__call__
+        if isinstance(function, partial):
+            method = function.func
+        self._is_generator = inspect.isasyncgenfunction(method)
+        is_plain = not (self._is_generator or inspect.iscoroutinefunction(method))
+        self._threads: Executor | None = None
+        if is_plain:
+            self._threads = DaemonThreads(threads, "redline-measured")
+
+    async def ask(self, requests: Sequence[Any]) -> Answer:
+        given = list(requests) if self._is_of_lists else requests[0]
+        answer = Answer(weight=len(requests), sent_s=self._clock.now_s())
+        try:
+            _read(answer, await self._result(given, answer), is_of_lists=self._is_of_lists)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Not this call but something inside it was cancelled.
+            _fail(answer, error)
+        except Exception as error:
+            # The row boundary: what the function raises is this call's failure.
+            _fail(answer, error)
+        # A function that waits for nothing would keep all others from their turn.
+        await asyncio.sleep(0)
+        return answer
+
+    async def _result(self, given: Any, answer: Answer) -> Any:
+        if self._is_generator:
+            async for _ in self._function(given):
+                answer.texts_s.append(self._clock.now_s())
+            return None
+        if self._threads is not None:
+            loop = asyncio.get_running_loop()
+            result = await loop.run_in_executor(self._threads, self._function, given)
+        else:
+            result = self._function(given)
+        while isinstance(result, Awaitable):
+            result = await result
+        return result
+
+    def pause_s(self, answer: Answer, now_s: float) -> float:
+        return 0.0
+
+    def close(self) -> None:
+        """Ends its threads; one whose function does not return is left behind."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _fail(answer: Answer, error: BaseException) -> None:
+    if isinstance(error, CallError):
+        answer.error, answer.kind, answer.example = error, error.kind, str(error)
+        return
+    answer.kind = type(error).__name__
+    answer.example = f"{answer.kind}: {error}" if str(error) else answer.kind
+
+
+def _read(answer: Answer, result: Any, *, is_of_lists: bool) -> None:
+    """Takes the tokens from what a function has returned. Raises ValueError for a short list."""
+    parts = [result]
+    if is_of_lists:
+        if not isinstance(result, Sequence) or isinstance(result, str | bytes):
+            raise ValueError(f"it returned {type(result).__name__} and not a list of answers")
+        if len(result) != answer.weight:
+            raise ValueError(f"it returned {len(result)} answers to {answer.weight} requests")
+        parts = list(result)
+    for part in parts:
+        if isinstance(part, Outcome):
+            if part.error is not None:
+                raise part.error
+            part = part.reply
+        tokens = _tokens(part)
+        if tokens is not None:
+            answer.input_tokens = (answer.input_tokens or 0) + tokens[0]
+            answer.output_tokens = (answer.output_tokens or 0) + tokens[1]
+
+
+def _tokens(part: Any) -> tuple[int, int] | None:
+    """Input and output tokens of an answer that says so: a Reply, or one with an OpenAI usage."""
+    if isinstance(part, Reply):
+        return part.input_tokens or 0, part.output_tokens or 0
+    usage = part.get("usage") if isinstance(part, Mapping) else getattr(part, "usage", None)
+    if usage is not None and not isinstance(usage, Mapping):
+        usage = getattr(usage, "__dict__", None)
+    found = read_usage(usage, has_output=False) if isinstance(usage, Mapping) else None
+    if found is None:
+        return None
+    return found.input_tokens, found.output
+
+
+def takes_requests(handler: Any) -> bool:
+    """It is a Backend or a Client, and no function."""
+    if isinstance(handler, Client):
+        return True
+    parts = (getattr(handler, name, None) for name in ("send", "load", "aclose"))
+    return not isinstance(handler, type) and all(map(callable, parts))
+
+
+def caller_of(
+    handler: Any,
+    *,
+    batch_size: int | None = None,
+    threads: int = 1,
+    is_streamed: bool = True,
+    clock: Clock = SYSTEM,
+) -> Caller:
+    """Who answers, of what a user gives. Raises ConfigError for what cannot answer.
+
+    batch_size: the function takes lists of at most this many requests.
+    """
+    if isinstance(handler, Client):
+        handler = handler.backend
+    if takes_requests(handler):
+        if batch_size is not None:
+            raise ConfigError(
+                "a backend takes one request at a time",
+                hint="leave out the batch size, or give a function of a list of requests",
+            )
+        label = getattr(handler, "label", type(handler).__name__)
+        return BackendCaller(handler, label, is_streamed=is_streamed, clock=clock)
+    if not callable(handler):
+        raise ConfigError(f"{handler!r:.100} cannot be called", hint=_FORM)
+    if isinstance(handler, type):
+        raise ConfigError(f"{handler.__name__} is a class, and not an object of it", hint=_FORM)
+    return FunctionCaller(
+        handler,
+        takes=batch_size or 1,
+        is_of_lists=batch_size is not None,
+        threads=threads,
+        clock=clock,
+    )

@@ -1,0 +1,284 @@
+"""Makes the calls of one load: when they are due, or when the call before has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from redline.clock import SYSTEM, Clock
+from redline.errors import BudgetSpent, RedlineError
+from redline.measure.callers import Answer, Caller
+from redline.measure.resources import Watch
+from redline.measure.tally import Ended, Tally
+
+# A load ends if so many calls, and all of its places once, have failed before the first success.
+_HOPELESS = 20
+# A call that is due within this time is made now: event loops wake to the millisecond.
+_DUE_S = 0.0005
+# Calls of a schedule that are counted as not made, so that its end is seen at once.
+_MOST_COUNTED = 1_000_000
+_NOT_ONE = object()
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """schedule: when calls are due, since the start; None for a closed loop, in which each of
+    `concurrency` users makes the next call when the last one has ended.
+
+    concurrency: most calls in flight, also of a schedule; what is due beyond waits, and its latency
+    counts from when it was due. duration_s: calls are made so long, of which the first warm_up_s
+    are not measured. most: requests at most; None for no bound but the time.
+    """
+
+    concurrency: int
+    duration_s: float
+    warm_up_s: float = 0.0
+    most: int | None = None
+    schedule: Iterable[float] | None = None
+
+
+class Load:
+    """One load on its way. `run` once; `interrupt` at any time.
+
+    requests: what is asked, in this order; the load ends with them. tally: gets each call.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        caller: Caller,
+        requests: Iterator[Any],
+        tally: Tally,
+        *,
+        watch: Watch,
+        begun_s: float,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._plan = plan
+        self._caller = caller
+        self._requests = requests
+        self._tally = tally
+        self._watch = watch
+        self._clock = clock
+        self._begun_s = begun_s
+        self._end_s = begun_s + plan.duration_s
+        self._sent = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._has_room = asyncio.Event()
+        self._full_s: float | None = None
+        self._answered_s = 0.0
+        self._unsent = self._cut = 0
+        self._is_stopped = self._is_interrupted = False
+        self._why = ""
+        self._makers: list[asyncio.Task[None]] = []
+        # What a call raised, which none should.
+        self._defect: BaseException | None = None
+        self.in_flight = 0
+        self.stopped: RedlineError | None = None
+
+    async def run(self) -> Ended:
+        """Returns when all calls have ended. Signals are the caller's."""
+        plan = self._plan
+        if plan.schedule is None:
+            users = min(plan.concurrency, plan.most or plan.concurrency)
+            work = [self._user() for _ in range(users)]
+        else:
+            work = [self._dispatch(plan.schedule)]
+        self._makers = [asyncio.create_task(one) for one in work]
+        warming = asyncio.create_task(self._warm_up())
+        try:
+            results = await asyncio.gather(*self._makers, return_exceptions=True)
+            self._is_over()
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+            raised = [one for one in results if isinstance(one, Exception)]
+            if (error := self._defect or next(iter(raised), None)) is not None:
+                raise error
+        finally:
+            warming.cancel()
+            self._watch.stop()
+            for task in (*self._makers, *self._tasks):
+                task.cancel()
+        full_s = self._since(self._begun_s if self._full_s is None else self._full_s)
+        return Ended(
+            full_s=full_s,
+            answered_s=max(self._answered_s, full_s),
+            unsent=self._unsent,
+            cut=self._cut,
+            why=self._why,
+            is_interrupted=self._is_interrupted,
+        )
+
+    def interrupt(self) -> None:
+        """Makes no further call, and gives up those in flight."""
+        self._is_interrupted = True
+        self._stop("it was interrupted")
+        for task in (*self._makers, *self._tasks):
+            task.cancel()
+
+    def _stop(self, why: str) -> None:
+        """Makes no further call. Those in flight go on."""
+        if self._is_stopped:
+            return
+        self._is_stopped, self._why = True, why
+        self._is_over()
+        if self._plan.schedule is not None:
+            for task in self._makers:
+                task.cancel()
+
+    def _is_over(self) -> None:
+        """The load is not kept up any longer."""
+        if self._full_s is None:
+            self._full_s = min(self._clock.now_s(), self._end_s)
+            self._watch.stop()
+
+    async def _warm_up(self) -> None:
+        """The watch begins again when the warm-up is over."""
+        self._watch.start()
+        await asyncio.sleep(self._plan.warm_up_s)
+        if self._full_s is None:
+            self._watch.start()
+
+    def _since(self, at_s: float) -> float:
+        return at_s - self._begun_s
+
+    def _take(self) -> list[Any]:
+        """The requests of the next call; none if there are no more to be made."""
+        most = self._caller.takes
+        if self._plan.most is not None:
+            most = min(most, self._plan.most - self._sent)
+        taken = list[Any]()
+        while len(taken) < most:
+            request = next(self._requests, _NOT_ONE)
+            if request is _NOT_ONE:
+                break
+            taken.append(request)
+        self._sent += len(taken)
+        return taken
+
+    async def _user(self) -> None:
+        """Makes a call, and when it has ended the next one."""
+        while not self._is_stopped and (now_s := self._clock.now_s()) < self._end_s:
+            requests = self._take()
+            if not requests:
+                self._is_over()
+                return
+            try:
+                answer = await self._call(now_s, requests)
+            except Exception as error:
+                # The other users need not go on to the end.
+                self._stop(str(error))
+                raise
+            if answer.kind:
+                now_s = self._clock.now_s()
+                again_s = now_s + self._caller.pause_s(answer, now_s)
+                await self._until(min(again_s, self._end_s))
+                if again_s >= self._end_s:
+                    return
+
+    async def _dispatch(self, schedule: Iterable[float]) -> None:
+        """Makes each call when it is due, or as soon after as there is a place for it."""
+        clock, is_behind = self._clock, False
+        for at_s in schedule:
+            due_s = self._begun_s + at_s
+            if due_s >= self._end_s:
+                await self._until(self._end_s)
+                break
+            if self._is_used_up():
+                break
+            if due_s - clock.now_s() > _DUE_S:
+                is_behind = False
+                await self._until(due_s)
+            if not is_behind:
+                self._watch.late.add(max(0.0, clock.now_s() - due_s))
+            if self.in_flight >= self._plan.concurrency:
+                is_behind = True
+                if not await self._room():
+                    self._count_unsent(at_s, schedule)
+                    break
+            requests = self._take()
+            if not requests:
+                break
+            task = asyncio.create_task(self._call_alone(due_s, requests))
+            self.in_flight += 1
+            self._tasks.add(task)
+            task.add_done_callback(self._forget)
+        self._is_over()
+
+    def _is_used_up(self) -> bool:
+        return self._plan.most is not None and self._sent >= self._plan.most
+
+    async def _until(self, due_s: float) -> None:
+        if (wait_s := due_s - self._clock.now_s()) > _DUE_S:
+            await asyncio.sleep(wait_s)
+
+    async def _room(self) -> bool:
+        """Waits for a place; False if the time is over before."""
+        while self.in_flight >= self._plan.concurrency:
+            left_s = self._end_s - self._clock.now_s()
+            if left_s <= 0:
+                return False
+            self._has_room.clear()
+            try:
+                await asyncio.wait_for(self._has_room.wait(), left_s)
+            except TimeoutError:
+                return False
+        return True
+
+    def _count_unsent(self, at_s: float, schedule: Iterable[float]) -> None:
+        """The call of at_s, and all that are due by the end, were not made."""
+        plan, missing = self._plan, 1
+        left = None if plan.most is None else plan.most - self._sent
+        for later_s in islice(schedule, _MOST_COUNTED):
+            if later_s >= plan.duration_s or (left is not None and missing >= left):
+                break
+            missing += later_s >= plan.warm_up_s
+        self._unsent += missing
+
+    async def _call_alone(self, due_s: float, requests: Sequence[Any]) -> None:
+        await self._call(due_s, requests, is_counted=True)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._has_room.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._defect = self._defect or error
+            self._stop(str(error))
+
+    async def _call(
+        self, scheduled_s: float, requests: Sequence[Any], *, is_counted: bool = False
+    ) -> Answer:
+        """One call from its due time to its place in the tally. is_counted: in `in_flight`."""
+        clock, tally = self._clock, self._tally
+        if not is_counted:
+            self.in_flight += 1
+        begun_s = clock.now_s()
+        tally.offered(len(requests), self._caller.takes)
+        try:
+            answer = await self._caller.ask(requests)
+        except asyncio.CancelledError:
+            self._cut += scheduled_s - self._begun_s >= self._plan.warm_up_s
+            tally.give_up(begun_s, clock.now_s(), len(requests))
+            raise
+        finally:
+            self.in_flight -= 1
+        done_s = clock.now_s()
+        self._answered_s = max(self._answered_s, self._since(done_s))
+        if not isinstance(answer.error, BudgetSpent) or not tally.succeeded:
+            # What a budget does not allow is no failure of the target.
+            tally.add(scheduled_s, begun_s, done_s, answer)
+        self._judge(answer)
+        return answer
+
+    def _judge(self, answer: Answer) -> None:
+        """Ends the load after a failure that no other call can get around."""
+        error, tally = answer.error, self._tally
+        if error is not None and error.stops_run:
+            if not isinstance(error, BudgetSpent) or not tally.succeeded:
+                self.stopped = error
+            self._stop(error.what)
+        elif not tally.succeeded and tally.failed >= max(_HOPELESS, self._plan.concurrency):
+            self._stop(f"the first {tally.failed:,} requests failed")

@@ -1,0 +1,176 @@
+"""One load, or one after the other at rising concurrency, from the plan to the figures."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import msgspec
+
+from redline.clock import SYSTEM, Clock
+from redline.errors import RedlineError
+from redline.measure.callers import Answer, Caller
+from redline.measure.figures import Figures
+from redline.measure.knee import levels, rises_no_more
+from redline.measure.load import Load, Plan
+from redline.measure.resources import Watch, bottleneck
+from redline.measure.slo import Objective
+from redline.measure.tally import Tally
+
+T = TypeVar("T")
+
+
+class Started(msgspec.Struct, frozen=True):
+    """A load that has begun: for those who show it, or end it."""
+
+    load: Load
+    tally: Tally
+    plan: Plan
+    begun_s: float
+
+
+class Measuring(msgspec.Struct, frozen=True, kw_only=True):
+    """What is measured, and how.
+
+    words: of the load, for people. on_start: gets each load as it begins. cost_of: picodollars of
+    an answer, None if they are not known.
+    """
+
+    caller: Caller
+    target: str
+    words: str = ""
+    objectives: tuple[Objective, ...] = ()
+    cost_of: Callable[[Answer], int | None] | None = None
+    on_start: Callable[[Started], None] | None = None
+    clock: Clock = SYSTEM
+
+
+async def measured(what: Measuring, plan: Plan, requests: Iterator[Any]) -> Figures:
+    """The figures of one load with these requests, which end it if they end.
+
+    Raises RedlineError if an error that no call can get around has ended it before any answer.
+    """
+    clock, watch = what.clock, Watch(what.clock)
+    begun_s = clock.now_s()
+    tally = Tally(begun_s, plan.warm_up_s, what.objectives, what.cost_of)
+    load = Load(plan, what.caller, requests, tally, watch=watch, begun_s=begun_s, clock=clock)
+    if what.on_start is not None:
+        what.on_start(Started(load, tally, plan, begun_s))
+    ended = await load.run()
+    if load.stopped is not None and not tally.succeeded:
+        raise load.stopped
+    use = watch.use()
+    figures = tally.figures(what.target, what.words, plan.concurrency, ended, use)
+    reason = bottleneck(use, figures.ttft or figures.latency)
+    fill = None
+    if what.caller.takes > 1:
+        fill = tally.batch_fill()
+    elif plan.schedule is None:
+        fill = min(1.0, figures.in_flight / plan.concurrency)
+    return msgspec.structs.replace(
+        figures,
+        client=msgspec.structs.replace(use, bottleneck=reason),
+        gpu_utilization=watch.gpu_utilization,
+        batch_efficiency=fill,
+    )
+
+
+async def swept(what: Measuring, plan: Plan, requests: Iterator[Any]) -> AsyncIterator[Figures]:
+    """The figures of closed loops of 1, 2, 4, ... users, at most the plan's concurrency.
+
+    Each takes the plan's time; `most` is for all together. Ends when throughput rises no more, the
+    requests are used up, or a level was ended before its time.
+    """
+    done = list[Figures]()
+    left = plan.most
+    for level in levels(plan.concurrency):
+        one = msgspec.structs.replace(plan, concurrency=level, most=left, schedule=None)
+        figures = await measured(what, one, requests)
+        done.append(figures)
+        yield figures
+        if left is not None:
+            left -= figures.warm_up + figures.scheduled
+            if left <= 0:
+                return
+        if figures.ended or rises_no_more(done):
+            return
+
+
+class Interrupts:
+    """Ctrl-C and SIGTERM of a load: the first ends it with its figures, the second at once."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._load: Load | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def watch(self, started: Started) -> None:
+        """Interrupts are for this load from now on."""
+        self._load, self._loop = started.load, asyncio.get_running_loop()
+        if self.count:
+            self._loop.call_soon(self._load.interrupt)
+
+    def interrupt(self) -> None:
+        """From any thread. Raises KeyboardInterrupt if there is no load yet, or again."""
+        self.count += 1
+        if self._load is None or self._loop is None or self.count > 1:
+            raise KeyboardInterrupt
+        self._loop.call_soon_threadsafe(self._load.interrupt)
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Signals interrupt meanwhile. Does nothing outside the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self.interrupt()
+
+
+def in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interrupts) -> T:
+    """The result of `work`, run to its end in a fresh event loop of this thread."""
+    with interrupts.handled(), asyncio.Runner(loop_factory=_new_loop) as runner:
+        return runner.run(work())
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def nothing_measured(figures: Figures) -> RedlineError | None:
+    """Why the figures say nothing; None if they do."""
+    if figures.succeeded:
+        return None
+    if figures.failures:
+        worst = figures.failures[0]
+        return RedlineError(
+            f"no request succeeded, {figures.failed:,} failed: {worst.example}",
+            where=figures.target,
+            hint="try again with --limit 5; with --no-stream if the target does not stream",
+        )
+    if figures.warm_up:
+        return RedlineError(
+            f"no request was measured: all {figures.warm_up:,} were of the warm-up",
+            hint="make the duration longer, or the warm-up shorter",
+        )
+    return RedlineError(
+        f"no request was answered in {figures.seconds:.1f} s",
+        where=figures.target,
+        hint="make the duration longer than an answer takes",
+    )

@@ -1,0 +1,135 @@
+"""What a load costs its own process, and what this machine's GPUs do meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from redline.clock import SYSTEM, Clock
+from redline.measure.figures import ClientUse
+from redline.measure.spread import Quantiles, Spread
+
+_TICK_S = 0.05
+_GPU_S = 0.5
+# An event loop that is busy for this share of its time delays what comes; at 0.9, a call of random
+# arrivals finds it busy nine times in ten.
+_BUSY = 0.9
+# A delay of its own that is this share of a typical latency, and worth speaking of at all.
+_DELAY_SHARE, _LEAST_DELAY_S = 0.1, 0.01
+
+
+class Watch:
+    """Looks at this process and at the GPUs, from `start` to `stop`, in the loop that starts it."""
+
+    def __init__(self, clock: Clock = SYSTEM) -> None:
+        self._clock = clock
+        self._lag = Spread()
+        self.late = Spread()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._gpu_sum, self._gpu_count = 0.0, 0
+        self._begun = self._ended = (0.0, 0.0, 0.0)
+
+    def start(self) -> None:
+        """What was seen before is forgotten: the warm-up is over."""
+        self._lag, self.late = Spread(), Spread()
+        self._gpu_sum, self._gpu_count = 0.0, 0
+        self._begun = _used(self._clock)
+        if not self._tasks:
+            work = (self._watch_loop(), self._watch_gpus())
+            self._tasks = [asyncio.create_task(one) for one in work]
+
+    def stop(self) -> None:
+        """Ends it; may be repeated."""
+        if self._tasks:
+            self._ended = _used(self._clock)
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = []
+
+    def use(self) -> ClientUse:
+        """What was seen between the last start and the stop, without a judgement."""
+        thread_s, process_s, wall_s = (
+            after - before for before, after in zip(self._begun, self._ended, strict=True)
+        )
+        return ClientUse(
+            cpu=thread_s / wall_s if wall_s > 0 else 0.0,
+            process_cpu=process_s / wall_s if wall_s > 0 else 0.0,
+            loop_lag_s=self._lag.quantile(0.99),
+            late_s=self.late.quantile(0.99),
+        )
+
+    @property
+    def gpu_utilization(self) -> float | None:
+        """Mean over the GPUs and the time, 0 to 1; None without NVML or a GPU."""
+        return self._gpu_sum / self._gpu_count if self._gpu_count else None
+
+    async def _watch_loop(self) -> None:
+        while True:
+            due_s = self._clock.now_s() + _TICK_S
+            await asyncio.sleep(_TICK_S)
+            self._lag.add(max(0.0, self._clock.now_s() - due_s))
+
+    async def _watch_gpus(self) -> None:
+        # The library of the driver is loaded and asked in a thread: either may take long.
+        read = await asyncio.to_thread(gpu_reader)
+        while read is not None:
+            used = await asyncio.to_thread(read)
+            if used is None:
+                return
+            self._gpu_sum, self._gpu_count = self._gpu_sum + used, self._gpu_count + 1
+            await asyncio.sleep(_GPU_S)
+
+
+def _used(clock: Clock) -> tuple[float, float, float]:
+    return time.thread_time(), time.process_time(), clock.now_s()
+
+
+def gpu_reader() -> Callable[[], float | None] | None:
+    """What reads how busy the GPUs are on average, 0 to 1; None if there is none to be read.
+
+    By NVML's utilization.gpu: the share of the driver's last sample, 1/6 to 1 s, in which one or
+    more kernels ran (NVML API reference, nvmlUtilization_t).
+    """
+    try:
+        # Of the package nvidia-ml-py.
+        nvml: Any = import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+        each = [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError:
+        return None
+
+    def read() -> float | None:
+        try:
+            used = [nvml.nvmlDeviceGetUtilizationRates(one).gpu for one in each]
+        except nvml.NVMLError:
+            return None
+        return float(sum(used) / len(used) / 100)
+
+    return read if each else None
+
+
+def bottleneck(use: ClientUse, typical: Quantiles | None) -> str:
+    """Why the figures are this client's own; empty if they are not.
+
+    typical: of the time to the first token, or of the latency if answers come whole.
+    """
+    if use.cpu >= _BUSY:
+        return (
+            f"its event loop took {use.cpu:.0%} of a core: share the load among several processes"
+        )
+    bar_s = _LEAST_DELAY_S
+    if typical is not None:
+        bar_s = max(bar_s, _DELAY_SHARE * typical.p50_s)
+    for what, delay_s in (("its event loop was", use.loop_lag_s), ("calls were made", use.late_s)):
+        if delay_s > bar_s:
+            return (
+                f"{what} up to {1000 * delay_s:.0f} ms late (p99), which the latencies contain: "
+                "leave the machine to it alone, or lower the load"
+            )
+    return ""

@@ -1,0 +1,70 @@
+"""Service level objectives: what an answer must keep to count as good.
+
+Goodput is the rate of answers that keep all of them (Zhong et al., DistServe: Disaggregating
+Prefill and Decoding for Goodput-optimized Large Language Model Serving, OSDI 2024).
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from redline.errors import ConfigError, nearest
+
+FIGURES = ("latency", "ttft", "tpot")
+_HINT = "write it like ttft<500ms,latency<3s; known are latency, ttft and tpot"
+_ONE = re.compile(r"([a-z_]+)\s*<=?\s*(\d+(?:\.\d+)?|\.\d+)\s*(us|ms|s|m)?")
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, None: 1.0}
+
+
+class Objective(msgspec.Struct, frozen=True):
+    """figure: one of FIGURES, to be at most `most_s`."""
+
+    figure: str
+    most_s: float
+
+    def __str__(self) -> str:
+        is_short = self.most_s < 1
+        return f"{self.figure}<{1000 * self.most_s if is_short else self.most_s:g}" + (
+            "ms" if is_short else "s"
+        )
+
+
+def parse_objectives(text: str) -> tuple[Objective, ...]:
+    """The objectives in `ttft<500ms,latency<3s`. Raises ConfigError."""
+    found = list[Objective]()
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = _ONE.fullmatch(part)
+        if match is None:
+            raise ConfigError(f"--slo is not an objective: {part}", hint=_HINT)
+        name, most_s = match[1], float(match[2]) * _SECONDS[match[3]]
+        if name not in FIGURES:
+            raise ConfigError(
+                f"--slo names no figure: {name}", hint=nearest(name, FIGURES) or _HINT
+            )
+        if most_s <= 0:
+            raise ConfigError(f"--slo must be above 0 s: {part}", hint=_HINT)
+        found.append(Objective(name, most_s))
+    if not found:
+        raise ConfigError("--slo states no objective", hint=_HINT)
+    return tuple(found)
+
+
+def keeps(
+    objectives: tuple[Objective, ...],
+    latency_s: float,
+    ttft_s: float | None,
+    tpot_s: float | None,
+) -> bool:
+    """An answer with these figures keeps all objectives.
+
+    An answer that did not come as a stream has no first token before its last; an answer of one
+    token has no time per further token, and keeps any bound on that.
+    """
+    taken = {
+        "latency": latency_s,
+        "ttft": latency_s if ttft_s is None else ttft_s,
+        "tpot": 0.0 if tpot_s is None else tpot_s,
+    }
+    return all(taken[one.figure] <= one.most_s for one in objectives)

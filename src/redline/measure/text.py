@@ -1,0 +1,188 @@
+"""Figures as a person reads them, in lines of at most 80 columns but for errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from redline.measure.figures import Figures
+from redline.measure.flow import Rate
+from redline.measure.knee import ENOUGH, Knee
+from redline.measure.spread import Quantiles
+from redline.process import counted
+
+_LEVEL = "{:>9}  {:>15}  {:>12}  {:>9}  {:>9}  {:>9}  {:>7}"
+# Shares of calls and of time from which on it is said.
+_WAITED_SHARE = 0.05
+_EXAMPLE_CHARS = 300
+
+
+def figures_lines(figures: Figures) -> list[str]:
+    """Everything that was measured."""
+    lines = [
+        f"requests    {_rate(figures.requests)} requests/s: {_counts(figures)} in "
+        f"{_seconds(figures.seconds)}",
+        *_token_lines(figures),
+        f"in flight   {figures.in_flight:.1f} on average{_users(figures)}",
+        *_gpu_lines(figures),
+        *_goodput_lines(figures),
+        "",
+        *_times(figures),
+    ]
+    lines += [
+        f"failed: {failure.count:,} {failure.kind}, such as: {failure.example:.{_EXAMPLE_CHARS}}"
+        for failure in figures.failures
+    ]
+    return [*lines, *(f"note: {note}" for note in notes(figures))]
+
+
+def notes(figures: Figures) -> list[str]:
+    """What one must know to read the figures."""
+    found = list[str]()
+    client = figures.client
+    if client is not None and client.bottleneck:
+        found.append(f"this client is the bottleneck: {client.bottleneck}")
+    if figures.unsent:
+        found.append(
+            f"{counted(figures.unsent, 'request')} of {figures.scheduled:,} could not be made in "
+            "time: the target does not keep up with this rate, and latencies grow with the "
+            "duration"
+        )
+    waited = figures.waited
+    latency_s = 0.0 if figures.latency is None else figures.latency.p50_s
+    if waited is not None and latency_s and waited.p50_s > _WAITED_SHARE * latency_s:
+        found.append(
+            f"limits of this client held requests back, typically {_time(waited.p50_s)}: "
+            "the throughput is that of the limits"
+        )
+    if figures.is_token_count_estimated:
+        found.append("answers without a usage are counted by their chunks, one token each")
+    if figures.inter_token is not None and figures.inter_token.error:
+        found.append(f"quantiles are within {figures.inter_token.error:.0%} of the exact ones")
+    if figures.cut:
+        found.append(f"{counted(figures.cut, 'request')} in flight were given up")
+    if figures.ended:
+        found.append(f"the load ended before its time: {figures.ended}")
+    return found
+
+
+def _counts(figures: Figures) -> str:
+    warm_up = f", {figures.warm_up:,} before in the warm-up" if figures.warm_up else ""
+    return f"{figures.succeeded:,} succeeded, {figures.failed:,} failed{warm_up}"
+
+
+def _token_lines(figures: Figures) -> list[str]:
+    if figures.output_tokens_per_s is None:
+        return []
+    return [
+        f"tokens      {figures.output_tokens_per_s:,.1f} output tokens/s, "
+        f"{figures.input_tokens_per_s or 0.0:,.1f} input tokens/s"
+    ]
+
+
+def _users(figures: Figures) -> str:
+    return "" if figures.spent_usd is None else f"; spent ${figures.spent_usd:.6f}".rstrip("0")
+
+
+def _gpu_lines(figures: Figures) -> list[str]:
+    if figures.gpu_utilization is None:
+        return []
+    return [f"GPU         {figures.gpu_utilization:.0%} busy on this machine"]
+
+
+def _goodput_lines(figures: Figures) -> list[str]:
+    good = figures.goodput
+    if good is None:
+        return []
+    return [
+        f"goodput     {_rate(good.rate)} requests/s within {good.objectives}: "
+        f"{good.share:.1%} of requests"
+    ]
+
+
+def _times(figures: Figures) -> list[str]:
+    rows = [
+        (name, found)
+        for name, found in (
+            ("latency", figures.latency),
+            ("first token", figures.ttft),
+            ("between tokens", figures.inter_token),
+            ("per token", figures.tpot),
+        )
+        if found is not None
+    ]
+    if not rows:
+        return []
+    head = "{:<16}{:>11}{:>11}{:>11}{:>11}{:>11}"
+    return [head.format("", "p50", "p95", "p99", "mean", "max")] + [
+        head.format(name, *map(_time, _shown(found))) for name, found in rows
+    ]
+
+
+def _shown(found: Quantiles) -> tuple[float, ...]:
+    return found.p50_s, found.p95_s, found.p99_s, found.mean_s, found.max_s
+
+
+def level_lines(measured: Sequence[Figures]) -> list[str]:
+    """The head of the table of levels, and a line for each."""
+    lines = [
+        _LEVEL.format(*("in flight", "requests/s", "tokens/s", "p50", "p99", "first p50", "failed"))
+    ]
+    for one in measured:
+        tokens = one.output_tokens_per_s
+        latency, ttft = one.latency, one.ttft
+        lines.append(
+            _LEVEL.format(
+                one.concurrency,
+                _rate(one.requests),
+                "-" if tokens is None else f"{tokens:,.0f}",
+                "-" if latency is None else _time(latency.p50_s),
+                "-" if latency is None else _time(latency.p99_s),
+                "-" if ttft is None else _time(ttft.p50_s),
+                f"{one.failed:,}",
+            )
+        )
+    return lines
+
+
+def knee_lines(knee: Knee, measured: Sequence[Figures]) -> list[str]:
+    """Which level is enough, by which rule, and how sure that is."""
+    found = next(one for one in measured if one.concurrency == knee.concurrency)
+    lines = [
+        f"knee: {knee.concurrency:,} in flight, {_rate(found.requests)} requests/s: the smallest "
+        f"level with {ENOUGH:.0%} of the best"
+    ]
+    if knee.best != knee.concurrency:
+        lines.append(f"({knee.share:.0%} of that of {knee.best:,} in flight)")
+    if knee.unsure:
+        shown = ", ".join(f"{level:,}" for level in knee.unsure)
+        lines.append(
+            f"note: {shown} may be enough as well, by the intervals: a longer duration tells"
+        )
+    if knee.is_open:
+        lines.append("note: throughput still rose at the highest level that was measured")
+    for one in measured:
+        if one.client is not None and one.client.bottleneck:
+            lines.append(
+                f"note: at {one.concurrency:,} in flight this client is the bottleneck: "
+                f"{one.client.bottleneck}"
+            )
+            break
+    return lines
+
+
+def _rate(found: Rate) -> str:
+    """`12.3 ± 0.4`, with as many decimals as say something."""
+    places = 0 if found.per_s >= 1000 else 1 if found.per_s >= 10 else 2
+    shown = f"{found.per_s:,.{places}f}"
+    return shown if found.error is None else f"{shown} ± {found.error:,.{places}f}"
+
+
+def _seconds(value_s: float) -> str:
+    return f"{value_s:.1f} s" if value_s >= 1 else _time(value_s)
+
+
+def _time(value_s: float) -> str:
+    """`3.21 s`, `45.6 ms` or `0.12 ms`."""
+    if value_s >= 1:
+        return f"{value_s:,.2f} s"
+    return f"{1000 * value_s:.1f} ms" if value_s >= 0.01 else f"{1000 * value_s:.2f} ms"

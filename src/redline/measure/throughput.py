@@ -1,0 +1,250 @@
+"""`ThroughputMetrics`: throughput of whatever answers, in Python."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from itertools import cycle
+from typing import Any, Self, TypedDict, Unpack
+
+import msgspec
+
+from redline.errors import ConfigError, nearest
+from redline.measure.callers import caller_of
+from redline.measure.figures import Figures
+from redline.measure.load import Plan
+from redline.measure.measuring import Interrupts, Measuring, in_own_loop, measured
+from redline.measure.schedule import constant, poisson
+from redline.measure.slo import parse_objectives
+from redline.process import DaemonThreads
+
+ARRIVALS = ("constant", "poisson")
+MOST_CONCURRENCY = 100_000
+# As the usual peers have it: enough to keep a small server busy, and no flood.
+USUAL_CONCURRENCY = 16
+# Calls in flight that a schedule may have, beyond which they wait.
+SCHEDULE_CONCURRENCY = 1000
+_LONGEST_S = 31 * 86_400.0
+
+
+class LoadOptions(TypedDict, total=False):
+    """How the load is made, and what of it counts.
+
+    concurrency: calls at once, 16 by default, and 1 for functions of lists; of a schedule, the most
+    in flight, 1,000 by default. rate_per_s: calls are due at this rate, whatever became of those
+    before. arrivals: "constant", the default with a rate, or "poisson". seed: of the arrivals.
+    warm_up_s: of the duration, not measured. limit: requests at most. batch_size: the handler takes
+    lists of at most this many. stream: False asks an endpoint for whole answers. slo: objectives
+    such as "ttft<500ms,latency<3s". think_time_s: of a user between two requests, for
+    `concurrent_users`.
+    """
+
+    concurrency: int
+    rate_per_s: float
+    arrivals: str
+    seed: int
+    warm_up_s: float
+    limit: int
+    batch_size: int
+    stream: bool
+    slo: str
+    think_time_s: float
+
+
+class ThroughputMetrics(Figures, frozen=True, kw_only=True):
+    """What a load has measured; see Figures for the fields.
+
+    metrics = redline.ThroughputMetrics.measure(handler, requests, duration_s=60)
+    print(metrics.requests_per_s, metrics.tokens_per_s)
+    """
+
+    @classmethod
+    def measure(
+        cls,
+        handler: Any,
+        requests: Iterable[Any],
+        duration_s: float = 60.0,
+        **options: Unpack[LoadOptions],
+    ) -> Self:
+        """The throughput of `handler` over duration_s seconds, above 0.
+
+        handler: a Backend, a Client, or a function of one request, async or plain; with
+        `batch_size`, of a list of requests, which returns a list as long. An async generator's
+        items are the pieces of a streamed answer. A plain function runs in threads.
+        requests: a list is asked again from its beginning when it ends; any other iterable ends the
+        load. For a backend: Requests, bodies of chat completions, or texts.
+        options: see LoadOptions. Works in a script and in a notebook; in other code with a running
+        event loop, use `await ThroughputMetrics.ameasure(...)`. Ctrl-C ends it with what was
+        measured. Failures are figures; raises ConfigError for options that cannot be.
+        """
+        interrupts = Interrupts()
+
+        def work() -> Coroutine[Any, Any, Self]:
+            return cls._measured(handler, requests, duration_s, options, interrupts)
+
+        if not _is_in_loop():
+            return in_own_loop(work, interrupts)
+        _refuse_to_block()
+        thread = DaemonThreads(1, "redline-measure")
+        ending: Future[Self] = thread.submit(lambda: in_own_loop(work, interrupts))
+        thread.shutdown(wait=False)
+        while True:
+            try:
+                return ending.result()
+            except KeyboardInterrupt:
+                # A notebook's stop button reaches this thread; the load has its own.
+                interrupts.interrupt()
+
+    @classmethod
+    async def ameasure(
+        cls,
+        handler: Any,
+        requests: Iterable[Any],
+        duration_s: float = 60.0,
+        **options: Unpack[LoadOptions],
+    ) -> Self:
+        """As `measure`, in the running event loop. Signals are left alone."""
+        return await cls._measured(handler, requests, duration_s, options, None)
+
+    @classmethod
+    async def _measured(
+        cls,
+        handler: Any,
+        requests: Iterable[Any],
+        duration_s: float,
+        options: LoadOptions,
+        interrupts: Interrupts | None,
+    ) -> Self:
+        _check(options)
+        batch_size = options.get("batch_size")
+        usual = USUAL_CONCURRENCY if batch_size is None else 1
+        if options.get("rate_per_s") is not None:
+            usual = SCHEDULE_CONCURRENCY
+        plan = _plan(options, duration_s, usual)
+        caller = caller_of(
+            handler,
+            batch_size=batch_size,
+            threads=plan.concurrency,
+            is_streamed=options.get("stream", True),
+        )
+        what = Measuring(
+            caller=caller,
+            target=caller.label,
+            words=load_words(plan, options.get("rate_per_s"), options.get("arrivals")),
+            objectives=parse_objectives(options["slo"]) if "slo" in options else (),
+            on_start=None if interrupts is None else interrupts.watch,
+        )
+        try:
+            figures = await measured(what, plan, _endless(requests))
+        finally:
+            caller.close()
+        found = cls(**{name: getattr(figures, name) for name in figures.__struct_fields__})
+        think_s = options.get("think_time_s", 0.0)
+        if found.concurrent_users is None or not think_s:
+            return found
+        users = found.concurrent_users + found.requests_per_s * think_s
+        return msgspec.structs.replace(found, concurrent_users=users)
+
+
+def load_words(plan: Plan, rate_per_s: float | None, arrivals: str | None) -> str:
+    """The load in words."""
+    if rate_per_s is not None:
+        kind = "Poisson arrivals" if arrivals == "poisson" else "constant rate"
+        return f"{rate_per_s:g} requests/s, {kind}, at most {plan.concurrency:,} in flight"
+    if plan.schedule is not None:
+        return f"recorded arrivals, at most {plan.concurrency:,} in flight"
+    return f"closed loop of {plan.concurrency:,}"
+
+
+def checked_plan(plan: Plan) -> Plan:
+    """The plan. Raises ConfigError for one that cannot be."""
+    if not 0 < plan.duration_s <= _LONGEST_S:
+        raise ConfigError(f"the duration must be above 0 s, not {plan.duration_s:g} s")
+    if plan.warm_up_s < 0:
+        raise ConfigError(f"the warm-up must be 0 s or more, not {plan.warm_up_s:g} s")
+    if plan.warm_up_s >= plan.duration_s:
+        raise ConfigError(
+            f"the warm-up of {plan.warm_up_s:g} s leaves nothing of the duration of "
+            f"{plan.duration_s:g} s to be measured",
+            hint="the warm-up is the first part of the duration: make that longer",
+        )
+    if not 1 <= plan.concurrency <= MOST_CONCURRENCY:
+        raise ConfigError(f"concurrency must be 1 to {MOST_CONCURRENCY:,}, not {plan.concurrency}")
+    if plan.most is not None and plan.most < 1:
+        raise ConfigError(f"limit must be at least 1 request, not {plan.most}")
+    return plan
+
+
+def schedule_of(rate_per_s: float, arrivals: str, seed: int) -> Iterator[float]:
+    """When calls are due. Raises ConfigError for a rate that is none."""
+    if not 0 < rate_per_s <= 1e6:
+        raise ConfigError(
+            f"a rate must be above 0 and at most 1,000,000 requests/s, not {rate_per_s:g}",
+            hint="leave it out for a closed loop, in which each user waits for the answer",
+        )
+    if arrivals not in ARRIVALS:
+        raise ConfigError(f"arrivals are one of {', '.join(ARRIVALS)}, not {arrivals}")
+    return poisson(rate_per_s, seed) if arrivals == "poisson" else constant(rate_per_s)
+
+
+def _plan(options: LoadOptions, duration_s: float, usual: int) -> Plan:
+    rate_per_s, schedule = options.get("rate_per_s"), None
+    if rate_per_s is not None:
+        arrivals = options.get("arrivals", ARRIVALS[0])
+        schedule = schedule_of(rate_per_s, arrivals, options.get("seed", 0))
+    elif "arrivals" in options:
+        raise ConfigError("arrivals need a rate", hint="rate_per_s=10")
+    return checked_plan(
+        Plan(
+            concurrency=options.get("concurrency", usual),
+            duration_s=duration_s,
+            warm_up_s=options.get("warm_up_s", 0.0),
+            most=options.get("limit"),
+            schedule=schedule,
+        )
+    )
+
+
+def _check(options: LoadOptions) -> None:
+    known = LoadOptions.__annotations__
+    for name, value in options.items():
+        if name not in known:
+            raise ConfigError(
+                f"unknown option: {name}",
+                hint=nearest(name, known) or f"known are: {', '.join(known)}",
+            )
+        if name in ("concurrency", "batch_size", "limit") and (
+            not isinstance(value, int) or value < 1
+        ):
+            raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+
+
+def _endless(requests: Iterable[Any]) -> Iterator[Any]:
+    """A list again and again; anything else once. Raises ConfigError for an empty list."""
+    if isinstance(requests, str | bytes | dict | msgspec.Struct):
+        raise ConfigError("requests must be a list, or another iterable, of requests")
+    if not isinstance(requests, Sequence):
+        return iter(requests)
+    if not requests:
+        raise ConfigError("there are no requests", hint="give at least one")
+    return cycle(requests)
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _refuse_to_block() -> None:
+    """Raises ConfigError in code of a running event loop, but for a notebook's cells."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    if shell is None or shell() is None:
+        raise ConfigError(
+            "ThroughputMetrics.measure would block the running event loop",
+            hint="await redline.ThroughputMetrics.ameasure(...), with the same arguments",
+        )

@@ -1,0 +1,220 @@
+"""`redline bench`: what it says before, what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.simulated import simulated
+
+Cli = Callable[..., Any]
+
+HANDLERS = """
+import time
+
+import redline
+
+calls = []
+
+
+async def answer(row):
+    calls.append(row)
+    return {"usage": {"prompt_tokens": 2, "completion_tokens": 3}}
+
+
+def plain(row):
+    return row["prompt"]
+
+
+def batched(rows):
+    return [row["prompt"] for row in rows]
+
+
+async def fails(row):
+    if int(row["n"]) % 2:
+        raise ValueError("odd")
+
+
+number = 5
+pool = redline.Pool(["http://127.0.0.1:9/v1", "http://127.0.0.1:10/v1"])
+"""
+
+
+@pytest.fixture
+def handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of one's own in the current folder."""
+    Path("mine.py").write_text(HANDLERS)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+
+
+def test_it_says_what_it_will_send_and_prints_figures(cli: Cli) -> None:
+    told = cli("bench", "sim", "--limit", "30", "-c", "3", "--max-tokens", "4", "-q")
+    assert (told.status, told.err) == (0, "")
+    told = cli("bench", "sim", "--limit", "30", "-c", "3", "--max-tokens", "4")
+    assert told.status == 0
+    assert told.err.splitlines() == [
+        "sim: closed loop of 3, for 1 m 00 s",
+        "  synthetic prompts of about 128 tokens, answers of at most 4",
+        "  at most 30 requests; sim runs in this process, whose work is in its times",
+    ]
+    assert re.match(
+        r"requests    [\d,.]+( ± \S+)? requests/s: 30 succeeded, 0 failed in ", told.out
+    )
+    for name in ("tokens ", "in flight ", "latency ", "first token ", "between tokens ", "p99"):
+        assert name in told.out
+
+
+def test_figures_are_json_and_saved(cli: Cli) -> None:
+    told = cli("bench", "sim", "--limit", "20", "--json", "-o", "f.json", "--slo", "latency<9s")
+    found = json.loads(told.out)
+    assert json.loads(Path("f.json").read_text()) == found
+    assert found["figures"]["succeeded"] == 20
+    assert found["figures"]["goodput"]["share"] == 1.0
+    assert found["figures"]["tokens_per_s"] > 0
+    # The same command replaces them; anything else is kept.
+    assert cli("bench", "sim", "--limit", "5", "-o", "f.json").status == 0
+    Path("rows.jsonl").write_text('{"prompt":"x"}\n')
+    told = cli("bench", "sim", "--limit", "5", "-o", "rows.jsonl")
+    assert told.status == 2
+    assert "rows.jsonl holds something other than figures of redline bench" in told.err
+    assert Path("rows.jsonl").read_text() == '{"prompt":"x"}\n'
+
+
+@pytest.mark.usefixtures("handlers")
+def test_functions_are_measured_on_rows(cli: Cli) -> None:
+    Path("rows.csv").write_text("n,prompt\n1,a\n2,b\n")
+    told = cli("bench", "mine:answer", "--rows", "rows.csv", "--limit", "5")
+    assert told.status == 0
+    assert "2 rows of rows.csv in turn" in told.err
+    assert [row["n"] for row in sys.modules["mine"].calls] == ["1", "2", "1", "2", "1"]
+    assert cli("bench", "mine:plain", "--limit", "5").status == 0
+    told = cli("bench", "mine:batched", "--batch-size", "4", "-c", "1", "--limit", "10", "--json")
+    assert json.loads(told.out)["figures"]["batch_efficiency"] == pytest.approx(10 / 12)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_failures_are_counted_by_type_with_an_example(cli: Cli) -> None:
+    Path("rows.csv").write_text("n\n1\n2\n")
+    told = cli("bench", "mine:fails", "--rows", "rows.csv", "--limit", "10", "-c", "1")
+    assert told.status == 1
+    assert "5 succeeded, 5 failed" in told.out
+    assert "failed: 5 ValueError, such as: ValueError: odd\n" in told.out
+
+
+def test_a_recorded_trace_is_replayed_with_its_sizes(cli: Cli) -> None:
+    Path("rows.jsonl").write_text("".join(f'{{"prompt":"{"abcd" * n}"}}\n' for n in range(1, 21)))
+    made = ("--endpoint", "sim", "--rps", "20", "--max-tokens", "3", "--trace", "t")
+    assert cli("run", "rows.jsonl", *made, "-o", "o.jsonl").status == 0
+    told = cli("bench", "sim", "--replay", "t", "--json")
+    figures = json.loads(told.out)["figures"]
+    assert figures["succeeded"] == 20
+    assert "recorded arrivals" in figures["load"]
+    assert "at most 20 requests" in told.err
+    arrivals = [json.loads(line) for line in Path("t").read_text().splitlines()]
+    took_s = max(one["arrived_s"] for one in arrivals if one["kind"] == "call")
+    assert figures["seconds"] == pytest.approx(took_s, rel=0.2, abs=0.2)
+    assert cli("bench", "sim", "--replay", "t", "--limit", "3").status == 0
+
+
+def test_the_knee_is_named(cli: Cli) -> None:
+    with simulated("--latency", "0.05", "--concurrency", "2") as sim:
+        flags = ("--duration", "1s", "--find-concurrency", "-c", "8", "--max-tokens", "2")
+        told = cli("bench", sim.base_url, "--model", "m", *flags, "-o", "k.json")
+    assert told.status == 0
+    assert "closed loops of 1, 2, 4, ... at most 8, for 1.0 s each" in told.err
+    found = json.loads(Path("k.json").read_text())
+    knee, levels = found["knee"], found["levels"]
+    assert [one["concurrency"] for one in levels] == [1, 2, 4, 8][: len(levels)]
+    enough = 0.95 * max(one["requests_per_s"] for one in levels)
+    least = next(one["concurrency"] for one in levels if one["requests_per_s"] >= enough)
+    assert knee["concurrency"] == least
+    assert f"knee: {least} in flight, " in told.out
+    rows = told.out.splitlines()[1 : 1 + len(levels)]
+    assert [row.split()[0] for row in rows] == [str(one["concurrency"]) for one in levels]
+
+
+def test_limits_and_budgets_hold(cli: Cli) -> None:
+    with simulated("--requests", "5/1s") as sim:
+        flags = ("--model", "gpt-4o-mini", "--duration", "2s", "--max-tokens", "2")
+        told = cli("bench", sim.base_url, *flags, "--rps", "5")
+        assert "0 failed" in told.out
+        assert "note: limits of this client held requests back" in told.out
+        assert sim.stats()["rejected"] == 0
+        before = sim.stats()["received"]
+        told = cli("bench", sim.base_url, *flags, "--rps", "5", "--budget", "0.00015usd", "--json")
+        assert sim.stats()["received"] - before < 5
+        assert told.status == 0
+        found = json.loads(told.out)["figures"]
+        assert 0 < found["spent_usd"] <= 0.00015
+        assert found["ended"].startswith("the budget")
+        assert "within the budget" in told.err
+
+
+def test_an_interrupt_ends_it_with_the_figures_so_far() -> None:
+    with simulated() as sim:
+        command = [sys.executable, "-m", "redline", "bench", sim.base_url, "--model", "m"]
+        command += ["--constant", "50", "--json", "-q"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            while sim.stats()["answered"] < 20:
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    found = json.loads(out)["figures"]
+    assert found["is_interrupted"]
+    assert found["succeeded"] > 0
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        ((), "TARGET is missing"),
+        (("nowhere",), "unknown target: nowhere"),
+        (("localhost:8000",), "did you mean http://localhost:8000/v1?"),
+        (("mine.answer",), "a function is named with a colon, as in mine:answer"),
+        (("./mine.py:answer",), "name its module, as in mine:answer"),
+        (("smi",), "did you mean sim?"),
+        (("their:answer",), "there is no module their"),
+        (("mine:anwser",), "mine has no anwser"),
+        (("mine:number",), "5 cannot be called"),
+        (("mine:answer", "sim"), "mine:answer is measured alone"),
+        (("mine:answer", "--rps", "5"), "--rps is of an endpoint"),
+        (("mine:answer", "--prompt", "{{ n }}"), "--prompt"),
+        (("sim", "--constant", "0"), "--constant must be above 0"),
+        (("sim", "--poisson", "fast"), "--poisson"),
+        (("sim", "--constant", "1", "--poisson", "1"), "--constant and --poisson exclude each"),
+        (("sim", "--duration", "5s", "--warm-up", "6s"), "the warm-up of 6 s leaves nothing"),
+        (("sim", "--duration", "0"), "--duration must be above 0 s"),
+        (("sim", "--slo", "ttft"), "--slo is not an objective: ttft"),
+        (("sim", "--replay", "none"), "none cannot be read"),
+        (("sim", "--replay", "empty.trace"), "empty.trace holds no calls"),
+        (("sim", "--rows", "none.jsonl"), "none.jsonl"),
+        (("sim", "--prompt", "{{ text }}"), "--prompt is a template over rows"),
+        (
+            ("sim", "--system", "{{ text }}", "--limit", "3"),
+            "no request can be made of a synthetic",
+        ),
+        (("sim", "-c", "auto"), "-c auto is what --find-concurrency does"),
+        (("sim", "--batch-size", "4"), "a backend takes one request at a time"),
+        (("sim", "-o", "nofolder/f.json"), "the folder nofolder does not exist"),
+        (("http://127.0.0.1:9/v1", "--model", "m", "--duration", "5s"), "no request succeeded"),
+        (("mine:pool", "--limit", "40"), "no request succeeded"),
+    ],
+)
+def test_mistakes_are_named(cli: Cli, flags: tuple[str, ...], error: str) -> None:
+    Path("empty.trace").write_text('{"kind":"run","v":1,"at":1.0}\n')
+    told = cli("bench", *flags)
+    assert told.status == 2
+    assert error in told.err
+    assert told.out == ""
