@@ -322,7 +322,8 @@ def _failing(what: str) -> Callable[[Window, float], str]:
 
 
 def _resting(window: Window, share: float) -> str:
-    return f"no row is left to send, and the last {window.in_flight:,.0f} calls are in flight"
+    left = f", and the last calls are in flight: {window.in_flight:,.0f}"
+    return f"no row is left to send{left if window.in_flight >= 0.5 else ''}"
 
 
 _EVIDENCE: dict[str, Callable[[Window, float], str]] = {

@@ -126,7 +126,7 @@ FACTS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("running time", lambda one: duration(one.running_s)),
     ("rows per second", lambda one: rate(one.rows_per_s)),
     ("tokens per second", _tokens_per_s),
-    ("most calls in flight", lambda one: rate(one.most_in_flight)),
+    ("calls in flight, busiest second", lambda one: rate(one.most_in_flight)),
     ("requests", lambda one: f"{one.requests:,}"),
     ("retries", lambda one: f"{one.retries:,}"),
     ("failed attempts", lambda one: f"{one.failed_attempts:,}"),
