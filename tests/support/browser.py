@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 PROGRAM = shutil.which("chromium")
-_LONGEST_S = 60.0
+_LONGEST_S = 100.0
 
 
 class Browser:

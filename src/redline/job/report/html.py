@@ -29,11 +29,14 @@ _TEMPLATE = "page.html.jinja"
 
 
 def html_of(reports: Sequence[JobReport]) -> str:
-    """The page of one output, or one that compares several. Raises ConfigError without plotly."""
+    """The page of one output, or one that compares several.
+
+    Raises ConfigError if there is something to draw, and plotly is not installed.
+    """
     # Imported here: only a page needs it.
     from jinja2 import Environment, StrictUndefined
 
-    script = _plotly()
+    script = _plotly() if any(report.shares for report in reports) else ""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
