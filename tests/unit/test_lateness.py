@@ -15,7 +15,7 @@ def test_what_fails_on_a_calm_machine_fails() -> None:
         raise AssertionError("wrong")
 
     with pytest.raises(AssertionError, match="wrong"):
-        judge(check, late_s=3600.0)
+        judge(check, late_s=3600.0, most_share=1.0)
     assert tried == [0]
 
 
