@@ -127,7 +127,7 @@ def test_a_run_whose_answers_are_all_flawed_warns_while_it_runs(
     events = [json.loads(line) for line in told.err.splitlines()]
     assert [event["event"] for event in events] == ["progress", "summary"]
     assert f"answers so far are {words}" in events[0]["notices"]["answers"]
-    assert events[0]["eta_s"] is not None
+    assert not events[0]["is_on_hold"]
     told = cli("run", "in.jsonl", *ASKED, *url, "-o", "quiet.jsonl", "--quiet")
     assert "warning" not in told.err
 
