@@ -19,7 +19,7 @@ from redline.calls import FunctionBackend, HttpBackend, Retry
 from redline.calls.tokens import TOKENIZERS
 from redline.calls.wire import Connection, Deadline
 from redline.clock import SYSTEM
-from redline.job.work import Runner
+from redline.job.work import Runner, Sampler
 from redline.journal import Journal, ResultsFile
 from redline.limits import open_limiter
 from redline.process import unwritable
@@ -84,6 +84,7 @@ def assemble(part: object = None, breaking: Breaking | None = None) -> Parts:
         ResultsFile: _traced_file,
         Retry: _traced_retry,
         Runner: _on_clock,
+        Sampler: _on_clock,
         SYSTEM: lambda _: CLOCK,
         open_limiter: _noted,
     }

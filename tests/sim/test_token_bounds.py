@@ -129,7 +129,7 @@ async def bounded(then: dict[str, int], calls: int) -> list[Cost | None]:
     endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", limits=limits, proxy="")
     clock = VirtualClock(asyncio.get_running_loop())
     server = Told(endpoint, clock, lambda took_s: None)
-    with Swap((Transport, lambda *_: server)):
+    with Swap((Transport, lambda *_, **__: server)):
         backend = HttpBackend(endpoint, clock=clock)
     found = []
     for usage, count in (({"prompt_tokens": 60, "completion_tokens": 5}, 600), (then, calls)):

@@ -35,11 +35,15 @@ class Swap:
 
 
 class _Places:
-    """Where in redline an object is a module's global: each module is looked through once."""
+    """Where in redline an object is a module's global: each module is looked through once.
+
+    Another test may have had something else in a place then. A class or function is looked for by
+    its own name as well.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, ModuleType] = {}
-        self._places: defaultdict[int, list[tuple[dict[str, Any], str]]] = defaultdict(list)
+        self._places: defaultdict[int | str, list[tuple[dict[str, Any], str]]] = defaultdict(list)
 
     def learn(self, undone: list[tuple[object, object]]) -> None:
         """Looks through modules that are new; there, the second of each pair replaces the first."""
@@ -55,11 +59,14 @@ class _Places:
                     if value is fake:
                         names[name] = value = original
                 self._places[id(value)].append((names, name))
+                self._places[name].append((names, name))
         self._known |= new
 
     def of(self, original: object) -> list[tuple[dict[str, Any], str]]:
-        places = self._places.get(id(original), [])
-        return [(names, name) for names, name in places if names.get(name) is original]
+        places = [*self._places.get(id(original), [])]
+        places += self._places.get(getattr(original, "__name__", ""), [])
+        found = {(id(names), name): (names, name) for names, name in places}
+        return [(names, name) for names, name in found.values() if names.get(name) is original]
 
 
 _PLACES = _Places()

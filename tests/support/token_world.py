@@ -282,7 +282,7 @@ async def _drive(setting: Setting, backend_class: type[HttpBackend]) -> Found:
     requests = _Requests(setting.traffic, random.Random(f"{setting.seed} calls"))
     server = _Server(endpoint, found, requests)
     clock = VirtualClock(asyncio.get_running_loop())
-    with Swap((Transport, lambda *_: server)):
+    with Swap((Transport, lambda *_, **__: server)):
         backend = backend_class(endpoint, clock=clock)
 
     async def work() -> None:

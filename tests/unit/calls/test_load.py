@@ -29,7 +29,7 @@ def play(limits: Limits, story: Callable[[HttpBackend], Awaitable[None]]) -> Non
 def test_an_idle_endpoint_is_ready_and_nothing_binds() -> None:
     async def story(backend: HttpBackend) -> None:
         load = backend.load(0.0)
-        assert load == Load(slots=4, ahead_free=load.ahead_free)
+        assert load == Load(slots=4, ahead_free=load.ahead_free, steady=4)
         assert load.ahead_free > 0
         assert load.state is Health.READY
         assert load.parked_until_s == -math.inf
