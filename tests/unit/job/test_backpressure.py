@@ -130,7 +130,7 @@ async def asked_while_it_hangs(disk: Disk, output: Path) -> int:
             pass
 
     reading = asyncio.create_task(read())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(100):
         while not disk.is_asked.is_set():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         seen = -1
