@@ -66,6 +66,7 @@ STEPS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
         {"restart": ("before a rename", "renamed, folder not synced", "in place")},
     ),
     "recent sends": (("limited",), {"recent sends": ("", "within a write")}),
+    "timeline": (("new", "resume"), {"timeline": ("", "within a write")}),
     "repair": (
         ("repair",),
         {"repair": ("reading", *_FILE, "in place"), "repair, aside": _FILE[:-1]},

@@ -15,6 +15,7 @@ from redline.job.outputs import repairing as repair
 from redline.job.outputs import resume
 from redline.journal import OutputLock, ResultsFile, manifest, results_file, rewrite
 from redline.process import files
+from redline.timeline import NAME as TIMELINE
 
 CALLS = (
     *("open", "mkdir", "write", "pwrite", "pread", "fsync", "ftruncate"),
@@ -93,6 +94,9 @@ def step_of(call: str, path: str, frame: FrameType | None) -> Step:
     if "limits" in path.split(os.sep):
         within = "recent sends: within a write" if call == "pwrite" else ""
         return Step(call, "recent sends", within, "recent sends")
+    if os.path.basename(path).startswith(TIMELINE):
+        within = "timeline: within a write" if call == "write" else ""
+        return Step(call, "timeline", within, "timeline")
     if not purpose:
         purpose = "failures" if path.endswith(".failed.jsonl") else "group"
     if purpose == "opening":
