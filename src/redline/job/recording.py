@@ -10,7 +10,7 @@ from redline.calls import Backend, Endpoint
 from redline.clock import SYSTEM
 from redline.job.settings import BATCHING, Job
 from redline.job.work import Sampled, Sampler
-from redline.limits.rule import KINDS, limit_text
+from redline.limits.rule import AUTO, KINDS, limit_text
 from redline.timeline import (
     MOST_ENDPOINTS,
     MOST_LIMITS,
@@ -48,7 +48,14 @@ def sampler_of(job: Job, sampled: Sampled, gatherer: Gatherer, input_name: str) 
         is_batched=job.via in BATCHING,
     )
     file = None if job.output is None else TimelineFile(job.output.state_path / NAME)
-    return Sampler(facts, sampled, gatherer, file)
+    return Sampler(facts, sampled, gatherer, file, is_fixed=_is_fixed(job))
+
+
+def _is_fixed(job: Job) -> bool:
+    """Neither limits nor calls in flight are to be found, and rows go by calls."""
+    every = [endpoint.limits for endpoint in job.endpoints] or [job.limits]
+    is_found = any(limits.rate == AUTO or limits.is_adaptive for limits in every)
+    return not is_found and job.via not in BATCHING
 
 
 def open_trace(path: Path) -> TraceFile:

@@ -12,6 +12,19 @@ from redline.observe.binding import bindings, current
 from redline.observe.causes import Binding, Cause
 from redline.observe.eta import Estimate, estimate
 from redline.observe.phases import UNATTRIBUTED, time_by_phase
+from redline.observe.prediction import (
+    NO_GAIN,
+    Score,
+    Setting,
+    advice,
+    best_of,
+    expected,
+    gain_text,
+    measured_per_s,
+    predictions,
+    scores_of,
+    setting_of,
+)
 from redline.observe.shares import Share, Summary, stretches, summary, summary_of
 from redline.observe.status import (
     SILENT_S,

@@ -24,6 +24,8 @@ from redline.observe import alert_figures as figures
 from redline.observe.alert_figures import Seen
 from redline.observe.binding import current
 from redline.observe.causes import Cause
+from redline.observe.prediction import best_of, gain_text, predictions
+from redline.timeline import TIMELINE_VERSION, RunFacts, RunHistory
 
 _LEAST_S, _MOST_S = 3.0, 30.0
 Word = Literal["above", "below"]
@@ -98,27 +100,46 @@ _BY_ERROR = {
 }
 
 
+def _thumb(advice: str) -> str:
+    return f"rule of thumb: {advice}"
+
+
 def _by_what_binds(seen: Seen, span_s: float) -> str:
     binding = current(seen.windows)
     advice = None if binding is None else _BY_CAUSE.get(binding.cause)
     if binding is None or advice is None:
-        return "a look at what binds: redline status"
-    return f"{advice} (bound by {binding.what})"
+        return _thumb("a look at what binds: redline status")
+    expected = _by_fit(seen)
+    if expected:
+        return f"{expected} (bound by {binding.what})"
+    return _thumb(f"{advice} (bound by {binding.what})")
+
+
+def _by_fit(seen: Seen) -> str:
+    """What would bring most, by what this run has shown; empty if that is too little."""
+    facts = RunFacts(v=TIMELINE_VERSION, at=0.0)
+    found = predictions([RunHistory(facts=facts, windows=list(seen.windows))])
+    best = None if isinstance(found, str) else best_of(found)
+    return "" if best is None else f"{best.change} would bring {gain_text(best)}"
 
 
 def _by_error(seen: Seen, span_s: float) -> str:
     kinds = figures.errors_lately(seen, span_s)
     kind = next(iter(kinds), "")
     advice = _BY_ERROR.get(kind, "a look at the errors: redline status")
-    return f"{advice} (most are {kind})" if kind else advice
+    return _thumb(f"{advice} (most are {kind})" if kind else advice)
 
 
 def _of_queue(seen: Seen, span_s: float) -> str:
-    return "fewer calls in flight (-c), or a higher limit: rows come faster than they are done"
+    return _thumb(
+        "fewer calls in flight (-c), or a higher limit: rows come faster than they are done"
+    )
 
 
 def _of_budget(seen: Seen, span_s: float) -> str:
-    return "a larger --budget, fewer rows (--limit), shorter answers (--max-tokens), or --via batch"
+    return _thumb(
+        "a larger --budget, fewer rows (--limit), shorter answers (--max-tokens), or --via batch"
+    )
 
 
 KNOWN_RULES = {

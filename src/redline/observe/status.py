@@ -12,8 +12,9 @@ from redline.observe.binding import bindings, current
 from redline.observe.causes import Cause
 from redline.observe.eta import estimate
 from redline.observe.phases import time_by_phase
+from redline.observe.prediction import Score, predictions, scores_of
 from redline.observe.shares import Share, stretches, summary_of
-from redline.timeline import LimitUse, RunHistory, Timeline, Totals, Window, merged
+from redline.timeline import LimitUse, Prediction, RunHistory, Timeline, Totals, Window, merged
 
 # What is going on is told by the last windows of so many seconds, latencies by more of them.
 _LATELY_S, _LATENCY_S = 10.0, 60.0
@@ -54,6 +55,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     Of the latest run: attempts, input_tokens, output_tokens, errors (by kind), error (the last one
     in words), bound (shares of the time by what bound), sentence (the largest of them), phases (see
     time_by_phase).
+    helps: what other settings would bring, by all runs; helps_unknown: why nothing can be said.
+    scores: of the runs that were predicted.
     """
 
     state: State
@@ -83,6 +86,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     bound: tuple[Share, ...]
     sentence: str
     phases: dict[str, float]
+    helps: tuple[Prediction, ...]
+    helps_unknown: str
+    scores: tuple[Score, ...]
 
 
 def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
@@ -100,6 +106,7 @@ def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
     rows_per_s = (lately.done + lately.failed) / span_s
     found = bindings(windows)
     bound = summary_of(found)
+    helps = predictions(timeline.runs)
     return Status(
         state=state,
         begun=run.facts.at,
@@ -128,6 +135,9 @@ def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
         bound=bound.shares,
         sentence=bound.sentence,
         phases=time_by_phase(windows),
+        helps=() if isinstance(helps, str) else tuple(helps),
+        helps_unknown=helps if isinstance(helps, str) else "",
+        scores=tuple(scores_of(timeline.runs)),
     )
 
 

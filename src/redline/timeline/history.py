@@ -1,9 +1,10 @@
 """The timeline of a job: one bounded file of JSON lines, to which each run of the job adds itself.
 
-kind     is
-run      a run has begun; what follows is of it, and its times are seconds since then
-window   what the run was like for a while
-end      the run has ended, and how; a run without one was killed, or goes on
+kind         is
+run          a run has begun; what follows is of it, and its times are seconds since then
+prediction   how fast earlier runs let expect it to be, written before its first window
+window       what the run was like for a while
+end          the run has ended, and how; a run without one was killed, or goes on
 
 A reader passes over kinds and fields that it does not know. TIMELINE_VERSION changes when what is
 known is to be read in another way.
@@ -21,6 +22,7 @@ import msgspec
 from redline._version import __version__
 from redline.errors import ConfigError, JournalError
 from redline.process import drop_unfinished, replace_file, write_all
+from redline.timeline.prediction import Prediction
 from redline.timeline.window import Window, coarsened
 
 TIMELINE_VERSION = 1
@@ -72,11 +74,13 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="ki
 
 
 class RunHistory(msgspec.Struct, kw_only=True):
-    """One run. end: None while it goes on, and if it was killed."""
+    """One run. end: None while it goes on, and if it was killed. prediction: of it, if its settings
+    are other than those of the run before."""
 
     facts: RunFacts
     windows: list[Window] = []
     end: RunEnd | None = None
+    prediction: Prediction | None = None
 
     @property
     def last_s(self) -> float:
@@ -109,12 +113,12 @@ class _First(_Kind):
     v: int
 
 
-Entry = RunFacts | Window | RunEnd
+Entry = RunFacts | Prediction | Window | RunEnd
 _ENCODE = msgspec.json.Encoder().encode
 _DECODE = msgspec.json.Decoder(Entry).decode
 _FIRST = msgspec.json.Decoder(_First).decode
 _KIND = msgspec.json.Decoder(_Kind).decode
-_KNOWN = ("run", "window", "end")
+_KNOWN = ("run", "prediction", "window", "end")
 
 
 def encoded(entries: Iterable[Entry]) -> bytes:
@@ -155,6 +159,8 @@ def _parsed(data: bytes, path: Path) -> Timeline:
             timeline.damaged += not _is_other(line)
         elif isinstance(entry, Window):
             timeline.runs[-1].windows.append(entry)
+        elif isinstance(entry, Prediction):
+            timeline.runs[-1].prediction = entry
         else:
             timeline.runs[-1].end = entry
     return timeline
@@ -207,7 +213,7 @@ def shortened(timeline: Timeline, now: float, most_bytes: int) -> Timeline:
 def _coarser(run: RunHistory, now: float, share: float) -> RunHistory:
     now_s = max(now - run.facts.at, run.last_s)
     windows = coarsened(run.windows, now_s, share)
-    return RunHistory(facts=run.facts, windows=windows, end=run.end)
+    return RunHistory(facts=run.facts, windows=windows, end=run.end, prediction=run.prediction)
 
 
 def _size_bytes(run: RunHistory) -> int:
@@ -215,8 +221,9 @@ def _size_bytes(run: RunHistory) -> int:
 
 
 def _lines_of(run: RunHistory) -> bytes:
+    prediction = () if run.prediction is None else (run.prediction,)
     end = () if run.end is None else (run.end,)
-    return encoded((run.facts, *run.windows, *end))
+    return encoded((run.facts, *prediction, *run.windows, *end))
 
 
 class TimelineFile:
@@ -233,17 +240,23 @@ class TimelineFile:
         self._fd = -1
         self._size_bytes = 0
 
-    def begin(self, facts: RunFacts) -> None:
-        """A run begins."""
+    def begin(self, facts: RunFacts) -> list[RunHistory]:
+        """A run begins. The runs before it, none if the file cannot be read."""
+        runs: list[RunHistory] = []
         try:
             drop_unfinished(self.path)
-            self._open()
+            runs = self._open()
         except (ConfigError, JournalError) as error:
             self._fail(error.what)
         except OSError as error:
             self._fail(f"{self.path} cannot be written: {error.strerror}")
         else:
             self._write([facts])
+        return runs
+
+    def predict(self, prediction: Prediction) -> None:
+        """What is expected of the run, before its first window."""
+        self._write([prediction])
 
     def add(self, windows: Sequence[Window], now: float) -> None:
         """Adds windows of the run. now: seconds since 1970-01-01 UTC."""
@@ -261,7 +274,7 @@ class TimelineFile:
         if fd >= 0:
             os.close(fd)
 
-    def _open(self) -> None:
+    def _open(self) -> list[RunHistory]:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._fd = os.open(self.path, flags, 0o666)
         data = self.path.read_bytes()
@@ -272,6 +285,7 @@ class TimelineFile:
         os.ftruncate(self._fd, end)
         os.lseek(self._fd, end, os.SEEK_SET)
         self._size_bytes = end
+        return timeline.runs
 
     def _write(self, entries: Iterable[Entry]) -> None:
         if self.failure is not None:

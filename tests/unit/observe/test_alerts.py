@@ -10,7 +10,7 @@ import pytest
 from redline.errors import ConfigError
 from redline.job.settings import parse_alerts
 from redline.observe import BUILT_IN, KNOWN_RULES, Alert, Alerts, AlertSettings, Rule
-from redline.timeline import Totals, Window
+from redline.timeline import Sketch, Totals, Window
 from support.catching import assert_caught
 
 BUSY = {"limit": 10}
@@ -201,3 +201,22 @@ def test_a_webhook_is_not_printed() -> None:
 
 def test_every_rule_has_a_usual_time() -> None:
     assert all(known.for_s > 0 for known in KNOWN_RULES.values())
+
+
+def test_an_alert_advises_what_the_run_has_shown_to_help() -> None:
+    """At 4, 8 and 16 calls in flight the answers grew in proportion."""
+
+    def level(seconds: int, n: int, **fields: Any) -> tuple[int, dict[str, Any]]:
+        """So many calls in flight, each of 0.2 s."""
+        latency = Sketch.of([0.2 + 0.001 * i for i in range(5 * n)])
+        stated = {"in_flight": float(n), "slots": float(n), "held": {"slots": 10}, "done": 5}
+        return seconds, {**stated, "answered": 5 * n, "latency": latency, **fields}
+
+    first = Sketch.of([0.2] * 4)
+    parts = [level(1, 4, latency=first, first=first), level(19, 4), level(20, 8), level(50, 16)]
+    (alert,) = raised([RATE], run(*parts))[:1]
+    assert "rule of thumb: more calls in flight (-c)" in alert.text
+    late = Rule(name="rows_per_s", threshold=20, for_s=55)
+    (alert,) = raised([late], run(*parts))[:1]
+    assert "32 calls in flight would bring +" in alert.text
+    assert "rule of thumb" not in alert.text

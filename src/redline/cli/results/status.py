@@ -20,7 +20,7 @@ from redline.cli.session import say
 from redline.job.settings import Kind
 from redline.job.show import InputCounts
 from redline.journal import Output
-from redline.observe import SILENT_S, Cause, Status, status_of
+from redline.observe import SILENT_S, Cause, Score, Status, advice, status_of
 from redline.process import counted, duration
 
 PARAMS = (
@@ -147,6 +147,19 @@ def _facts(found: Status) -> Iterator[tuple[str, str]]:
         )
     if found.bound:
         yield "so far" if found.state == "running" else "in all", found.sentence
+    for number, (change, gain) in enumerate(advice(found.helps)):
+        yield "" if number else "helps", f"{change}: {gain}"
+    for number, score in enumerate(found.scores):
+        yield "" if number else "score", _score(score)
+
+
+def _score(score: Score) -> str:
+    prediction, measured = score.prediction, _rate(score.measured_per_s)
+    if prediction.unknown:
+        return f"{prediction.change}: not predicted, measured {measured} answers/s"
+    interval = f"{_rate(prediction.low_per_s)} to {_rate(prediction.high_per_s)}"
+    verdict = "right" if score.holds else "wrong"
+    return f"{prediction.change}: {interval} answers/s predicted, {measured} measured: {verdict}"
 
 
 def _speed(found: Status) -> Iterator[str]:

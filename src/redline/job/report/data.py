@@ -19,8 +19,18 @@ from redline.job.report.series import (
     series_of,
 )
 from redline.journal import Manifest
-from redline.observe import Binding, Share, State, summary_of
-from redline.timeline import RunHistory, Sketch, Window, merged_sketches
+from redline.observe import (
+    Binding,
+    Score,
+    Share,
+    State,
+    best_of,
+    gain_text,
+    predictions,
+    scores_of,
+    summary_of,
+)
+from redline.timeline import Prediction, RunHistory, Sketch, Window, merged_sketches
 
 # Of the JSON.
 VERSION = 1
@@ -92,9 +102,11 @@ class ErrorLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One job. sentence: what bound it. state: of its latest run; seen: its last sign of life.
+    """One job. sentence: what bound it, and what would bring most. state: of its latest run; seen:
+    its last sign of life.
 
     band: what bound, on the axis of `series`. shares: of the time by what bound, largest first.
+    helps: what other settings would bring, by all runs; scores: of runs that were predicted.
     errors: attempts that failed and were mostly tried again; error: the last one in words.
     failed: rows. settings: by name, as text.
     """
@@ -108,6 +120,8 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: tuple[str, ...]
     figures: Figures
     shares: tuple[Share, ...]
+    helps: tuple[Prediction, ...]
+    scores: tuple[Score, ...]
     band: tuple[Binding, ...]
     runs: tuple[RunLine, ...]
     series: Series
@@ -135,16 +149,22 @@ def report_of(files: JobFiles, most_points: int = MOST_POINTS) -> JobReport:
     if any(run.state == "dead" for run in runs):
         notes = [*notes, "a run that was killed had not recorded its last second or two"]
     in_flight = (point.window.in_flight for point in points)
+    found = predictions(timeline.runs)
+    helps = () if isinstance(found, str) else tuple(found)
+    best = best_of(helps)
+    more = "" if best is None else f"; {best.change} would bring {gain_text(best)}"
     return JobReport(
         name=shown(files.name, _LONGEST_NAME),
         state=_state(last, is_running=files.is_running),
-        sentence=summary.sentence,
+        sentence=summary.sentence + more,
         seen=last.facts.at + last.last_s,
         model=shown(last.facts.model, _LONGEST_NAME),
         input=shown(last.facts.input, _LONGEST_NAME),
         endpoints=tuple(shown(name, _LONGEST_NAME) for name in last.facts.endpoints),
         figures=_figures(files, max(in_flight, default=0.0)),
         shares=summary.shares[:_MOST_SHARES],
+        helps=helps,
+        scores=tuple(scores_of(timeline.runs)),
         band=tuple(band_of(points)),
         runs=runs,
         series=series_of(points),

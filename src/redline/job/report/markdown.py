@@ -8,12 +8,16 @@ from collections.abc import Iterator, Sequence
 from redline.job.report.data import JobReport
 from redline.job.report.words import (
     CAUSES,
+    HELPS,
+    SCORES,
     facts_of,
     headline,
+    helps_rows,
     nothing_text,
     percent,
     rows_text,
     run_text,
+    score_rows,
     state_text,
     when,
 )
@@ -49,6 +53,8 @@ def _one(report: JobReport) -> Iterator[str]:
             for one in report.shares
         ],
     )
+    yield from _table("What would help", HELPS, helps_rows(report))
+    yield from _table("Predictions", SCORES, score_rows(report))
     yield from _table(
         "Attempts that failed",
         ("error", "attempts", "example"),

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from redline.calls.cost import DOLLAR, dollars_text
 from redline.job.report.data import Figures, JobReport, RunLine
 from redline.job.show import InputCounts
+from redline.observe import advice
 from redline.process import counted, duration
 
 _STATES = {
@@ -147,6 +148,31 @@ def facts_of(*figures: Figures) -> list[tuple[str, list[str]]]:
     """Label and values, one for each; facts that say nothing of any are left out."""
     table = [(label, [text(one) for one in figures]) for label, text in FACTS]
     return [(label, values) for label, values in table if any(value != "-" for value in values)]
+
+
+# Heads of the tables of what would help, and of what was predicted.
+HELPS = ("with", "answers per second")
+SCORES = ("change", "predicted answers per second", "measured", "verdict")
+
+
+def helps_rows(report: JobReport) -> list[tuple[str, str]]:
+    """Changes, and what they would bring."""
+    return advice(report.helps)
+
+
+def score_rows(report: JobReport) -> list[tuple[str, str, str, str]]:
+    """Runs that were predicted, and what became of it."""
+    return [
+        (
+            score.prediction.change,
+            "unknown"
+            if score.prediction.unknown
+            else f"{rate(score.prediction.low_per_s)} to {rate(score.prediction.high_per_s)}",
+            rate(score.measured_per_s),
+            "none" if score.prediction.unknown else "right" if score.holds else "wrong",
+        )
+        for score in report.scores
+    ]
 
 
 def percent(share: float) -> str:

@@ -24,6 +24,7 @@ from redline.job.work.holding import Moment, holder_of
 from redline.job.work.runner import Runner
 from redline.job.work.tally import Tally
 from redline.journal import Journal
+from redline.observe import Setting, expected, setting_of
 from redline.timeline import (
     WINDOW_S,
     Counters,
@@ -63,7 +64,8 @@ class Sampler:
     """The windows of one run, as they come.
 
     gatherer: is given the calls that end. file: the job's timeline; None keeps the windows in
-    memory alone. windows: of this run so far, older ones merged.
+    memory alone. is_fixed: the limits and the calls in flight are stated, so that earlier runs let
+    predict how fast this one is. windows: of this run so far, older ones merged.
     """
 
     def __init__(
@@ -73,6 +75,8 @@ class Sampler:
         gatherer: Gatherer,
         file: TimelineFile | None = None,
         clock: Clock = SYSTEM,
+        *,
+        is_fixed: bool = False,
     ) -> None:
         self.facts = facts
         self.windows: list[Window] = []
@@ -89,6 +93,8 @@ class Sampler:
         self._on_window: Callable[[Window], None] | None = None
         self._new: list[Window] = []
         self._is_begun = False
+        self._is_fixed = is_fixed
+        self._setting: Setting | None = None
         self._writing: asyncio.Future[None] | None = None
 
     @property
@@ -108,6 +114,8 @@ class Sampler:
         self._begun_s = self._closed_s = self._clock.now_s()
         self._counters = self._count()
         self._gatherer.begin(self._begun_s, self._counters)
+        if self._is_fixed:
+            self._setting = self._stated(self._begun_s)
         self._task = asyncio.create_task(self._sample_on(), name="redline sampler")
         self._write_on()
 
@@ -126,6 +134,13 @@ class Sampler:
         end = RunEnd(at_s=rounded(now_s - self._begun_s), how=how, what=what)
         if self._file is not None:
             await asyncio.to_thread(self._end, self._file, end)
+
+    def _stated(self, now_s: float) -> Setting:
+        """What the run may use, as it begins."""
+        endpoints = self._sampled.endpoints
+        backlogs, _ = endpoints.backlogs(now_s)
+        slots = sum(backlog.slots for backlog in backlogs)
+        return setting_of(slots, list(endpoints.uses(now_s)), len(self.facts.endpoints))
 
     async def _sample_on(self) -> None:
         due_s = self._clock.now_s()
@@ -258,7 +273,11 @@ class Sampler:
     def _write(self, file: TimelineFile, windows: list[Window]) -> None:
         if not self._is_begun:
             self._is_begun = True
-            file.begin(self.facts)
+            earlier = file.begin(self.facts)
+            if self._setting is not None:
+                prediction = expected(earlier, self._setting, self.facts)
+                if prediction is not None:
+                    file.predict(prediction)
         if windows:
             file.add(windows, self._clock.wall_s())
 

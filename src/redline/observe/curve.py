@@ -1,0 +1,164 @@
+"""How the rate of answers grows with the calls in flight, fitted to a few levels.
+
+At first each call brings its own answers: the rate is in proportion to the calls in flight. Then
+the endpoint is full, and the rate stays or falls. The curve has these two asymptotes:
+
+    rate(n) = a n (1 + (n / k)^p)^(-1 / p) / (1 + (n / d)^2)
+
+k is the number at which they cross, the knee; p says how sharply it bends: 1 is a server whose
+answers take t0 + n t1, as one that works in batches, and a large one that of k servers, each with
+one call at a time. d is where more calls in flight slow all of them down; infinite without that.
+
+None of this is known well from a few levels, so the curve is not the best fit but all of them, each
+by its likelihood and by what is known beforehand: k lies anywhere, evenly by its logarithm, or
+there is none. What was seen to grow in proportion so bends right behind the highest level in one of
+some seven cases for each doubling. For each k, p and d, the scale a is known in closed form, as
+measured rates have errors that are normal in the logarithm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from redline.observe.steady import Level
+
+# Bends that are tried: 16 is a corner.
+_BENDS = (1.0, 2.0, 4.0, 16.0)
+# Knees are tried from the lowest level, or less, to this many times the highest one.
+_KNEE_LOW, _KNEE_HIGH, _KNEE_STEP = 0.25, 16.0, math.log(1.06)
+# What is known beforehand: there is no knee; more calls in flight slow nothing down.
+_NO_KNEE, _NO_SLOWING = 0.25, 0.95
+_SLOWING = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
+# Rates depart from any such curve by as much, in the logarithm.
+_MISFIT = 0.02
+# Shapes that are so much less likely than the best one are left out.
+_NEGLIGIBLE = 1e-4
+# Of a distribution, so many quantiles are enough.
+_QUANTILES = 100
+# Three values and weights that stand for a normal distribution (Gauss and Hermite).
+_NODES = ((-math.sqrt(3.0), 1 / 6), (0.0, 2 / 3), (math.sqrt(3.0), 1 / 6))
+
+Draws = list[tuple[float, float]]
+"""Values and their weights, which add up to 1."""
+
+
+class _Shape(msgspec.Struct, frozen=True):
+    """One k, p and d with its weight. log_scale: the logarithm of a; error: of that."""
+
+    knee: float
+    bend: float
+    slowing: float
+    weight: float
+    log_scale: float
+    error: float
+
+
+class Curve:
+    """levels: at which rates were measured, ascending, two or more."""
+
+    def __init__(self, levels: Sequence[Level]) -> None:
+        self.most = levels[-1].in_flight
+        self._shapes = _weighted(levels)
+
+    def at(self, in_flight: float) -> Draws:
+        """Rates of answers with so many calls in flight."""
+        found: Draws = []
+        for shape in self._shapes:
+            middle = shape.log_scale + _log_form(in_flight, shape.knee, shape.bend, shape.slowing)
+            error = math.hypot(shape.error, _MISFIT)
+            found += [
+                (math.exp(middle + place * error), shape.weight * weight)
+                for place, weight in _NODES
+            ]
+        return _thinned(found)
+
+
+def quantile(draws: Draws, q: float) -> float:
+    """The least value that a share `q` of the weights does not exceed."""
+    so_far = 0.0
+    ordered = sorted(draws)
+    for value, weight in ordered:
+        so_far += weight
+        if so_far >= q:
+            return value
+    return ordered[-1][0]
+
+
+def least(one: Draws, other: Draws) -> Draws:
+    """The lesser of two values that are independent."""
+    return _thinned([(min(a, b), v * w) for a, v in one for b, w in other])
+
+
+def times(one: Draws, other: Draws) -> Draws:
+    """The product of two values that are independent."""
+    return _thinned([(a * b, v * w) for a, v in one for b, w in other])
+
+
+def around(value: float, error: float) -> Draws:
+    """A value that is known with a standard error of its logarithm."""
+    return [(value * math.exp(place * error), weight) for place, weight in _NODES]
+
+
+def _thinned(draws: Draws) -> Draws:
+    """As many quantiles of equal weight as are enough, if there are more values."""
+    if len(draws) <= _QUANTILES:
+        return draws
+    found: Draws = []
+    so_far = 0.0
+    for value, weight in sorted(draws):
+        so_far += weight
+        while len(found) < _QUANTILES and so_far * _QUANTILES >= len(found) + 0.5:
+            found.append((value, 1 / _QUANTILES))
+    return found
+
+
+def _weighted(levels: Sequence[Level]) -> list[_Shape]:
+    """All shapes that the levels leave likely."""
+    places = [level.in_flight for level in levels]
+    logs = [math.log(level.per_s) for level in levels]
+    weights = [1 / (level.error**2 + _MISFIT**2) for level in levels]
+    total = sum(weights)
+    found: list[tuple[float, _Shape]] = []
+    for (knee, bend, slowing), prior in _tried(places[0], places[-1]).items():
+        forms = [_log_form(place, knee, bend, slowing) for place in places]
+        scale = sum(w * (log - form) for w, log, form in zip(weights, logs, forms, strict=True))
+        scale /= total
+        squares = sum(
+            w * (log - form - scale) ** 2 for w, log, form in zip(weights, logs, forms, strict=True)
+        )
+        shape = _Shape(knee, bend, slowing, 0.0, scale, 1 / math.sqrt(total))
+        found.append((math.log(prior) - squares / 2, shape))
+    best = max(log for log, _ in found)
+    likely = [(math.exp(log - best), shape) for log, shape in found]
+    likely = [(weight, shape) for weight, shape in likely if weight > _NEGLIGIBLE]
+    sum_ = sum(weight for weight, _ in likely)
+    return [msgspec.structs.replace(shape, weight=weight / sum_) for weight, shape in likely]
+
+
+def _tried(lowest: float, highest: float) -> dict[tuple[float, float, float], float]:
+    """Each k, p and d that is tried, and how likely it is beforehand."""
+    count = math.ceil(math.log(_KNEE_HIGH * highest / (_KNEE_LOW * lowest)) / _KNEE_STEP)
+    knees = [_KNEE_LOW * lowest * math.exp(step * _KNEE_STEP) for step in range(count + 1)]
+    bent = (1 - _NO_KNEE) / len(knees) / len(_BENDS)
+    forms = {(knee, bend): bent for knee in knees for bend in _BENDS}
+    forms[math.inf, 1.0] = _NO_KNEE
+    slowings = {share * highest: (1 - _NO_SLOWING) / len(_SLOWING) for share in _SLOWING}
+    slowings[math.inf] = _NO_SLOWING
+    return {
+        (knee, bend, slowing): form * each
+        for (knee, bend), form in forms.items()
+        for slowing, each in slowings.items()
+    }
+
+
+def _log_form(n: float, knee: float, bend: float, slowing: float) -> float:
+    """The logarithm of the rate for a scale of 1."""
+    log = math.log(n)
+    if knee < math.inf:
+        log -= math.log1p((n / knee) ** bend) / bend
+    if slowing < math.inf:
+        log -= math.log1p((n / slowing) ** 2)
+    return log

@@ -1,0 +1,350 @@
+"""What another setting would bring, and whether what was predicted of a run came true.
+
+The rate of answers is the least of what each constraint leaves room for:
+
+limits        of what each rate limit allows. One that binds allows what it was seen to allow
+endpoint      its rate with as many calls in flight as may be, by the curve of all that was seen
+client        the event loop can be busy all of the time, and no more
+input, disk   what they were seen to bring or take, if they bind
+
+Another setting moves one of them, and the next one then binds. Nothing is said of more than twice
+the calls in flight that were seen. The curve needs three levels, the highest 1.5 times the lowest:
+those of earlier runs of the job count, and `-c auto` sees several in one run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from redline.observe.binding import bindings
+from redline.observe.causes import Binding, Cause
+from redline.observe.curve import Curve, Draws, around, least, quantile, times
+from redline.observe.steady import Level, is_alike, level_of, levels_of, steady
+from redline.process import counted
+from redline.timeline import LimitUse, Prediction, RunFacts, RunHistory, Window, merged
+
+_LEAST_LEVELS, _LEAST_FACTOR = 3, 1.5
+_FURTHEST = 2.0
+# Of n slots, a few are free now and then: twice as many slots are within reach.
+_ROUNDING = 1.1
+# What is known of a run is what its last minute was like; of the next one, so much is enough.
+_LATELY_S, _LEAST_S = 60.0, 3.0
+# Of nineteen cases in twenty.
+_LOW, _MIDDLE, _HIGH = 0.025, 0.5, 0.975
+# Standard errors, in the logarithm: of what a cause that binds allows, of what a limit or the
+# client that do not bind would, and of what is measured afterwards.
+_BINDING_ERROR, _SPARE_ERROR, _CLIENT_ERROR, _LATER_ERROR = 0.015, 0.03, 0.1, 0.02
+# The event loop is the limit once it is busy for so much of the time.
+_BUSY_AT_MOST, _LEAST_BUSY = 0.95, 0.05
+# A gain that is likely to be below it is none.
+NO_GAIN = 0.05
+# Unless it may be as much.
+_UNSURE_GAIN = 0.15
+_FIXED = (Cause.INPUT, Cause.CLIENT, Cause.WRITER)
+
+FEW_LEVELS = "the job has not run at three numbers of calls in flight; -c auto tries several"
+_NOT_STEADY = "the run was never steady"
+_NOTHING_BINDS = "what binds is not known"
+_NEW_LIMIT = "a limit is new"
+TOO_FAR = "more than twice the calls in flight that were seen"
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run may use. slots: calls in flight, 0 for no bound; limits: by what they count and in
+    which window, the amount, that of all endpoints together; endpoints: how many."""
+
+    slots: float
+    limits: dict[str, int]
+    endpoints: int = 1
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen of a job. level: of the latest run, lately; caps: answers a second that each
+    limit allows, by its name as in Setting, and whether it binds; others: what else may bind."""
+
+    setting: Setting
+    level: Level
+    cause: Cause
+    caps: dict[str, tuple[float, bool]]
+    others: tuple[Draws, ...]
+    curve: Curve | None
+
+
+def setting_of(slots: float, limits: Sequence[LimitUse], endpoints: int) -> Setting:
+    """The setting of a run with these limits."""
+    counts: Counter[str] = Counter()
+    for use in limits:
+        counts[_key(use)] += use.count
+    return Setting(slots=slots, limits=dict(counts), endpoints=max(1, endpoints))
+
+
+def known_of(runs: Sequence[RunHistory]) -> Known | str:
+    """What was seen of a job by its runs; why nothing can be said, in words."""
+    runs = [run for run in runs if run.windows]
+    if not runs:
+        return _NOT_STEADY
+    last = runs[-1]
+    lately = _lately(last.windows)
+    level = level_of(lately)
+    if level is None:
+        return _NOT_STEADY
+    cause, what = _bound(bindings(last.windows), lately)
+    if cause in (Cause.UNDETERMINED, Cause.NOTHING, Cause.DOWN):
+        return _NOTHING_BINDS
+    alike = [run for run in runs if run.facts.endpoints == last.facts.endpoints]
+    levels = levels_of([run.windows for run in alike if run.facts.model == last.facts.model])
+    is_enough = (
+        len(levels) >= _LEAST_LEVELS and levels[-1].in_flight >= _LEAST_FACTOR * levels[0].in_flight
+    )
+    whole = merged(lately)
+    return Known(
+        setting=setting_of(lately[-1].slots, whole.limits, len(last.facts.endpoints)),
+        level=level,
+        cause=cause,
+        caps=_caps(lately, level, what if cause is Cause.LIMIT else ""),
+        others=tuple(_others(whole, level, cause)),
+        curve=Curve(levels) if is_enough else None,
+    )
+
+
+def predicted(known: Known, to: Setting, change: str) -> Prediction:
+    """The rate of answers with that setting. change: in words."""
+    now = known.setting
+    before = Prediction(change=change, before_per_s=known.level.per_s)
+    grown = to.endpoints / now.endpoints
+    rates = list(known.others)
+    for name, (per_s, is_binding) in known.caps.items():
+        if name in to.limits:
+            error = _BINDING_ERROR if is_binding else _SPARE_ERROR
+            rates.append(around(per_s * to.limits[name] / now.limits[name], error))
+    most = min((quantile(rate, _HIGH) for rate in rates), default=math.inf)
+    by_endpoint = _of_endpoint(known, to, grown, most)
+    if to.limits.keys() - now.limits.keys():
+        by_endpoint = _NEW_LIMIT
+    if isinstance(by_endpoint, str):
+        high = 0.0 if most == math.inf else most
+        return msgspec.structs.replace(before, unknown=by_endpoint, high_per_s=high)
+    found = by_endpoint
+    for rate in rates:
+        found = least(found, rate)
+    found = times(found, around(1.0, _LATER_ERROR))
+    return msgspec.structs.replace(
+        before,
+        low_per_s=quantile(found, _LOW),
+        likely_per_s=quantile(found, _MIDDLE),
+        high_per_s=quantile(found, _HIGH),
+    )
+
+
+def usual_changes(known: Known) -> list[tuple[Setting, str]]:
+    """What people ask: twice the calls in flight, twice the limits, another endpoint."""
+    now = known.setting
+    found = []
+    if now.slots:
+        twice = msgspec.structs.replace(now, slots=2 * now.slots)
+        found.append((twice, f"{2 * now.slots:,.0f} calls in flight"))
+    if now.limits:
+        raised = {name: 2 * count for name, count in now.limits.items()}
+        found.append((msgspec.structs.replace(now, limits=raised), "twice the limits"))
+    grown = 1 + 1 / now.endpoints
+    limits = {name: round(count * grown) for name, count in now.limits.items()}
+    more = msgspec.structs.replace(now, endpoints=now.endpoints + 1, limits=limits)
+    is_limited = known.cause is Cause.LIMIT
+    return [*found, (more, "another endpoint or key" if is_limited else "another endpoint")]
+
+
+def predictions(runs: Sequence[RunHistory]) -> list[Prediction] | str:
+    """What each of the usual changes would bring; why nothing can be said, in words."""
+    known = known_of(runs)
+    if isinstance(known, str):
+        return known
+    return [predicted(known, to, change) for to, change in usual_changes(known)]
+
+
+def expected(earlier: Sequence[RunHistory], to: Setting, facts: RunFacts) -> Prediction | None:
+    """What earlier runs of a job let expect of one that begins, if it may use more or less.
+
+    facts: of that run. None if nothing has changed, or if it asks something else.
+    """
+    seen = [run for run in earlier if run.windows]
+    if not seen:
+        return None
+    before = seen[-1]
+    last = before.windows[-1]
+    was = setting_of(last.slots, last.limits, len(before.facts.endpoints))
+    change = _change(was, to)
+    if not change or before.facts.model != facts.model:
+        return None
+    known = known_of(seen)
+    if isinstance(known, str):
+        return Prediction(change=change, before_per_s=0.0, unknown=known)
+    return predicted(known, to, change)
+
+
+def _change(was: Setting, to: Setting) -> str:
+    """In words; empty if it is none."""
+    words = []
+    if round(was.slots) != round(to.slots):
+        words.append(f"{was.slots:,.0f} -> {to.slots:,.0f} calls in flight")
+    for name in sorted({*was.limits, *to.limits}):
+        one, other = was.limits.get(name), to.limits.get(name)
+        if one != other:
+            counts = " -> ".join("no limit of" if n is None else f"{n:,}" for n in (one, other))
+            words.append(f"{counts} {name}")
+    if was.endpoints != to.endpoints:
+        words.append(f"{was.endpoints} -> {counted(to.endpoints, 'endpoint')}")
+    return ", ".join(words)
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """What was predicted of a run, and how fast it was. holds: it is within the interval."""
+
+    prediction: Prediction
+    measured_per_s: float
+
+    @property
+    def holds(self) -> bool:
+        return self.prediction.holds(self.measured_per_s)
+
+
+def scores_of(runs: Sequence[RunHistory]) -> list[Score]:
+    """Of the runs of a job that were predicted, and steady for long enough."""
+    found = []
+    for run in runs:
+        per_s = measured_per_s(run) if run.prediction is not None else None
+        if run.prediction is not None and per_s is not None:
+            found.append(Score(prediction=run.prediction, measured_per_s=per_s))
+    return found
+
+
+def measured_per_s(run: RunHistory) -> float | None:
+    """Answers a second of a run while it was steady; None if that was too short."""
+    found = steady(run.windows)
+    level = level_of(found)
+    if level is None or sum(one.span_s for one in found) < _LEAST_S:
+        return None
+    return level.per_s
+
+
+def gain_text(prediction: Prediction) -> str:
+    """`+62 % (40 to 71 %)`, `no gain (-2 to 3 %)`, or `unknown: ...`."""
+    before = prediction.before_per_s
+    if prediction.unknown:
+        text = f"unknown: {prediction.unknown}"
+        if before and prediction.high_per_s > before:
+            text += f"; at most {_percent(prediction.high_per_s / before)}"
+        return text
+    gains = [
+        value / before
+        for value in (prediction.low_per_s, prediction.likely_per_s, prediction.high_per_s)
+    ]
+    low, likely, high = gains
+    interval = f"({100 * (low - 1):.0f} to {100 * (high - 1):.0f} %)"
+    if abs(likely - 1) < NO_GAIN and high - 1 < _UNSURE_GAIN:
+        return f"no gain {interval}"
+    return f"{_percent(likely)} {interval}"
+
+
+def advice(found: Sequence[Prediction]) -> list[tuple[str, str]]:
+    """Changes and what they bring, both in words; those that bring the same are one."""
+    changes: dict[str, list[str]] = {}
+    for prediction in found:
+        changes.setdefault(gain_text(prediction), []).append(prediction.change)
+    return [(" or ".join(alike), gain) for gain, alike in changes.items()]
+
+
+def best_of(found: Sequence[Prediction]) -> Prediction | None:
+    """The change that brings most, if any is likely to bring something."""
+    known = [one for one in found if not one.unknown]
+    best = max(known, key=lambda one: one.likely_per_s, default=None)
+    if best is None or best.low_per_s <= best.before_per_s * (1 + NO_GAIN):
+        return None
+    return best
+
+
+def _percent(factor: float) -> str:
+    return f"{100 * (factor - 1):+.0f} %"
+
+
+def _lately(windows: Sequence[Window]) -> list[Window]:
+    """The steady windows of the latest minute in which there are any, that are as the last one."""
+    found = steady(windows)
+    if not found:
+        return []
+    last = found[-1]
+    since_s = last.end_s - _LATELY_S
+    return [one for one in found if one.end_s > since_s and is_alike(one, last)]
+
+
+def _bound(found: Sequence[Binding], lately: Sequence[Window]) -> tuple[Cause, str]:
+    """What bound for most of that time."""
+    begins = {window.begin_s for window in lately}
+    spans: Counter[tuple[Cause, str]] = Counter()
+    for one in found:
+        if one.begin_s in begins:
+            spans[one.cause, one.what] += one.span_s  # type: ignore[assignment]  # it sums floats
+    return max(spans, key=lambda one: spans[one])
+
+
+def _caps(lately: Sequence[Window], level: Level, binding: str) -> dict[str, tuple[float, bool]]:
+    """binding: the names of the limits that bind."""
+    names = binding.split(" and ")
+    limits = merged(lately).limits
+    found = {_key(use): (level.per_s, True) for use in limits if use.name in names}
+    for key in {_key(use) for use in limits} - found.keys():
+        # A window that is longer than the run has filled only in part.
+        uses = [
+            use
+            for window in lately
+            for use in window.limits
+            if _key(use) == key and window.end_s >= use.window_s
+        ]
+        used = sum(use.used for use in uses)
+        if used:
+            share = used / sum(use.count for use in uses)
+            found[key] = (level.per_s / min(1.0, share), False)
+    return found
+
+
+def _others(whole: Window, level: Level, cause: Cause) -> list[Draws]:
+    """What the client, the input and the disk leave room for."""
+    if cause in _FIXED:
+        return [around(level.per_s, _BINDING_ERROR)]
+    if whole.busy < _LEAST_BUSY:
+        return []
+    return [around(level.per_s * max(1.0, _BUSY_AT_MOST / whole.busy), _CLIENT_ERROR)]
+
+
+def _of_endpoint(known: Known, to: Setting, grown: float, most: float) -> Draws | str:
+    """What the endpoint gives with that setting; why that is not known, in words.
+
+    grown: by which factor there are more endpoints. most: what anything else leaves room for.
+    """
+    now, level = known.setting, known.level
+    is_full = known.cause in (Cause.CONCURRENCY, Cause.ENDPOINT)
+    slots = to.slots or math.inf
+    as_before = around(level.per_s, _BINDING_ERROR)
+    if grown == 1:
+        if is_full and abs(slots / now.slots - 1) < 1e-6:
+            return as_before
+        if most <= level.per_s * (1 + NO_GAIN) and slots >= level.in_flight:
+            # Something else binds, and goes on to.
+            return as_before
+    if known.curve is None:
+        return FEW_LEVELS
+    # What the other constraints leave room for needs no more calls in flight than in proportion.
+    needed = min(slots, level.in_flight * max(1.0, most / level.per_s)) / grown
+    furthest = _FURTHEST * known.curve.most
+    if needed > furthest * _ROUNDING:
+        return TOO_FAR
+    at = min(slots / grown, furthest)
+    return [(grown * rate, weight) for rate, weight in known.curve.at(at)]
+
+
+def _key(use: LimitUse) -> str:
+    """What it counts and in which window, whatever the amount and the endpoint: `requests/min`."""
+    return use.name.partition(" ")[2].partition(" at ")[0]
