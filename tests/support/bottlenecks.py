@@ -16,10 +16,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from redline.observe import Binding, Cause, bindings
 from redline.timeline import NAME, Timeline, read_timeline
@@ -84,7 +85,8 @@ class Change:
 class Scenario:
     """seconds: from the first window to the interruption. rows_per_s: of an input that is slow.
 
-    row: the text of each row. shim: source of a `sitecustomize` for the client.
+    row: the text of each row. shim: source of a `sitecustomize` for the client. relaxed: what is
+    other in a run without the cause, which must then send more; None if nothing can be relaxed.
     """
 
     name: str
@@ -97,6 +99,16 @@ class Scenario:
     rows_per_s: float | None = None
     changes: tuple[Change, ...] = ()
     shim: str = ""
+    relaxed: Mapping[str, Any] | None = None
+
+    @property
+    def planted_s(self) -> tuple[float, float]:
+        """When the cause that `relaxed` takes away holds, in seconds since the run began."""
+        if not self.changes:
+            return self.label.settling_s, self.seconds
+        first, *others = self.changes
+        end_s = others[0].after_s if others else self.seconds
+        return first.after_s + first.label.settling_s, end_s
 
 
 @dataclass
@@ -134,6 +146,24 @@ def played(scenario: Scenario, folder: Path) -> Verdict:
             client.send_signal(signal.SIGINT)
             client.wait(30)
     return judged(read_timeline(path), changes, ended)
+
+
+def gain(scenario: Scenario, found: Verdict, folder: Path) -> float | None:
+    """How many times as many requests a run sends without the cause; None if that cannot be tried.
+
+    found: of the run with it. folder: for the other run.
+    """
+    if scenario.relaxed is None or found.timeline is None:
+        return None
+    other = played(replace(scenario, **scenario.relaxed), folder).timeline
+    assert other is not None
+    return _sent(other, scenario.planted_s) / max(1, _sent(found.timeline, scenario.planted_s))
+
+
+def _sent(timeline: Timeline, between_s: tuple[float, float]) -> int:
+    begin_s, end_s = between_s
+    windows = timeline.runs[-1].windows
+    return sum(one.sent for one in windows if begin_s <= one.begin_s and one.end_s <= end_s)
 
 
 def judged(timeline: Timeline, changes: Sequence[tuple[float, Label]], ended: float) -> Verdict:
@@ -241,43 +271,48 @@ def alone(draw: random.Random) -> list[Scenario]:
     few, many = draw.randint(3, 8), draw.randint(48, 64)
     served = draw.randint(3, 6)
     wide = ("-c", str(many))
-    busy = "{% for i in range(" + str(draw.randint(60_000, 90_000)) + ") %}{% endfor %}{{ text }}"
+    busy = "{% for i in range(" + str(draw.randint(150_000, 200_000)) + ") %}{% endfor %}{{ text }}"
+    alone = {"sim": ("--latency", latency)}
+    rows_per_s, lognormal = draw.uniform(15, 40), ("--latency", "lognormal:-1.2,0.6")
     return [
         Scenario(
             "input", Label(Cause.INPUT), ("--latency", latency), wide,
-            rows_per_s=draw.uniform(15, 40),
+            rows_per_s=rows_per_s, relaxed={"rows_per_s": 4 * rows_per_s},
         ),
         Scenario(
-            "client", Label(Cause.CLIENT), ("--latency", latency), (*wide, "--prompt", busy)
+            "client", Label(Cause.CLIENT), ("--latency", latency), (*wide, "--prompt", busy),
+            relaxed={"flags": wide},
         ),
         Scenario(
             "requests", Label(Cause.LIMIT, ("requests/s",)), ("--latency", latency),
-            (*wide, "--rps", str(draw.randint(20, 90))),
+            (*wide, "--rps", str(draw.randint(20, 90))), relaxed={"flags": wide},
         ),
         Scenario(
-            "concurrency", Label(Cause.CONCURRENCY), ("--latency", latency), ("-c", str(few))
+            "concurrency", Label(Cause.CONCURRENCY), ("--latency", latency), ("-c", str(few)),
+            relaxed={"flags": ("-c", str(3 * few))},
         ),
         Scenario(
             "concurrency-lognormal", Label(Cause.CONCURRENCY), ("--latency", "lognormal:-1.5,0.6"),
-            ("-c", str(2 * few)), seconds=8.0,
+            ("-c", str(2 * few)), seconds=8.0, relaxed={"flags": ("-c", str(6 * few))},
         ),
         Scenario(
             "endpoint", Label(Cause.ENDPOINT),
             ("--latency", latency, "--concurrency", str(served)),
-            ("-c", str(draw.randint(4, 8) * served)), seconds=8.0,
+            ("-c", str(draw.randint(4, 8) * served)), seconds=8.0, relaxed=alone,
         ),
         Scenario(
             "endpoint-lognormal", Label(Cause.ENDPOINT, settling_s=3.0),
-            ("--latency", "lognormal:-1.2,0.6", "--concurrency", str(served)),
-            ("-c", str(3 * served)), seconds=14.0,
+            (*lognormal, "--concurrency", str(served)), ("-c", str(3 * served)), seconds=14.0,
+            relaxed={"sim": lognormal},
         ),
         Scenario(
             "endpoint-auto", Label(Cause.ENDPOINT, settling_s=8.0),
             ("--latency", "0.2", "--concurrency", str(served)), ("-c", "auto"), seconds=20.0,
+            relaxed={"sim": ("--latency", "0.2")},
         ),
         Scenario(
             "writer", Label(Cause.WRITER), ("--latency", latency), wide,
-            shim=SLOW_WRITES % draw.uniform(0.2, 0.4),
+            shim=SLOW_WRITES % draw.uniform(0.2, 0.4), relaxed={"shim": ""},
         ),
         Scenario(
             "nothing", Label(Cause.NOTHING), ("--latency", "30"), wide, rows=draw.randint(5, 30)
@@ -296,11 +331,17 @@ def chosen(draw: random.Random) -> list[Scenario]:
     strict, loose = draw.uniform(0.5, 0.8), draw.uniform(1.4, 2.0)
     requests, inputs = ("requests/s",), ("input tokens/s",)
     return [
-        Scenario("tokens-of-two", Label(Cause.LIMIT, inputs), latency, tokens(strict), row=row),
-        Scenario("requests-of-two", Label(Cause.LIMIT, requests), latency, tokens(loose), row=row),
+        Scenario(
+            "tokens-of-two", Label(Cause.LIMIT, inputs), latency, tokens(strict), row=row,
+            relaxed={"flags": wide},
+        ),
+        Scenario(
+            "requests-of-two", Label(Cause.LIMIT, requests), latency, tokens(loose), row=row,
+            relaxed={"flags": tokens(loose)[:2] + tokens(loose)[4:]},
+        ),
         Scenario(
             "both", Label(Cause.LIMIT, (*requests, *inputs)), latency, tokens(1.0), row=row,
-            seconds=8.0,
+            seconds=8.0, relaxed={"flags": ("-c", "64")},
         ),
     ]  # fmt: skip
 
@@ -317,21 +358,21 @@ def changing(draw: random.Random) -> list[Scenario]:
     stop_s = draw.uniform(3.5, 4.5)
     return [
         Scenario(
-            "parked", concurrency, latency, flags, seconds=13.0,
+            "parked", concurrency, latency, flags, relaxed={"changes": ()}, seconds=13.0,
             changes=(
                 Change(5.0, lambda world: world.sim.park("", 4.0), Label(Cause.DOWN)),
                 Change(9.0, _nothing, concurrency),
             ),
         ),
         Scenario(
-            "down", concurrency, latency, flags, seconds=12.0,
+            "down", concurrency, latency, flags, relaxed={"changes": ()}, seconds=12.0,
             changes=(
                 Change(5.0, lambda world: world.sim.kill(), Label(Cause.DOWN)),
                 Change(9.0, lambda world: world.sim.start(), Label(Cause.CONCURRENCY)),
             ),
         ),
         Scenario(
-            "stopped", concurrency, latency, flags, seconds=13.0,
+            "stopped", concurrency, latency, flags, relaxed={"changes": ()}, seconds=13.0,
             changes=(
                 Change(4.0, _stopped(stop_s), Label(Cause.CLIENT, settling_s=0.5)),
                 Change(4.0 + stop_s, _nothing, concurrency),
@@ -339,6 +380,7 @@ def changing(draw: random.Random) -> list[Scenario]:
         ),
         Scenario(
             "faster", concurrency, latency, (*flags, "--rps", str(20 * few)), seconds=12.0,
+            relaxed={"flags": flags},
             changes=(
                 Change(
                     5.0,
@@ -348,7 +390,7 @@ def changing(draw: random.Random) -> list[Scenario]:
             ),
         ),
         Scenario(
-            "slower", concurrency, latency, flags, seconds=13.0,
+            "slower", concurrency, latency, flags, relaxed={"changes": ()}, seconds=13.0,
             changes=(
                 Change(5.0, lambda world: world.sim.disturb(latency="0.5"), Label(Cause.ENDPOINT)),
             ),
@@ -362,14 +404,16 @@ def slow(draw: random.Random) -> list[Scenario]:
     return [
         Scenario(
             "concurrency-30s", Label(Cause.CONCURRENCY), ("--latency", "30"), ("-c", str(few)),
-            seconds=100.0,
+            seconds=100.0, relaxed={"flags": ("-c", str(3 * few))},
         ),
         Scenario(
             "requests-30s", Label(Cause.LIMIT, ("requests",)), ("--latency", "30"),
             ("-c", "200", "--rpm", str(draw.randint(60, 120))), seconds=60.0,
+            relaxed={"flags": ("-c", "200")},
         ),
         Scenario(
             "endpoint-30s", Label(Cause.ENDPOINT, settling_s=90.0),
             ("--latency", "30", "--concurrency", str(few)), ("-c", str(3 * few)), seconds=200.0,
+            relaxed={"sim": ("--latency", "30")},
         ),
     ]  # fmt: skip
