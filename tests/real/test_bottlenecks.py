@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from redline.observe import Cause, bindings
+from redline.timeline import NAME, read_timeline
 from support.bottlenecks import Scenario, played, scenarios
+from support.sim_process import SimProcess
 
 pytestmark = [pytest.mark.real]
 
@@ -18,3 +24,19 @@ def test_what_was_planted_is_named(scenario: Scenario, tmp_path: Path) -> None:
     verdict = played(scenario, tmp_path)
     assert verdict.seconds >= 3
     assert verdict.share >= 0.9, verdict.wrong
+
+
+def test_a_pool_that_may_have_fewer_calls_than_its_endpoints_is_short_of_concurrency(
+    tmp_path: Path,
+) -> None:
+    rows = (json.dumps({"prompt": f"Sort {number}."}) for number in range(400))
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    with SimProcess("--latency", "0.1") as one, SimProcess("--latency", "0.1") as two:
+        command = [sys.executable, "-m", "redline", "run", "rows.jsonl", "--model", "m", "-c", "10"]
+        command += ["--endpoint", one.base_url, "--endpoint", two.base_url, "-o", "out.jsonl", "-q"]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    windows = read_timeline(tmp_path / "out.redline" / NAME).runs[0].windows[:-1]
+    assert {window.slots for window in windows} == {10.0}
+    causes = [binding.cause for binding in bindings(windows)]
+    assert causes.count(Cause.CONCURRENCY) >= 0.6 * len(causes)
+    assert Cause.CLIENT not in causes

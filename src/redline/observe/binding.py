@@ -42,6 +42,9 @@ _CPU, _LAG_S = 0.9, 0.05
 # A limit is nearly as strict as the strictest if it held calls back in this share of its samples,
 # or in some, and is used to this share of the other's use.
 _NEAR_HELD, _NEAR_USED = 0.75, 0.95
+# A limit has some to spare if it is used below this share, by several calls; few wait for it then,
+# and as many as may be are at work.
+_MOST_SPARE, _LEAST_SPARE, _FEW_WAITING, _FULL = 0.9, 3, 0.25, 0.9
 # Answers by which a latency is known; windows around one are looked at until there are as many.
 _ENOUGH_ANSWERS = 60
 # Latency must have grown by this factor, and so many standard errors.
@@ -133,6 +136,8 @@ class _Run:
         if held == "slots":
             return self._full_or_saturated(index, window)
         if held == "limit":
+            if _has_spare(window):
+                return self._full_or_saturated(index, window)
             return _limits(window, share)
         cause, what = _WORDS[held]
         return cause, what, _EVIDENCE[held](window, share)
@@ -140,6 +145,10 @@ class _Run:
     def _full_or_saturated(self, index: int, window: Window) -> Found:
         """All that may be is in flight: whether more would bring more."""
         full = f"{window.in_flight:,.0f} of {window.slots:,.0f} calls are in flight"
+        if window.waiting >= 0.5:
+            full += (
+                f", {window.waiting:,.0f} wait for their turn by a rate limit that is not used up"
+            )
         later = self._latency_around(index)
         if not self._first.count or not later.count:
             evidence = f"{full}, and too few are answered to say whether more would bring more"
@@ -262,6 +271,22 @@ def _limits(window: Window, share: float) -> Found:
         waiting = f"{window.waiting:,.0f} calls wait for them"
     used = ", ".join(f"{use.used:,} of {use.count:,} in {use.window_s:g} s" for use in near)
     return Cause.LIMIT, what, f"{waiting}, in {100 * share:.0f} % of samples (used: {used})"
+
+
+def _has_spare(window: Window) -> bool:
+    """The limits that hold calls back are not used up, and as many calls are at work as may be.
+
+    A pace makes each of few calls wait a little, so that nearly always one waits; but more of them
+    would use the limit.
+    """
+    is_at_work = window.in_flight + window.waiting >= _FULL * window.slots > 0
+    if not is_at_work or window.waiting >= _FEW_WAITING * window.slots:
+        return False
+    held = [use for use in window.limits if use.held]
+    return bool(held) and all(
+        _used(use, window.end_s) < _MOST_SPARE and use.count - use.used >= _LEAST_SPARE
+        for use in held
+    )
 
 
 def _is_near(use: LimitUse, strictest: LimitUse, age_s: float) -> bool:

@@ -147,6 +147,16 @@ class Pool:
         """Calls that wait for an endpoint."""
         return len(self._queue)
 
+    @property
+    def most(self) -> int | None:
+        """Calls at all endpoints together, at most; None for no such bound."""
+        return None if self._most == math.inf else int(self._most)
+
+    @property
+    def is_full(self) -> bool:
+        """As many calls are at the endpoints as may be together."""
+        return not self._spare
+
     def waits_s(self) -> Iterator[float]:
         """How long each of the calls that wait for an endpoint has waited."""
         return self._queue.waits_s(self._clock.now_s())
@@ -182,7 +192,7 @@ class Pool:
         open_s = [one.room_s for one in loads]
         nearest = loads[open_s.index(min(open_s))]
         slots = [one.slots for one in loads]
-        is_full = not self._spare
+        is_full = self.is_full
         is_waited = len(self._queue) > 0 or is_full
         most = min(sum(slots) if all(slots) else math.inf, self._most)
         return Load(

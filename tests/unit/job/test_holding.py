@@ -31,6 +31,8 @@ READY: dict[str, Any] = {"has_ready": True, "in_hand": 4, "in_flight": 4}
         ("slots", [FULL, FULL, LIMITED], READY),
         ("client", [FREE, LIMITED], {**READY, "in_flight": 1}),
         ("slots", [FREE, FREE], {**READY, "queued": 3}),
+        ("slots", [FREE, FREE], {**READY, "is_full_together": True}),
+        ("rest", [FREE, FREE], {"is_over": True, "in_hand": 4, "is_full_together": True}),
         ("input", [FREE], {"is_starved": True}),
         ("input", [FREE], {"is_starved": True, "retrying": 2, "in_hand": 2}),
         ("writer", [FREE], {"is_starved": True, "is_full": True, "is_behind": True}),

@@ -220,3 +220,20 @@ def test_a_cause_that_goes_away_for_a_moment_has_stayed() -> None:
         (Cause.LIMIT, 0, 8),
         (Cause.DOWN, 8, 12),
     ]
+
+
+def test_a_pace_that_each_of_few_calls_waits_for_is_no_limit_that_binds() -> None:
+    """44 of 60 requests a second, for only 16 calls may be in flight, one of which mostly waits."""
+    fast, slow = latencies(16, 0.33), latencies(44, 0.33)
+
+    def found(used: int, waiting: float) -> Binding:
+        limits = (LimitUse("60 requests/s", 8, used, 60, 1.0),)
+        fields = {"limits": limits, "in_flight": 16 - waiting, "waiting": waiting}
+        first = window(0, {"slots": 10}, latency=fast, first=fast)
+        later = [window(n, {"limit": 8, "slots": 2}, latency=slow, **fields) for n in (1, 2, 3)]
+        return bindings([first, *later])[-1]
+
+    assert found(44, 1.0).cause is Cause.CONCURRENCY
+    assert "a rate limit that is not used up" in found(44, 1.0).evidence
+    assert found(59, 1.0).cause is Cause.LIMIT
+    assert found(44, 9.0).cause is Cause.LIMIT

@@ -21,6 +21,7 @@ from redline.job.report.series import (
 from redline.journal import Manifest
 from redline.observe import (
     Binding,
+    Cause,
     Score,
     Share,
     State,
@@ -41,6 +42,8 @@ _MOST_KINDS = 20
 _MOST_SETTINGS = 60
 _LONGEST_SETTING = 2_000
 _LONGEST_NAME = 200
+# What binds then is not what another setting would change.
+_UNBOUND = (Cause.NOTHING, Cause.UNDETERMINED)
 # Of these, the settings say only in which way lines are written.
 _DULL = {"method": "POST", "format": "redline"}
 
@@ -151,7 +154,8 @@ def report_of(files: JobFiles, most_points: int = MOST_POINTS) -> JobReport:
     in_flight = (point.window.in_flight for point in points)
     found = predictions(timeline.runs)
     helps = () if isinstance(found, str) else tuple(found)
-    best = best_of(helps)
+    is_bound = any(one.cause not in _UNBOUND for one in summary.shares[:1])
+    best = best_of(helps) if is_bound else None
     more = "" if best is None else f"; {best.change} would bring {gain_text(best)}"
     return JobReport(
         name=shown(files.name, _LONGEST_NAME),

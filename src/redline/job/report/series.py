@@ -9,12 +9,14 @@ from itertools import pairwise
 import msgspec
 
 from redline.observe import Binding, bindings
-from redline.timeline import LimitUse, Timeline, Window, merged
+from redline.timeline import LimitUse, Timeline, Window, merged, merged_phases
 
 # Of one output: the data of a page is then some 300 kB at most.
 MOST_POINTS = 600
 # Limits, and kinds of errors.
 _MOST_LINES = 6
+# A phase has a line if it takes this share of all time.
+_LEAST_PHASE = 0.01
 # A pause between two runs is at most this share of all running time long on the axis.
 _LONGEST_PAUSE = 0.04
 # Windows that are further apart have a gap between them.
@@ -41,8 +43,9 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     them are shortened. If a point begins after the end of the one before, nothing was recorded in
     between. Means over a point: rows_per_s (done and failed), in_flight and slots (calls in flight,
     and those that may be), input_tokens_per_s, output_tokens_per_s, retries_per_s, errors (failed
-    attempts per second, by kind). Of its answers: latency_p50_s, latency_p95_s. limits: those that
-    held calls back most often first.
+    attempts per second, by kind), phases (calls in each phase: the seconds that those which ended
+    spent in it, per second). Of its answers: latency_p50_s, latency_p95_s. spent_usd: until its
+    end, by all runs. limits: those that held calls back most often first.
     """
 
     begin_s: tuple[float, ...] = ()
@@ -55,6 +58,8 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens_per_s: Column = ()
     output_tokens_per_s: Column = ()
     retries_per_s: Column = ()
+    spent_usd: Column = ()
+    phases: dict[str, Column] = {}
     limits: tuple[LimitSeries, ...] = ()
     errors: dict[str, Column] = {}
 
@@ -176,6 +181,8 @@ def series_of(points: Sequence[Point]) -> Series:
         input_tokens_per_s=per_s(lambda one: one.input_tokens),
         output_tokens_per_s=per_s(lambda one: one.output_tokens),
         retries_per_s=per_s(lambda one: one.retries),
+        spent_usd=_spent(windows),
+        phases={name: per_s(_phase(name)) for name in _phases(windows)},
         limits=_limits(windows),
         errors={kind: per_s(_counter(kinds)) for kind, kinds in _kinds(windows).items()},
     )
@@ -184,6 +191,33 @@ def series_of(points: Sequence[Point]) -> Series:
 def rounded(value: float | None) -> float | None:
     """To four digits, which is more than a chart shows."""
     return None if value is None else float(f"{value:.{_DIGITS}g}")
+
+
+def _spent(windows: Sequence[Window]) -> Column:
+    """What a run has spent counts from its own beginning, unless a budget counts on."""
+    column: list[float | None] = []
+    before_usd = last_usd = 0.0
+    for window in windows:
+        spent_usd = window.totals.spent_usd
+        if spent_usd is None:
+            column.append(None)
+            continue
+        if spent_usd < last_usd:
+            before_usd += last_usd
+        last_usd = spent_usd
+        column.append(rounded(before_usd + spent_usd))
+    return tuple(column)
+
+
+def _phases(windows: Sequence[Window]) -> list[str]:
+    """Those in which calls spent at least a hundredth of their time."""
+    whole = merged_phases([one.phases for one in windows])
+    names = msgspec.structs.asdict(whole)
+    return [name for name, spent_s in names.items() if spent_s >= _LEAST_PHASE * whole.total_s > 0]
+
+
+def _phase(name: str) -> Callable[[Window], float]:
+    return lambda window: float(getattr(window.phases, name))
 
 
 def _limits(windows: Sequence[Window]) -> tuple[LimitSeries, ...]:

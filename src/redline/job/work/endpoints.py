@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -38,6 +38,19 @@ class Endpoints:
     def queued(self) -> int:
         """Calls that wait for any endpoint of a pool."""
         return self._of.queued if isinstance(self._of, Pool) else 0
+
+    @property
+    def is_full(self) -> bool:
+        """As many calls are in flight as may be at all endpoints of a pool together."""
+        return isinstance(self._of, Pool) and self._of.is_full
+
+    def slots(self, backlogs: Sequence[Backlog]) -> int:
+        """Calls that may be in flight at these endpoints, all together; 0 for no bound."""
+        slots = [backlog.slots for backlog in backlogs]
+        most = self._of.most if isinstance(self._of, Pool) else None
+        if not all(slots):
+            return most or 0
+        return sum(slots) if most is None else min(sum(slots), most)
 
     def backlogs(self, now_s: float) -> tuple[list[Backlog], set[str]]:
         """Of endpoints that are not out; and the names of the limits that hold calls there."""

@@ -32,6 +32,7 @@ class Moment(msgspec.Struct, kw_only=True):
     """The state of a run.
 
     backlogs: of the endpoints that are not out. queued: calls that wait for any of them.
+    is_full_together: they have as many calls as they may have together.
     is_starved: workers wait for a row to be read; is_over: no more rows will be read; has_ready:
     some are read. is_full: none are read for now; is_behind: since too much is not durable.
     is_ending: no other row is begun. handing: workers that wait until their result is taken.
@@ -41,6 +42,7 @@ class Moment(msgspec.Struct, kw_only=True):
     now_s: float
     backlogs: Sequence[Backlog] = ()
     queued: int = 0
+    is_full_together: bool = False
     is_starved: bool = False
     is_over: bool = False
     has_ready: bool = False
@@ -82,7 +84,8 @@ def _at_endpoints(moment: Moment) -> Holder | None:
     found = [_holder_at(backlog, moment.now_s) for backlog in moment.backlogs]
     if not found or None in found:
         # The endpoints have room, but not all of them together.
-        return "slots" if moment.queued and moment.has_ready else None
+        is_full = moment.queued or moment.is_full_together
+        return "slots" if is_full and (moment.has_ready or not moment.is_over) else None
     working = [held for held in found if held not in ("parked", "down")]
     if not working:
         is_wanted = moment.in_hand or moment.has_ready

@@ -139,7 +139,7 @@ class Sampler:
         """What the run may use, as it begins."""
         endpoints = self._sampled.endpoints
         backlogs, _ = endpoints.backlogs(now_s)
-        slots = sum(backlog.slots for backlog in backlogs)
+        slots = endpoints.slots(backlogs)
         return setting_of(slots, list(endpoints.uses(now_s)), len(self.facts.endpoints))
 
     async def _sample_on(self) -> None:
@@ -180,8 +180,8 @@ class Sampler:
         self._closed_s = now_s
         self._counters = self._count()
         endpoints, tally = self._sampled.endpoints, self._sampled.tally
-        if tally.last_error:
-            self._gatherer.note_error(tally.last_error)
+        if error := tally.take_error():
+            self._gatherer.note_error(error)
         stopped_s, self._stopped_s = self._stopped_s, 0.0
         window = self._gatherer.window(
             now_s,
@@ -213,6 +213,7 @@ class Sampler:
             now_s=now_s,
             backlogs=backlogs,
             queued=sampled.endpoints.queued,
+            is_full_together=sampled.endpoints.is_full,
             is_starved=is_starved,
             is_over=feed.is_over,
             has_ready=feed.has_ready,
@@ -232,7 +233,7 @@ class Sampler:
             limits=limits if held == "limit" else (),
             in_flight=tally.in_flight,
             in_hand=in_hand,
-            slots=sum(backlog.slots for backlog in backlogs),
+            slots=sampled.endpoints.slots(backlogs),
             waiting=sum(backlog.waiting for backlog in backlogs),
             retrying=tally.retrying,
             is_feed_empty=is_starved,

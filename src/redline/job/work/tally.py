@@ -139,6 +139,7 @@ class Tally(Attempts):
         self.retrying = 0
         self.repeated = 0
         self.last_error = ""  # in words, of an attempt that failed
+        self._new_error = ""
         self.succeeded = 0
         self.failed = 0
         self.flawed: Counter[str] = Counter()  # of those that succeeded
@@ -267,7 +268,7 @@ class Tally(Attempts):
     def on_event(self, event: Event) -> None:
         if isinstance(event, RetryScheduled):
             self.retrying += 1
-            self.last_error = event.what
+            self.last_error = self._new_error = event.what
         elif isinstance(event, RetryStarted):
             self.retrying -= 1
         elif isinstance(event, RequestRepeated):
@@ -292,6 +293,11 @@ class Tally(Attempts):
                 self._failing[event.endpoint].over(event.at_s)
         elif isinstance(event, EndpointOut):
             self.out[event.endpoint] = event
+
+    def take_error(self) -> str:
+        """The last error in words since this was asked last; empty if there was none."""
+        error, self._new_error = self._new_error, ""
+        return error
 
     def _left(self) -> list[str]:
         """Of several endpoints, those that still take calls."""
