@@ -214,7 +214,8 @@ def _level_of(window: Window) -> int:
 
 
 def _is_full(window: Window) -> bool:
-    return _most(window)[0] == "slots"
+    held = _most(window)[0]
+    return held == "slots" or (held == "limit" and _has_spare(window))
 
 
 def _most(window: Window) -> tuple[Holder | None, float]:
@@ -280,7 +281,7 @@ def _has_spare(window: Window) -> bool:
     would use the limit.
     """
     is_at_work = window.in_flight + window.waiting >= _FULL * window.slots > 0
-    if not is_at_work or window.waiting >= _FEW_WAITING * window.slots:
+    if not is_at_work or not 0 < window.waiting < _FEW_WAITING * window.slots:
         return False
     held = [use for use in window.limits if use.held]
     return bool(held) and all(
