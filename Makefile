@@ -113,7 +113,7 @@ $(ENGINE): pyproject.toml $(CORE)
 
 $(TESTS): pyproject.toml $(CORE) $(ENGINE) | $(SERVERS)
 	@echo "installing the extras and tools the tests need"
-	@$(PIP) install --editable '.[parquet,zst,hf,metrics,redis,report,s3,schema,synth,tokens]' --group dev
+	@$(PIP) install --editable '.[parquet,zst,hf,metrics,otel,redis,report,s3,schema,synth,tokens]' --group dev
 	@touch $@
 
 # Real servers for the tests: of shared limits, of proxies, of metrics; wrk, a client of our own

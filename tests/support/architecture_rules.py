@@ -39,7 +39,7 @@ SUBFOLDERS = {
     "route": ("", "replay", "scale"),
     "engine": ("", "sample", "schedule", "model", "draft", "step", "parallel", "api"),
     "job": (
-        *("settings", "work", "batch", "show", "monitor", "exporter", "outputs", "inspect"),
+        *("settings", "work", "batch", "show", "monitor", "exporter", "otel", "outputs", "inspect"),
         *("report", ""),
     ),
     "tasks": ("answers", "evaluate", "tag", "synth", ""),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from redline.calls.cache import AnswerStore
     from redline.job.batch import BatchRunner, HeldRows, Ledger
     from redline.job.monitor import Watch
+    from redline.job.otel import Telemetry
     from redline.job.outputs import AccountFile
     from redline.timeline import Recorder
 
@@ -48,6 +49,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     kept: None for a run without an output; batches: None for one that makes its calls itself.
     answers: of its cache. recorder: of its trace. sampler: of its timeline.
+    telemetry: None if nothing goes to OpenTelemetry.
     check_source: looks whether the input is still what was read.
     """
 
@@ -67,6 +69,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     recorder: Recorder | None
     sampler: Sampler
     watch: Watch
+    telemetry: Telemetry | None
 
     async def go(self) -> None:
         """Does the rows, live or in batches; then looks at the input again."""
@@ -83,6 +86,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def alerts(self) -> Alerts:
         return self.watch.alerts
+
+    @property
+    def telemetry_notices(self) -> dict[str, str]:
+        """That OpenTelemetry is out of reach, or is back."""
+        return {} if self.telemetry is None else self.telemetry.notices
 
     @property
     def rows_skipped(self) -> int:
@@ -190,4 +198,5 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             not_traced=self._not_traced(),
             not_recorded=self.sampler.failure,
             not_notified=self.watch.failure,
+            not_exported=None if self.telemetry is None else self.telemetry.failure,
         )

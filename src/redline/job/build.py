@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from redline.calls.cache import AnswerStore
     from redline.job.batch import HeldRows, Ledger
     from redline.job.exporter import MetricsServer
+    from redline.job.otel import Telemetry
     from redline.sources.stream import StreamRows
     from redline.timeline import Recorder, TraceFile
 
@@ -137,11 +138,12 @@ async def built(job: Job, parts: Parts) -> AsyncIterator[Run]:
     try:
         async with AsyncExitStack() as stack:
             server = await _serve_metrics(job, stack)
+            telemetry = _open_telemetry(job, stack)
             if job.output is not None:
                 await _take(job.output, given.stream, stack)
             try:
                 async with AsyncExitStack() as objects:
-                    run = await _assemble(job, given, objects)
+                    run = await _assemble(job, given, telemetry, objects)
                     monitor = _monitor(run, parts, server)
                     run.sampler.start(run.totals, monitor.note)
                     yield run
@@ -171,10 +173,24 @@ async def _serve_metrics(job: Job, stack: AsyncExitStack) -> MetricsServer | Non
     return await stack.enter_async_context(MetricsServer(job.metrics_port))
 
 
+def _open_telemetry(job: Job, stack: AsyncExitStack) -> Telemetry | None:
+    """What goes to OpenTelemetry; None for a job without it."""
+    if job.otel is None:
+        return None
+    # Imported here: a run without it does not pay for it.
+    from redline.job.otel import Telemetry
+
+    telemetry = Telemetry(job, job.otel)
+    stack.push_async_callback(telemetry.aclose)
+    return telemetry
+
+
 def _monitor(run: Run, parts: Parts, server: MetricsServer | None) -> Monitor:
     """What follows the windows of the run; its figures are on the server's page from now on."""
     listener = Listeners(run.tally, *parts.listeners)
-    monitor = Monitor(run, run.watch, listener)
+    telemetry = run.telemetry
+    on_figures = None if telemetry is None else telemetry.note
+    monitor = Monitor(run, run.watch, listener, on_figures)
     if server is not None:
         server.show(monitor.families)
         if parts.on_metrics is not None:
@@ -246,14 +262,16 @@ async def _take(output: Output, stream: StreamRows | None, stack: AsyncExitStack
         await stream.open()
 
 
-async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
+async def _assemble(
+    job: Job, given: _Input, telemetry: Telemetry | None, stack: AsyncExitStack
+) -> Run:
     tally = given.parts.tally or Tally()
     acknowledge = _acknowledging(tally, given.stream, given.gatherer)
     kept = None
     if job.output is not None:
         kept = await _open_output(job, job.output, acknowledge, stack)
     journal = None if kept is None else kept.journal
-    calls = _calls(job, given, kept, tally)
+    calls = _calls(job, given, kept, tally, telemetry)
     if calls.answers is not None:
         await asyncio.to_thread(calls.answers.open)
     stack.push_async_callback(calls.backend.aclose)
@@ -305,6 +323,7 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
         recorder=calls.recorder,
         sampler=sampler_of(job, sampled, given.gatherer, given.source.name),
         watch=watch_of(job),
+        telemetry=telemetry,
     )
 
 
@@ -398,7 +417,9 @@ def _done_before(job: Job, journal: Journal) -> InputCounts:
     return InputCounts(rows=done + failed, done=done, failed=0 if is_again else failed)
 
 
-def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
+def _calls(
+    job: Job, given: _Input, kept: Kept | None, tally: Tally, telemetry: Telemetry | None
+) -> _Calls:
     """The backend: calls within their limits, the job's budget, its retries, its cache."""
     # What was answered before a request goes out is written before it.
     before_write = do_nothing if kept is None else kept.journal.flush
@@ -422,11 +443,16 @@ def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
             attempts=tally,
         )
     metered = _metered(job, calls, kept)
-    retry = Retry(calls if metered is None else metered, job.retry, listener=listener)
+    attempts: Backend = calls if metered is None else metered
+    if telemetry is not None:
+        attempts = telemetry.measured(attempts)
+    whole: Backend = Retry(attempts, job.retry, listener=listener)
+    if telemetry is not None:
+        whole = telemetry.traced(whole)
     recorder = None
     if given.trace is not None:
-        recorder = recorded(job, retry, given.trace, 0 if given.stream else given.slots)
-    backend, answers = _cached(job, retry if recorder is None else recorder, tally)
+        whole = recorder = recorded(job, whole, given.trace, 0 if given.stream else given.slots)
+    backend, answers = _cached(job, whole, tally)
     return _Calls(Endpoints(calls), found, metered, backend, answers, recorder)
 
 
@@ -449,8 +475,9 @@ def _http(
         backend = HttpBackend(job.endpoint, **parts(given.limiters[0]))
         return backend, backend.found
     tally.expect([endpoint.label for endpoint in job.endpoints])
-    # Only the metrics page shows more of single endpoints than the tally counts anyway.
-    counted = tally.part if job.metrics_port is not None else lambda name: tally
+    # Only metrics show more of single endpoints than the tally counts anyway.
+    is_shown = job.metrics_port is not None or job.otel is not None
+    counted = tally.part if is_shown else lambda name: tally
     seats = [
         seat_of(endpoint, price=_price(job, endpoint), **parts(limiter, counted(endpoint.label)))
         for endpoint, limiter in zip(job.endpoints, given.limiters, strict=True)

@@ -60,6 +60,7 @@ def view(rows: int | None = None) -> Any:
     parts = {"tally": Tally(), "rows_skipped": 0, "runner": runner, "bill": Books()}
     parts["sampler"] = SimpleNamespace(windows=[])
     parts["alerts"] = SimpleNamespace(firing=[])
+    parts["telemetry_notices"] = {}
     seen = SimpleNamespace(**parts, job=Job(rows=[], call=print), source_name="in.jsonl", rows=rows)
 
     def counts() -> InputCounts:

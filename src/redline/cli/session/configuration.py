@@ -17,7 +17,9 @@ from redline.job.settings import (
     OF_ENDPOINT,
     Environment,
     Kind,
+    OtelSettings,
     parse_alerts,
+    parse_otel,
     read_toml,
     reason_of,
     refuse_unknown,
@@ -50,7 +52,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     """endpoints: by name, keys of ENDPOINT_KEYS. run: defaults of `redline run`'s flags.
 
     Values are as a flag would bring them: text, True, lists of text, and tables of text. prices: by
-    model. tariffs: the same of single endpoints, by name. alerts: None if nothing is said of them.
+    model. tariffs: the same of single endpoints, by name. alerts, otel: None without their tables.
     environ: the environment, and below it the `.env` file. dotenv: the variables that the file
     alone sets.
     """
@@ -59,6 +61,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     run: dict[str, Any] = {}
     prices: dict[str, Price] = {}
     alerts: AlertSettings | None = None
+    otel: OtelSettings | None = None
     tariffs: dict[str, dict[str, Price]] = {}
     environ: Mapping[str, str] = {}
     dotenv: frozenset[str] = frozenset()
@@ -78,7 +81,7 @@ def load(folder: Path, run_kinds: Mapping[str, Kind] = RUN_KEYS) -> Configuratio
     from_file = _dotenv(folder / ".env")
     environ = {**from_file, **os.environ}
     tables = _toml(folder / FILE)
-    refuse_unknown(tables, ("alerts", "endpoints", "prices", "run"), FILE)
+    refuse_unknown(tables, ("alerts", "endpoints", "otel", "prices", "run"), FILE)
     stated = {
         name: table_in(table, f"endpoints.{name}", FILE)
         for name, table in table_in(tables.get("endpoints", {}), "endpoints", FILE).items()
@@ -95,6 +98,7 @@ def load(folder: Path, run_kinds: Mapping[str, Kind] = RUN_KEYS) -> Configuratio
         run=run,
         prices=_prices(tables.get("prices", {}), "prices"),
         alerts=_alerts(tables),
+        otel=_otel(tables),
         tariffs=tariffs,
         environ=environ,
         dotenv=frozenset(from_file.keys() - os.environ.keys()),
@@ -106,6 +110,13 @@ def _alerts(tables: dict[str, Any]) -> AlertSettings | None:
     if "alerts" not in tables:
         return None
     return parse_alerts(table_in(tables["alerts"], "alerts", FILE), f"{FILE}, [alerts]")
+
+
+def _otel(tables: dict[str, Any]) -> OtelSettings | None:
+    """What [otel] states; None without it."""
+    if "otel" not in tables:
+        return None
+    return parse_otel(table_in(tables["otel"], "otel", FILE), f"{FILE}, [otel]")
 
 
 def where_run() -> str:

@@ -115,6 +115,8 @@ def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
         fields["not_traced"] = report.not_traced
     if report.not_recorded is not None:
         fields["not_recorded"] = report.not_recorded
+    if report.not_exported is not None:
+        fields["not_exported"] = report.not_exported
     if report.batches is not None:
         fields["batches"] = msgspec.to_builtins(report.batches)
     if report.output is not None and report.output.url is not None:
@@ -170,14 +172,15 @@ def _cache_lines(report: Report) -> list[str]:
 
 
 def _trace_lines(report: Report) -> list[str]:
-    """What of the run was not recorded, or not sent to its webhook, and why."""
+    """What of the run was not recorded, or not sent to where it was to go, and why."""
     missing = (("trace", report.not_traced), ("timeline", report.not_recorded))
     lines = [
         f"the {what} ends early, results are not affected: {why}"
         for what, why in missing
         if why is not None
     ]
-    return lines if report.not_notified is None else [*lines, report.not_notified]
+    sent = (report.not_notified, report.not_exported)
+    return [*lines, *(text for text in sent if text is not None)]
 
 
 def _batch_lines(report: Report) -> list[str]:

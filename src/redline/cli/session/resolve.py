@@ -147,6 +147,7 @@ def _of_several(
         model=model,
         prices=configuration.prices,
         alerts=configuration.alerts,
+        otel=configuration.otel,
     )
 
 
@@ -296,6 +297,7 @@ def _of_server(
         api_key=_api_key(options.api_key, configuration) if is_sending else "",
         prices=configuration.prices,
         alerts=configuration.alerts,
+        otel=configuration.otel,
         tariff=configuration.tariffs.get(server.name or ""),
     )
 

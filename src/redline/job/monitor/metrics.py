@@ -270,7 +270,7 @@ def _about_run(seen: _Seen) -> Iterator[Family]:
     yield _gauge(
         "redline_alert_firing",
         "1 for each rule whose alert fires, 0 for the others.",
-        [({"rule": one.name}, one.name in firing) for one in seen.view.job.alerts.rules],
+        [({"rule": one.name}, float(one.name in firing)) for one in seen.view.job.alerts.rules],
     )
     yield _gauge(
         "redline_start_time_seconds",

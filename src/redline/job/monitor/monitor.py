@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from redline.calls.cost import DOLLAR, Allowance
@@ -40,18 +42,30 @@ def watch_of(job: Job) -> Watch:
 
 
 class Monitor:
-    """Follows one run. listener: is notified when an alert changes, as the webhook is."""
+    """Follows one run. listener: is notified when an alert changes, as the webhook is.
 
-    def __init__(self, view: View, watch: Watch, listener: Listener) -> None:
+    on_figures: gets the metrics of the run when a window has ended.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        watch: Watch,
+        listener: Listener,
+        on_figures: Callable[[list[Family]], None] | None = None,
+    ) -> None:
         self._view = view
         self._alerts, self._webhook = watch.alerts, watch.webhook
         self._listener = listener
+        self._on_figures = on_figures
         self._whole = Window(begin_s=0.0, end_s=0.0)
 
     def note(self, window: Window) -> None:
         """A window of the run has ended."""
         self._whole = merged([self._whole, window])
         self._notify(self._alerts.note(self._view.sampler.windows))
+        if self._on_figures is not None:
+            self._on_figures(self.families())
 
     def families(self) -> list[Family]:
         """The metrics of the run now."""

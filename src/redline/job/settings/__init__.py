@@ -15,6 +15,7 @@ from redline.job.settings.options import (
     Options,
     options_in,
 )
+from redline.job.settings.otel_settings import OtelSettings, parse_otel
 from redline.job.settings.resolve import (
     OPENAI,
     SIM,

@@ -19,6 +19,7 @@ from redline.job.settings.alert_settings import parse_alerts
 from redline.job.settings.embedded import Embedded
 from redline.job.settings.option_hints import meant
 from redline.job.settings.options import Options
+from redline.job.settings.otel_settings import parse_otel
 from redline.limits import Limits, as_rates, parse_count, rate_per
 from redline.limits.rule import KINDS
 
@@ -58,6 +59,7 @@ class Keywords(TypedDict, total=False):
     trace: str | os.PathLike[str]
     metrics_port: int | str
     alerts: Mapping[str, Any]
+    otel: Mapping[str, Any]
     budget: str
     budget_tokens: int | str
     prices: Mapping[str, Mapping[str, float | str]]
@@ -116,6 +118,7 @@ ABOUT = {
     "trace": "File that records when each call came, where it went and how long it took.",
     "metrics_port": "Port at which Prometheus may read the job's figures; 0 for a free one.",
     "alerts": "What is watched: thresholds by rule, and a webhook.",
+    "otel": "Metrics and sampled spans go to OpenTelemetry: {} for the usual settings.",
     "budget": 'What all runs of the output may spend, such as "5usd".',
     "budget_tokens": 'The same in tokens, also as text: "2m".',
     "prices": "Dollars for a million tokens, by model: input, cached_input and output.",
@@ -309,6 +312,7 @@ _READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
         "metrics_port": values.parse_address(str(given), "metrics_port")
     },
     "alerts": lambda given: {"alerts": parse_alerts(given, "alerts")},
+    "otel": lambda given: {"otel": parse_otel(given, "otel")},
     "budget": lambda given: {"budget": parse_money(given, "budget")},
     "budget_tokens": lambda given: {"budget_tokens": parse_count(str(given), "budget_tokens")},
     "prices": _prices,

@@ -18,6 +18,7 @@ from redline.calls import Endpoint
 from redline.calls.cost import Price
 from redline.job.settings import values
 from redline.job.settings.embedded import Embedded
+from redline.job.settings.otel_settings import OtelSettings
 from redline.job.settings.settings import METHODS, VIAS
 from redline.journal import FAIL_ON, FORMATS
 from redline.limits import PROFILES, Rate
@@ -577,6 +578,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     alerts: Annotated[
         AlertSettings | None,
         Option(absent={"flag": "the table [alerts] of redline.toml states them"}),
+    ] = None
+    otel: Annotated[
+        OtelSettings | None,
+        Option(absent={"flag": "the table [otel] of redline.toml states it"}),
     ] = None
     call: Annotated[Callable[[Any], Awaitable[Any]] | None, _only_in_python(_IS_CODE)] = None
     before: Annotated[

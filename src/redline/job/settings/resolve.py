@@ -16,6 +16,7 @@ from redline.job.settings.api_key import KEY_VARIABLE, URL_VARIABLE, Environment
 from redline.job.settings.embedded import UNKNOWN_URL, Embedded, EmbeddedSim
 from redline.job.settings.keywords import options_of
 from redline.job.settings.options import Options
+from redline.job.settings.otel_settings import with_secrets
 from redline.job.settings.settings import Hooks, Job, Prompting
 from redline.journal import Output
 from redline.limits import Limits
@@ -58,6 +59,7 @@ def job_of(rows: object, options: Options, environment: Environment) -> Job:
         retry=RetryPolicy(**_given(options, "max_retries")),
         allowance=_allowance(options),
         trace=None if options.trace is None else Path(options.trace),
+        otel=None if options.otel is None else with_secrets(options.otel, environment.environ),
         **_given(options, *_JOB),
     )
 

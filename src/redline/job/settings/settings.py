@@ -14,6 +14,7 @@ from redline.calls import Cache, Endpoint, RetryPolicy
 from redline.calls.cost import Allowance, Price, Prices
 from redline.errors import ConfigError, nearest
 from redline.job.settings.embedded import Embedded
+from redline.job.settings.otel_settings import OtelSettings
 from redline.job.settings.task import Task
 from redline.journal import FAIL_ON, Manifest, Output, is_state
 from redline.journal import manifest as manifests
@@ -121,8 +122,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     strict: the first bad row ends the run. stop_at_error_rate: of rows that failed lately, the
     share that ends the run. longest_wait_s: it ends the run if no call can be sent for longer.
     trace: the file that records its calls. metrics_port: host and port of its metrics page, None
-    for none. alerts: what is watched. priority: of its calls if jobs share a backend; lower goes
-    first. tenant: in whose name it calls; may be empty.
+    for none. alerts: what is watched. otel: what goes to OpenTelemetry, None for nothing. priority:
+    of its calls if jobs share a backend; lower goes first. tenant: in whose name it calls; may be
+    empty.
     """
 
     rows: object = ()
@@ -159,6 +161,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     trace: Path | None = None
     metrics_port: tuple[str, int] | None = None
     alerts: AlertSettings = AlertSettings(rules=BUILT_IN)
+    otel: OtelSettings | None = None
     priority: int = 0
     tenant: str = ""
 

@@ -3,7 +3,7 @@
 from redline.job.show import notices
 from redline.job.show.layout import Line, screen, text_of
 from redline.job.show.notebook import NotebookProgress, is_notebook
-from redline.job.show.notices import failing, finishing, outage_now, outages_ended
+from redline.job.show.notices import TELEMETRY, failing, finishing, outage_now, outages_ended
 from redline.job.show.progress import JsonProgress, PlainProgress, line_of
 from redline.job.show.report import Report
 from redline.job.show.row_count import InputCounts, RowCount

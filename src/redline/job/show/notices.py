@@ -18,8 +18,10 @@ _LEAST_WAIT_S = 1.0
 _LEAST_SILENCE_S, _SILENCE_FACTOR = 10.0, 2
 # Kinds of notices of a run that does not get on.
 STANDSTILL = frozenset({"ending", "outage", "failing", "silence", "waiting"})
-# How the kind of a notice begins that is news once: an endpoint was taken out.
-OUT = "out "
+# How the kind of a notice begins that is news once: an endpoint was taken out; where telemetry goes
+# is out of reach, or is back.
+OUT, TELEMETRY = "out ", "telemetry "
+ONCE = (OUT, TELEMETRY)
 _REFUSED = os.strerror(errno.ECONNREFUSED)
 
 
@@ -57,6 +59,7 @@ def notices(view: View, now_s: float) -> dict[str, str]:
         found[OUT + name] = taken_out(name, event.reason, event.left, event.of)
     for alert in view.alerts.firing:
         found[f"alert {alert.rule}"] = f"alert: {alert.text}"
+    found |= view.telemetry_notices
     if found.get("outage") is not None:
         # It is why.
         found |= {"failing": None, "silence": None}

@@ -8,7 +8,7 @@ from typing import TextIO
 import msgspec
 
 from redline.calls.cost import DOLLAR, dollars_text
-from redline.job.show.notices import OUT
+from redline.job.show.notices import ONCE
 from redline.job.show.snapshot import Meter, Snapshot
 from redline.job.show.view import View
 from redline.journal import flaws_text
@@ -75,7 +75,7 @@ class _LineProgress:
             is_due = loop.time() >= due_s
             if not (is_due or new):
                 continue
-            seen = {kind for kind in told if kind.startswith(OUT)}
+            seen = {kind for kind in told if kind.startswith(ONCE)}
             told = set(snapshot.notices) if is_due else told | new
             shown = {kind: text for kind, text in snapshot.notices.items() if kind not in seen}
             snapshot = msgspec.structs.replace(snapshot, notices=shown)

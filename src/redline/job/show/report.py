@@ -34,7 +34,8 @@ class Report(msgspec.Struct, kw_only=True):
     machine is; None if it is, and for other outputs. abandoned: what had not ended when the run
     was given up, one line a row. outcomes: in input order; empty for a run with an output, whose
     results are in its file. not_traced: why the trace ends early, None if it does not;
-    not_recorded: the same of the timeline. not_notified: what did not reach the webhook, and why.
+    not_recorded: the same of the timeline. not_notified: what did not reach the webhook, and why;
+    not_exported: the same of OpenTelemetry.
     repeated: requests sent once more, on a new connection, because a kept one failed them; the
     server may have processed both. They count as requests and not as retries.
     """
@@ -73,6 +74,7 @@ class Report(msgspec.Struct, kw_only=True):
     not_traced: str | None = None
     not_recorded: str | None = None
     not_notified: str | None = None
+    not_exported: str | None = None
     outcomes: list[Outcome] = []
 
     def __repr__(self) -> str:

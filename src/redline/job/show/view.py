@@ -32,6 +32,9 @@ class View(Protocol):
     def alerts(self) -> Alerts: ...
 
     @property
+    def telemetry_notices(self) -> dict[str, str]: ...
+
+    @property
     def source_name(self) -> str: ...
 
     @property

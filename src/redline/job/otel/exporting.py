@@ -1,0 +1,163 @@
+"""Exporters over OTLP/HTTP, and what is known of the receiver they send to.
+
+The exporters are the SDK's, which try again for a while and say in a log alone what went wrong. The
+session that makes their requests notes how each request ended.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from redline.clock import SYSTEM
+from redline.job.settings import OtelSettings
+from redline.sources import extra
+
+PURPOSE = "[otel]"
+GROUP = "otel"
+# A receiver that fails for less is not worth a line.
+LEAST_OUTAGE_S = 1.0
+_DEEPEST = 10
+
+
+def module(name: str) -> Any:
+    """One of OpenTelemetry's. Raises ConfigError with the command that installs it."""
+    return extra(f"opentelemetry.{name}", GROUP, PURPOSE)
+
+
+class Reach:
+    """Whether data arrives; written by the threads of exporters, read by the event loop.
+
+    host: of the last request. reason: why the last one that failed did. outages: so far.
+    """
+
+    def __init__(self) -> None:
+        self.host = ""
+        self.reason = ""
+        self.outages = 0
+        self._lock = threading.Lock()
+        # Since when each signal fails, by the path of its requests.
+        self._failing: dict[str, float] = {}
+        self._is_told = False
+
+    def begin(self, url: str) -> None:
+        """A request to `url` is sent."""
+        self.host = urlsplit(url).netloc.rpartition("@")[2]
+
+    def end(self, url: str, reason: str | None) -> None:
+        """A request to `url` has ended; reason: why it failed, None if it did not."""
+        path = urlsplit(url).path
+        with self._lock:
+            if reason is None:
+                self._failing.pop(path, None)
+                return
+            self.reason = reason
+            self._failing.setdefault(path, SYSTEM.now_s())
+
+    def look(self, now_s: float) -> bool | None:
+        """Whether an outage has begun since the last look (True) or is over (False)."""
+        with self._lock:
+            since_s = min(self._failing.values(), default=math.inf)
+            is_out = now_s - since_s >= LEAST_OUTAGE_S
+            if is_out and not self._is_told:
+                self._is_told = True
+                self.outages += 1
+                return True
+            if self._is_told and not self._failing:
+                self._is_told = False
+                return False
+            return None
+
+
+def session_of(reach: Reach) -> Any:
+    """A `requests.Session` that notes how each of its requests ends."""
+    sessions = extra("requests", GROUP, PURPOSE).Session
+
+    def request(self: Any, method: str, url: str, **options: Any) -> Any:
+        reach.begin(url)
+        try:
+            response = sessions.request(self, method, url, **options)
+        except Exception as error:
+            reach.end(url, _reason(error))
+            raise
+        is_taken = 200 <= response.status_code < 400
+        reach.end(url, None if is_taken else f"HTTP {response.status_code}")
+        return response
+
+    # Made here: the library is imported when it is needed.
+    return type("ReachSession", (sessions,), {"request": request})()
+
+
+class CountedSpans:
+    """A span exporter around one, which counts the spans that have arrived."""
+
+    def __init__(self, inner: Any, success: Any) -> None:
+        self._inner = inner
+        self._success = success
+        self._is_shut = False
+        self.delivered = 0
+
+    def export(self, spans: Sequence[Any]) -> Any:
+        result = self._inner.export(spans)
+        if result is self._success:
+            self.delivered += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        # The library's own, at its end, may be the second time.
+        if not self._is_shut:
+            self._is_shut = True
+            self._inner.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Nothing is kept here."""
+        return True
+
+
+def span_exporter(settings: OtelSettings, reach: Reach) -> CountedSpans:
+    """To the endpoint of the settings, or to that of the environment."""
+    exporters = module("exporter.otlp.proto.http.trace_exporter")
+    made = exporters.OTLPSpanExporter(**_options(settings, "v1/traces", reach))
+    return CountedSpans(made, module("sdk.trace.export").SpanExportResult.SUCCESS)
+
+
+def metric_exporter(settings: OtelSettings, reach: Reach) -> Any:
+    """The same for metrics."""
+    exporters = module("exporter.otlp.proto.http.metric_exporter")
+    return exporters.OTLPMetricExporter(**_options(settings, "v1/metrics", reach))
+
+
+def _options(settings: OtelSettings, path: str, reach: Reach) -> dict[str, Any]:
+    return {
+        "endpoint": f"{settings.endpoint}/{path}" if settings.endpoint else None,
+        "headers": dict(settings.headers) or None,
+        "session": session_of(reach),
+    }
+
+
+def _reason(error: BaseException) -> str:
+    """Why a request failed."""
+    requests = extra("requests", GROUP, PURPOSE)
+    if isinstance(error, requests.exceptions.SSLError):
+        return "its certificate is not accepted"
+    if isinstance(error, requests.exceptions.Timeout):
+        return "no answer in time"
+    found = _os_error(error)
+    if isinstance(found, ConnectionRefusedError):
+        return "connection refused"
+    return type(error).__name__ if found is None else str(found.strerror)
+
+
+def _os_error(error: BaseException | None) -> OSError | None:
+    """The operating system's own error, which urllib3 and requests wrap in theirs."""
+    for _ in range(_DEEPEST):
+        if error is None:
+            return None
+        if isinstance(error, OSError) and error.strerror:
+            return error
+        inner = [error.__cause__, error.__context__, getattr(error, "reason", None), *error.args]
+        error = next((one for one in inner if isinstance(one, BaseException)), None)
+    return None

@@ -1,0 +1,187 @@
+"""Every name that goes to OpenTelemetry, with its unit and buckets.
+
+`gen_ai.*`: the semantic conventions for generative AI, status Development, as they were in 2026,
+after `gen_ai.provider.name` had replaced `gen_ai.system` (semantic conventions 1.37) and the
+conventions had moved to a repository of their own. Metrics and their buckets:
+https://github.com/open-telemetry/semantic-conventions-genai/blob/main/docs/gen-ai/gen-ai-metrics.md
+Spans: gen-ai-spans.md beside it. `error.type`, `server.*`: semantic conventions 1.42.
+
+`redline.*`: the metrics of the page for Prometheus (`job/monitor/metrics.py`), by the same name
+after `redline_` and with the same labels. A collector that exports them to Prometheus gives them
+the names that the page has.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from redline.apis import PLAIN, api_of
+from redline.job.monitor import Family
+
+SCOPE = "redline"
+
+OPERATION = "gen_ai.operation.name"
+PROVIDER = "gen_ai.provider.name"
+REQUEST_MODEL = "gen_ai.request.model"
+RESPONSE_MODEL = "gen_ai.response.model"
+FINISH_REASONS = "gen_ai.response.finish_reasons"
+FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
+INPUT_TOKENS = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+TOKEN_TYPE = "gen_ai.token.type"
+ERROR_TYPE = "error.type"
+SERVER_ADDRESS = "server.address"
+SERVER_PORT = "server.port"
+HTTP_STATUS = "http.response.status_code"
+
+# Numbers of a request's body, by their fields.
+REQUEST_FIELDS = {
+    "max_tokens": "gen_ai.request.max_tokens",
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+}
+
+# Of spans: of the call, and of the event of an attempt that failed.
+ATTEMPTS = "redline.attempts"
+ENDPOINT = "redline.endpoint"
+WAITED = "redline.waited"  # seconds before the first write
+ATTEMPT_FAILED = "redline.attempt.failed"
+ATTEMPT_NUMBER = "redline.attempt.number"
+ATTEMPT_DURATION = "redline.attempt.duration"  # seconds from its write on
+
+# Of the resource.
+SERVICE_NAME = "service.name"
+SERVICE_VERSION = "service.version"
+SERVICE_INSTANCE = "service.instance.id"
+DEFAULT_SERVICE = "redline"
+
+
+class HistogramName(msgspec.Struct, frozen=True):
+    """A histogram. bounds: of its buckets, each with the values up to it, the bound included."""
+
+    name: str
+    unit: str
+    about: str
+    bounds: tuple[float, ...]
+
+
+_SECONDS = (
+    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92,
+)  # fmt: skip
+DURATION = HistogramName(
+    "gen_ai.client.operation.duration", "s", "GenAI operation duration.", _SECONDS
+)
+TIME_TO_FIRST_CHUNK = HistogramName(
+    "gen_ai.client.operation.time_to_first_chunk",
+    "s",
+    "Time from the write of a request to the first chunk of a streamed answer.",
+    _SECONDS,
+)
+TOKEN_USAGE = HistogramName(
+    "gen_ai.client.token.usage",
+    "{token}",
+    "Number of input and output tokens used.",
+    tuple(4.0**exponent for exponent in range(14)),
+)
+HISTOGRAMS = (DURATION, TIME_TO_FIRST_CHUNK, TOKEN_USAGE)
+
+# The units of the families of the page that are exported, by their names there.
+_UNITS = {
+    "redline_rows": "{row}",
+    "redline_job_rows": "{row}",
+    "redline_flawed_answers": "{row}",
+    "redline_requests": "{request}",
+    "redline_retries": "{request}",
+    "redline_request_errors": "{request}",
+    "redline_tokens": "{token}",
+    "redline_requests_running": "{request}",
+    "redline_requests_waiting": "{request}",
+    "redline_request_slots": "{request}",
+    "redline_rows_retrying": "{row}",
+    "redline_limit_used_ratio": "1",
+    "redline_parked_seconds": "s",
+    "redline_endpoint_state": "",
+    "redline_call_seconds": "s",
+    "redline_cost_usd": "{USD}",
+    "redline_budget_used_ratio": "1",
+    "redline_cache_lookups": "{row}",
+    "redline_batch_rows": "{row}",
+    "redline_binds": "",
+    "redline_alert_firing": "",
+    "redline_client_busy_ratio": "1",
+    "redline_client_lag_seconds": "s",
+}
+
+
+class NumberName(msgspec.Struct, frozen=True):
+    """A counter or a gauge."""
+
+    name: str
+    unit: str
+    kind: Literal["counter", "gauge"]
+    about: str
+
+
+def number_name(family: Family) -> NumberName | None:
+    """What a family of the page is called; None for one that is not exported."""
+    unit = _UNITS.get(family.name)
+    if unit is None or family.kind == "histogram":
+        return None
+    name = f"{SCOPE}.{family.name.removeprefix('redline_')}"
+    return NumberName(name, unit, family.kind, family.about)
+
+
+# Hosts of providers, by their endings. An OpenAI API elsewhere is of the OpenAI kind: the attribute
+# says whose conventions a call follows.
+_PROVIDERS = {
+    "openai.azure.com": "azure.ai.openai",
+    "services.ai.azure.com": "azure.ai.inference",
+    "anthropic.com": "anthropic",
+    "amazonaws.com": "aws.bedrock",
+    "cohere.com": "cohere",
+    "cohere.ai": "cohere",
+    "deepseek.com": "deepseek",
+    "generativelanguage.googleapis.com": "gcp.gemini",
+    "aiplatform.googleapis.com": "gcp.vertex_ai",
+    "groq.com": "groq",
+    "mistral.ai": "mistral_ai",
+    "moonshot.ai": "moonshot_ai",
+    "perplexity.ai": "perplexity",
+    "x.ai": "x_ai",
+}
+OPENAI = "openai"
+# A function of the user's, and calls that are no operation of the conventions.
+OTHER = "_OTHER"
+_OPERATIONS = {
+    "/chat/completions": "chat",
+    "/responses": "chat",
+    "/completions": "text_completion",
+    "/embeddings": "embeddings",
+}
+OTHER_OPERATION = "request"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Who answers. address: empty for a function."""
+
+    provider: str = OTHER
+    address: str = ""
+    port: int = 0
+
+
+def place_of(base_url: str) -> Place:
+    """That of an endpoint, by its base URL."""
+    parts = urlsplit(base_url)
+    host = (parts.hostname or "").rstrip(".")
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    found = [name for end, name in _PROVIDERS.items() if host == end or host.endswith(f".{end}")]
+    return Place(found[0] if found else OPENAI, host, port)
+
+
+def operation_of(url: str) -> str:
+    """What a request to this path does."""
+    api = api_of(url)
+    return OTHER_OPERATION if api is PLAIN else _OPERATIONS.get(api.ending, OTHER_OPERATION)

@@ -1,0 +1,292 @@
+"""The telemetry of one job: what is measured, on its way to OpenTelemetry.
+
+An endpoint that the settings name is sent to by exporters of the job's own. Otherwise a provider
+that the program has set takes its signal, and one that it has not set is replaced by an exporter
+that the SDK's environment variables direct. The program's providers are its own to flush and end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import socket
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import Any
+
+from redline._version import __version__
+from redline.calls import Backend
+from redline.clock import SYSTEM, Clock
+from redline.job.monitor import Family
+from redline.job.otel import names
+from redline.job.otel.calls import Measured, Origin, Spans, Traced
+from redline.job.otel.exporting import (
+    CountedSpans,
+    Reach,
+    metric_exporter,
+    module,
+    span_exporter,
+)
+from redline.job.otel.measures import Aggregated, Meter, Passed
+from redline.job.settings import Job, OtelSettings
+from redline.job.show import TELEMETRY
+from redline.process import DaemonThreads, counted
+
+# The end of a job waits this long for what is on its way.
+LAST_S = 3.0
+# How long the progress shows that an outage is over, and how many outages it tells.
+_BACK_S = 30.0
+_MOST_TOLD = 10
+_NS = 1e9
+_DELTA = ("delta", "lowmemory")
+
+
+class SpanExport:
+    """Spans on their way by a provider of the job's own."""
+
+    def __init__(self, exporter: CountedSpans, resource: Any) -> None:
+        tracing, exports = module("sdk.trace"), module("sdk.trace.export")
+        # Its end is ours to bound: at the end of the process it would wait for half a minute.
+        self._provider = tracing.TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(exports.BatchSpanProcessor(exporter))
+        self._exporter = exporter
+        self.tracer = self._provider.get_tracer(names.SCOPE, __version__)
+
+    @property
+    def delivered(self) -> int:
+        return self._exporter.delivered
+
+    async def finish(self, until_s: float) -> None:
+        """Sends what is left."""
+        # It takes up to half a minute itself.
+        thread = DaemonThreads(1, "redline-otel-spans")
+        await _ended(thread.submit(self._provider.shutdown), until_s)
+        thread.shutdown(wait=False)
+
+    def give_up(self) -> None:
+        """Ends the attempts of `finish`."""
+        self._exporter.shutdown()
+
+
+class MetricExport:
+    """Metrics on their way, every now and then, in a thread. Only the newest are worth sending."""
+
+    def __init__(self, exporter: Any, meter: Aggregated, every_s: float, clock: Clock) -> None:
+        self._exporter = exporter
+        self._success = module("sdk.metrics.export").MetricExportResult.SUCCESS
+        self._meter = meter
+        self._every_s = every_s
+        self._clock = clock
+        self._due_s = clock.now_s() + every_s
+        self._threads = DaemonThreads(1, "redline-otel")
+        self._exporting: Future[bool] | None = None
+        self._is_taken = False
+        self.is_lost = False
+
+    def look(self, now_s: float) -> None:
+        """Exports if it is time to, unless that is going on."""
+        if now_s >= self._due_s and self._is_free():
+            self._due_s = now_s + self._every_s
+            self._export()
+
+    async def finish(self, until_s: float) -> None:
+        """Exports the last figures. What has not arrived by then is lost."""
+        self.is_lost = True
+        if self._exporting is not None:
+            await _ended(self._exporting, until_s)
+        if self._is_free():
+            await _ended(self._export(), until_s)
+            self.is_lost = not (self._is_free() and self._is_taken)
+
+    def give_up(self) -> None:
+        """Ends the attempts of an export."""
+        self._threads.shutdown(wait=False)
+        self._exporter.shutdown()
+
+    def _export(self) -> Future[bool]:
+        data = self._meter.read(int(self._clock.wall_s() * _NS))
+        self._exporting = self._threads.submit(self._send, data)
+        return self._exporting
+
+    def _send(self, data: Any) -> bool:
+        try:
+            return bool(self._exporter.export(data) is self._success)
+        except Exception:
+            # The exporter's boundary: a defect of the library must not reach the job.
+            return False
+
+    def _is_free(self) -> bool:
+        """Nothing is on its way; what was has been taken note of."""
+        if self._exporting is None:
+            return True
+        if not self._exporting.done():
+            return False
+        self._is_taken = self._exporting.result()
+        if self._is_taken:
+            self._meter.exported()
+        self._exporting = None
+        return True
+
+
+class Telemetry:
+    """Measures the calls of a job, and sends that with the job's figures.
+
+    `note` neither waits nor fails; what the receiver does not take is counted.
+    """
+
+    def __init__(self, job: Job, settings: OtelSettings, clock: Clock = SYSTEM) -> None:
+        # The SDK reports trouble in a log; without a handler, Python would print it.
+        logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
+        self._settings = settings
+        self._clock = clock
+        self._reach = Reach()
+        self._notices: dict[str, str] = {}
+        self._shown_until_s = math.inf
+        self._is_late = False
+        places = {endpoint.label: names.place_of(endpoint.base_url) for endpoint in job.endpoints}
+        self._origin = Origin(model=job.prompting.model or "", places=places)
+        resource = _resource(settings, clock)
+        self._span_export: SpanExport | None = None
+        self._spans = self._opened_spans(resource) if settings.sample else None
+        self._metric_export: MetricExport | None = None
+        self._meter = self._opened_meter(resource)
+        self._set_offset()
+
+    def measured(self, inner: Backend) -> Backend:
+        """`inner`, each `send` of which is one attempt, with these measured."""
+        return Measured(inner, self._meter, self._origin)
+
+    def traced(self, inner: Backend) -> Backend:
+        """`inner` with some of its calls as spans."""
+        if self._spans is None:
+            return inner
+        return Traced(inner, self._spans, self._settings.sample)
+
+    @property
+    def notices(self) -> dict[str, str]:
+        """That the receiver is out of reach, or is back."""
+        return self._notices if self._clock.now_s() < self._shown_until_s else {}
+
+    @property
+    def failure(self) -> str | None:
+        """What did not reach the receiver, and why; None if all did. After `aclose`."""
+        lost = []
+        if self._span_export is not None and self._spans is not None:
+            missing = self._spans.ended - self._span_export.delivered
+            if missing > 0:
+                lost.append(f"{missing:,} of {counted(self._spans.ended, 'span')}")
+        if self._metric_export is not None and self._metric_export.is_lost:
+            lost.append("the last metrics")
+        if not lost:
+            return None
+        return (
+            f"{' and '.join(lost)} did not reach OpenTelemetry{self._where}: "
+            f"{self._reach.reason or self._why}"
+        )
+
+    @property
+    def _why(self) -> str:
+        """Why something did not arrive although no request has failed."""
+        if self._is_late:
+            return f"no answer within {LAST_S:g} s of the job's end"
+        return "there was too much to send"
+
+    def note(self, families: Iterable[Family]) -> None:
+        """The figures of the job now; called once a second."""
+        self._set_offset()
+        self._meter.note(families)
+        now_s = self._clock.now_s()
+        if self._metric_export is not None:
+            self._metric_export.look(now_s)
+        is_out = self._reach.look(now_s)
+        if is_out is not None:
+            self._tell(now_s, is_out=is_out)
+
+    async def aclose(self) -> None:
+        """Gives what is on its way LAST_S; then it is given up."""
+        exports = [one for one in (self._span_export, self._metric_export) if one is not None]
+        until_s = self._clock.now_s() + LAST_S
+        try:
+            await asyncio.gather(*(export.finish(until_s) for export in exports))
+        finally:
+            self._is_late = self._clock.now_s() >= until_s
+            for export in exports:
+                export.give_up()
+
+    def _set_offset(self) -> None:
+        if self._spans is not None:
+            self._spans.set_offset(self._clock.wall_s() - self._clock.now_s())
+
+    @property
+    def _where(self) -> str:
+        return f" at {self._reach.host}" if self._reach.host else ""
+
+    def _tell(self, now_s: float, *, is_out: bool) -> None:
+        """Puts into words that an outage has begun, or is over."""
+        outages = self._reach.outages
+        if outages > _MOST_TOLD:
+            self._notices = {}
+        elif is_out:
+            text = f"is out of reach: {self._reach.reason}; the job goes on without it"
+            self._notices = {f"{TELEMETRY}{outages}": f"OpenTelemetry{self._where} {text}"}
+            self._shown_until_s = math.inf
+        else:
+            text = f"OpenTelemetry{self._where} takes data again"
+            self._notices = {f"{TELEMETRY}{outages} is over": text}
+            self._shown_until_s = now_s + _BACK_S
+
+    def _opened_spans(self, resource: Any) -> Spans:
+        tracing = module("trace")
+        provider = None if self._settings.endpoint else _set_by_program(tracing, "tracer")
+        if provider is not None:
+            # Beside the program's own spans, below the one that is open where the job begins.
+            tracer = provider.get_tracer(names.SCOPE, __version__)
+            parent = module("context").get_current()
+        else:
+            exporter = span_exporter(self._settings, self._reach)
+            self._span_export = SpanExport(exporter, resource)
+            tracer, parent = self._span_export.tracer, module("context").Context()
+        return Spans(tracing, tracer, parent, self._origin)
+
+    def _opened_meter(self, resource: Any) -> Meter:
+        metrics = module("metrics")
+        provider = None if self._settings.endpoint else _set_by_program(metrics, "meter")
+        if provider is not None:
+            return Passed(provider)
+        exporter = metric_exporter(self._settings, self._reach)
+        preference = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "")
+        is_delta = preference.strip().lower() in _DELTA
+        meter = Aggregated(resource, int(self._clock.wall_s() * _NS), is_delta=is_delta)
+        self._metric_export = MetricExport(exporter, meter, self._settings.every_s, self._clock)
+        return meter
+
+
+async def _ended(work: Future[Any], until_s: float) -> None:
+    """Returns when the work of a thread is done, or at `until_s`."""
+    waiting = asyncio.wrap_future(work)
+    await asyncio.wait([waiting], timeout=max(0.0, until_s - SYSTEM.now_s()))
+    # What ends later must not reach for a loop that may be closed.
+    waiting.cancel()
+
+
+def _set_by_program(api: Any, kind: str) -> Any:
+    """The provider that the program has set; None if it has set none."""
+    provider = getattr(api, f"get_{kind}_provider")()
+    # What the API has in place of one that may still be set.
+    return None if "Proxy" in type(provider).__name__ else provider
+
+
+def _resource(settings: OtelSettings, clock: Clock) -> Any:
+    """What sends: a service, and this run of it, so that the counters of two runs stay apart."""
+    resources = module("sdk.resources")
+    run = f"{socket.gethostname()}-{os.getpid()}-{clock.wall_s():.3f}"
+    stated = {names.SERVICE_VERSION: __version__, names.SERVICE_INSTANCE: run}
+    if settings.service_name:
+        stated[names.SERVICE_NAME] = settings.service_name
+    found = resources.Resource.create(stated)
+    if str(found.attributes.get(names.SERVICE_NAME, "")).startswith("unknown_service"):
+        usual = resources.Resource({names.SERVICE_NAME: names.DEFAULT_SERVICE})
+        return found.merge(usual)
+    return found
