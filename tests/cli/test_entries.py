@@ -165,6 +165,19 @@ EXAMPLES: dict[str, list[Example]] = {
         ),
         Example({}, {"alerts": {"built_in": False}}, tables="[alerts]\nbuilt_in = false\n"),
     ],
+    "otel": [
+        Example({}, {"otel": {}}, tables="[otel]\n"),
+        Example(
+            {},
+            {"otel": {"endpoint": f"{URL}/", "headers_env": {"x": "PLANTED"}, "sample": "5 %"}},
+            tables=f'[otel]\nendpoint = "{URL}"\nheaders = {{ x = "k" }}\nsample = 0.05\n',
+        ),
+        Example(
+            {},
+            {"otel": {"service_name": "labels", "every_s": 2}},
+            tables='[otel]\nservice_name = "labels"\nevery_s = 2.0\n',
+        ),
+    ],
     "call": [Example({}, {"call": answer})],
     "before": [Example({}, {"before": same})],
     "after": [Example({}, {"after": same})],

@@ -97,6 +97,7 @@ class _Input(msgspec.Struct, frozen=True):
     parts: what its caller supplies. stream: the source, if that is a stream. limiters: of the
     endpoints in their order, or of the function; none with a supplied backend. slots: how many
     calls at once at most. trace: open, to record the calls. gatherer: makes windows of the run.
+    telemetry: what goes to OpenTelemetry, once it is open.
     """
 
     parts: Parts
@@ -108,6 +109,7 @@ class _Input(msgspec.Struct, frozen=True):
     slots: int
     trace: TraceFile | None
     gatherer: Gatherer
+    telemetry: Telemetry | None = None
 
 
 class _Calls(msgspec.Struct, frozen=True):
@@ -138,12 +140,12 @@ async def built(job: Job, parts: Parts) -> AsyncIterator[Run]:
     try:
         async with AsyncExitStack() as stack:
             server = await _serve_metrics(job, stack)
-            telemetry = _open_telemetry(job, stack)
+            given = msgspec.structs.replace(given, telemetry=_open_telemetry(job, stack))
             if job.output is not None:
                 await _take(job.output, given.stream, stack)
             try:
                 async with AsyncExitStack() as objects:
-                    run = await _assemble(job, given, telemetry, objects)
+                    run = await _assemble(job, given, objects)
                     monitor = _monitor(run, parts, server)
                     run.sampler.start(run.totals, monitor.note)
                     yield run
@@ -262,19 +264,15 @@ async def _take(output: Output, stream: StreamRows | None, stack: AsyncExitStack
         await stream.open()
 
 
-async def _assemble(
-    job: Job, given: _Input, telemetry: Telemetry | None, stack: AsyncExitStack
-) -> Run:
+async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
     tally = given.parts.tally or Tally()
     acknowledge = _acknowledging(tally, given.stream, given.gatherer)
     kept = None
     if job.output is not None:
         kept = await _open_output(job, job.output, acknowledge, stack)
     journal = None if kept is None else kept.journal
-    calls = _calls(job, given, kept, tally, telemetry)
-    if calls.answers is not None:
-        await asyncio.to_thread(calls.answers.open)
-    stack.push_async_callback(calls.backend.aclose)
+    calls = _calls(job, given, kept, tally)
+    await _open_calls(calls, stack)
     load = Backpressure(journal)
     held = None if kept is None else kept.held
     feed, selection = _rows(job, given, journal, load, held)
@@ -323,8 +321,15 @@ async def _assemble(
         recorder=calls.recorder,
         sampler=sampler_of(job, sampled, given.gatherer, given.source.name),
         watch=watch_of(job),
-        telemetry=telemetry,
+        telemetry=given.telemetry,
     )
+
+
+async def _open_calls(calls: _Calls, stack: AsyncExitStack) -> None:
+    """Opens the store of answers if there is one; the backend is closed with the stack."""
+    if calls.answers is not None:
+        await asyncio.to_thread(calls.answers.open)
+    stack.push_async_callback(calls.backend.aclose)
 
 
 def _runner(
@@ -417,9 +422,7 @@ def _done_before(job: Job, journal: Journal) -> InputCounts:
     return InputCounts(rows=done + failed, done=done, failed=0 if is_again else failed)
 
 
-def _calls(
-    job: Job, given: _Input, kept: Kept | None, tally: Tally, telemetry: Telemetry | None
-) -> _Calls:
+def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
     """The backend: calls within their limits, the job's budget, its retries, its cache."""
     # What was answered before a request goes out is written before it.
     before_write = do_nothing if kept is None else kept.journal.flush
@@ -444,6 +447,7 @@ def _calls(
         )
     metered = _metered(job, calls, kept)
     attempts: Backend = calls if metered is None else metered
+    telemetry = given.telemetry
     if telemetry is not None:
         attempts = telemetry.measured(attempts)
     whole: Backend = Retry(attempts, job.retry, listener=listener)

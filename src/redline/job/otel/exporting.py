@@ -74,14 +74,15 @@ class Reach:
 
 def session_of(reach: Reach) -> Any:
     """A `requests.Session` that notes how each of its requests ends."""
-    sessions = extra("requests", GROUP, PURPOSE).Session
+    requests = extra("requests", GROUP, PURPOSE)
+    sessions, errors = requests.Session, requests.exceptions
 
     def request(self: Any, method: str, url: str, **options: Any) -> Any:
         reach.begin(url)
         try:
             response = sessions.request(self, method, url, **options)
-        except Exception as error:
-            reach.end(url, _reason(error))
+        except errors.RequestException as error:
+            reach.end(url, _reason(error, errors))
             raise
         is_taken = 200 <= response.status_code < 400
         reach.end(url, None if is_taken else f"HTTP {response.status_code}")
@@ -138,12 +139,11 @@ def _options(settings: OtelSettings, path: str, reach: Reach) -> dict[str, Any]:
     }
 
 
-def _reason(error: BaseException) -> str:
-    """Why a request failed."""
-    requests = extra("requests", GROUP, PURPOSE)
-    if isinstance(error, requests.exceptions.SSLError):
+def _reason(error: BaseException, errors: Any) -> str:
+    """Why a request failed. errors: those of the library."""
+    if isinstance(error, errors.SSLError):
         return "its certificate is not accepted"
-    if isinstance(error, requests.exceptions.Timeout):
+    if isinstance(error, errors.Timeout):
         return "no answer in time"
     found = _os_error(error)
     if isinstance(found, ConnectionRefusedError):

@@ -111,11 +111,7 @@ class MetricExport:
         return self._exporting
 
     def _send(self, data: Any) -> bool:
-        try:
-            return bool(self._exporter.export(data) is self._success)
-        except Exception:
-            # The exporter's boundary: a defect of the library must not reach the job.
-            return False
+        return bool(self._exporter.export(data) is self._success)
 
     def _is_free(self) -> bool:
         """Nothing is on its way; what was has been taken note of."""
@@ -123,7 +119,8 @@ class MetricExport:
             return True
         if not self._exporting.done():
             return False
-        self._is_taken = self._exporting.result()
+        # A defect of the library must not reach the job.
+        self._is_taken = self._exporting.exception() is None and self._exporting.result()
         if self._is_taken:
             self._meter.exported()
         self._exporting = None
