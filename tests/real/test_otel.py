@@ -21,6 +21,7 @@ import pytest
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
 from redline import Endpoint
+from redline.errors import ConfigError
 from redline.job import Parts, Report, execute
 from redline.job.settings import make_job
 from redline.job.show import View
@@ -184,6 +185,27 @@ async def test_the_variables_of_the_sdk_direct_it(
     assert {one["x-team"] for one in seen.headers} == {"blue"}
     assert seen.resource["service.name"] == "by the environment"
     assert seen.resource["deployment"] == "test"
+
+
+async def test_variables_that_cannot_be_used_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "1")
+    async with Sim() as sim:
+        with pytest.raises(ConfigError, match="OpenTelemetry cannot be set up: max_export_batch"):
+            await done(sim, tmp_path, {})
+    assert not list(tmp_path.iterdir())
+
+
+async def test_the_environment_can_switch_it_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    with receiver() as seen:
+        async with Sim() as sim:
+            report = await done(sim, tmp_path, {"endpoint": seen.url, "sample": 1}, rows=5)
+    assert report.succeeded == 5
+    assert not seen.headers
 
 
 @pytest.mark.parametrize(

@@ -180,10 +180,11 @@ def _open_telemetry(job: Job, stack: AsyncExitStack) -> Telemetry | None:
     if job.otel is None:
         return None
     # Imported here: a run without it does not pay for it.
-    from redline.job.otel import Telemetry
+    from redline.job.otel import open_telemetry
 
-    telemetry = Telemetry(job, job.otel)
-    stack.push_async_callback(telemetry.aclose)
+    telemetry = open_telemetry(job)
+    if telemetry is not None:
+        stack.push_async_callback(telemetry.aclose)
     return telemetry
 
 

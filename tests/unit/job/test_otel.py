@@ -200,7 +200,7 @@ def test_settings_do_not_show_what_headers_hold() -> None:
 async def test_without_the_extra_the_command_that_installs_it_is_named(
     missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == missing]:
+    for name in [missing, *(name for name in sys.modules if name.startswith(f"{missing}."))]:
         monkeypatch.setitem(sys.modules, name, None)
     otel = {"endpoint": "http://127.0.0.1:9", "sample": 1}
     job = make_job([{"n": 1}], {"call": Answers(), "otel": otel}, {})

@@ -21,6 +21,7 @@ GROUP = "otel"
 # A receiver that fails for less is not worth a line.
 LEAST_OUTAGE_S = 1.0
 _DEEPEST = 10
+_LONGEST_REASON = 200
 
 
 def module(name: str) -> Any:
@@ -81,7 +82,8 @@ def session_of(reach: Reach) -> Any:
         reach.begin(url)
         try:
             response = sessions.request(self, method, url, **options)
-        except errors.RequestException as error:
+        except OSError as error:
+            # The library's own errors are OSErrors, too.
             reach.end(url, _reason(error, errors))
             raise
         is_taken = 200 <= response.status_code < 400
@@ -148,7 +150,11 @@ def _reason(error: BaseException, errors: Any) -> str:
     found = _os_error(error)
     if isinstance(found, ConnectionRefusedError):
         return "connection refused"
-    return type(error).__name__ if found is None else str(found.strerror)
+    if found is not None:
+        return str(found.strerror)
+    # The library's own texts quote the URL, whose path may be a secret.
+    is_own = isinstance(error, errors.RequestException)
+    return type(error).__name__ if is_own else str(error)[:_LONGEST_REASON]
 
 
 def _os_error(error: BaseException | None) -> OSError | None:

@@ -19,6 +19,7 @@ from typing import Any
 from redline._version import __version__
 from redline.calls import Backend
 from redline.clock import SYSTEM, Clock
+from redline.errors import ConfigError
 from redline.job.monitor import Family
 from redline.job.otel import names
 from redline.job.otel.calls import Measured, Origin, Spans, Traced
@@ -41,6 +42,25 @@ _BACK_S = 30.0
 _MOST_TOLD = 10
 _NS = 1e9
 _DELTA = ("delta", "lowmemory")
+# The SDK reports trouble in a log, and without any handler Python prints that.
+_NO_PRINT = logging.NullHandler()
+
+
+def open_telemetry(job: Job) -> Telemetry | None:
+    """That of the job; None without settings for it, or if the environment switches it off.
+
+    Raises ConfigError if the library is missing, or cannot use the environment's variables.
+    """
+    if job.otel is None or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    try:
+        return Telemetry(job, job.otel)
+    except ValueError as error:
+        raise ConfigError(
+            f"OpenTelemetry cannot be set up: {error}",
+            where="the OTEL_ variables of the environment",
+            hint="correct or unset them",
+        ) from error
 
 
 class SpanExport:
@@ -134,8 +154,7 @@ class Telemetry:
     """
 
     def __init__(self, job: Job, settings: OtelSettings, clock: Clock = SYSTEM) -> None:
-        # The SDK reports trouble in a log; without a handler, Python would print it.
-        logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
+        logging.getLogger("opentelemetry").addHandler(_NO_PRINT)
         self._settings = settings
         self._clock = clock
         self._reach = Reach()
