@@ -25,6 +25,7 @@ from redline.errors import ConfigError
 from redline.job import Parts, Report, execute
 from redline.job.settings import make_job
 from redline.job.show import View
+from redline.journal import Output, OutputLock
 from redline.sim import SimSettings, parse_faults
 from redline.sim.server import Sim
 from support.otlp import Receiver, attributes, receiver
@@ -187,6 +188,17 @@ async def test_the_variables_of_the_sdk_direct_it(
     assert seen.resource["deployment"] == "test"
 
 
+async def test_a_job_that_cannot_begin_sends_nothing(tmp_path: Path) -> None:
+    with receiver() as seen:
+        async with Sim() as sim:
+            with (
+                OutputLock(Output.at(tmp_path / "out.jsonl")),
+                pytest.raises(ConfigError, match="being written"),
+            ):
+                await done(sim, tmp_path, {"endpoint": seen.url, "sample": 1})
+    assert not seen.headers
+
+
 async def test_variables_that_cannot_be_used_are_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,8 +321,10 @@ def started(folder: Path, url: str, *flags: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
 
 
-def test_what_is_left_is_sent_after_ctrl_c(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_held", [False, True])
+def test_what_is_left_is_sent_after_ctrl_c(tmp_path: Path, is_held: bool) -> None:
     with receiver() as seen, started(tmp_path, seen.url, "--rps", "50") as process:
+        seen.is_held = is_held
         assert process.stderr is not None
         out = tmp_path / "out.jsonl"
         while not (out.exists() and out.read_bytes().count(b"\n") > 20):
@@ -318,12 +332,17 @@ def test_what_is_left_is_sent_after_ctrl_c(tmp_path: Path) -> None:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()
+        # It ends although requests are held for as long as the receiver is there.
         assert process.wait() == 130
     rows = len(out.read_text().splitlines())
     assert 20 < rows < 1_000
-    assert "OpenTelemetry" not in said
-    assert len(seen.spans) == rows
-    assert seen.values("redline.rows", "kind")["done"] == rows
+    if is_held:
+        lost = f"{rows} of {rows} spans and the last metrics did not reach OpenTelemetry at"
+        assert f"{lost} 127.0.0.1:{seen.port}: no answer" in said
+    else:
+        assert "OpenTelemetry" not in said
+        assert len(seen.spans) == rows
+        assert seen.values("redline.rows", "kind")["done"] == rows
 
 
 def test_the_command_line_says_what_was_lost_and_prints_no_traceback(tmp_path: Path) -> None:

@@ -484,6 +484,13 @@ def test_an_endpoint_that_fails_is_named_until_it_works() -> None:
     assert "failing endpoint" not in meter.read().notices
 
 
+def test_that_telemetry_is_out_of_reach_is_told_once() -> None:
+    stream, seen = io.StringIO(), view(rows=9)
+    seen.telemetry_notices = {"telemetry 1": "OpenTelemetry at h is out of reach: HTTP 503"}
+    shown(PlainProgress(stream), seen, 31.0)
+    assert stream.getvalue().count("is out of reach") == 1
+
+
 def test_an_endpoint_that_is_taken_out_is_told_once() -> None:
     stream, seen = io.StringIO(), fleet()
     seen.tally.on_event(EndpointOut(0.0, "b", "the endpoint refused the key: HTTP 401", 1, 2))

@@ -1,10 +1,11 @@
 """Every name that goes to OpenTelemetry, with its unit and buckets.
 
-`gen_ai.*`: the semantic conventions for generative AI, status Development, as they were in 2026,
-after `gen_ai.provider.name` had replaced `gen_ai.system` (semantic conventions 1.37) and the
-conventions had moved to a repository of their own. Metrics and their buckets:
-https://github.com/open-telemetry/semantic-conventions-genai/blob/main/docs/gen-ai/gen-ai-metrics.md
-Spans: gen-ai-spans.md beside it. `error.type`, `server.*`: semantic conventions 1.42.
+`gen_ai.*`, `error.type`, `server.*`: semantic conventions 1.41.0, the last release with those for
+generative AI, whose status is Development. Metrics with their buckets, and spans:
+https://github.com/open-telemetry/semantic-conventions/blob/v1.41.0/docs/gen-ai/gen-ai-metrics.md
+https://github.com/open-telemetry/semantic-conventions/blob/v1.41.0/docs/gen-ai/gen-ai-spans.md
+They go on at https://github.com/open-telemetry/semantic-conventions-genai, where metrics have got
+other names that no dashboard knows yet.
 
 `redline.*`: the metrics of the page for Prometheus (`job/monitor/metrics.py`), by the same name
 after `redline_` and with the same labels. A collector that exports them to Prometheus gives them

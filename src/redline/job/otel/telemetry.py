@@ -160,7 +160,7 @@ class Telemetry:
         self._reach = Reach()
         self._notices: dict[str, str] = {}
         self._shown_until_s = math.inf
-        self._is_late = False
+        self._is_late = self._has_begun = False
         places = {endpoint.label: names.place_of(endpoint.base_url) for endpoint in job.endpoints}
         self._origin = Origin(model=job.prompting.model or "", places=places)
         resource = _resource(settings, clock)
@@ -211,6 +211,7 @@ class Telemetry:
 
     def note(self, families: Iterable[Family]) -> None:
         """The figures of the job now; called once a second."""
+        self._has_begun = True
         self._set_offset()
         self._meter.note(families)
         now_s = self._clock.now_s()
@@ -225,7 +226,9 @@ class Telemetry:
         exports = [one for one in (self._span_export, self._metric_export) if one is not None]
         until_s = self._clock.now_s() + LAST_S
         try:
-            await asyncio.gather(*(export.finish(until_s) for export in exports))
+            # A job that could not begin has nothing to send.
+            if self._has_begun:
+                await asyncio.gather(*(export.finish(until_s) for export in exports))
         finally:
             self._is_late = self._clock.now_s() >= until_s
             for export in exports:
