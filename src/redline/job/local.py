@@ -33,4 +33,5 @@ async def execute_local(job: Job, parts: Parts) -> Report:
         if run is None or run.runner.offered == 0:
             raise
         run.runner.stop(error)
-    return run.report(SYSTEM.now_s() - begun_s)
+    waited_s = 0.0 if run.telemetry is None else run.telemetry.waited_s
+    return run.report(SYSTEM.now_s() - begun_s - waited_s)

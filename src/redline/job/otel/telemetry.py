@@ -150,7 +150,8 @@ class MetricExport:
 class Telemetry:
     """Measures the calls of a job, and sends that with the job's figures.
 
-    `note` neither waits nor fails; what the receiver does not take is counted.
+    `note` neither waits nor fails; what the receiver does not take is counted. waited_s: how long
+    `aclose` took, which is none of the job's own time.
     """
 
     def __init__(self, job: Job, settings: OtelSettings, clock: Clock = SYSTEM) -> None:
@@ -161,6 +162,7 @@ class Telemetry:
         self._notices: dict[str, str] = {}
         self._shown_until_s = math.inf
         self._is_late = self._has_begun = False
+        self.waited_s = 0.0
         places = {endpoint.label: names.place_of(endpoint.base_url) for endpoint in job.endpoints}
         self._origin = Origin(model=job.prompting.model or "", places=places)
         resource = _resource(settings, clock)
@@ -224,13 +226,15 @@ class Telemetry:
     async def aclose(self) -> None:
         """Gives what is on its way LAST_S; then it is given up."""
         exports = [one for one in (self._span_export, self._metric_export) if one is not None]
-        until_s = self._clock.now_s() + LAST_S
+        begun_s = self._clock.now_s()
+        until_s = begun_s + LAST_S
         try:
             # A job that could not begin has nothing to send.
             if self._has_begun:
                 await asyncio.gather(*(export.finish(until_s) for export in exports))
         finally:
-            self._is_late = self._clock.now_s() >= until_s
+            now_s = self._clock.now_s()
+            self._is_late, self.waited_s = now_s >= until_s, now_s - begun_s
             for export in exports:
                 export.give_up()
 
