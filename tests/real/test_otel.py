@@ -30,6 +30,7 @@ from redline.sim import SimSettings, parse_faults
 from redline.sim.server import Sim
 from support.otlp import Receiver, attributes, receiver
 from support.starting import free_port
+from support.summaries import from_summary
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
@@ -356,7 +357,7 @@ def test_the_command_line_says_what_was_lost_and_prints_no_traceback(tmp_path: P
         assert process.stderr is not None
         said = process.stderr.read()
         assert process.wait() == 0
-    lines = said.splitlines()
+    lines = from_summary(said).splitlines()
     assert lines[0] == "30 rows = 30 succeeded + 0 failed + 0 unfinished"
     lost = "30 of 30 spans and the last metrics did not reach OpenTelemetry at"
     assert f"{lost} {host}: connection refused" in lines
