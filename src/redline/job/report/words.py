@@ -152,7 +152,7 @@ def facts_of(*figures: Figures) -> list[tuple[str, list[str]]]:
 
 # Heads of the tables of what would help, and of what was predicted.
 HELPS = ("with", "answers per second")
-SCORES = ("change", "predicted answers per second", "measured", "verdict")
+SCORES = ("change", "answers per second", "verdict")
 
 
 def helps_rows(report: JobReport) -> list[tuple[str, str]]:
@@ -160,19 +160,18 @@ def helps_rows(report: JobReport) -> list[tuple[str, str]]:
     return advice(report.helps)
 
 
-def score_rows(report: JobReport) -> list[tuple[str, str, str, str]]:
+def score_rows(report: JobReport) -> list[tuple[str, str, str]]:
     """Runs that were predicted, and what became of it."""
-    return [
-        (
-            score.prediction.change,
-            "unknown"
-            if score.prediction.unknown
-            else f"{rate(score.prediction.low_per_s)} to {rate(score.prediction.high_per_s)}",
-            rate(score.measured_per_s),
-            "none" if score.prediction.unknown else "right" if score.holds else "wrong",
-        )
-        for score in report.scores
-    ]
+    rows = []
+    for score in report.scores:
+        prediction, measured = score.prediction, f"{rate(score.measured_per_s)} measured"
+        if prediction.unknown:
+            rows.append((prediction.change, f"unknown; {measured}", "no prediction"))
+            continue
+        interval = f"{rate(prediction.low_per_s)} to {rate(prediction.high_per_s)} predicted"
+        verdict = "right" if score.holds else "wrong"
+        rows.append((prediction.change, f"{interval}; {measured}", verdict))
+    return rows
 
 
 def percent(share: float) -> str:
