@@ -10,11 +10,13 @@ import pytest
 
 from redline.calls import Backend, Call, Endpoint, HttpBackend, Request, Retry
 from redline.calls.client import RetryPolicy
+from redline.errors import CallError, ServerFailed
 from redline.limits import Limits
 from redline.route import Pool, Seat, strategy_of
 from redline.testing import VirtualClock, virtual_run
 from redline.timeline import Counters, Gatherer, Totals, Window
-from redline.waist import Outcome
+from redline.timeline.phases import phases_of
+from redline.waist import Attempt, Chunk, Outcome, Sink
 from support.raw_server import RawServer, Seen, answer, chat
 
 CALLS = 8
@@ -22,6 +24,17 @@ DELAY_S = 2.0
 # Any call takes a little at the server, so that no phase is empty by being everything.
 SERVED_S = 0.25
 Server = Callable[[Seen, asyncio.StreamWriter], Awaitable[None]]
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+STREAM = (
+    b'data: {"choices": [{"index": 0, "delta": {"content": "yes"}}]}\n\n'
+    b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'
+    b"data: [DONE]\n\n"
+)
+
+
+class Reads(Sink):
+    async def put(self, chunk: Chunk) -> None:
+        return
 
 
 async def quick(seen: Seen, writer: asyncio.StreamWriter) -> None:
@@ -42,6 +55,23 @@ async def slow_to_end(seen: Seen, writer: asyncio.StreamWriter) -> None:
     writer.write(data[40:])
 
 
+async def slow_to_say_a_word(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(SERVED_S)
+    writer.write(STREAM_HEAD)
+    await asyncio.sleep(DELAY_S)
+    writer.write(STREAM)
+    writer.close()
+
+
+async def slow_to_go_on(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(SERVED_S)
+    first, rest = STREAM.split(b"\n\n", 1)
+    writer.write(STREAM_HEAD + first + b"\n\n")
+    await asyncio.sleep(DELAY_S)
+    writer.write(rest)
+    writer.close()
+
+
 def failing_first() -> Server:
     seen_before: set[bytes] = set()
 
@@ -57,7 +87,9 @@ def failing_first() -> Server:
     return serve
 
 
-async def recorded(backend: Backend, *, at_once: int, calls: int = CALLS) -> tuple[Window, float]:
+async def recorded(
+    backend: Backend, *, at_once: int, calls: int = CALLS, sink: Sink | None = None
+) -> tuple[Window, float]:
     """The window of so many calls, and the seconds that they took, one added to the other."""
     clock = VirtualClock(asyncio.get_running_loop())
     gatherer, total_s = Gatherer(), 0.0
@@ -69,8 +101,8 @@ async def recorded(backend: Backend, *, at_once: int, calls: int = CALLS) -> tup
         for number in numbers:
             begun_s = clock.now_s()
             body = {"model": "m", "user": str(number), "messages": []}
-            outcomes.append(await backend.send(Request(body=body), Call()))
-            gatherer.took(outcomes[-1].tried)
+            outcomes.append(await backend.send(Request(body=body), Call(), sink))
+            gatherer.took((begun_s, clock.now_s(), outcomes[-1].tried))
             total_s += clock.now_s() - begun_s
 
     async with asyncio.TaskGroup() as group:
@@ -82,14 +114,19 @@ async def recorded(backend: Backend, *, at_once: int, calls: int = CALLS) -> tup
 
 
 async def at_endpoint(
-    server: Server, *, at_once: int = 1, calls: int = CALLS, **limits: object
+    server: Server,
+    *,
+    at_once: int = 1,
+    calls: int = CALLS,
+    sink: Sink | None = None,
+    **limits: object,
 ) -> tuple[Window, float]:
     clock = VirtualClock(asyncio.get_running_loop())
     async with RawServer(server) as raw:
         endpoint = Endpoint(base_url=raw.base_url, limits=Limits(**limits), proxy="")  # type: ignore[arg-type]
         policy = RetryPolicy(base_s=0.001, cap_s=0.002)
         backend = Retry(HttpBackend(endpoint, clock=clock), policy, clock=clock, seed=1)
-        return await recorded(backend, at_once=at_once, calls=calls)
+        return await recorded(backend, at_once=at_once, calls=calls, sink=sink)
 
 
 async def in_pool(server: Server) -> tuple[Window, float]:
@@ -112,6 +149,8 @@ async def in_pool(server: Server) -> tuple[Window, float]:
 PLANTED: dict[str, tuple[Callable[[], Awaitable[tuple[Window, float]]], float]] = {
     "first_byte_s": (lambda: at_endpoint(slow_to_begin), CALLS * DELAY_S),
     "answer_s": (lambda: at_endpoint(slow_to_end), CALLS * DELAY_S),
+    "first_token_s": (lambda: at_endpoint(slow_to_say_a_word, sink=Reads()), CALLS * DELAY_S),
+    "answer_s of a stream": (lambda: at_endpoint(slow_to_go_on, sink=Reads()), CALLS * DELAY_S),
     "backoff_s": (lambda: at_endpoint(failing_first()), CALLS * DELAY_S),
     # The first goes at once, each of the others waits for one interval less than it takes.
     "grant_s": (
@@ -132,8 +171,9 @@ def test_a_delay_is_found_in_the_phase_that_it_was_planted_in(phase: str) -> Non
     work, planted_s = PLANTED[phase]
     window, total_s = virtual_run(_of(work), start_s=100.0)
     phases = window.phases
-    assert getattr(phases, phase) == pytest.approx(planted_s, rel=0.05)
+    assert getattr(phases, phase.split()[0]) == pytest.approx(planted_s, rel=0.05)
     assert phases.total_s == pytest.approx(total_s, rel=0.01)
+    assert phases.unattributed_s <= 0.01 * total_s
     assert (window.calls, window.answered) == (CALLS, CALLS)
 
 
@@ -161,13 +201,33 @@ def test_the_wait_for_the_disk_is_a_phase_and_unknown_rows_wait_as_the_others() 
         async with RawServer(quick) as raw:
             endpoint = Endpoint(base_url=raw.base_url, proxy="")
             backend = HttpBackend(endpoint, clock=clock)
+            begun_s = clock.now_s()
             outcome = await backend.send(Request(body={"messages": []}), Call())
             await backend.aclose()
-        gatherer.took(outcome.tried)
         ended_s = clock.now_s()
+        gatherer.took((begun_s, ended_s, outcome.tried))
         await asyncio.sleep(DELAY_S)
         gatherer.became_durable(ended_s + DELAY_S, [outcome.tried, ()])
         found = gatherer.window(clock.now_s(), Counters(), Totals())
         assert found.phases.durable_s == pytest.approx(2 * DELAY_S, rel=0.01)
 
     virtual_run(main(), start_s=100.0)
+
+
+def attempt(sent_s: float, complete_s: float, error: CallError | None = None) -> Attempt:
+    return Attempt("one", error, sent_s, None, complete_s)
+
+
+def test_what_comes_before_the_first_attempt_and_after_the_last_is_the_clients() -> None:
+    tried = (attempt(3.0, 4.0, ServerFailed("it failed", status=500)), attempt(6.0, 9.0))
+    phases = phases_of([(1.0, 14.0, tried), (0.0, 0.5, ())])
+    assert (phases.client_s, phases.first_byte_s, phases.backoff_s) == (7.5, 4.0, 2.0)
+    assert phases.unattributed_s == 0
+
+
+def test_what_may_have_been_other_attempts_is_not_attributed() -> None:
+    """A call keeps its latest attempts alone."""
+    tried = [attempt(100.0 + n, 100.5 + n, ServerFailed("", status=500)) for n in range(32)]
+    phases = phases_of([(10.0, 131.5, tried)])
+    assert phases.unattributed_s == pytest.approx(90.0)
+    assert phases.total_s == pytest.approx(121.5)

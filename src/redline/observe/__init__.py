@@ -11,7 +11,7 @@ from redline.observe.alerts import Alert, Alerts
 from redline.observe.binding import bindings, current
 from redline.observe.causes import Binding, Cause
 from redline.observe.eta import Estimate, estimate
-from redline.observe.phases import UNATTRIBUTED, time_by_phase
+from redline.observe.phases import time_by_phase
 from redline.observe.prediction import (
     NO_GAIN,
     Score,

@@ -27,8 +27,6 @@ import random
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-import msgspec
-
 from redline.calls.http import is_unreachable
 from redline.clock import SYSTEM, Clock
 from redline.errors import (
@@ -290,7 +288,7 @@ class Pool:
                 self._cancelled(member, epoch)
                 raise
             if ticket is not None:
-                _note_wait(outcome, ticket.since_s)
+                outcome.was_queued(ticket.since_s)
             if self._is_over(member, outcome, request, call, epoch):
                 return outcome
             member = None
@@ -675,13 +673,6 @@ class Pool:
         for call in avoiding:
             if call.avoid >= working:
                 call.avoid = self._still_avoids(call) if call.unfit else frozenset()
-
-
-def _note_wait(outcome: Outcome, since_s: float) -> None:
-    """The first attempt of the call here has waited since then for an endpoint to take it."""
-    if outcome.tried:
-        first, *others = outcome.tried
-        outcome.tried = (msgspec.structs.replace(first, queued_s=since_s), *others)
 
 
 def _is_failure(error: CallError | NoEndpoint) -> bool:

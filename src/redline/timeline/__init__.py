@@ -14,6 +14,7 @@ from redline.timeline.history import (
     read_timeline,
     shortened,
 )
+from redline.timeline.phases import Ended
 from redline.timeline.prediction import Prediction
 from redline.timeline.recorder import Recorder
 from redline.timeline.records import (

@@ -13,7 +13,7 @@ from operator import attrgetter, itemgetter, sub
 
 import msgspec
 
-from redline.timeline.phases import phases_of
+from redline.timeline.phases import Ended, phases_of
 from redline.timeline.sketch import Sketch, merged_sketches
 from redline.timeline.window import (
     MOST_ENDPOINTS,
@@ -31,7 +31,7 @@ from redline.waist import Attempt
 
 _ERROR, _SENT = attrgetter("error"), attrgetter("sent_s")
 _COMPLETE, _FIRST_TOKEN = attrgetter("complete_s"), attrgetter("first_token_s")
-_LAST = itemgetter(-1)
+_LAST, _TRIED = itemgetter(-1), itemgetter(2)
 # From so many calls on they are worked through at the next sample: enough that it costs little for
 # each, and few enough that their attempts, with errors and what these quote, take little room.
 ENOUGH_CALLS = 128
@@ -80,13 +80,13 @@ class Sample(msgspec.Struct, kw_only=True):
 class Gatherer:
     """Makes windows of what it is given.
 
-    took: called with the attempts of each call that has its outcome.
+    took: called with each call that has its outcome.
     """
 
     def __init__(self) -> None:
         self._begun_s = self._since_s = 0.0
         self._counters = Counters()
-        self._ended: list[tuple[Attempt, ...]] = []
+        self._ended: list[Ended] = []
         self.took = self._ended.append
         self._calls = 0  # that were worked through
         self._first_answer_s: float | None = None
@@ -219,7 +219,7 @@ class Gatherer:
         self._ended.clear()
         self._calls += len(ended)
         self._window_calls += len(ended)
-        attempts = list(chain.from_iterable(ended))
+        attempts = list(chain.from_iterable(map(_TRIED, ended)))
         answered = attempts
         if errors := list(filter(_ERROR, attempts)):
             answered = [one for one in attempts if one.error is None]
@@ -228,7 +228,7 @@ class Gatherer:
         self._answered += len(answered)
         if answered:
             self._note_latencies(answered)
-        self._phases.append(phases_of(ended, attempts))
+        self._phases.append(phases_of(ended))
 
     def _note_latencies(self, answered: Sequence[Attempt]) -> None:
         sent, complete = list(map(_SENT, answered)), list(map(_COMPLETE, answered))

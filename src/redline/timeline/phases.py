@@ -1,4 +1,7 @@
-"""How long calls spent in each phase, by the marks of their attempts.
+"""How long calls spent in each phase, by when they began and ended and the marks of their attempts.
+
+The time from the begin of a call to the first mark of its first attempt is the client's own, and so
+is that from the end of its last attempt to its outcome.
 
 An attempt has a mark for what it waited for, and none for what was there at once:
 
@@ -21,8 +24,8 @@ attempt add up to its whole time, and back-off is the time between two attempts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from operator import attrgetter
+from itertools import chain, pairwise
+from operator import attrgetter, itemgetter
 
 from redline.timeline.window import Phases
 from redline.waist import Attempt
@@ -30,13 +33,48 @@ from redline.waist import Attempt
 _SENT, _FIRST_BYTE = attrgetter("sent_s"), attrgetter("first_byte_s")
 _COMPLETE, _ELIGIBLE = attrgetter("complete_s"), attrgetter("eligible_s")
 _QUEUED, _FIRST_TOKEN = attrgetter("queued_s"), attrgetter("first_token_s")
+_BEGUN, _ENDED, _TRIED = itemgetter(0), itemgetter(1), itemgetter(2)
+_FIRST, _LAST = itemgetter(0), itemgetter(-1)
+# A call that has as many attempts may have had others before them.
+_MOST_TRIED = 32
+
+# A call that has its outcome: when its row was taken, when it had the outcome, and its attempts.
+Ended = tuple[float, float, Sequence[Attempt]]
 
 
-def phases_of(ended: Sequence[Sequence[Attempt]], attempts: Sequence[Attempt]) -> Phases:
-    """Sums over these calls. attempts: all of theirs together.
+def phases_of(ended: Sequence[Ended]) -> Phases:
+    """Sums over these calls.
 
     Attempts that waited for nothing, as most have, are added up in C.
     """
+    all_tried = list(map(_TRIED, ended))
+    sums = _of_attempts(list(chain.from_iterable(all_tried)))
+    most = max(map(len, all_tried), default=0)
+    whole_s = sum(map(_ENDED, ended)) - sum(map(_BEGUN, ended))
+    sums["client_s"] = whole_s - _tried_s(list(filter(None, all_tried)))
+    if most >= _MOST_TRIED:
+        for begun_s, _, tried in ended:
+            if len(tried) >= _MOST_TRIED:
+                sums["client_s"] -= _start_s(tried[0]) - begun_s
+    if most > 1:
+        for tried in all_tried:
+            for earlier, later in pairwise(tried):
+                _add(sums, "backoff_s", earlier.complete_s, _start_s(later))
+    found = {name: max(0.0, value) for name, value in sums.items()}
+    return Phases(**found, unattributed_s=max(0.0, whole_s - sum(found.values())))
+
+
+def _tried_s(asked: Sequence[Sequence[Attempt]]) -> float:
+    """From the first mark of the first attempt of each call to the end of its last one."""
+    first = list(map(_FIRST, asked))
+    began = list(map(_SENT, first))
+    if None in began or any(map(_ELIGIBLE, first)) or any(map(_QUEUED, first)):
+        began = list(map(_start_s, first))
+    return float(sum(map(_COMPLETE, map(_LAST, asked))) - sum(began))
+
+
+def _of_attempts(attempts: Sequence[Attempt]) -> dict[str, float]:
+    """The sums of the phases within attempts, by their fields."""
     sent, first = list(map(_SENT, attempts)), list(map(_FIRST_BYTE, attempts))
     complete = list(map(_COMPLETE, attempts))
     sums: dict[str, float] = {}
@@ -51,14 +89,13 @@ def phases_of(ended: Sequence[Sequence[Attempt]], attempts: Sequence[Attempt]) -
     for attempt in filter(_ELIGIBLE, attempts):
         _add_waits(sums, attempt)
     for attempt in filter(_QUEUED, attempts):
-        began_s = _began_s(attempt)
-        _add(sums, "queue_s", attempt.queued_s, began_s)
-    if max(map(len, ended), default=0) > 1:
-        for tried in ended:
-            for earlier, later in pairwise(tried):
-                began_s = _began_s(later) if later.queued_s is None else later.queued_s
-                _add(sums, "backoff_s", earlier.complete_s, began_s)
-    return Phases(**{name: max(0.0, value) for name, value in sums.items()})
+        _add(sums, "queue_s", attempt.queued_s, _began_s(attempt))
+    return sums
+
+
+def _start_s(attempt: Attempt) -> float:
+    """Its first mark."""
+    return _began_s(attempt) if attempt.queued_s is None else attempt.queued_s
 
 
 def _began_s(attempt: Attempt) -> float:

@@ -47,12 +47,17 @@ ZERO = 0.0
 class Phases(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Seconds that calls spent in each phase, all calls together that ended in the window.
 
-    A call is in one phase after the other. Of its attempts: queue_s, until an endpoint of several
-    takes it; slot_s; connect_s; grant_s, its turn to get ready for the grant included; send_s, from
-    the grant to the write; first_byte_s; first_token_s, of a streamed answer; answer_s, to its end,
-    read and parsed. Between attempts: backoff_s. Afterwards: durable_s, until its line is on disk.
+    A call is in one phase after the other. client_s: the client's own work before the first attempt
+    (the `before` function, the template, the cache) and after the last one (`after`, until the
+    outcome is taken). Of its attempts: queue_s, until the budget has room for it or an endpoint of
+    several takes it; slot_s; connect_s; grant_s, its turn to get ready for the grant included;
+    send_s, from the grant to the write, at the end of the event loop's turn, before which results
+    are written; first_byte_s; first_token_s, of a streamed answer; answer_s, to its end, read and
+    parsed. Between attempts: backoff_s. unattributed_s: what none of these accounts for, of the
+    time from its begin to its outcome. Afterwards: durable_s, until its line is on disk.
     """
 
+    client_s: float = ZERO
     queue_s: float = ZERO
     slot_s: float = ZERO
     connect_s: float = ZERO
@@ -62,6 +67,7 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     first_token_s: float = ZERO
     answer_s: float = ZERO
     backoff_s: float = ZERO
+    unattributed_s: float = ZERO
     durable_s: float = ZERO
 
     @property

@@ -68,7 +68,8 @@ class Attempt(msgspec.Struct, frozen=True):
     connected_s: when it had a connection and began to wait for its grant.
     granted_s: when it had the grant that it waited for. Each is None if nothing was waited for.
     first_token_s: when the first event of a stream was read; None for an answer that came whole.
-    queued_s: when the call began to wait until an endpoint of several takes it.
+    queued_s: when the call began to wait until the budget has room for it, or until an endpoint of
+    several takes it.
 
     A request that was repeated on a new connection is one attempt, with the marks of its last
     write.
@@ -132,6 +133,12 @@ class Outcome(msgspec.Struct, kw_only=True):
         return (
             f"Outcome({', '.join(f'{name}={_SHORT.repr(value)}' for name, value in shown.items())})"
         )
+
+    def was_queued(self, since_s: float) -> None:
+        """The first of its attempts has waited since then until it could be made."""
+        if self.tried:
+            first, *others = self.tried
+            self.tried = (msgspec.structs.replace(first, queued_s=since_s), *others)
 
     @property
     def is_success(self) -> bool:

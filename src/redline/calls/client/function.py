@@ -9,6 +9,8 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+import msgspec
+
 from redline.calls.http import Shared
 from redline.calls.wire import Deadlines, do_nothing
 from redline.clock import SYSTEM, Clock
@@ -29,6 +31,14 @@ from redline.waist import (
 )
 
 _NO_COST = Cost()
+
+
+class _Waits(msgspec.Struct):
+    """When a call waited; see the marks of an Attempt."""
+
+    eligible_s: float | None = None
+    slot_s: float | None = None
+    granted_s: float | None = None
 
 
 class FunctionBackend:
@@ -106,17 +116,27 @@ class FunctionBackend:
         await self.limiter.aclose()
 
     async def _in_slot(self, request: Request, call: Call) -> Outcome:
-        if self._clock.now_s() >= call.deadline_s:
+        clock = self._clock
+        begun_s = clock.now_s()
+        if begun_s >= call.deadline_s:
             raise TimedOut("row")
-        await call.in_time(self.slots.acquire(call.priority), self._clock)
+        waits = _Waits()
+        if not self.slots.take_free():
+            waits.eligible_s = begun_s
+            await call.in_time(self.slots.acquire(call.priority), clock)
+            waits.slot_s = clock.now_s()
         try:
-            turn: Coroutine[Any, Any, Grant] = self.limiter.acquire(priority=call.priority)
-            grant = await call.in_time(turn, self._clock)
-            return await self._granted(request, call, grant)
+            grant = self.limiter.acquire_now(_NO_COST)
+            if grant is None:
+                waits.eligible_s = begun_s
+                turn: Coroutine[Any, Any, Grant] = self.limiter.acquire(priority=call.priority)
+                grant = await call.in_time(turn, clock)
+                waits.granted_s = clock.now_s()
+            return await self._granted(request, call, grant, waits)
         finally:
             self.slots.release()
 
-    async def _granted(self, request: Request, call: Call, grant: Grant) -> Outcome:
+    async def _granted(self, request: Request, call: Call, grant: Grant, waits: _Waits) -> Outcome:
         self._before_write()
         if call.on_write is not None:
             call.on_write()
@@ -134,7 +154,7 @@ class FunctionBackend:
             outcome = failed(error, endpoint=self.label)
         finally:
             call.sent_s = None
-            self._tell_end(sent_s, outcome)
+            self._tell_end(sent_s, outcome, waits)
         return outcome
 
     async def _call(self, request: Request, call: Call) -> Outcome:
@@ -168,12 +188,22 @@ class FunctionBackend:
             raise Rejected(f"{self.label} raised {type(error).__name__}: {error}") from error
         return Outcome(status="succeeded", reply=Reply(output=output), endpoint=self.label)
 
-    def _tell_end(self, sent_s: float, outcome: Outcome | None) -> None:
+    def _tell_end(self, sent_s: float, outcome: Outcome | None, waits: _Waits) -> None:
         now_s = self._clock.now_s()
         kind: str | None = "cancelled"
         if outcome is not None:
             outcome.latency_s = now_s - sent_s
-            outcome.tried = (Attempt(self.label, outcome.error, sent_s, None, now_s),)
+            attempt = Attempt(
+                endpoint=self.label,
+                error=outcome.error,
+                sent_s=sent_s,
+                first_byte_s=None,
+                complete_s=now_s,
+                eligible_s=waits.eligible_s,
+                slot_s=waits.slot_s,
+                granted_s=waits.granted_s,
+            )
+            outcome.tried = (attempt,)
             kind = outcome.error.kind if outcome.error is not None else None
         self._attempts.ended(now_s, now_s - sent_s, kind)
 

@@ -100,7 +100,7 @@ class Metered:
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         try:
             attempt = self._attempt(request)
-            await self._reserve(attempt.worst, call)
+            waited_since_s = await self._reserve(attempt.worst, call)
         except CallError as error:
             return failed(error)
         outcome: Outcome | None = None
@@ -117,6 +117,8 @@ class Metered:
                 reply = None if outcome is None else outcome.reply
                 self._estimator.end(sending, reply, self._clock.now_s() - begun_s)
             self._settle(attempt, call, request, outcome)
+        if waited_since_s is not None:
+            outcome.was_queued(waited_since_s)
         return outcome
 
     async def aclose(self) -> None:
@@ -167,10 +169,13 @@ class Metered:
         picodollars = price.most(input_tokens, output_tokens, may_write=bound.may_write)
         return _Attempt(Amount(picodollars, input_tokens + output_tokens), bound, price)
 
-    async def _reserve(self, worst: Amount, call: Call) -> None:
-        """Returns once `worst` is reserved. Raises BudgetSpent, or TimedOut for a late row."""
+    async def _reserve(self, worst: Amount, call: Call) -> float | None:
+        """Since when it has waited once `worst` is reserved; None if it did not wait.
+
+        Raises BudgetSpent, or TimedOut for a late row.
+        """
         if not self._waiting and self._take(worst):
-            return
+            return None
         if not self._open:
             self._end()
         if self._is_spent:
@@ -178,7 +183,8 @@ class Metered:
         waiter = asyncio.get_running_loop().create_future()
         entry = (worst, waiter)
         self._waiting.append(entry)
-        wait_s = call.deadline_s - self._clock.now_s()
+        since_s = self._clock.now_s()
+        wait_s = call.deadline_s - since_s
         try:
             async with asyncio.timeout(None if wait_s == math.inf else wait_s):
                 is_reserved = await waiter
@@ -189,6 +195,7 @@ class Metered:
             raise
         if not is_reserved:
             raise self.spent(worst)
+        return since_s
 
     def _take(self, worst: Amount) -> bool:
         if self._is_spent or not self.spending.reserve(worst):

@@ -191,7 +191,7 @@ class HttpBackend:
             clock,
             self._steering.shook_hands,
             intake=shared.intake,
-            outbox=shared.outbox or Outbox(before_write),
+            outbox=shared.outbox or Outbox(before_write, clock),
         )
         self._outage = Outage()
         self.on_room = on_room
@@ -595,7 +595,7 @@ class HttpBackend:
             return
         outcome.latency_s = latency_s
         reply, error = outcome.reply, outcome.error
-        if attempt.wait is None and attempt.reader is None:
+        if attempt.wait is None and attempt.reader is None and attempt.due_s is None:
             tried = Attempt(self.label, error, sent_s, attempt.first_byte_s, now_s)
         else:
             tried = self._tried(attempt, error, now_s)
@@ -644,6 +644,9 @@ class HttpBackend:
         """What the outcome says of an attempt that had to wait, was streamed or was not sent."""
         reader, wait = attempt.reader, attempt.wait
         marks = NO_MARKS if wait is None else wait.marks
+        if attempt.due_s is not None and wait is None:
+            # It waited for nothing but its write.
+            marks = (attempt.due_s, None, None, None, attempt.due_s)
         first_token_s = None if reader is None else reader.first_s
         sent_s, first_byte_s = attempt.sent_s, attempt.first_byte_s
         return Attempt(self.label, error, sent_s, first_byte_s, now_s, *marks, first_token_s)

@@ -141,6 +141,11 @@ class Connection(asyncio.Protocol):
         waiter = self._waiter = self._loop.create_future()
         return waiter
 
+    def was_due(self, due_s: float) -> None:
+        """The request of its exchange has waited since then for the end of the turn."""
+        if self._due is not None:
+            self._due.was_due(due_s)
+
     def leave(self) -> None:
         """Stamps and writes the request of its exchange, unless that was given up meanwhile.
 

@@ -109,6 +109,7 @@ class Exchange(ABC):
     _held_up_s = 0.0  # by redline itself, since the write
     _paused: tuple[str, float] | None = None  # in which phase, and since when
     grant: Grant | None = None  # for one write
+    due_s: float | None = None  # if it then had to wait for the end of a long turn
     sent_s: float | None = None
     first_byte_s: float | None = None
     may_repeat = False
@@ -152,6 +153,10 @@ class Exchange(ABC):
             self.is_head = head.startswith(b"HEAD ")
         self.deadline_s = deadline_s
 
+    def was_due(self, due_s: float) -> None:
+        """It could be written then, and had to wait for the end of the event loop's turn."""
+        self.due_s = due_s
+
     def drop_body(self) -> None:
         """A long body does not wait here for the answer."""
         self.body = b""
@@ -165,7 +170,7 @@ class Exchange(ABC):
         self.may_repeat = self.is_kept = False
         self.failed, self.doubted = repeat.error, repeat.body
         self.failed_sent_s = self.sent_s or 0.0
-        self.grant = self.first_byte_s = self._alarm = self._paused = None
+        self.grant = self.first_byte_s = self._alarm = self._paused = self.due_s = None
         self._held_up_s = 0.0
 
     def connecting(self) -> None:

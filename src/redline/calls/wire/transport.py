@@ -31,10 +31,12 @@ from redline.calls.wire.proxy import (
 from redline.calls.wire.reply_memory import ReplyMemory
 from redline.calls.wire.request_head import request_head
 from redline.calls.wire.reuse import Reuse
-from redline.clock import Clock
+from redline.clock import SYSTEM, Clock
 from redline.errors import BadRow, CallError, ConfigError
 
 _MOST_STALE = 8
+# A turn of the event loop is shorter, unless it writes to a slow disk or prepares many requests.
+_LONG_S = 0.001
 # Rows may name paths of their own; those of a run are few.
 _MOST_HEADS = 256
 # The lengths of most bodies differ by little.
@@ -45,24 +47,32 @@ _WITH_BODY = frozenset(("POST", "PUT", "PATCH"))
 class Outbox:
     """Requests that are due in one turn of the event loop, which leave together.
 
-    before_write: called once before they are stamped and written.
+    before_write: called once before they are stamped and written. If a turn takes long, exchanges
+    are told since when they could have been written.
     """
 
-    def __init__(self, before_write: Callable[[], None]) -> None:
+    def __init__(self, before_write: Callable[[], None], clock: Clock = SYSTEM) -> None:
         self._before_write = before_write
+        self._now_s = clock.now_s
         self._due: list[Connection] = []
+        self._due_s: list[float] = []  # when each of them was due
 
     def add(self, connection: Connection) -> None:
         """The request of the connection's exchange is due."""
         if not self._due:
             asyncio.get_running_loop().call_soon(self._leave)
         self._due.append(connection)
+        self._due_s.append(self._now_s())
 
     def _leave(self) -> None:
         due, self._due = self._due, []
+        due_s, self._due_s = self._due_s, []
         connection = due[0]
         try:
             self._before_write()
+            if self._now_s() - due_s[0] >= _LONG_S:
+                for connection, since_s in zip(due, due_s, strict=True):
+                    connection.was_due(since_s)
             for connection in due:
                 try:
                     connection.leave()
@@ -111,7 +121,7 @@ class Transport:
         self._headers = _default_headers(endpoint)
         # The heads of requests without headers of their own, but for the length of the body.
         self._heads: dict[tuple[str, str], bytes] = {}
-        self._outbox = outbox or Outbox(before_write)
+        self._outbox = outbox or Outbox(before_write, clock)
         self._reuse = Reuse()
         self._deadlines = Deadlines(clock)
         dialer = Dialer(endpoint, proxy, self._deadlines, on_handshake)

@@ -47,7 +47,7 @@ from redline.job.work.template import Renderer
 from redline.journal import FAIL_ON, Result
 from redline.process import Changes, DaemonThreads, counted
 from redline.sources import custom_id
-from redline.waist import Attempt
+from redline.timeline import Ended
 
 GRACE_S = 30.0
 # What an abort leaves to functions of the user's, which are usually quick, and to a stream's
@@ -93,8 +93,8 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     messages. renderer: makes a request of a row. bill: of what replies cost, None if nothing is to
     be read from them. permit: asked before a result is kept; None for no need to ask. on_result:
     called with each row that has ended; if it returns an awaitable, the run waits for it.
-    on_failure: called with each row that has failed. took: called with the attempts of each call
-    that has its outcome.
+    on_failure: called with each row that has failed. took: called with each call that has its
+    outcome.
     """
 
     backend: Backend
@@ -108,7 +108,7 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     permit: Permit | None = None
     on_result: OnResult | None = None
     on_failure: OnFailure | None = None
-    took: Callable[[tuple[Attempt, ...]], object] = deque[tuple[Attempt, ...]](maxlen=0).append
+    took: Callable[[Ended], object] = deque[Ended](maxlen=0).append
 
 
 class Runner:
@@ -381,7 +381,7 @@ class Runner:
         large_bytes = 0
         try:
             ready, tasks, backend = self._supply.ready, self._tasks, self._backend
-            job, load, took = self._job, self._load, self._took
+            job, load, took, now_s = self._job, self._load, self._took, self._clock.now_s
             row_s = job.row_deadline_s
             # A copy of a Call costs half of a new one. Any: a Struct does not declare `__copy__`.
             alike: Any = Call(priority=job.priority, tenant=job.tenant, on_wait=self._row_waits)
@@ -389,15 +389,16 @@ class Runner:
             due_s = math.inf
             while (picked := ready.popleft() if ready else await self.next_row()) is not None:
                 self.offered += 1
+                begun_s = now_s()
                 if len(picked.row.content) >= LARGE_ROW_BYTES:
                     large_bytes = len(picked.row.content)
                     load.add(large_bytes)
                 call: Call = alike.__copy__()
                 tasks[task] = call
                 if row_s is not None:
-                    due_s = call.deadline_s = self._clock.now_s() + row_s
+                    due_s = call.deadline_s = begun_s + row_s
                 outcome = await self._outcome(picked, call, task, backend)
-                took(outcome.tried)
+                took((begun_s, now_s(), outcome.tried))
                 if self._is_left:
                     # It was left behind, and its journal is closed.
                     return
