@@ -34,8 +34,11 @@ DURATIONS = st.lists(st.floats(1e-3, 3600), min_size=1, max_size=200)
 
 @given(DURATIONS, st.floats(0, 1))
 def test_a_quantile_is_within_one_percent(values_s: list[float], q: float) -> None:
-    exact_s = sorted(values_s)[math.floor(q * (len(values_s) - 1))]
+    ordered, rank = sorted(values_s), q * (len(values_s) - 1)
+    below, share = math.floor(rank), rank % 1
+    exact_s = ordered[below] + share * (ordered[math.ceil(rank)] - ordered[below])
     assert Sketch.of(values_s).quantile_s(q) == pytest.approx(exact_s, rel=0.0101)
+    assert Sketch.of(values_s).ranked_s(below) == pytest.approx(ordered[below], rel=0.0101)
 
 
 @given(DURATIONS, DURATIONS)

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from redline.observe.causes import Binding, Cause
 from redline.timeline import (
-    LEAST_S,
     Holder,
     LimitUse,
     Sketch,
@@ -317,12 +316,17 @@ def _growth(first: Sketch, later: Sketch) -> tuple[float, float, float]:
     """
     count = first.count
     place = max(1, round((count + 1) / 4))
-    alone_s = first.quantile_s((place - 1) / max(1, count - 1)) or LEAST_S
-    now_s = later.quantile_s(place / (count + 1)) or LEAST_S
-    quartiles = [later.quantile_s(q) or LEAST_S for q in (0.25, 0.75)]
+    alone_s = first.ranked_s(place - 1)
+    now_s = _lower_s(later, place / (count + 1))
+    quartiles = [_lower_s(later, q) for q in (0.25, 0.75)]
     deviation = math.log(quartiles[1] / quartiles[0]) / _QUARTILES
     error = _QUARTILE_ERROR * deviation * math.sqrt(1 / count + 1 / later.count)
     return alone_s, now_s, _ERRORS * error
+
+
+def _lower_s(sketch: Sketch, q: float) -> float:
+    """The quantile, or the order statistic below it."""
+    return sketch.ranked_s(math.floor(q * (sketch.count - 1)))
 
 
 def _plain(what: str) -> Callable[[Window, float], str]:

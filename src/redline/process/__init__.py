@@ -15,6 +15,13 @@ from redline.process.files import (
     write_all,
 )
 from redline.process.open_files import raise_limit
-from redline.process.output import counted, duration, lasting, printable, printable_json
+from redline.process.output import (
+    counted,
+    duration,
+    lasting,
+    printable,
+    printable_json,
+    three_digits,
+)
 from redline.process.signals import end_at_once, on_signals, run_until_told
 from redline.process.threads import DaemonThreads

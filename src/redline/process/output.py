@@ -74,6 +74,11 @@ def duration(seconds: float) -> str:
     return f"{whole // 86_400} d {whole % 86_400 // 3600:02} h"
 
 
+def three_digits(value: float) -> str:
+    """`0.00`, `0.120`, `1.50`, `44.1` or `9,312`: three digits or more, of a value of 0 or more."""
+    return f"{value:#.3g}" if value < 99.95 else f"{value:,.0f}"
+
+
 def printable(text: str) -> str:
     """The text without control sequences, control characters and characters of direction."""
     if text.isascii() and text.isprintable():

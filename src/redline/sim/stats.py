@@ -35,6 +35,7 @@ class Ticket(msgspec.Struct, gc=False):
     latency_s: the time it was to take by the settings, tokens included; 0 until drawn.
     first_token_s: monotonic; when the first text of a stream was written, 0 for an answer that
     was sent at once.
+    prompt_tokens, completion_tokens: of an answered request.
     ended_s: monotonic; 0 until it is over. status: None if the client got none. outcome: its class;
     empty until it is over. detail: the kind of fault, or the limit that refused it.
     """
@@ -44,6 +45,8 @@ class Ticket(msgspec.Struct, gc=False):
     latency_s: float = 0.0
     first_token_s: float = 0.0
     ended_s: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
     status: int | None = None
     outcome: str = ""
     detail: str = ""
@@ -109,6 +112,7 @@ class Stats:
         """Settles an answered request, and counts its tokens."""
         self._prompt_tokens += prompt_tokens
         self._completion_tokens += completion_tokens
+        ticket.prompt_tokens, ticket.completion_tokens = prompt_tokens, completion_tokens
         self.settle(ticket, "answered", 200, now_s)
 
     def wrote_text(self, ticket: Ticket, before_s: float, now_s: float) -> None:

@@ -50,14 +50,26 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
             yield 2 * GAMMA**index / (GAMMA + 1), count
 
     def quantile_s(self, q: float) -> float | None:
-        """The duration that a share `q` of them do not exceed; q: 0 to 1. None if it holds none."""
+        """The duration that a share `q` of them do not exceed; q: 0 to 1. None if it holds none.
+
+        Between two of them it is interpolated, as numpy does (Hyndman and Fan, Sample Quantiles in
+        Statistical Packages, The American Statistician 1996, definition 7).
+        """
         count = self.count
         if not count:
             return None
         rank = q * (count - 1)
+        place = math.floor(rank)
+        below_s = self.ranked_s(place)
+        if rank == place:
+            return below_s
+        return below_s + (rank - place) * (self.ranked_s(place + 1) - below_s)
+
+    def ranked_s(self, place: int) -> float:
+        """The duration at that place in ascending order, from 0; below `count`."""
         indices = accumulate(self.pairs[::2])
         below = accumulate(self.pairs[1::2])
-        index = next(index for index, least in zip(indices, below, strict=True) if least > rank)
+        index = next(index for index, least in zip(indices, below, strict=True) if least > place)
         # The middle of the bucket in the sense that both its ends are as far off, in proportion.
         return float(2 * GAMMA**index / (GAMMA + 1))
 

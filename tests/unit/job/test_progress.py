@@ -58,7 +58,8 @@ def view(rows: int | None = None) -> Any:
     """What a display sees of a run over so many rows; None where nobody knows how many."""
     runner = SimpleNamespace(is_draining=False, stopped=None, finishing=lambda: (3, 90.0))
     parts = {"tally": Tally(), "rows_skipped": 0, "runner": runner, "bill": Books()}
-    parts["sampler"] = SimpleNamespace(windows=[])
+    parts["sampler"] = SimpleNamespace(windows=[], calls=0, slots=0)
+    parts["found_limits"] = list
     parts["alerts"] = SimpleNamespace(firing=[])
     parts["telemetry_notices"] = {}
     seen = SimpleNamespace(**parts, job=Job(rows=[], call=print), source_name="in.jsonl", rows=rows)
@@ -145,6 +146,34 @@ def test_a_steady_rate_is_read_as_it_is_and_a_new_one_is_followed() -> None:
         clock.advance(0.5)
         slower = meter.read().rows_per_s
     assert 0 <= slower < 0.5
+
+
+@pytest.mark.parametrize("every_s", [0.5, 1.0, 3.0, 7.0])
+def test_a_rate_is_of_the_last_ten_seconds_however_often_it_is_read(every_s: float) -> None:
+    clock, seen = ManualClock(), view()
+    meter = Meter(seen, clock)
+    for _ in range(math.ceil(30 / every_s)):
+        clock.advance(every_s)
+        seen.tally.succeeded += round(10 * every_s)
+        found = meter.read().rows_per_s
+        assert found == pytest.approx(10.0)
+    passed_s = 0.0
+    while passed_s < 9.0:
+        clock.advance(every_s)
+        passed_s += every_s
+        assert meter.read().rows_per_s == pytest.approx(10.0 - passed_s, abs=1e-6)
+        if passed_s + every_s > 10.0:
+            break
+
+
+def test_answers_that_are_not_on_disk_yet_cost_no_row_more() -> None:
+    seen = view(100)
+    tally = seen.tally
+    tally.succeeded, seen.sampler.calls = 10, 20
+    tally.input_tokens, tally.output_tokens = 1_500, 500
+    seen.bill.spent = Spent(allowance=Allowance(), picodollars=20 * DOLLAR, here=20 * DOLLAR)
+    found = Meter(seen, ManualClock()).read()
+    assert (found.tokens_per_row, found.expected_usd) == (100.0, 100.0)
 
 
 def test_the_bar_never_goes_backwards() -> None:

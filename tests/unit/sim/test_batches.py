@@ -77,6 +77,17 @@ def test_a_batch_is_answered_line_by_line_in_any_order() -> None:
     assert (counts["answered"], counts["waiting"]) == (30, 0)
 
 
+def test_a_batch_that_runs_says_how_far_it_is() -> None:
+    world = World(batch_latency=Uniform(0, 10), faults=parse_faults(["500=0.2"]), seed=3)
+    made = world.create(lines(200))
+    counts = [world.look(made, at_s)["request_counts"] for at_s in (0.0, 2.0, 5.0, 8.0, 11.0)]
+    over = [one["completed"] + one["failed"] for one in counts]
+    assert over == sorted(over)
+    assert (over[0], over[-1]) == (0, 200)
+    assert 0.4 < over[2] / 200 < 0.6
+    assert 0 < counts[2]["failed"] < counts[-1]["failed"] < 60
+
+
 def test_what_is_not_answered_within_the_window_expires() -> None:
     world = World(batch_latency=Uniform(0, 10), batch_window_s=5.0)
     made = world.create(lines(100))

@@ -21,7 +21,7 @@ from redline.job.settings import Kind
 from redline.job.show import InputCounts
 from redline.journal import Output
 from redline.observe import SILENT_S, Cause, Score, Status, advice, status_of
-from redline.process import counted, duration
+from redline.process import counted, duration, three_digits
 
 PARAMS = (
     Word("results", "OUT", "The results file of a run, or its URL."),
@@ -163,8 +163,8 @@ def _score(score: Score) -> str:
 
 
 def _speed(found: Status) -> Iterator[str]:
-    yield f"{_rate(found.rows_per_s)} rows/s"
-    yield f"{_rate(found.tokens_per_s)} tokens/s"
+    yield f"{three_digits(found.rows_per_s)} rows/s"
+    yield f"{three_digits(found.tokens_per_s)} tokens/s"
     if found.state == "running":
         yield f"{found.in_flight:,.0f} of {counted(round(found.slots), 'call')} in flight"
         if found.retrying >= 1:
@@ -179,10 +179,6 @@ def _time(phases: Mapping[str, float]) -> str:
     all_s = sum(in_hand.values()) or 1.0
     shares = [(name.replace("_", " "), seconds / all_s) for name, seconds in in_hand.items()]
     return ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.01)
-
-
-def _rate(value: float) -> str:
-    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def _seconds(value: float) -> str:

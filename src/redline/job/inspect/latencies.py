@@ -33,12 +33,12 @@ class Latencies:
     def at_s(self, share: float) -> float | None:
         """The latency that this share of all, 0 to 1, does not exceed; None without any."""
         self._pack()
-        # The nearest rank, from 0: of two latencies, the longer one is the 95th percentile. A
-        # quarter more keeps rounding from taking the rank below.
-        rank = max(0, math.ceil(share * self.count) - 1)
-        found = self._sketch.quantile_s(min(1.0, (rank + 0.25) / max(1, self.count - 1)))
+        if not self.count:
+            return None
+        # The nearest rank, from 0: of two latencies, the longer one is the 95th percentile.
+        found = self._sketch.ranked_s(max(0, math.ceil(share * self.count) - 1))
         # A bucket's middle may be above all that is in it, or below.
-        return None if found is None else min(max(found, self._least_s), self._most_s)
+        return min(max(found, self._least_s), self._most_s)
 
     def _pack(self) -> None:
         if self._new:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from redline.calls.cost import DOLLAR, dollars_text
 from redline.job.show.snapshot import Bound, Snapshot
-from redline.process import counted, duration, printable
+from redline.process import counted, duration, printable, three_digits
 from redline.timeline import LimitUse
 
 LEAST_WIDTH, MOST_WIDTH = 20, 200
@@ -145,14 +145,14 @@ def _speed(snapshot: Snapshot) -> list[Field]:
         slots = f"{snapshot.slots:,}"
         flying = f"{flying:>{len(slots)}}/{slots}"
     found = [
-        _field(0, f"{_rate(snapshot.rows_per_s):>6} rows/s"),
+        _field(0, f"{three_digits(snapshot.rows_per_s):>6} rows/s"),
         _field(0, f"{flying} in flight{' (auto)' if snapshot.is_adaptive else ''}"),
     ]
     p50_s, p95_s = snapshot.latency_p50_s, snapshot.latency_p95_s
     if p50_s is not None and p95_s is not None:
         found += [_field(1, f"p50 {_seconds(p50_s)}"), _field(2, f"p95 {_seconds(p95_s)}")]
     if snapshot.tokens_per_s or snapshot.tokens_per_row:
-        found.append(_field(2, f"{_rate(snapshot.tokens_per_s):>6} tokens/s"))
+        found.append(_field(2, f"{three_digits(snapshot.tokens_per_s):>6} tokens/s"))
     if snapshot.rate_limited:
         found.append(_field(3, f"{snapshot.rate_limited:,} x 429", WARN))
     return found
@@ -163,8 +163,8 @@ def _limits(snapshot: Snapshot) -> list[Field]:
     bound, found = snapshot.bound, []
     since = "" if bound is None else f", for {duration(bound.for_s)}"
     for at, use in enumerate(snapshot.limits):
-        binds = bound is not None and _is_bound(use, bound)
-        text = _use_text(use) + (" (found)" if snapshot.are_found else "")
+        binds = bound is not None and _is_bound(use, bound, len(snapshot.limits))
+        text = _use_text(use) + (" (auto)" if snapshot.are_found else "")
         spans = (Span(text), Span(f" <- binds{since}", STRONG)) if binds else (Span(text),)
         found.append(Field(1 if binds else 2 + at, spans))
         if binds:
@@ -174,13 +174,18 @@ def _limits(snapshot: Snapshot) -> list[Field]:
         text = _plain(f"{label}{bound.what}{since}")
         # The first that is to be read, if the limits do not hold the run back.
         found.insert(0, Field(0, (Span(text, STRONG),)))
+    # Of calls in flight, the line above says what was found.
+    known = [one for one in snapshot.found_limits if not one.endswith(" in flight")]
+    if known:
+        found.append(_field(3, f"found: {', '.join(known)}"))
     if snapshot.parked_s > 0:
         found.insert(1, _field(1, f"{duration(snapshot.parked_s)} to wait", WARN))
     return found
 
 
-def _is_bound(use: LimitUse, bound: Bound) -> bool:
-    return bound.cause == "limit" and use.name in bound.what.split(" and ")
+def _is_bound(use: LimitUse, bound: Bound, limits: int) -> bool:
+    """The limit holds calls back: it is named, or is the only one."""
+    return bound.cause == "limit" and (limits == 1 or use.name in bound.what.split(" and "))
 
 
 def _use_text(use: LimitUse) -> str:
@@ -222,7 +227,7 @@ def _usage(snapshot: Snapshot) -> list[Field]:
             whole = "with the rows left" if snapshot.is_spent_here else "in all"
             found.append(_field(1, f"about {_dollars(snapshot.expected_usd)} {whole}"))
     if snapshot.tokens_per_row is not None:
-        found.append(_field(3, f"{_rate(snapshot.tokens_per_row)} tokens/row"))
+        found.append(_field(3, f"{three_digits(snapshot.tokens_per_row)} tokens/row"))
     if snapshot.cache is not None:
         share = f"{100 * snapshot.cache.share:.0f} %"
         found.append(_field(2, f"{snapshot.cache.spared:,} cached ({share})"))
@@ -318,12 +323,9 @@ def _short(number: float) -> str:
     return f"{number / 1000:.3g}k" if number >= 10_000 else f"{number:,.0f}"
 
 
-def _rate(value: float) -> str:
-    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
-
-
 def _seconds(seconds: float) -> str:
-    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.3g} s"
+    is_short = seconds < 0.9995
+    return f"{three_digits(1000 * seconds)} ms" if is_short else f"{three_digits(seconds)} s"
 
 
 def _dollars(dollars: float) -> str:

@@ -12,7 +12,7 @@ from redline.job.show.notices import ONCE
 from redline.job.show.snapshot import Meter, Snapshot
 from redline.job.show.view import View
 from redline.journal import flaws_text
-from redline.process import counted, duration, lasting
+from redline.process import counted, duration, lasting, three_digits
 from redline.timeline import LimitUse
 
 _REFRESH_S = 0.5
@@ -25,8 +25,8 @@ def line_of(snapshot: Snapshot) -> str:
         snapshot.input.text(here=snapshot.done),
         f"{snapshot.retrying:,} retrying",
         f"{snapshot.in_flight:,} in flight",
-        f"{_rate(snapshot.rows_per_s)} rows/s",
-        f"{_rate(snapshot.tokens_per_s)} tokens/s",
+        f"{three_digits(snapshot.rows_per_s)} rows/s",
+        f"{three_digits(snapshot.tokens_per_s)} tokens/s",
         f"{snapshot.rate_limited:,} x 429",
     ]
     if snapshot.flawed:
@@ -49,10 +49,6 @@ def line_of(snapshot: Snapshot) -> str:
     if snapshot.bound is not None:
         parts.append(f"bound by {snapshot.bound.what}")
     return ", ".join(parts)
-
-
-def _rate(value: float) -> str:
-    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 class _LineProgress:

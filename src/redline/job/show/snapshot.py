@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 
 import msgspec
@@ -42,7 +43,8 @@ class Snapshot(msgspec.Struct, kw_only=True):
     rows_per_s, tokens_per_s: over the last 10 s. slots: how many calls may be in flight, 0 if that
     is unknown; is_adaptive: which is found. latency_p50_s, latency_p95_s: of the answers of the
     last minute. tokens_per_row: of this run. limits: the rate limits, those that bind first;
-    are_found: that are not stated. bound: what binds, None while it is unknown.
+    are_found: that are not stated, and are as they are tried now. found_limits: those of them that
+    have been found, in words. bound: what binds, None while it is unknown.
     errors: failed attempts of this run by kind, those tried again included; last_error: in words.
     flawed: of the rows done, those with an answer that is cut, empty or refused, by finish reason.
     notices: what goes wrong, by kind, each in one sentence.
@@ -74,6 +76,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     tokens_per_row: float | None = None
     limits: tuple[LimitUse, ...] = ()
     are_found: bool = False
+    found_limits: tuple[str, ...] = ()
     bound: Bound | None = None
     errors: dict[str, int] = {}
     last_error: str = ""
@@ -99,7 +102,6 @@ class _Lately(msgspec.Struct):
     estimate: Estimate = Estimate(None, False)
     bound: Bound | None = None
     limits: tuple[LimitUse, ...] = ()
-    slots: int = 0
     p50_s: float | None = None
     p95_s: float | None = None
 
@@ -169,7 +171,10 @@ class Meter:
             self._fraction = max(self._fraction or 0.0, (counts.rows - left) / counts.rows)
         found = notices(view, now_s)
         spent = view.bill.read()
-        expected = spent.expected(tally.saved, left)
+        # What answers have cost is known before their rows are on disk.
+        ended = max(tally.saved, view.sampler.calls)
+        to_pay = None if left is None else max(0, left - (ended - tally.saved))
+        expected = spent.expected(ended, to_pay)
         self._readings.append(_Reading(now_s, tally.saved, tally.tokens, spent.here))
         while len(self._readings) > 2 and self._readings[1].at_s <= now_s - _LONG_S:
             self._readings.popleft()
@@ -192,13 +197,14 @@ class Meter:
             fraction=self._fraction,
             is_draining=runner.is_draining,
             is_on_hold=is_on_hold,
-            slots=lately.slots,
+            slots=view.sampler.slots,
             is_adaptive=self._is_adaptive,
             latency_p50_s=lately.p50_s,
             latency_p95_s=lately.p95_s,
-            tokens_per_row=tally.tokens / tally.saved if tally.tokens and tally.saved else None,
+            tokens_per_row=tally.tokens / ended if tally.tokens and ended else None,
             limits=lately.limits,
             are_found=self._are_found,
+            found_limits=tuple(view.found_limits()) if self._are_found else (),
             bound=lately.bound,
             errors={kind: n for kind, n in tally.errors.most_common() if kind != "cancelled"},
             last_error=tally.last_error,
@@ -216,16 +222,20 @@ class Meter:
         )
 
     def _rate(self, name: str, over_s: float) -> float:
-        """By how much it has grown per second, over that time or what there is of it."""
-        last = self._readings[-1]
-        first = self._readings[0]
-        for reading in reversed(self._readings):
-            first = reading
-            if reading.at_s <= last.at_s - over_s:
-                break
-        passed_s = last.at_s - first.at_s
-        grown = (getattr(last, name) or 0) - (getattr(first, name) or 0)
-        return float(grown / passed_s) if passed_s > 0 else 0.0
+        """By how much it has grown per second, over that time or what there is of it.
+
+        Between two readings it has grown evenly.
+        """
+        readings, last = self._readings, self._readings[-1]
+        begin_s = max(last.at_s - over_s, readings[0].at_s)
+        if last.at_s <= begin_s:
+            return 0.0
+        place = max(1, bisect_left(readings, begin_s, key=lambda one: one.at_s))
+        before, after = readings[place - 1], readings[place]
+        share = (begin_s - before.at_s) / (after.at_s - before.at_s)
+        first = getattr(before, name) or 0
+        first += share * ((getattr(after, name) or 0) - first)
+        return float(((getattr(last, name) or 0) - first) / (last.at_s - begin_s))
 
     def _usd_per_min(self) -> float:
         return self._rate("picodollars", _LONG_S) * 60 / DOLLAR
@@ -245,7 +255,6 @@ class Meter:
             estimate=estimate(windows),
             bound=self._bounds.read(windows),
             limits=last.limits,
-            slots=round(last.slots),
             p50_s=latency.quantile_s(0.5),
             p95_s=latency.quantile_s(0.95),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from redline.job.settings import Job
@@ -39,6 +40,9 @@ class View(Protocol):
 
     @property
     def rows_skipped(self) -> int: ...
+
+    @property
+    def found_limits(self) -> Callable[[], list[str]]: ...
 
     def counts(self) -> InputCounts: ...
 

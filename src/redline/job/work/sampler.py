@@ -88,6 +88,7 @@ class Sampler:
         self._begun_s = self._closed_s = clock.now_s()
         self._counters = self._count()
         self._stopped_s = 0.0
+        self._slots = 0
         self._task: asyncio.Task[None] | None = None
         self._totals: Callable[[], Totals] = Totals
         self._on_window: Callable[[Window], None] | None = None
@@ -96,6 +97,16 @@ class Sampler:
         self._is_fixed = is_fixed
         self._setting: Setting | None = None
         self._writing: asyncio.Future[None] | None = None
+
+    @property
+    def calls(self) -> int:
+        """Calls that have their outcome, on disk or not."""
+        return self._gatherer.calls
+
+    @property
+    def slots(self) -> int:
+        """How many calls may be in flight, at the last sample; 0 if that is unknown."""
+        return self._slots
 
     @property
     def failure(self) -> str | None:
@@ -228,12 +239,13 @@ class Sampler:
             retrying=tally.retrying,
         )
         held = holder_of(moment)
+        self._slots = sampled.endpoints.slots(backlogs)
         return Sample(
             held=held,
             limits=limits if held == "limit" else (),
             in_flight=tally.in_flight,
             in_hand=in_hand,
-            slots=sampled.endpoints.slots(backlogs),
+            slots=self._slots,
             waiting=sum(backlog.waiting for backlog in backlogs),
             retrying=tally.retrying,
             is_feed_empty=is_starved,

@@ -24,6 +24,7 @@ import msgspec
 from redline.apis import ENDED, WINDOW, BatchRequest, response_usage
 from redline.sim.answers import ENDPOINTS, Answers, BadCall, Object, decode
 from redline.sim.batches.lines import BatchLine, LineReader, answered, refused, unanswered
+from redline.sim.faults import Faults
 from redline.sim.settings import SimSettings
 
 MOST_FILE_BYTES = 200 * 1024 * 1024
@@ -130,6 +131,10 @@ class Batches:
         self._batches: dict[str, _Batch] = {}
         self._made: Counter[str] = Counter()
         self._numbers: Counter[str] = Counter()
+
+    def disturb(self, faults: Faults) -> None:
+        """From now on these go wrong, of the lines of new batches."""
+        self._reader.disturb(faults)
 
     def as_dict(self, now_s: float, wall_s: float) -> dict[str, int]:
         """Counts for GET /sim/stats.
@@ -262,6 +267,8 @@ class Batches:
             return
         expires_s = batch.created_s + self._settings.batch_window_s
         if batch.status == "cancelling":
+            # It has no results.
+            batch.counts = {}
             batch.become("cancelled", wall_s)
         elif not batch.lines:
             batch.become("failed", wall_s)
@@ -269,8 +276,10 @@ class Batches:
             status = "completed" if batch.ends_s <= expires_s else "expired"
             self._finish(batch, min(batch.ends_s, expires_s), status, wall_s)
             batch.become(status, wall_s)
-        elif batch.status == "validating":
-            batch.become("in_progress", wall_s)
+        else:
+            if batch.status == "validating":
+                batch.become("in_progress", wall_s)
+            batch.counts = _so_far(batch, now_s)
 
     def _finish(self, batch: _Batch, at_s: float, status: str, wall_s: float) -> None:
         """Writes the results that there are at `at_s`, and errors for the other lines."""
@@ -304,3 +313,10 @@ class Batches:
             return None
         name = f"{batch.id}_{what}.jsonl"
         return self._store(name, "batch_output", b"".join(lines), wall_s).id
+
+
+def _so_far(batch: _Batch, now_s: float) -> dict[str, int]:
+    """How many lines of a batch that runs have their answer or their injected fault."""
+    due = [line for line in batch.lines if batch.created_s + line.latency_s <= now_s]
+    failed = sum(line.fault is not None for line in due)
+    return {"total": len(batch.lines), "completed": len(due) - failed, "failed": failed}

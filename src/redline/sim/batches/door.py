@@ -16,6 +16,7 @@ from redline.clock import Clock
 from redline.httpserver import BodyError, Exchange, header_lines, read_form
 from redline.sim.answers import Answers, BadCall, Object
 from redline.sim.batches.batches import Batches
+from redline.sim.faults import Faults
 from redline.sim.settings import SimSettings
 from redline.sim.wire import (
     HTML,
@@ -55,6 +56,11 @@ class BatchDoor:
     def takes(path: str) -> bool:
         """The path is one of a file or a batch."""
         return f"{path}/".startswith((f"{FILES}/", f"{BATCHES}/"))
+
+    def disturb(self, faults: Faults) -> None:
+        """From now on these go wrong, of requests and of the lines of new batches."""
+        self._faults = faults
+        self._batches.disturb(faults)
 
     def stats(self) -> dict[str, int]:
         """The value of `batches` in GET /sim/stats."""

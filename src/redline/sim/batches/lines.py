@@ -10,6 +10,7 @@ import msgspec
 
 from redline.apis import RequestLine, answer_object, error_body, result_object
 from redline.sim.answers import ENDPOINTS, Answers, BadCall, Object
+from redline.sim.faults import Faults
 from redline.sim.settings import SimSettings
 
 MOST_LINES = 50_000
@@ -40,7 +41,12 @@ class LineReader:
 
     def __init__(self, settings: SimSettings) -> None:
         self._settings = settings
+        self._faults = settings.faults
         self._rng = Random(f"{settings.seed} batch")
+
+    def disturb(self, faults: Faults) -> None:
+        """From now on these go wrong."""
+        self._faults = faults
 
     def read(self, data: bytes, endpoint: str) -> tuple[list[BatchLine], list[Object]]:
         """The lines of a file, or none, and what is wrong with them."""
@@ -78,7 +84,7 @@ class LineReader:
             return "mismatched_model", f"The model '{model}' is not that of the other requests."
         if asked.method != "POST" or asked.url != endpoint:
             return "invalid_url", f"This is not a POST to {endpoint}."
-        fault = self._settings.faults.draw(self._rng)
+        fault = self._faults.draw(self._rng)
         latency_s = self._settings.batch_latency.draw_s(self._rng)
         # The decoder's view would keep the whole file alive.
         body = bytes(asked.body)

@@ -296,6 +296,7 @@ class Provider:
                 body = decode(_NEW_FAULTS, await read_body(exchange))
                 self._settings = _changed(self._settings, body)
                 self._is_immediate = _is_immediate(self._settings)
+                self.batches.disturb(self._settings.faults)
                 if body.park_s is not None:
                     self._has_parked = True
                     self._account(exchange).park(self._clock.now_s() + body.park_s)
