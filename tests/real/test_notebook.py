@@ -1,33 +1,132 @@
-"""The live view in a real kernel, run by nbclient, where that is installed."""
+"""The live view in a real kernel, run by nbclient: its numbers are those of the server's log."""
 
 from __future__ import annotations
 
-import sys
+import asyncio
+import html
+import re
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 import redline
+from support.live_screen import PRICES, Truth, done_of, truth_of, wrong
+from support.sim_process import SimProcess
 
-CELL = f"""
+pytestmark = [
+    pytest.mark.real,
+    # What the libraries of the kernel's client warn of is not ours.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+ROWS, SLOTS = 120, 20
+# The log does not know when the view began.
+UNKNOWN = r"/s'|/min'|input: '[\d.]+ s'"
+
+
+def code(sim: SimProcess, folder: Path, **options: object) -> str:
+    """A cell that runs a job and shows what it came to."""
+    given = {
+        **{"endpoint": sim.base_url, "model": "m", "prompt": "{{ text }}", "rpm": 6000},
+        **{"concurrency": SLOTS, "output": str(folder / "out.jsonl"), "prices": {"m": PRICES}},
+        **options,
+    }
+    return f"""
 import sys
 sys.path.insert(0, {str(Path(redline.__file__).parents[1])!r})
 import redline
-report = redline.run(
-    [{{"text": str(n)}} for n in range(30)], endpoint="sim", prompt="{{{{ text }}}}", rps=20
-)
-report.succeeded
+rows = [{{"text": f"row {{n}} " + "word " * (n % 40)}} for n in range({ROWS})]
+report = redline.run(rows, **{given!r})
+(report.succeeded, report.failed, report.interrupted)
 """
 
 
-def test_a_cell_shows_the_run() -> None:
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
-    pytest.importorskip("ipykernel")
-    assert sys.executable
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
-    nbclient.NotebookClient(notebook, timeout=60).execute()
-    shown, result = notebook.cells[0].outputs
-    assert shown.output_type == "display_data"
-    assert "30 of 30 done" in shown.data["text/plain"]
-    assert "30 of 30 done" in shown.data["text/html"]
-    assert result.data["text/plain"] == "30"
+def lines_of(output: Any) -> list[str]:
+    """What the cell shows, which is the same with and without colours."""
+    assert output.output_type == "display_data"
+    plain, painted = output.data["text/plain"], output.data["text/html"]
+    assert html.unescape(re.sub(r"<[^>]+>", "", painted)) == plain
+    return plain.splitlines()
+
+
+def check(lines: list[str], log: Truth) -> None:
+    assert done_of(lines) == log.done
+    problems = [one for one in wrong(lines, log) if not re.search(UNKNOWN, one)]
+    assert not problems, lines
+
+
+async def shown_while(
+    cells: list[str], act: Callable[[NotebookClient], Any]
+) -> tuple[list[Any], list[list[str]]]:
+    """The outputs of each cell, and what the first one showed meanwhile; `act` is awaited then."""
+    notebook = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, cells)))
+    client = NotebookClient(notebook, timeout=60)
+    frames: list[list[str]] = []
+    executing = asyncio.create_task(client.async_execute())
+    acting = asyncio.create_task(act(client))
+    while not executing.done():
+        outputs = notebook.cells[0].outputs
+        if outputs and outputs[0].data["text/plain"] and lines_of(outputs[0]) not in frames[-1:]:
+            frames.append(lines_of(outputs[0]))
+        await asyncio.sleep(0.05)
+    await executing
+    await acting
+    return [cell.outputs for cell in notebook.cells], frames
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not is_so():  # noqa: ASYNC110 - another process changes it
+            await asyncio.sleep(0.05)
+
+
+async def nothing(client: NotebookClient) -> None:
+    return
+
+
+def test_a_cell_shows_the_job_and_keeps_its_end(tmp_path: Path) -> None:
+    with SimProcess("--latency", "0.6-1.2", "--faults", "500=0.05", "--faults", "429=0.03") as sim:
+        outputs, frames = asyncio.run(shown_while([code(sim, tmp_path, max_retries=0)], nothing))
+        log = truth_of(
+            sim, rows=ROWS, slots=SLOTS, begun_s=0.0, at_s=time.monotonic(), is_tried_once=True
+        )
+    shown, result = outputs[0]
+    assert log.failed > 0
+    check(lines_of(shown), log)
+    assert result.data["text/plain"] == f"({log.done}, {log.failed}, False)"
+    counts = [done_of(lines) for lines in frames if done_of(lines) >= 0]
+    assert len(counts) >= 3
+    assert counts == sorted(counts)
+
+
+def test_a_cell_that_is_interrupted_shows_how_far_it_came_and_goes_on(tmp_path: Path) -> None:
+    with SimProcess("--latency", "0.6-1.2", "--faults", "500=0.05") as sim:
+        logs: list[Truth] = []
+
+        async def interrupt(client: NotebookClient) -> None:
+            await until(lambda: sim.stats()["answered"] >= ROWS / 3)
+            await client.km.interrupt_kernel()
+            # What is on the wire is still answered.
+            await until(lambda: not sim.stats()["in_flight"])
+            logs.append(truth_of(sim, rows=ROWS, slots=SLOTS, begun_s=0.0, at_s=time.monotonic()))
+
+        first = code(sim, tmp_path)
+        # The second cell begins at once; its rows must not be in the log of the first.
+        cells = [f"{first}\n", f"import time\ntime.sleep(1.5)\n{first}"]
+        outputs, frames = asyncio.run(shown_while(cells, interrupt))
+    (shown, result), (again, whole) = outputs
+    log = logs[0]
+    assert ROWS / 3 <= log.done < ROWS
+    check(lines_of(shown), log)
+    assert result.data["text/plain"].endswith(f"({log.done}, 0, True)")
+    assert any("finishing" in " ".join(lines) for lines in frames)
+    assert lines_of(shown)[-1] == "interrupted"
+    assert "ETA" not in shown.data["text/plain"]
+    assert f"{ROWS} of {ROWS} done" in again.data["text/plain"]
+    assert whole.data["text/plain"].endswith(f"({ROWS - log.done}, 0, False)")

@@ -17,21 +17,23 @@ async def execute_local(job: Job, parts: Parts) -> Report:
     """As `execute`, for a job without an embedded server whose output is no object in a store."""
     begun_s = SYSTEM.now_s()
     run: Run | None = None
+    shown: asyncio.Task[None] | None = None
     try:
         async with built(job, parts) as run:
             if parts.on_start is not None:
                 parts.on_start(run.runner)
-            shown = asyncio.create_task(parts.display.show(run)) if parts.display else None
-            try:
-                await run.go()
-            finally:
-                if shown is not None:
-                    shown.cancel()
-                    await asyncio.wait([shown])
+            if parts.display is not None:
+                shown = asyncio.create_task(parts.display.show(run))
+            await run.go()
     except JournalError as error:
         # Raised while closing, by the last group: what was acknowledged before is on disk.
         if run is None or run.runner.offered == 0:
             raise
         run.runner.stop(error)
+    finally:
+        # What is shown last is what is on disk.
+        if shown is not None:
+            shown.cancel()
+            await asyncio.wait([shown])
     waited_s = 0.0 if run.telemetry is None else run.telemetry.waited_s
     return run.report(SYSTEM.now_s() - begun_s - waited_s)

@@ -154,10 +154,10 @@ def _facts(found: Status) -> Iterator[tuple[str, str]]:
 
 
 def _score(score: Score) -> str:
-    prediction, measured = score.prediction, _rate(score.measured_per_s)
+    prediction, measured = score.prediction, three_digits(score.measured_per_s)
     if prediction.unknown:
         return f"{prediction.change}: not predicted, measured {measured} answers/s"
-    interval = f"{_rate(prediction.low_per_s)} to {_rate(prediction.high_per_s)}"
+    interval = f"{three_digits(prediction.low_per_s)} to {three_digits(prediction.high_per_s)}"
     verdict = "right" if score.holds else "wrong"
     return f"{prediction.change}: {interval} answers/s predicted, {measured} measured: {verdict}"
 

@@ -8,8 +8,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
+from redline.errors import RedlineError
 from redline.job.show.layout import BAD, STRONG, WARN, Line, screen, text_of
-from redline.job.show.snapshot import Meter
+from redline.job.show.notices import STANDSTILL
+from redline.job.show.snapshot import Meter, Snapshot
 from redline.job.show.view import View
 
 _REFRESH_S = 1.0
@@ -34,22 +38,33 @@ class NotebookProgress:
         # Only a kernel has it.
         from IPython.display import display
 
+        self._shown: list[Line] = []
         self._handle = display(_bundle([]), raw=True, display_id=True)
 
     async def show(self, view: View) -> None:
-        meter, before = Meter(view), list[Line]()
+        meter = Meter(view)
         try:
             while True:
-                before = self._update(meter, view, before)
+                self._update(meter.read(), view.source_name)
                 await asyncio.sleep(_REFRESH_S)
         finally:
-            self._update(meter, view, before)
+            self._update(_ended(meter.read(), view.runner.stopped), view.source_name)
 
-    def _update(self, meter: Meter, view: View, before: list[Line]) -> list[Line]:
-        lines = screen(meter.read(), view.source_name, _WIDTH)
-        if lines != before:
+    def _update(self, snapshot: Snapshot, name: str) -> None:
+        lines = screen(snapshot, name, _WIDTH)
+        if lines != self._shown:
             self._handle.update(_bundle(lines), raw=True)
-        return lines
+            self._shown = lines
+
+
+def _ended(snapshot: Snapshot, stopped: RedlineError | None) -> Snapshot:
+    """The state of a run that is over, which stays on display: nothing of it goes on."""
+    found = {kind: text for kind, text in snapshot.notices.items() if kind not in STANDSTILL}
+    if snapshot.is_draining:
+        found["ended"] = "interrupted" if stopped is None else f"stopped: {stopped.what}"
+    return msgspec.structs.replace(
+        snapshot, eta_s=None, is_on_hold=False, parked_s=0.0, notices=found
+    )
 
 
 def _bundle(lines: Sequence[Line]) -> dict[str, Any]:
