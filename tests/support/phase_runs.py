@@ -162,7 +162,8 @@ def connect(folder: Path) -> Planted:
 
 def send(folder: Path) -> Planted:
     """A disk that takes its time for each write, and results are written before the next send."""
-    with _slowed("write", folder, 0.1) as took, SimProcess() as sim:
+    # The first answer comes when all rows have been read: none of them waits for its row.
+    with _slowed("write", folder, 0.1) as took, SimProcess("--latency", "0.05") as sim:
         ran = run(folder, sim, rows=20, concurrency=1)
     # The last row's line is followed by no request.
     return Planted("send", sum(end_s - begin_s for begin_s, end_s in took[:-1]), ran)

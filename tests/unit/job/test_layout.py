@@ -138,6 +138,22 @@ def test_how_long_an_endpoint_is_to_be_waited_for_is_said() -> None:
     )
 
 
+def test_a_limit_that_is_searched_for_is_told_from_what_was_found() -> None:
+    use = LimitUse("21/1s requests", 4, 20, 21, 1.0)
+    bound = Bound(cause="limit", what="a rate limit", evidence="", for_s=9.0)
+    found = lines(120, limits=(use,), are_found=True, bound=bound)[3]
+    assert found == "limits  20/21 rps (auto) <- binds, for 9.0 s"
+    known = ("20/1s requests", "12 in flight")
+    found = lines(120, limits=(use,), are_found=True, bound=bound, found_limits=known)[3]
+    assert found == "limits  20/21 rps (auto) <- binds, for 9.0 s  found: 20/1s requests"
+
+
+def test_slow_rates_and_short_latencies_keep_three_digits() -> None:
+    found = lines(120, rows_per_s=0.1234, latency_p50_s=0.00345, latency_p95_s=0.9996)[2]
+    assert found.startswith("speed    0.123 rows/s")
+    assert "p50 3.45 ms  p95 1.00 s" in found
+
+
 def test_two_limits_may_bind_together() -> None:
     both = Bound(cause="limit", what="200k tokens/min and 1.5k requests/min", evidence="", for_s=60)
     assert lines(80, bound=both)[3] == (

@@ -452,7 +452,7 @@ def test_one_of_several_endpoints_that_is_down_is_no_standstill() -> None:
     assert not found.is_on_hold
     assert found.notices == {
         "degraded": "endpoint a refuses connections, for 5.0 s now; retrying, nothing is lost; "
-        "1 of 2 endpoints are down"
+        "1 of 2 endpoints is down"
     }
     assert found.eta_s is not None
     seen.tally.on_event(EndpointLost(clock.now_s(), "b", what))

@@ -29,6 +29,8 @@ LEAST_WIDTH, MOST_WIDTH = 20, 200
 _LABEL = 8
 _GAP = "  "
 _SHORTEST_BAR = 10
+# Shorter waits are over before they are read.
+_LEAST_WAIT_S = 0.5
 _LONGEST_NAME = 24
 # In the style of a terminal: what it means.
 WARN, BAD, STRONG = "warn", "bad", "strong"
@@ -178,7 +180,7 @@ def _limits(snapshot: Snapshot) -> list[Field]:
     known = [one for one in snapshot.found_limits if not one.endswith(" in flight")]
     if known:
         found.append(_field(3, f"found: {', '.join(known)}"))
-    if snapshot.parked_s > 0:
+    if snapshot.parked_s >= _LEAST_WAIT_S:
         found.insert(1, _field(1, f"{duration(snapshot.parked_s)} to wait", WARN))
     return found
 

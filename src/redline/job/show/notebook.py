@@ -19,7 +19,7 @@ from redline.job.show.view import View
 _REFRESH_S = 1.0
 _WIDTH = 100
 # Colours that can be read on white and on black.
-_STYLES = {BAD: "color:#d1242f", WARN: "color:#b58900", STRONG: "font-weight:bold"}
+_STYLES = {BAD: "color:#d1242f", WARN: "color:#9a6700", STRONG: "font-weight:bold"}
 
 
 def is_notebook() -> bool:

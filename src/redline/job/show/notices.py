@@ -38,7 +38,8 @@ def notices(view: View, now_s: float) -> dict[str, str]:
     outage = outage_now(tally.outages(now_s), tries_again=view.job.retry.max_retries > 0)
     count = len(view.job.endpoints)
     if outage is not None and count > 1:
-        outage += f"; {len(tally.down):,} of {count:,} endpoints are down"
+        down = len(tally.down)
+        outage += f"; {down:,} of {count:,} endpoints {'is' if down == 1 else 'are'} down"
     # One of several that is down does not end the progress of the others.
     is_standstill = count < 2 or tally.is_all_down
     failing_in_a_row = failing(tally.failures_in_a_row, now_s - tally.failing_since_s)
