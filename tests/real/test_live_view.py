@@ -221,7 +221,7 @@ def test_prints_come_above_the_view_and_a_narrower_terminal_leaves_nothing_behin
     program.write_text(
         "import asyncio, redline\n"
         "async def answer(row):\n"
-        "    await asyncio.sleep(0.02)\n"
+        "    await asyncio.sleep(0.06)\n"
         "    if row['n'] % 20 == 0:\n"
         "        print('at', row['n'])\n"
         "    return row['n']\n"
