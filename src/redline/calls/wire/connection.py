@@ -142,7 +142,7 @@ class Connection(asyncio.Protocol):
         return waiter
 
     def was_due(self, due_s: float) -> None:
-        """The request of its exchange has waited since then for the end of the turn."""
+        """The request of its exchange waits since then for results that are being saved."""
         if self._due is not None:
             self._due.was_due(due_s)
 

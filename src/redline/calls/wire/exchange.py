@@ -109,7 +109,7 @@ class Exchange(ABC):
     _held_up_s = 0.0  # by redline itself, since the write
     _paused: tuple[str, float] | None = None  # in which phase, and since when
     grant: Grant | None = None  # for one write
-    due_s: float | None = None  # if it then had to wait for the end of a long turn
+    due_s: float | None = None  # if it then had to wait for results that were being saved
     sent_s: float | None = None
     first_byte_s: float | None = None
     may_repeat = False
@@ -154,7 +154,7 @@ class Exchange(ABC):
         self.deadline_s = deadline_s
 
     def was_due(self, due_s: float) -> None:
-        """It could be written then, and had to wait for the end of the event loop's turn."""
+        """It waits since then for results that are being saved."""
         self.due_s = due_s
 
     def drop_body(self) -> None:

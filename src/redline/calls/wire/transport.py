@@ -35,8 +35,8 @@ from redline.clock import SYSTEM, Clock
 from redline.errors import BadRow, CallError, ConfigError
 
 _MOST_STALE = 8
-# A turn of the event loop is shorter, unless it writes to a slow disk or prepares many requests.
-_LONG_S = 0.001
+# Requests of one turn leave sooner than this after the last of them was due, unless a disk is slow.
+_LONG_S = 0.005
 # Rows may name paths of their own; those of a run are few.
 _MOST_HEADS = 256
 # The lengths of most bodies differ by little.
@@ -47,32 +47,31 @@ _WITH_BODY = frozenset(("POST", "PUT", "PATCH"))
 class Outbox:
     """Requests that are due in one turn of the event loop, which leave together.
 
-    before_write: called once before they are stamped and written. If a turn takes long, exchanges
-    are told since when they could have been written.
+    before_write: called once before they are stamped and written. If results are saved for long
+    meanwhile, exchanges are told since when they have waited for that.
     """
 
     def __init__(self, before_write: Callable[[], None], clock: Clock = SYSTEM) -> None:
         self._before_write = before_write
         self._now_s = clock.now_s
         self._due: list[Connection] = []
-        self._due_s: list[float] = []  # when each of them was due
+        self._due_s = 0.0  # when the last of them was due
 
     def add(self, connection: Connection) -> None:
         """The request of the connection's exchange is due."""
         if not self._due:
             asyncio.get_running_loop().call_soon(self._leave)
         self._due.append(connection)
-        self._due_s.append(self._now_s())
+        self._due_s = self._now_s()
 
     def _leave(self) -> None:
         due, self._due = self._due, []
-        due_s, self._due_s = self._due_s, []
         connection = due[0]
         try:
             self._before_write()
-            if self._now_s() - due_s[0] >= _LONG_S:
-                for connection, since_s in zip(due, due_s, strict=True):
-                    connection.was_due(since_s)
+            if self._now_s() - self._due_s >= _LONG_S:
+                for connection in due:
+                    connection.was_due(self._due_s)
             for connection in due:
                 try:
                     connection.leave()
