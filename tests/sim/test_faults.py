@@ -47,6 +47,11 @@ def test_an_answer_is_saved_if_its_function_returns_in_the_turn_in_which_it_is_l
     assert "abort" in [ran.facts.ended_by for ran in play(seed).runs]
 
 
+@pytest.mark.parametrize("seed", [101_417, 109_108])
+def test_a_run_that_is_killed_while_its_timeline_ends_leaves_no_file_open(seed: int) -> None:
+    assert "kill" in [ran.facts.ended_by for ran in play(seed).runs]
+
+
 def test_a_seed_gives_the_same_trace_again_in_any_process() -> None:
     seeds = [1, 2, 3, 4, 5, 6, 7, 8]
     here = [play(seed).hash for seed in seeds]

@@ -131,20 +131,36 @@ class Sampler:
         self._write_on()
 
     async def finish(self, how: Ending, what: str = "") -> None:
-        """Ends the sampling, and the timeline of the run. what: the error that stopped it."""
+        """Ends the sampling, and the timeline of the run. what: the error that stopped it.
+
+        If it is cancelled, the file is closed without an end.
+        """
         if self._task is None:
             return
         self._task.cancel()
-        await asyncio.wait([self._task])
-        now_s = self._clock.now_s()
-        self._gatherer.sample(self._state(now_s, 0.0))
-        self._close(now_s)
-        self._cpu.close()
-        while self._writing is not None:
-            await asyncio.wait([self._writing])
+        try:
+            await asyncio.wait([self._task])
+            now_s = self._clock.now_s()
+            self._gatherer.sample(self._state(now_s, 0.0))
+            self._close(now_s)
+            while self._writing is not None:
+                await asyncio.wait([self._writing])
+        except BaseException:
+            self._abandon()
+            raise
+        finally:
+            self._cpu.close()
         end = RunEnd(at_s=rounded(now_s - self._begun_s), how=how, what=what)
         if self._file is not None:
             await asyncio.to_thread(self._end, self._file, end)
+
+    def _abandon(self) -> None:
+        """Nothing more is written; the file is closed once no thread writes to it."""
+        file, self._file = self._file, None
+        if file is not None and self._writing is not None:
+            self._writing.add_done_callback(lambda _: file.close())
+        elif file is not None:
+            file.close()
 
     def _stated(self, now_s: float) -> Setting:
         """What the run may use, as it begins."""
