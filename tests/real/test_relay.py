@@ -65,8 +65,11 @@ def test_nothing_can_be_served_is_told_to_new_calls_and_to_those_that_wait(run: 
         backend = Told()
         relay = Relay(backend, trouble=lambda: trouble[0] if trouble else None)
         async with relay, aiohttp.ClientSession() as session:
-            waiting = [asyncio.create_task(ask(relay, session, body)) for body in (BODY, STREAM)]
-            await until(lambda: backend.in_flight == 2)
+            waiting = []
+            # One after the other: which of them the backend has first is not left to chance.
+            for body in (BODY, STREAM):
+                waiting.append(asyncio.create_task(ask(relay, session, body)))
+                await until(lambda: backend.in_flight == len(waiting))
             relay.refuse_waiting()
             await asyncio.sleep(0.05)
             assert backend.in_flight == 2

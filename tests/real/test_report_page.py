@@ -46,9 +46,9 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobReport]:
 @pytest.mark.parametrize(
     ("names", "charts"),
     [
-        (("failing",), 5),
+        (("failing",), 6),
         (("empty",), 0),
-        (("healthy",), 4),
+        (("healthy",), 5),
         (("healthy", "failing", "empty"), 4),
     ],
 )
