@@ -47,6 +47,7 @@ async def until(condition: Callable[[], bool]) -> None:
         b"junk",
         b"\0",
         b"HTTP/1.1 101 Switching\r\n\r\n",
+        b"HTTP/1.1 101 Switching\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
         b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n\r\n",
     ],
 )

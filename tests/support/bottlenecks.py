@@ -163,7 +163,7 @@ def gain(scenario: Scenario, found: Verdict, folder: Path) -> float | None:
 def _sent(timeline: Timeline, between_s: tuple[float, float]) -> int:
     begin_s, end_s = between_s
     windows = timeline.runs[-1].windows
-    return sum(one.sent for one in windows if begin_s <= one.begin_s and one.end_s <= end_s)
+    return sum(one.sent for one in windows if begin_s <= (one.begin_s + one.end_s) / 2 <= end_s)
 
 
 def judged(timeline: Timeline, changes: Sequence[tuple[float, Label]], ended: float) -> Verdict:

@@ -162,7 +162,8 @@ class Asking:
 
 def check_reuse(kind: Any) -> None:
     async def main() -> None:
-        for junk in (answer(b"stolen"), b"x", b"HTTP/1.1 101 Switch\r\n\r\n", b"HTTP/1.1"):
+        switch = b"HTTP/1.1 101 Switch\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+        for junk in (answer(b"stolen"), b"x", b"HTTP/1.1 101 Switch\r\n\r\n", switch, b"HTTP/1.1"):
             for is_apart in (False, True):
                 asking = Asking(kind)
                 for number in range(3):

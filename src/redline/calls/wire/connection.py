@@ -381,14 +381,13 @@ class Connection(asyncio.Protocol):
         self._bare_bytes += size_bytes
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if self.is_done:
                 # It sent more than its answer.
                 self._is_reusable = False
                 self.unasked = data
                 return
-            reason = " ".join(str(error).split())
-            self.fail(self._refusal or BadReply(f"the answer is not HTTP: {reason}"))
+            self.fail(self._refusal or BadReply(_fault(error)))
         else:
             if self.is_done:
                 self._bare_bytes = 0
@@ -545,6 +544,14 @@ def unread(transport: asyncio.BaseTransport) -> Callable[[float], object]:
 
 def _nothing_unread(_: float) -> object:
     return None
+
+
+def _fault(error: Exception) -> str:
+    """What is wrong with bytes that the parser has refused, in words."""
+    if isinstance(error, httptools.HttpParserUpgrade):
+        return "the server switches to another protocol, which it was not asked to"
+    reason = " ".join(str(error).split())
+    return f"the answer is not HTTP: {reason}"
 
 
 def _too_long_headers() -> BadReply:
