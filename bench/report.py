@@ -19,6 +19,7 @@ from typing import Any
 
 import report_engine
 import report_limits
+import report_observe
 import report_path
 import report_route
 from report_table import Result, source, table
@@ -37,6 +38,10 @@ NAMES = (
     "waiters",
     "route",
     "failures",
+    "scaling",
+    "binds",
+    "predict",
+    "recorder",
     "transports",
     "server",
     "relay",
@@ -102,6 +107,10 @@ def blocks(results: Mapping[str, Result]) -> dict[str, str]:
         "waiters": report_limits.waiters,
         "route": report_route.route,
         "failures": report_route.failures,
+        "scaling": report_route.scaling,
+        "binds": report_observe.binds,
+        "predict": report_observe.predict,
+        "recorder": report_observe.recorder,
         "transports": _transports,
         "server": report_path.server,
         "relay": report_path.relay,

@@ -76,6 +76,28 @@ def failures(result: Result) -> str:
     return "\n\n".join([table(head, rows), said, load, source(result)])
 
 
+def scaling(result: Result) -> str:
+    """What the autoscaler did, by seed."""
+    seeds = result["seeds"]["arrivals"]
+    rows = [
+        [
+            str(seed),
+            f"{steady['changes_per_hour']:.2f}",
+            f"{steady['utilization']:.3f}",
+            f"{step['back_s']:.0f} s",
+            f"{step['before']} -> {step['most']} -> {step['after']}",
+            str(steady["failed"] + steady["dropped"] + step["failed"] + step["dropped"]),
+        ]
+        for seed, steady, step in zip(
+            seeds, result["raw"]["steady"], result["raw"]["steps"], strict=True
+        )
+    ]
+    head = ["seed", "changes an hour", "utilization", "back at the SLO after", "replicas"]
+    head.append("calls failed or dropped")
+    bar = f"The bars are {'kept' if result['summary']['is_kept'] else 'not kept'}."
+    return "\n\n".join([table(head, rows), bar, source(result)])
+
+
 def _pair(row: Mapping[str, Any]) -> str:
     return f"{row['p50_s']:.2f} / {row['p99_s']:.2f}"
 

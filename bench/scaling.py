@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import record
 
 from redline.route.scale import ScaleSettings
 from redline.testing import virtual_run
@@ -26,6 +27,9 @@ from support.scaling import Arrivals, Servers, fleet_of
 
 MOST_CHANGES_PER_HOUR = 2.0
 UTILIZATION = (0.6, 0.8)
+# Of the time that a replica needs to start and that of the panic window, to be back at the SLO.
+LATE = 1.1
+CALL_S = 20.0
 # The first hour is left out: a fleet that begins with one replica has to find its size.
 SETTLED_S = 3600.0
 STEP_S, FALL_S, STEP_END_S = 1800.0, 3600.0, 5400.0
@@ -58,7 +62,7 @@ def steady(seed: int, hours: float, settings: ScaleSettings, load: float = 5.0) 
     async def main() -> Steady:
         servers = Servers()
         async with fleet_of(servers, settings) as (pool, fleet):
-            arrivals = Arrivals(pool, lambda _: load, seed=seed)
+            arrivals = Arrivals(pool, lambda _: load, seed=seed, call_s=CALL_S)
             await arrivals.run(SETTLED_S + hours * 3600)
             samples = [one for one in fleet.samples if one.at_s >= SETTLED_S]
             changes = [one for one in fleet.history if one.at_s >= SETTLED_S]
@@ -82,7 +86,7 @@ def step(seed: int, settings: ScaleSettings) -> Step:
     async def main() -> Step:
         servers = Servers()
         async with fleet_of(servers, settings) as (pool, fleet):
-            arrivals = Arrivals(pool, lambda at_s: 9 if STEP_S <= at_s < FALL_S else 3, seed=seed)
+            arrivals = Arrivals(pool, _threefold, seed=seed, call_s=CALL_S)
             await arrivals.run(STEP_END_S)
             samples = fleet.samples
         wait_s = settings.queue_wait_slo_s
@@ -106,37 +110,63 @@ def step(seed: int, settings: ScaleSettings) -> Step:
     return virtual_run(main())
 
 
+def _threefold(at_s: float) -> float:
+    return 9.0 if STEP_S <= at_s < FALL_S else 3.0
+
+
+def is_steady(one: Steady) -> bool:
+    """It is within the bars."""
+    is_well_used = UTILIZATION[0] <= one.utilization <= UTILIZATION[1]
+    is_calm = one.changes_per_hour <= MOST_CHANGES_PER_HOUR
+    return is_calm and is_well_used and not one.failed and not one.dropped
+
+
+def follows(one: Step, settings: ScaleSettings) -> bool:
+    """It is back at its SLO in time, shrinks again, and drops nothing."""
+    within_s = LATE * (settings.warm_up_s + settings.panic_window_s)
+    return one.back_s <= within_s and one.after < one.most and not one.failed and not one.dropped
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--hours", type=float, default=6.0)
     parser.add_argument("--policy", default="demand")
+    parser.add_argument("--results", type=Path, default=record.RESULTS)
     options = parser.parse_args()
     settings = ScaleSettings(max_replicas=40, policy=options.policy)
-    within_s = 1.1 * (settings.warm_up_s + settings.panic_window_s)
-    is_good = True
-    print("seed  changes/h  utilization  above SLO  failed  dropped")
     seeds = range(options.first_seed, options.first_seed + options.seeds)
+    servers = Servers()
+    stated = {
+        **{"hours": options.hours, "policy": options.policy, "seeds": len(seeds)},
+        **{"slots": servers.slots, "start_s": servers.warm_up_s, "call_s": CALL_S},
+        **{"most_changes_per_hour": MOST_CHANGES_PER_HOUR, "utilization": UTILIZATION},
+        "late": LATE,
+    }
+    kept = record.Record("scaling", stated, {"arrivals": [*seeds]})
+    steady_runs, steps = list[Steady](), list[Step]()
+    print("seed  changes/h  utilization  above SLO  failed  dropped")
     for seed in seeds:
         one = steady(seed, options.hours, settings)
+        steady_runs.append(one)
         print(
             f"{seed:4}  {one.changes_per_hour:9.2f}  {one.utilization:11.3f}  {one.above_slo:9.2%}"
             f"  {one.failed:6}  {one.dropped:7}",
             flush=True,
         )
-        is_good &= one.changes_per_hour <= MOST_CHANGES_PER_HOUR and not one.failed
-        is_good &= UTILIZATION[0] <= one.utilization <= UTILIZATION[1] and not one.dropped
     print("seed  back after  before  most  after  failed  dropped")
     for seed in seeds:
         step_run = step(seed, settings)
+        steps.append(step_run)
         print(
             f"{seed:4}  {step_run.back_s:8.0f} s  {step_run.before:6}  {step_run.most:4}"
             f"  {step_run.after:5}  {step_run.failed:6}  {step_run.dropped:7}",
             flush=True,
         )
-        is_good &= step_run.back_s <= within_s and step_run.after < step_run.most
-        is_good &= not step_run.failed and not step_run.dropped
+    is_good = all(map(is_steady, steady_runs)) and all(follows(one, settings) for one in steps)
+    raw = {"steady": msgspec.to_builtins(steady_runs), "steps": msgspec.to_builtins(steps)}
+    print(f"written: {kept.write(options.results, {'is_kept': is_good}, raw)}")
     return 0 if is_good else 1
 
 

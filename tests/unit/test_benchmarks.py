@@ -21,6 +21,7 @@ def report() -> ModuleType:
     script("bench/report_table.py")
     script("bench/report_engine.py")
     script("bench/report_limits.py")
+    script("bench/report_observe.py")
     script("bench/report_path.py")
     script("bench/report_route.py")
     return script("bench/report.py")
