@@ -78,12 +78,13 @@ class SpanExport:
     def delivered(self) -> int:
         return self._exporter.delivered
 
-    async def finish(self, until_s: float) -> None:
-        """Sends what is left."""
+    async def finish(self, until_s: float) -> bool:
+        """Sends what is left. Whether that had an end in time."""
         # It takes up to half a minute itself.
         thread = DaemonThreads(1, "redline-otel-spans")
-        await _ended(thread.submit(self._provider.shutdown), until_s)
+        has_ended = await _ended(thread.submit(self._provider.shutdown), until_s)
         thread.shutdown(wait=False)
+        return has_ended
 
     def give_up(self) -> None:
         """Ends the attempts of `finish`."""
@@ -111,14 +112,19 @@ class MetricExport:
             self._due_s = now_s + self._every_s
             self._export()
 
-    async def finish(self, until_s: float) -> None:
-        """Exports the last figures. What has not arrived by then is lost."""
+    async def finish(self, until_s: float) -> bool:
+        """Exports the last figures. What has not arrived by then is lost.
+
+        Whether the export had an end in time.
+        """
         self.is_lost = True
         if self._exporting is not None:
             await _ended(self._exporting, until_s)
-        if self._is_free():
-            await _ended(self._export(), until_s)
-            self.is_lost = not (self._is_free() and self._is_taken)
+        if not self._is_free():
+            return False
+        has_ended = await _ended(self._export(), until_s)
+        self.is_lost = not (self._is_free() and self._is_taken)
+        return has_ended
 
     def give_up(self) -> None:
         """Ends the attempts of an export."""
@@ -231,10 +237,10 @@ class Telemetry:
         try:
             # A job that could not begin has nothing to send.
             if self._has_begun:
-                await asyncio.gather(*(export.finish(until_s) for export in exports))
+                ended = await asyncio.gather(*(export.finish(until_s) for export in exports))
+                self._is_late = not all(ended)
         finally:
-            now_s = self._clock.now_s()
-            self._is_late, self.waited_s = now_s >= until_s, now_s - begun_s
+            self.waited_s = self._clock.now_s() - begun_s
             for export in exports:
                 export.give_up()
 
@@ -286,12 +292,13 @@ class Telemetry:
         return meter
 
 
-async def _ended(work: Future[Any], until_s: float) -> None:
-    """Returns when the work of a thread is done, or at `until_s`."""
+async def _ended(work: Future[Any], until_s: float) -> bool:
+    """Returns when the work of a thread is done, or at `until_s`; whether it is done."""
     waiting = asyncio.wrap_future(work)
-    await asyncio.wait([waiting], timeout=max(0.0, until_s - SYSTEM.now_s()))
+    done, _ = await asyncio.wait([waiting], timeout=max(0.0, until_s - SYSTEM.now_s()))
     # What ends later must not reach for a loop that may be closed.
     waiting.cancel()
+    return bool(done)
 
 
 def _set_by_program(api: Any, kind: str) -> Any:
