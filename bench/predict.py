@@ -3,8 +3,8 @@
     python bench/predict.py [NAME ...] [--seconds 4]
 
 Thirty jobs run against servers of known law (bench/law_server.py): some seconds with each of three
-or so settings, then with another one. As that run begins, its job's timeline says what the earlier
-ones let expect of it. Whether it came true is measured at the server, by the answers that it gave.
+or so settings, then with another one. As that run begins, its job's timeline says how
+fast it should be. Whether it came true is measured at the server, by the answers that it gave.
 Status 1 unless 27 gains lie in their intervals, half of these are at most 30 % wide and nine of ten
 at most 60 %, of the predicted rate, and fewer than 6 are unknown; and unless the predictions are
 nearer than those in proportion: to the calls in flight, the limits or the endpoints.

@@ -117,7 +117,8 @@ def _by_what_binds(seen: Seen, span_s: float) -> str:
 
 def _by_fit(seen: Seen) -> str:
     """What would bring most, by what this run has shown; empty if that is too little."""
-    facts = RunFacts(v=TIMELINE_VERSION, at=0.0)
+    endpoints = tuple(one.name for one in seen.windows[-1].endpoints)
+    facts = RunFacts(v=TIMELINE_VERSION, at=0.0, endpoints=endpoints)
     found = predictions([RunHistory(facts=facts, windows=list(seen.windows))])
     best = None if isinstance(found, str) else best_of(found)
     return "" if best is None else f"{best.change} would bring {gain_text(best)}"

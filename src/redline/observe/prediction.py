@@ -46,11 +46,11 @@ NO_GAIN = 0.05
 _UNSURE_GAIN = 0.15
 _FIXED = (Cause.INPUT, Cause.CLIENT, Cause.WRITER)
 
-FEW_LEVELS = "the job has not run at three numbers of calls in flight; -c auto tries several"
+_FEW_LEVELS = "the job has not run at three numbers of calls in flight; -c auto tries several"
 _NOT_STEADY = "the run was never steady"
 _NOTHING_BINDS = "what binds is not known"
 _NEW_LIMIT = "a limit is new"
-TOO_FAR = "more than twice the calls in flight that were seen"
+_TOO_FAR = "more than twice the calls in flight that were seen"
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,9 +166,9 @@ def predictions(runs: Sequence[RunHistory]) -> list[Prediction] | str:
 
 
 def expected(earlier: Sequence[RunHistory], to: Setting, facts: RunFacts) -> Prediction | None:
-    """What earlier runs of a job let expect of one that begins, if it may use more or less.
+    """The prediction for a run that begins with other settings than the run before it.
 
-    facts: of that run. None if nothing has changed, or if it asks something else.
+    facts: of that run. None if nothing has changed, or if it asks another model.
     """
     seen = [run for run in earlier if run.windows]
     if not seen:
@@ -189,11 +189,12 @@ def _change(was: Setting, to: Setting) -> str:
     """In words; empty if it is none."""
     words = []
     if round(was.slots) != round(to.slots):
-        words.append(f"{was.slots:,.0f} -> {to.slots:,.0f} calls in flight")
+        one, other = (f"{n:,.0f}" if n else "any number of" for n in (was.slots, to.slots))
+        words.append(f"{one} -> {other} calls in flight")
     for name in sorted({*was.limits, *to.limits}):
-        one, other = was.limits.get(name), to.limits.get(name)
-        if one != other:
-            counts = " -> ".join("no limit of" if n is None else f"{n:,}" for n in (one, other))
+        amounts = was.limits.get(name), to.limits.get(name)
+        if amounts[0] != amounts[1]:
+            counts = " -> ".join("no limit of" if n is None else f"{n:,}" for n in amounts)
             words.append(f"{counts} {name}")
     if was.endpoints != to.endpoints:
         words.append(f"{was.endpoints} -> {counted(to.endpoints, 'endpoint')}")
@@ -329,18 +330,18 @@ def _of_endpoint(known: Known, to: Setting, grown: float, most: float) -> Draws 
     slots = to.slots or math.inf
     as_before = around(level.per_s, _BINDING_ERROR)
     if grown == 1:
-        if is_full and abs(slots / now.slots - 1) < 1e-6:
+        if is_full and math.isclose(slots, now.slots or math.inf):
             return as_before
         if most <= level.per_s * (1 + NO_GAIN) and slots >= level.in_flight:
             # Something else binds, and goes on to.
             return as_before
     if known.curve is None:
-        return FEW_LEVELS
+        return _FEW_LEVELS
     # What the other constraints leave room for needs no more calls in flight than in proportion.
     needed = min(slots, level.in_flight * max(1.0, most / level.per_s)) / grown
     furthest = _FURTHEST * known.curve.most
     if needed > furthest * _ROUNDING:
-        return TOO_FAR
+        return _TOO_FAR
     at = min(slots / grown, furthest)
     return [(grown * rate, weight) for rate, weight in known.curve.at(at)]
 

@@ -2,7 +2,7 @@
 
 kind         is
 run          a run has begun; what follows is of it, and its times are seconds since then
-prediction   how fast earlier runs let expect it to be, written before its first window
+prediction   how fast it should be, by the runs before it; written before its first window
 window       what the run was like for a while
 end          the run has ended, and how; a run without one was killed, or goes on
 

@@ -27,15 +27,15 @@ FACTS = RunFacts(v=1, at=0.0, model="m", endpoints=("a",))
 
 
 def run(
-    law: Law, slots: int, *, rps: int = 0, seconds: int = 20, noise: float = 0.05, **fields: Any
+    law: Law, calls: int, *, rps: int = 0, seconds: int = 20, noise: float = 0.05, **fields: Any
 ) -> RunHistory:
     """A run that is limited by its slots or its rate. law: answers a second of so many calls."""
-    in_flight = float(slots)
+    in_flight = float(calls)
     if rps:
-        found = next((n / 10 for n in range(1, 10 * slots) if law(n / 10) >= rps), None)
+        found = next((n / 10 for n in range(1, 10 * calls) if law(n / 10) >= rps), None)
         in_flight = in_flight if found is None else found
     per_s = law(in_flight)
-    is_limited = bool(rps) and in_flight < slots
+    is_limited = bool(rps) and in_flight < calls
     windows = []
     for second in range(seconds):
         # Of slow answers, a second may have none, and the next one many.
@@ -50,7 +50,7 @@ def run(
             "answered": count,
             "done": count,
             "in_flight": in_flight,
-            "slots": float(slots),
+            "slots": float(calls),
             "limits": limits,
             "latency": latency,
             "first": latency if second == 0 else Sketch(),
@@ -206,3 +206,17 @@ def test_a_gain_in_words() -> None:
     assert math.isclose(known.likely_per_s, 162)
     worse = Prediction(change="x", before_per_s=100, low_per_s=40, likely_per_s=50, high_per_s=60)
     assert gain_text(worse) == "-50 % (-60 to -40 %)"
+
+
+def test_a_run_without_a_bound_on_its_calls_has_predictions() -> None:
+    """Rows too large to be read hold it back, and a supplied backend has no slots."""
+    unbound = run(proportional, 16, slots=0.0, held={"memory": 10})
+    found = predictions([unbound])
+    assert not isinstance(found, str)
+    assert [one.change for one in found] == ["another endpoint"]
+    limited = expect([unbound], slots(8))
+    assert limited.change == "any number of -> 8 calls in flight"
+    again = expected([run(proportional, 16, rps=200, held={"memory": 10}, slots=0.0)],
+                     slots(0, requests=400), FACTS)  # fmt: skip
+    assert again is not None
+    assert again.holds(80)
