@@ -31,6 +31,7 @@ PAGES = {
     "repair.txt": ["repair", "--help"],
     "bench.txt": ["bench", "--help"],
     "engine.txt": ["engine", "--help"],
+    "serve.txt": ["serve", "--help"],
     "fleet.txt": ["fleet", "--help"],
     "fleet-up.txt": ["fleet", "up", "--help"],
     "fleet-status.txt": ["fleet", "status", "--help"],

@@ -67,7 +67,7 @@ def test_an_unknown_flag(cli: Cli, flag: str, right: str) -> None:
         (["sim", "--resume"], "redline sim --help lists what there is"),
         (["verify", "o.jsonl", "--inptu", "x"], "did you mean --input?"),
         (["verify", "o.jsonl", "--out", "x"], "redline verify --help lists what there is"),
-        (["serve"], "did you mean engine?"),
+        (["gateway"], "did you mean serve?"),
         (["classify"], "did you mean tag?"),
         (["resume"], "did you mean run?"),
         (["validate"], "did you mean verify?"),

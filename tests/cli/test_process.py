@@ -253,6 +253,7 @@ def test_bash_completes_commands_flags_and_values() -> None:
         "repair",
         "bench",
         "engine",
+        "serve",
         "fleet",
         "sim",
         "route",

@@ -28,7 +28,7 @@ def key_seen(odd: Any) -> str | None:
     ("text", "what", "where", "hint"),
     [
         ("nope = 1\n", "unknown setting: nope", "redline.toml",
-         "known are: alerts, endpoints, otel, prices, run"),
+         "known are: alerts, endpoints, otel, prices, run, serve, tenants"),
         ("[runs]\nx = 1\n", "unknown setting: runs", "redline.toml", "did you mean run?"),
         ("[run]\npromt = 'x'\n", "unknown setting: promt", "redline.toml, [run]",
          "did you mean prompt?"),

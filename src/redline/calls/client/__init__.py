@@ -4,4 +4,4 @@ from redline.calls.client.batch_api import BatchApi
 from redline.calls.client.bounded import Bounded
 from redline.calls.client.client import Client
 from redline.calls.client.function import FunctionBackend, check_timeout, function_limiter, label_of
-from redline.calls.client.retry import Retry, RetryPolicy
+from redline.calls.client.retry import Retry, RetryBudget, RetryPolicy

@@ -104,6 +104,13 @@ class RetryBudget:
         self._at_s, self._calls = now_s, calls
         return max(0.0, -self._balance) / self._policy.floor_per_s
 
+    def take(self, now_s: float, calls: int) -> bool:
+        """Takes one retry if it is already earned; whether it was. calls: as for `spend_s`."""
+        if not self.spend_s(now_s, calls):
+            return True
+        self._balance += 1
+        return False
+
 
 class _History(msgspec.Struct):
     """What one row has met so far.

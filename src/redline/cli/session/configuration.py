@@ -29,6 +29,7 @@ from redline.job.settings import (
 from redline.observe import AlertSettings
 
 FILE = "redline.toml"
+_TABLES = ("alerts", "endpoints", "otel", "prices", "run", "serve", "tenants")
 _NAME_THE_KEY = (
     f"--api-key-env NAME sends the key in NAME there, also if it is {KEY_VARIABLE}; "
     f"{KEY_VARIABLE}= before the command sends none"
@@ -54,9 +55,14 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     Values are as a flag would bring them: text, True, lists of text, and tables of text. prices: by
     model. tariffs: the same of single endpoints, by name. alerts, otel: None without their tables.
     environ: the environment, and below it the `.env` file. dotenv: the variables that the file
-    alone sets.
+    alone sets. file: what errors call it. defaults: the table that `run` is from. serve, tenants:
+    as the file has them.
     """
 
+    file: str = FILE
+    defaults: str = "run"
+    serve: dict[str, Any] = {}
+    tenants: dict[str, Any] = {}
     endpoints: dict[str, dict[str, Any]] = {}
     run: dict[str, Any] = {}
     prices: dict[str, Price] = {}
@@ -71,62 +77,69 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
         """Where a job looks up a server and a key."""
         return Environment(environ=self.environ, dotenv=self.dotenv, key_hint=_NAME_THE_KEY)
 
+    def where_defaults(self) -> str:
+        """How an error names the table of flags."""
+        return f"{self.file}, [{self.defaults}]"
 
-def load(folder: Path, run_kinds: Mapping[str, Kind] = RUN_KEYS) -> Configuration:
+    def where_endpoint(self, name: str) -> str:
+        """How an error names the table of one endpoint."""
+        return _where_endpoint(name, self.file)
+
+
+def load(
+    folder: Path, run_kinds: Mapping[str, Kind] = RUN_KEYS, *, file: str = FILE
+) -> Configuration:
     """What `redline.toml` and `.env` in `folder` say; both may be missing.
 
-    run_kinds: the flags that `[run]` may set. Raises ConfigError that names an unknown key and the
-    nearest known one, or a value of the wrong kind.
+    run_kinds: the flags that `[run]` may set. file: another name. Raises ConfigError that names an
+    unknown key and the nearest known one, or a value of the wrong kind.
     """
     from_file = _dotenv(folder / ".env")
     environ = {**from_file, **os.environ}
-    tables = _toml(folder / FILE)
-    refuse_unknown(tables, ("alerts", "endpoints", "otel", "prices", "run"), FILE)
+    tables = _toml(folder / file)
+    refuse_unknown(tables, _TABLES, file)
     stated = {
-        name: table_in(table, f"endpoints.{name}", FILE)
-        for name, table in table_in(tables.get("endpoints", {}), "endpoints", FILE).items()
+        name: table_in(table, f"endpoints.{name}", file)
+        for name, table in table_in(tables.get("endpoints", {}), "endpoints", file).items()
     }
     tariffs = {
-        name: _prices(table.pop("prices"), f"endpoints.{name}.prices")
+        name: _prices(table.pop("prices"), f"endpoints.{name}.prices", file)
         for name, table in stated.items()
         if "prices" in table
     }
-    endpoints = {name: _endpoint(name, table) for name, table in stated.items()}
-    run = settings_in(table_in(tables.get("run", {}), "run", FILE), run_kinds, where_run())
+    endpoints = {name: _endpoint(name, table, file) for name, table in stated.items()}
+    run = table_in(tables.get("run", {}), "run", file)
     return Configuration(
+        file=file,
+        serve=table_in(tables.get("serve", {}), "serve", file),
+        tenants=table_in(tables.get("tenants", {}), "tenants", file),
         endpoints=endpoints,
-        run=run,
-        prices=_prices(tables.get("prices", {}), "prices"),
-        alerts=_alerts(tables),
-        otel=_otel(tables),
+        run=settings_in(run, run_kinds, f"{file}, [run]"),
+        prices=_prices(tables.get("prices", {}), "prices", file),
+        alerts=_alerts(tables, file),
+        otel=_otel(tables, file),
         tariffs=tariffs,
         environ=environ,
         dotenv=frozenset(from_file.keys() - os.environ.keys()),
     )
 
 
-def _alerts(tables: dict[str, Any]) -> AlertSettings | None:
+def _alerts(tables: dict[str, Any], file: str) -> AlertSettings | None:
     """What [alerts] states; None without it."""
     if "alerts" not in tables:
         return None
-    return parse_alerts(table_in(tables["alerts"], "alerts", FILE), f"{FILE}, [alerts]")
+    return parse_alerts(table_in(tables["alerts"], "alerts", file), f"{file}, [alerts]")
 
 
-def _otel(tables: dict[str, Any]) -> OtelSettings | None:
+def _otel(tables: dict[str, Any], file: str) -> OtelSettings | None:
     """What [otel] states; None without it."""
     if "otel" not in tables:
         return None
-    return parse_otel(table_in(tables["otel"], "otel", FILE), f"{FILE}, [otel]")
+    return parse_otel(table_in(tables["otel"], "otel", file), f"{file}, [otel]")
 
 
-def where_run() -> str:
-    """How an error names the table of flags."""
-    return f"{FILE}, [run]"
-
-
-def where_endpoint(name: str) -> str:
-    """How an error names the table of one endpoint."""
-    return f"{FILE}, [endpoints.{name}]"
+def _where_endpoint(name: str, file: str) -> str:
+    return f"{file}, [endpoints.{name}]"
 
 
 def _dotenv(path: Path) -> dict[str, str]:
@@ -149,22 +162,22 @@ def _toml(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _endpoint(name: str, table: dict[str, Any]) -> dict[str, Any]:
-    settings = settings_in(table, ENDPOINT_KEYS, where_endpoint(name))
+def _endpoint(name: str, table: dict[str, Any], file: str) -> dict[str, Any]:
+    settings = settings_in(table, ENDPOINT_KEYS, _where_endpoint(name, file))
     if "base_url" not in settings:
         raise ConfigError(
             f"the endpoint {name} has no base_url",
-            where=where_endpoint(name),
+            where=_where_endpoint(name, file),
             hint='write it like base_url = "http://127.0.0.1:8000/v1"',
         )
     return settings
 
 
-def _prices(tables: object, name: str) -> dict[str, Price]:
+def _prices(tables: object, name: str, file: str) -> dict[str, Price]:
     """What a table of this name states, by model."""
     return {
         model: parse_price(
-            model, table_in(table, f'{name}."{model}"', FILE), f'{FILE}, [{name}."{model}"]'
+            model, table_in(table, f'{name}."{model}"', file), f'{file}, [{name}."{model}"]'
         )
-        for model, table in table_in(tables, name, FILE).items()
+        for model, table in table_in(tables, name, file).items()
     }

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from redline.calls import Endpoint
-from redline.cli.session.configuration import Configuration, where_endpoint, where_run
+from redline.cli.session.configuration import Configuration
 from redline.errors import ConfigError, nearest
 from redline.job.settings import (
     KEY_VARIABLE,
@@ -23,6 +23,7 @@ from redline.job.settings import (
     Flags,
     Job,
     Options,
+    embedded_in,
     endpoint_of,
     flag_of,
     job_of,
@@ -50,6 +51,13 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
     job: Job
     lines: Output
+
+
+class Answering(msgspec.Struct, frozen=True, kw_only=True):
+    """The endpoints of a gateway. embedded: the server started for it, in the place of the one."""
+
+    endpoints: tuple[Endpoint, ...]
+    embedded: Embedded | None = None
 
 
 class _Server(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +113,30 @@ def resolve_run(
         return Resolved(job=job, lines=job.output or output_at("-", options))
 
 
+def resolve_endpoints(given: Flags, configuration: Configuration) -> Answering:
+    """Who answers the calls of a gateway: what --endpoint names, otherwise all of the file.
+
+    given: the flags on the command line; `configuration.run` has those of the gateway's own table.
+    Raises ConfigError as `resolve_run` does.
+    """
+    stated = {name: value for name, value in given.items() if value not in (None, [], False)}
+    defaults = _defaults(stated, configuration)
+    chosen = {**defaults, **stated}
+    if "endpoint" not in chosen and configuration.endpoints:
+        chosen["endpoint"] = [*configuration.endpoints]
+    servers = _servers(chosen, configuration)
+    if (embedded := servers[0].embedded) is not None:
+        with _located(stated, servers, configuration):
+            options = _of_server(chosen, servers[0], configuration, is_sending=True)
+            endpoint = endpoint_of(options, configuration.environment)
+        return Answering(endpoints=(endpoint,), embedded=embedded_in(embedded))
+    made = [
+        _one_of_several(defaults, stated, server, configuration, is_sending=True)
+        for server in servers
+    ]
+    return Answering(endpoints=tuple(endpoint for endpoint, _ in made))
+
+
 def _one_of_several(
     defaults: Flags,
     stated: Flags,
@@ -132,13 +164,14 @@ def _of_several(
 ) -> Options:
     """The options of a run with these endpoints. Raises ConfigError if their models differ."""
     (first, model), *others = made
+    where = configuration.where_endpoint
     for endpoint, other in others:
         if other != model:
             one, two = model or "no model", other or "no model"
             raise ConfigError(
                 f"the endpoints {first.label} and {endpoint.label} name different models: {one} "
                 f"and {two}",
-                where=f"{where_endpoint(first.name)} and {where_endpoint(endpoint.name)}, model",
+                where=" and ".join(map(where, (first.name, endpoint.name))) + ", model",
                 hint="name one with --model, and in [endpoints.NAME.models] what each calls it",
             )
     return msgspec.structs.replace(
@@ -179,15 +212,15 @@ def _origin(what: str, stated: Flags, server: _Server, configuration: Configurat
         return "--proxy"
     first = what.split(maxsplit=1)[0]
     if first in OF_ENDPOINT and first in server.table:
-        return where_endpoint(server.name or "")
+        return configuration.where_endpoint(server.name or "")
     for word in what.split():
         name = word.removeprefix("--").replace("-", "_")
         if not word.startswith("--") or name in stated:
             continue
         if name in server.table:
-            return where_endpoint(server.name or "")
+            return configuration.where_endpoint(server.name or "")
         if name in configuration.run:
-            return where_run()
+            return configuration.where_defaults()
     return ""
 
 
@@ -257,7 +290,12 @@ def _server(name: str, configuration: Configuration) -> _Server:
     if urlsplit(name).scheme in ("http", "https"):
         return _Server(base_url=name, origin="--endpoint")
     table = _named(name, configuration)
-    return _Server(base_url=table["base_url"], origin=where_endpoint(name), name=name, table=table)
+    return _Server(
+        base_url=table["base_url"],
+        origin=configuration.where_endpoint(name),
+        name=name,
+        table=table,
+    )
 
 
 def _embedded(name: str) -> Embedded | str | None:

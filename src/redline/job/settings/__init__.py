@@ -19,6 +19,7 @@ from redline.job.settings.otel_settings import OtelSettings, parse_otel
 from redline.job.settings.resolve import (
     OPENAI,
     SIM,
+    embedded_in,
     endpoint_of,
     endpoints_of,
     job_of,

@@ -13,17 +13,19 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from redline.calls import Backend, Health
 from redline.clock import SYSTEM
 from redline.errors import nearest
 from redline.httpserver import JSON, PROMETHEUS, Exchange, HttpBounds, HttpServer
 from redline.process import counted
 from redline.serve.http.refusals import Refusal, busy, hinted, no_model
 from redline.serve.http.requests import Bounds
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 T = TypeVar("T")
 
@@ -34,25 +36,23 @@ _LAST_WORDS_S = 1.0
 
 
 class Door(HttpServer):
-    """A backend behind HTTP while it is entered, or from `start` to `aclose`; starts once.
+    """Serves calls while it is entered, or from `start` to `aclose`; starts once.
 
     models: what GET /v1/models names. address: host and port. pages: what GET answers, by path,
     beside the models and /health; Prometheus' metrics at /metrics. calls: the paths of calls.
-    in_flight: calls. Runs inside the loop that starts it. The backend is closed by its owner, and
-    not here.
+    ssl: makes it an HTTPS server. in_flight: calls. Runs inside the loop that starts it.
     """
 
     def __init__(
         self,
-        backend: Backend,
         *,
         models: Sequence[str],
         address: tuple[str, int],
         calls: Collection[str],
         pages: Mapping[str, Page],
         bounds: Bounds | None,
+        ssl: SSLContext | None = None,
     ) -> None:
-        self._backend = backend
         self._models = tuple(models)
         self._bounds = bounds if bounds is not None else Bounds()
         http_bounds = HttpBounds(
@@ -60,7 +60,7 @@ class Door(HttpServer):
             body_s=self._bounds.body_s,
             unread_s=self._bounds.unread_s,
         )
-        super().__init__("the server", address, bounds=http_bounds)
+        super().__init__("the server", address, bounds=http_bounds, ssl=ssl)
         self._calls = calls
         self._pages = {
             "/v1/models": self._list_models,
@@ -168,11 +168,9 @@ class Door(HttpServer):
             raise trouble
         return msgspec.json.encode({"status": "ok"})
 
+    @abstractmethod
     def _trouble(self) -> Refusal | None:
         """Why no call can be answered, if that is so."""
-        if self._backend.load(SYSTEM.now_s()).state is Health.GONE:
-            return busy("The backend is down.", "backend_down")
-        return None
 
 
 def _closing() -> Refusal:

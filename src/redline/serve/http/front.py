@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from redline.apis import APIS
-from redline.calls import Backend, Call, Reply, Request, Sink
+from redline.calls import Backend, Call, Health, Reply, Request, Sink
+from redline.clock import SYSTEM
 from redline.httpserver import Exchange
 from redline.serve.http.door import Door
 from redline.serve.http.event_stream import EventStream
-from redline.serve.http.refusals import Refusal, refusal_of
+from redline.serve.http.refusals import Refusal, busy, refusal_of
 from redline.serve.http.replies import body_of
 from redline.serve.http.requests import Bounds, read_body, read_call
 
@@ -35,8 +36,9 @@ class Front(Door):
         bounds: Bounds | None = None,
     ) -> None:
         pages = {} if metrics is None else {"/metrics": lambda: metrics().encode()}
+        self._backend = backend
         super().__init__(
-            backend, models=models, address=(host, port), calls=CALLS, pages=pages, bounds=bounds
+            models=models, address=(host, port), calls=CALLS, pages=pages, bounds=bounds
         )
 
     async def _answer(self, exchange: Exchange) -> None:
@@ -62,6 +64,11 @@ class Front(Door):
             await stream.finish(reply)
         finally:
             call.let_go()
+
+    def _trouble(self) -> Refusal | None:
+        if self._backend.load(SYSTEM.now_s()).state is Health.GONE:
+            return busy("The backend is down.", "backend_down")
+        return None
 
     async def _send(self, request: Request, call: Call, sink: Sink | None = None) -> Reply:
         """The backend's reply. Raises Refusal where there is none."""

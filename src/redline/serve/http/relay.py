@@ -43,8 +43,8 @@ class Relay(Door):
         trouble: Callable[[], Refusal | None] = lambda: None,
         bounds: Bounds | None = None,
     ) -> None:
+        self._backend = backend
         super().__init__(
-            backend,
             models=models,
             address=address,
             calls=CALLS,
@@ -66,22 +66,13 @@ class Relay(Door):
 
     async def _answer(self, exchange: Exchange) -> None:
         raw = await self._until_closed(read_body(exchange))
-        asked = _asked(raw)
+        facts = facts_of(raw)
         request = Request(raw=raw, url=exchange.path)
-        call = Call(priority=asked.priority or 0)
-        stream = _Passed(exchange, has_usage=asked.stream_options is not None)
+        call = Call(priority=facts.priority or 0)
+        stream = Passed(exchange, has_usage=facts.stream_options is not None)
         try:
-            outcome = await self._send(request, call, stream if asked.stream else None)
-            if outcome.error is not None:
-                _refuse(exchange, outcome.error, stream)
-            elif stream.has_begun:
-                await exchange.end()
-            else:
-                reply = outcome.reply
-                assert reply is not None
-                exchange.respond(reply.status, reply.body, _fields(reply.headers))
-                # In flight until its client has taken it.
-                await exchange.drained()
+            outcome = await self._send(request, call, stream if facts.stream else None)
+            await pass_back(exchange, outcome, stream)
         except Refusal as refusal:
             if not stream.has_begun:
                 raise
@@ -107,18 +98,28 @@ class Relay(Door):
             del self._held[wait]
 
 
-class _Asked(msgspec.Struct):
-    """What of a body is read here; the rest is for the endpoint."""
+class BodyFacts(msgspec.Struct):
+    """What of a relayed body is read here; the rest is for the endpoint."""
 
+    model: str | None = None
     stream: bool | None = None
     stream_options: Any = None
     priority: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    service_tier: str | None = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens of its answer, as far as the body says it."""
+        return self.max_tokens or self.max_completion_tokens or self.max_output_tokens
 
 
-_ASKED = msgspec.json.Decoder(_Asked)
+_FACTS = msgspec.json.Decoder(BodyFacts)
 
 
-class _Passed(Sink):
+class Passed(Sink):
     """Hands the bytes of a stream on to the client of an exchange.
 
     has_usage: the client says itself whether it wants the event with the usage.
@@ -156,12 +157,26 @@ class _Passed(Sink):
             await asyncio.sleep(0)
 
 
-def _asked(raw: bytes) -> _Asked:
+def facts_of(raw: bytes) -> BodyFacts:
     """What a body asks for. One that cannot be read is for the endpoint to refuse."""
     try:
-        return _ASKED.decode(raw)
+        return _FACTS.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _Asked()
+        return BodyFacts()
+
+
+async def pass_back(exchange: Exchange, outcome: Outcome, stream: Passed) -> None:
+    """Answers as the endpoint did. Raises Refusal for what it did not say itself."""
+    if outcome.error is not None:
+        _refuse(exchange, outcome.error, stream)
+    elif stream.has_begun:
+        await exchange.end()
+    else:
+        reply = outcome.reply
+        assert reply is not None
+        exchange.respond(reply.status, reply.body, _fields(reply.headers))
+        # In flight until its client has taken it.
+        await exchange.drained()
 
 
 def _fields(headers: Mapping[str, str]) -> bytes:
@@ -173,7 +188,7 @@ def _fields(headers: Mapping[str, str]) -> bytes:
         return JSON
 
 
-def _refuse(exchange: Exchange, error: CallError | NoEndpoint, stream: _Passed) -> None:
+def _refuse(exchange: Exchange, error: CallError | NoEndpoint, stream: Passed) -> None:
     """Answers as the endpoint did, if it is the client's matter; otherwise raises Refusal."""
     if stream.has_begun or isinstance(error, NoEndpoint | Refused | Unpaid):
         raise refusal_of(error)

@@ -1,0 +1,168 @@
+"""`redline serve`: one address in front of every endpoint."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from click import Context
+
+from redline.cli.flags import flag, stated
+from redline.cli.session import Configuration, load, resolve_endpoints, say
+from redline.errors import ConfigError
+from redline.job.settings import FLAGS, Flags, Kind, settings_in, values
+from redline.process import counted
+
+if TYPE_CHECKING:
+    from redline.serve.gateway import Certificate, GatewaySettings
+
+_FILE = "redline.toml"
+# Of an endpoint: flags that hold for all of them.
+_CALLING = (
+    *("endpoint", "balance", "concurrency", "api_key", "headers", "proxy"),
+    *("requests", "tokens", "input_tokens", "output_tokens", "rps", "rpm", "tpm"),
+    *("profile", "headroom", "guard_s", "charge"),
+    *("timeout_s", "connect_timeout_s", "first_byte_timeout_s"),
+)
+_HELP = {
+    "endpoint": "URL, or a name from the file; several are a fleet. Repeatable. Default: all "
+    "[endpoints.NAME] of the file. sim and engine:DIR are started for it.",
+    "balance": "Which endpoint gets a call. Default p2c.",
+    "concurrency": "Calls at all endpoints of a model together. Default: what each allows.",
+}
+_OWN = (
+    flag(
+        "config",
+        "FILE",
+        f"Settings. Default {_FILE}, if there is one here.",
+        section="Where it listens",
+    ),
+    flag("host", "HOST", "Address to listen on. Default 127.0.0.1: this machine only."),
+    flag("port", "N", "Port. Default 8080; 0 for a free one."),
+    flag("tls_cert", "FILE", "Serve HTTPS with this certificate and its chain, in PEM form."),
+    flag("tls_key", "FILE", "The certificate's private key, in PEM form."),
+    flag("drain", "TIME", "How long calls in flight may take at the end. Default 60s."),
+    flag("body_size", "SIZE", "Longest body of a request. Default 32m."),
+    flag("state", "DIR", "Folder for what outlives the process. Default: redline.serve."),
+    flag("check", None, "Check the settings, say what would be served, and end.", kind=Kind.FLAG),
+)
+PARAMS = (
+    *_OWN,
+    *(
+        msgspec.structs.replace(
+            FLAGS[name],
+            help=_HELP.get(name, FLAGS[name].help),
+            section="Who answers" if name == "endpoint" else FLAGS[name].section,
+        )
+        for name in _CALLING
+    ),
+)
+_ONLY_FLAGS = ("config", "check")
+
+
+def serve(ctx: Context) -> None:
+    r"""Serve every endpoint behind one address with the OpenAI API.
+
+    Calls go to whichever endpoint can answer them first, within the limits of each; a server that
+    dies loses no call that it had not begun to answer. The base URL is the first line on stdout.
+    Ctrl-C or SIGTERM ends the calls in flight, and a second one ends all at once; SIGHUP reads the
+    settings again.
+
+        redline serve --endpoint http://10.0.0.5:8000/v1 \
+            --endpoint http://10.0.0.6:8000/v1
+
+    With a file, whose [serve] has the same settings as the flags:
+
+        redline serve --config redline.toml --check
+        redline serve --config redline.toml
+
+    docs/serve.md explains the file.
+
+    Exit status: 0 ended by a signal, 2 bad usage or settings, 3 a defect in redline.
+    """
+    flags = stated(ctx)
+    settings = _settings(flags)
+    if "check" in flags:
+        say(_summary(settings))
+        return
+    # Imported here: no other command pays for a server's start-up.
+    from redline.serve.gateway import serve_gateway
+
+    serve_gateway(
+        settings,
+        reread=lambda: _settings(flags),
+        on_url=partial(print, flush=True),
+        on_note=partial(print, file=sys.stderr, flush=True),
+    )
+
+
+def _settings(given: Flags) -> GatewaySettings:
+    """What the flags and the file say. Raises ConfigError that names the place."""
+    from redline.serve.gateway import GatewaySettings
+
+    configuration = _configuration(given)
+    calling = {FLAGS[name].key for name in _CALLING}
+    found = resolve_endpoints(
+        {name: value for name, value in given.items() if name in calling},
+        msgspec.structs.replace(
+            configuration,
+            run={name: value for name, value in configuration.run.items() if name in calling},
+        ),
+    )
+    flags = {**configuration.run, **given}
+    most = FLAGS["concurrency"].read(flags, "concurrency")
+    stated = {
+        "host": flags.get("host"),
+        "port": values.whole(flags, "port", 0, 65_535),
+        "balance": FLAGS["balance"].read(flags, "balance"),
+        "most": most if isinstance(most, int) else None,
+        "drain_s": values.duration(flags, "drain"),
+        "most_body_bytes": values.size(flags, "body_size"),
+        "certificate": _certificate(flags),
+    }
+    return GatewaySettings(
+        endpoints=found.endpoints,
+        embedded=found.embedded,
+        state=Path(flags.get("state") or "redline.serve"),
+        prices=configuration.prices,
+        **{name: value for name, value in stated.items() if value is not None},
+    )
+
+
+def _configuration(given: Flags) -> Configuration:
+    """The file's, with the flags of its [serve] as defaults."""
+    path = Path(given.get("config") or _FILE)
+    if "config" in given and not path.is_file():
+        raise ConfigError(
+            f"there is no file {path}", where="--config", hint="redline serve --help shows one"
+        )
+    configuration = load(path.parent, file=path.name)
+    kinds = {option.key: option.kind for option in PARAMS if option.key not in _ONLY_FLAGS}
+    run = settings_in(configuration.serve, kinds, f"{path.name}, [serve]")
+    return msgspec.structs.replace(configuration, run=run, defaults="serve")
+
+
+def _certificate(flags: Flags) -> Certificate | None:
+    from redline.serve.gateway import Certificate
+
+    chain, key = flags.get("tls_cert"), flags.get("tls_key")
+    if chain is None and key is None:
+        return None
+    if chain is None or key is None:
+        missing = "--tls-cert" if chain is None else "--tls-key"
+        raise ConfigError(f"HTTPS needs {missing}, too", hint="both are files in PEM form")
+    return Certificate(chain=Path(chain), key=Path(key))
+
+
+def _summary(settings: GatewaySettings) -> str:
+    """What would be served, a line each."""
+    lines = [f"{counted(len(settings.endpoints), 'endpoint')}:"]
+    for endpoint in settings.endpoints:
+        models = f", models {', '.join(endpoint.models)}" if endpoint.models else ""
+        lines.append(f"  {endpoint.label}: {endpoint.base_url}{models}")
+    scheme = "http" if settings.certificate is None else "https"
+    lines.append(f"address: {scheme}://{settings.host}:{settings.port}/v1")
+    return "\n".join(lines) + "\n"

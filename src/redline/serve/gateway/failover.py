@@ -1,0 +1,66 @@
+"""Calls of people who wait: another endpoint at once, or the answer of the one that failed.
+
+an attempt failed               and the call
+before its answer had begun     goes to another endpoint that works, at most `most` times, while
+                                the retry budget allows it
+and no other endpoint works     ends with that endpoint's own answer, which says when to ask again
+after its answer had begun      ends
+"""
+
+from __future__ import annotations
+
+from redline.calls.client import RetryBudget, RetryPolicy
+from redline.clock import SYSTEM, Clock
+from redline.errors import Retryable
+from redline.waist import Backend, Call, Load, Outcome, Request, Sink
+
+MOST = 2
+
+
+class Failover:
+    """A backend that tries a failed call again, but never waits before it does.
+
+    pool: notes in `Call.avoid` that another endpoint works. most: attempts after the first.
+    failovers: so far.
+    """
+
+    def __init__(self, pool: Backend, *, most: int = MOST, clock: Clock = SYSTEM) -> None:
+        self._pool = pool
+        self._most = most
+        self._clock = clock
+        self._budget = RetryBudget(RetryPolicy(max_retries=most))
+        self._calls = 0
+        self.failovers = 0
+
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        return self._pool.load(now_s, request)
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        self._calls += 1
+        call.attempts += 1
+        outcome = await self._pool.send(request, call, sink)
+        if outcome.error is None:
+            return outcome
+        for _ in range(self._most):
+            error = outcome.error
+            if call.committed or not isinstance(error, Retryable):
+                break
+            if outcome.endpoint not in call.avoid or not self._may_repeat(call):
+                break
+            self.failovers += 1
+            call.attempts += 1
+            tried = outcome.tried
+            outcome = await self._pool.send(request, call, sink)
+            outcome.tried = tried + outcome.tried
+            if outcome.error is None:
+                break
+        outcome.attempts = call.attempts
+        return outcome
+
+    async def aclose(self) -> None:
+        await self._pool.aclose()
+
+    def _may_repeat(self, call: Call) -> bool:
+        """There is time for it, and the retry budget allows it now."""
+        now_s = self._clock.now_s()
+        return now_s < call.deadline_s and self._budget.take(now_s, self._calls)

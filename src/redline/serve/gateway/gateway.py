@@ -1,0 +1,147 @@
+"""One address for every model: calls go to whichever endpoint can answer them first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from redline.calls import Call, Health, Outcome, Request
+from redline.clock import SYSTEM
+from redline.httpserver import Exchange
+from redline.serve.gateway.lineup import Lineup, Target
+from redline.serve.gateway.model_list import ModelList
+from redline.serve.gateway.totals import OTHER, Fault, Totals
+from redline.serve.http import (
+    CALLS,
+    Bounds,
+    Door,
+    Page,
+    Passed,
+    Refusal,
+    busy,
+    facts_of,
+    no_model,
+    pass_back,
+    read_body,
+    refusal_of,
+)
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+
+_MODELS = "/v1/models"
+
+
+class Gateway(Door):
+    """Serves while it is entered, or from `start` to `aclose`; starts once.
+
+    lineup: its endpoints, closed by their owner. pages: see Door. totals: what it counts.
+    """
+
+    def __init__(
+        self,
+        lineup: Lineup,
+        *,
+        address: tuple[str, int] = ("127.0.0.1", 0),
+        pages: Mapping[str, Page] | None = None,
+        bounds: Bounds | None = None,
+        ssl: SSLContext | None = None,
+    ) -> None:
+        own = {"/healthz": self._is_alive, "/readyz": self._health}
+        super().__init__(
+            models=(),
+            address=address,
+            calls=CALLS,
+            pages={**own, **(pages or {})},
+            bounds=bounds,
+            ssl=ssl,
+        )
+        self._lineup = lineup
+        self._models_known = ModelList(lineup)
+        self.totals = Totals()
+
+    async def aclose(self) -> None:
+        try:
+            await super().aclose()
+        finally:
+            await self._models_known.aclose()
+
+    async def _handle(self, exchange: Exchange) -> None:
+        try:
+            if exchange.path.startswith(_MODELS) and exchange.method in ("GET", "HEAD"):
+                await self._show_models(exchange)
+                return
+        except Refusal as refusal:
+            refusal.send(exchange)
+            return
+        await super()._handle(exchange)
+
+    async def _show_models(self, exchange: Exchange) -> None:
+        """The list of models, or the one that the path names. Raises Refusal for an unknown one."""
+        found: object = {"object": "list", "data": await self._models_known.all()}
+        if name := exchange.path.removeprefix(_MODELS).removeprefix("/"):
+            found = await self._models_known.one(name)
+            if found is None:
+                raise no_model(name, self._lineup.names)
+        exchange.respond(200, msgspec.json.encode(found))
+
+    async def _answer(self, exchange: Exchange) -> None:
+        raw = await self._until_closed(read_body(exchange))
+        facts = facts_of(raw)
+        target = self._target(facts.model)
+        request = Request(raw=raw, url=exchange.path)
+        call = Call(avoid=target.unfit, unfit=target.unfit)
+        stream = Passed(exchange, has_usage=facts.stream_options is not None)
+        sink = stream if facts.stream else None
+        try:
+            outcome = await self._until_closed(target.backend.send(request, call, sink))
+            self._count(facts.model, outcome)
+            await pass_back(exchange, outcome, stream)
+        except Refusal as refusal:
+            if not stream.has_begun:
+                raise
+            await stream.fail(refusal)
+        finally:
+            call.let_go()
+
+    def _target(self, model: str | None) -> Target:
+        """Who answers calls for the model. Raises Refusal if no endpoint has it."""
+        target = self._lineup.target(model)
+        if target is None:
+            raise no_model(model or "", self._lineup.names)
+        return target
+
+    def _count(self, model: str | None, outcome: Outcome) -> None:
+        totals, known = self.totals, model if model in self._lineup.names else OTHER
+        reply = outcome.reply
+        if reply is not None:
+            totals.answered(known or OTHER, "normal", reply.status)
+            totals.used(known or OTHER, reply.input_tokens or 0, reply.output_tokens or 0)
+            return
+        assert outcome.error is not None
+        status = refusal_of(outcome.error).status
+        totals.answered(known or OTHER, "normal", status)
+        totals.failed(
+            Fault(
+                at_s=SYSTEM.wall_s(),
+                status=status,
+                what=outcome.error.what,
+                model=known or OTHER,
+                endpoint=outcome.endpoint,
+            )
+        )
+
+    def _is_alive(self) -> bytes:
+        return msgspec.json.encode({"status": "ok"})
+
+    def _trouble(self) -> Refusal | None:
+        now_s = SYSTEM.now_s()
+        states = {pool.load(now_s).state for pool in self._lineup.pools}
+        if states <= {Health.GONE}:
+            return busy("No endpoint is left.", "no_endpoint")
+        if states <= {Health.GONE, Health.DEGRADED, Health.STARTING}:
+            return busy("No endpoint works at the moment.", "no_endpoint")
+        return None

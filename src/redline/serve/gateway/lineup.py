@@ -1,0 +1,242 @@
+"""The endpoints of a gateway: which of them has the model that a call asks for.
+
+An endpoint whose `models` name some has those alone, under these names and its own ones. One that
+names none has all others. Endpoints that share a model are one pool, so that a call goes to
+whichever of them can take it first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from redline.calls import Backend, Endpoint, Shared, Stores
+from redline.calls.http import account_of
+from redline.calls.wire import Outbox, do_nothing
+from redline.errors import ConfigError
+from redline.events import SILENCE, Listener
+from redline.route import Pool, Seat, intake_of, seat_of, strategy_of
+from redline.serve.gateway.failover import Failover
+from redline.waist import Attempts
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Who answers calls for a model.
+
+    backend: of calls that somebody waits for. pool: the same without another try. unfit: endpoints
+    of the pool that do not have the model.
+    """
+
+    backend: Backend
+    pool: Pool
+    unfit: frozenset[str] = frozenset()
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Endpoints that form a pool. unfit: by name of a model, those of them that do not have it.
+
+    is_open: they also have every model that no other group names.
+    """
+
+    endpoints: tuple[Endpoint, ...]
+    unfit: dict[str, frozenset[str]]
+    is_open: bool = False
+
+
+def grouped(endpoints: Sequence[Endpoint]) -> list[Group]:
+    """The endpoints by the models that they share. Raises ConfigError for two that are alike."""
+    _check(endpoints)
+    groups: list[list[Endpoint]] = []
+    for endpoint in endpoints:
+        names = _names(endpoint)
+        alike = [group for group in groups if any(_shares(names, _names(other)) for other in group)]
+        groups = [group for group in groups if group not in alike]
+        groups.append([*(one for group in alike for one in group), endpoint])
+    return [_group(group) for group in groups]
+
+
+def _names(endpoint: Endpoint) -> frozenset[str]:
+    return frozenset((*endpoint.models, *endpoint.models.values()))
+
+
+def _shares(some: frozenset[str], others: frozenset[str]) -> bool:
+    return bool(some & others) or not (some or others)
+
+
+def _group(endpoints: Sequence[Endpoint]) -> Group:
+    known = {one.label: _names(one) for one in endpoints}
+    unfit = {
+        name: frozenset(label for label, names in known.items() if name not in names)
+        for name in frozenset[str]().union(*known.values())
+    }
+    return Group(endpoints=tuple(endpoints), unfit=unfit, is_open=not unfit)
+
+
+def _check(endpoints: Sequence[Endpoint]) -> None:
+    """Raises ConfigError for two endpoints that cannot be told apart."""
+    names, accounts = set[str](), dict[str, str]()
+    for endpoint in endpoints:
+        name, account = endpoint.label, account_of(endpoint)
+        if name in names:
+            raise ConfigError(
+                f"two endpoints are named {name}",
+                hint="give each its own name: [endpoints.NAME] in redline.toml",
+            )
+        if account in accounts:
+            raise ConfigError(
+                f"the endpoints {accounts[account]} and {name} are one server under one key",
+                hint="leave one out: each would use the limits of both in full",
+            )
+        names.add(name)
+        accounts[account] = name
+
+
+class Lineup:
+    """The pools of a gateway, and the way from a model's name to one of them.
+
+    balance: how a pool chooses among its endpoints. most: calls at the endpoints of a pool
+    together; None for what each of them allows. stores: where their limits outlive the process.
+    price: see Figures.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        *,
+        balance: str = "p2c",
+        most: int | None = None,
+        stores: Stores | None = None,
+        listener: Listener = SILENCE,
+        price: Callable[[Endpoint], float] = lambda _: 0.0,
+    ) -> None:
+        self._balance = balance
+        self._most = most
+        self._stores = stores or Stores()
+        self._listener = listener
+        self._price = price
+        self._intake = intake_of(endpoints)
+        self._outbox = Outbox(do_nothing)
+        self._pools: list[tuple[Group, Pool]] = []
+        self._leaving = set[asyncio.Task[None]]()
+        self.attempts: dict[str, Attempts] = {}
+        self._targets: dict[str, Target] = {}
+        self._open: Target | None = None
+        for group in grouped(endpoints):
+            self._pools.append((group, self._pool(group)))
+        self._aim()
+
+    @property
+    def pools(self) -> list[Pool]:
+        """In the order of their first endpoints."""
+        return [pool for _, pool in self._pools]
+
+    @property
+    def names(self) -> list[str]:
+        """The models that endpoints name, under every name that a call may use."""
+        return [*self._targets]
+
+    @property
+    def aliases(self) -> list[str]:
+        """The names that endpoints give to models."""
+        return [*dict.fromkeys(name for one in self.endpoints for name in one.models)]
+
+    def unnamed(self) -> list[Backend]:
+        """Endpoints whose settings name no model."""
+        return [
+            member.backend
+            for group, pool in self._pools
+            if group.is_open
+            for member in pool.members
+            if not member.is_out
+        ]
+
+    @property
+    def endpoints(self) -> Iterator[Endpoint]:
+        """As they are stated."""
+        return (one for group, _ in self._pools for one in group.endpoints)
+
+    def target(self, model: str | None) -> Target | None:
+        """Who answers calls for this model; None if no endpoint has it."""
+        return self._targets.get(model or "", self._open)
+
+    def change(self, endpoints: Sequence[Endpoint]) -> None:
+        """Has these endpoints from now on. Calls in flight end where they are.
+
+        An endpoint that stays as it is keeps its place, its limits and its calls. Raises
+        ConfigError, and changes nothing, for endpoints that cannot be.
+        """
+        groups = grouped(endpoints)
+        before, self._pools = self._pools, []
+        for group in groups:
+            heir = next((one for one in before if _overlap(one[0], group)), None)
+            if heir is None:
+                self._pools.append((group, self._pool(group)))
+                continue
+            before.remove(heir)
+            self._pools.append((group, heir[1]))
+            self._later(self._replace(heir[1], heir[0].endpoints, group.endpoints))
+        for old, pool in before:
+            self._later(self._end(pool, old.endpoints))
+        self._aim()
+
+    async def aclose(self) -> None:
+        """Ends all calls and connections."""
+        for task in [*self._leaving]:
+            task.cancel()
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+        for _, pool in self._pools:
+            await pool.aclose()
+
+    def _pool(self, group: Group) -> Pool:
+        seats = [self._seat(one) for one in group.endpoints]
+        strategy = strategy_of(self._balance, random.Random())
+        return Pool(seats, strategy, most=self._most, listener=self._listener, may_be_empty=True)
+
+    def _seat(self, endpoint: Endpoint) -> Seat:
+        attempts = self.attempts.setdefault(endpoint.label, Attempts())
+        shared = Shared(stores=self._stores, intake=self._intake, outbox=self._outbox)
+        parts = {"shared": shared, "attempts": attempts, "listener": self._listener}
+        return seat_of(endpoint, price=self._price(endpoint), **parts)
+
+    def _aim(self) -> None:
+        """Sets the ways from names to pools."""
+        self._targets, self._open = {}, None
+        for group, pool in self._pools:
+            backend = Failover(pool)
+            for name, unfit in group.unfit.items():
+                self._targets[name] = Target(backend, pool, unfit)
+            if group.is_open:
+                self._open = Target(backend, pool)
+
+    async def _replace(self, pool: Pool, old: Sequence[Endpoint], new: Sequence[Endpoint]) -> None:
+        """Endpoints leave a pool and join it; one that is stated anew does both."""
+        for endpoint in new:
+            if all(endpoint.label != one.label for one in old):
+                pool.add(self._seat(endpoint))
+        for endpoint in old:
+            if endpoint not in new:
+                await pool.remove(endpoint.label)
+                for changed in new:
+                    if changed.label == endpoint.label:
+                        pool.add(self._seat(changed))
+
+    async def _end(self, pool: Pool, old: Iterable[Endpoint]) -> None:
+        """A pool that no model leads to any more ends its calls, and itself."""
+        for endpoint in old:
+            await pool.remove(endpoint.label)
+        await pool.aclose()
+
+    def _later(self, change: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(change)
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+
+def _overlap(some: Group, other: Group) -> bool:
+    labels = {one.label for one in other.endpoints}
+    return any(one.label in labels for one in some.endpoints)

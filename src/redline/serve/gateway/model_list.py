@@ -1,0 +1,75 @@
+"""The models that a gateway has: those that its settings name, and what its servers list."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import msgspec
+
+from redline.calls import Backend, Call, Request
+from redline.clock import SYSTEM
+from redline.serve.gateway.lineup import Lineup
+
+_PATH = "/v1/models"
+# Servers load and unload models; each is asked at most once in this time.
+_FRESH_S = 30.0
+_ASK_S = 5.0
+
+
+class ModelList:
+    """What `GET /v1/models` answers."""
+
+    def __init__(self, lineup: Lineup) -> None:
+        self._lineup = lineup
+        self._since = int(SYSTEM.wall_s())
+        self._found: dict[str, dict[str, Any]] = {}
+        self._asked_s = -math.inf
+        self._asking: asyncio.Task[None] | None = None
+
+    async def all(self) -> list[dict[str, Any]]:
+        """One entry for each name that a call may use."""
+        if SYSTEM.now_s() - self._asked_s > _FRESH_S:
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.create_task(self._ask())
+            # Shielded: a client that leaves does not take the answer from the others.
+            await asyncio.shield(self._asking)
+        stated = {name: self._entry(name) for name in self._lineup.aliases}
+        return [*{**self._found, **stated}.values()]
+
+    async def one(self, name: str) -> dict[str, Any] | None:
+        """The entry of this name; None if no endpoint is known to have it."""
+        if name in self._lineup.names:
+            return self._entry(name)
+        return next((entry for entry in await self.all() if entry["id"] == name), None)
+
+    async def aclose(self) -> None:
+        """Asks no more."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait([self._asking])
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._since, "owned_by": "redline"}
+
+    async def _ask(self) -> None:
+        """Asks every server whose models the settings do not name."""
+        backends = self._lineup.unnamed()
+        lists = await asyncio.gather(*(_listed(backend) for backend in backends))
+        self._found = {entry["id"]: entry for entries in lists for entry in entries}
+        self._asked_s = SYSTEM.now_s()
+
+
+async def _listed(backend: Backend) -> list[dict[str, Any]]:
+    """What a server lists; nothing if it does not answer in time, or not as it should."""
+    call = Call(deadline_s=SYSTEM.now_s() + _ASK_S)
+    outcome = await backend.send(Request(method="GET", url=_PATH), call)
+    call.let_go()
+    if outcome.reply is None:
+        return []
+    try:
+        entries = msgspec.json.decode(outcome.reply.body)["data"]
+        return [entry for entry in entries if isinstance(entry["id"], str)]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return []

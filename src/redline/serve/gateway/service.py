@@ -1,0 +1,151 @@
+"""A gateway until it is told to end: made from its settings, and made anew from them on SIGHUP.
+
+state     from     a call
+serving   start    is answered; SIGHUP has the settings read again, and no call is lost by it
+draining  SIGTERM  new ones are refused, those in flight have `drain_s`; a second signal ends them
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from redline.calls import Endpoint, Stores
+from redline.errors import ConfigError
+from redline.process import counted, end_at_once, on_signals, raise_limit, run_until_told
+from redline.serve.gateway.gateway import Gateway
+from redline.serve.gateway.lineup import Lineup
+from redline.serve.gateway.settings import GatewaySettings
+from redline.serve.http import Bounds
+
+# What cannot change while it serves.
+_FIXED = ("host", "port", "certificate", "embedded", "state", "most", "balance")
+
+
+@asynccontextmanager
+async def gateway_of(settings: GatewaySettings) -> AsyncIterator[Served]:
+    """A gateway that serves while it is entered. Raises ConfigError."""
+    async with _answering(settings) as endpoints:
+        stores = Stores() if settings.state is None else Stores(recent=settings.state / "limits")
+        lineup = Lineup(
+            endpoints,
+            balance=settings.balance,
+            most=settings.most,
+            stores=stores,
+            price=lambda endpoint: _price(settings, endpoint),
+        )
+        certificate = settings.certificate
+        gateway = Gateway(
+            lineup,
+            address=(settings.host, settings.port),
+            bounds=Bounds(grace_s=settings.drain_s, most_body_bytes=settings.most_body_bytes),
+            ssl=None if certificate is None else certificate.context(),
+        )
+        try:
+            async with gateway:
+                yield Served(settings, gateway, lineup)
+        finally:
+            await lineup.aclose()
+
+
+class Served:
+    """A gateway that serves, and the settings that it has now."""
+
+    def __init__(self, settings: GatewaySettings, gateway: Gateway, lineup: Lineup) -> None:
+        self._settings = settings
+        self._lineup = lineup
+        self.gateway = gateway
+
+    def change(self, settings: GatewaySettings) -> list[str]:
+        """Takes up other settings; notes about it. Raises ConfigError, and changes nothing."""
+        before = self._settings
+        fixed = [name for name in _FIXED if getattr(settings, name) != getattr(before, name)]
+        old, new = before.endpoints, settings.endpoints
+        if settings.embedded is None and before.embedded is None:
+            self._lineup.change(settings.endpoints)
+        self._settings = msgspec.structs.replace(
+            settings, **{name: getattr(before, name) for name in _FIXED}
+        )
+        notes = [f"{name} changes only at a start" for name in fixed]
+        if come := [one.label for one in new if one not in old]:
+            notes.append(f"new: {', '.join(come)}")
+        if gone := [one.label for one in old if one not in new]:
+            notes.append(f"no longer: {', '.join(gone)}")
+        return notes or ["nothing has changed"]
+
+
+def serve_gateway(
+    settings: GatewaySettings,
+    *,
+    reread: Callable[[], GatewaySettings],
+    on_url: Callable[[str], None],
+    on_note: Callable[[str], None],
+) -> None:
+    """Serves until SIGINT or SIGTERM; a second one ends the process at once.
+
+    reread: the settings as they are stated now, asked for on SIGHUP. on_url: told the base URL,
+    once connections are accepted. on_note: told what happens, a line each. Raises ConfigError.
+    """
+
+    async def main(stop: asyncio.Event) -> None:
+        def close(_: int) -> None:
+            on_signals(end_at_once)
+            stop.set()
+
+        on_signals(close)
+        raise_limit(_connections(settings))
+        async with gateway_of(settings) as served:
+            _on_hangup(lambda: _reread(served, reread, on_note))
+            on_url(served.gateway.base_url)
+            await stop.wait()
+            if in_flight := served.gateway.in_flight:
+                calls = counted(in_flight, "call")
+                on_note(f"ending {calls}, within {settings.drain_s:g} s")
+
+    run_until_told(main)
+
+
+def _reread(
+    served: Served, reread: Callable[[], GatewaySettings], on_note: Callable[[str], None]
+) -> None:
+    """Takes up the settings as they are stated now; those in use stay if they are wrong."""
+    try:
+        notes = served.change(reread())
+    except ConfigError as error:
+        on_note(f"the settings stay as they are: {error.where}: {error.what}")
+        return
+    for note in notes:
+        on_note(f"settings read: {note}")
+
+
+def _on_hangup(told: Callable[[], None]) -> None:
+    """The running event loop calls it on SIGHUP, on systems that have it."""
+    if hasattr(signal, "SIGHUP"):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, told)
+
+
+@asynccontextmanager
+async def _answering(settings: GatewaySettings) -> AsyncIterator[tuple[Endpoint, ...]]:
+    """The endpoints, while the server inside, if there is one, runs."""
+    if settings.embedded is None:
+        yield settings.endpoints
+        return
+    async with settings.embedded.open() as base_url:
+        inside = msgspec.structs.replace(settings.endpoints[0], base_url=base_url, proxy="")
+        yield (inside,)
+
+
+def _connections(settings: GatewaySettings) -> int:
+    """How many it may hold at once: clients and endpoints."""
+    slots = sum(endpoint.limits.slots() for endpoint in settings.endpoints)
+    return slots + Bounds().most_requests
+
+
+def _price(settings: GatewaySettings, endpoint: Endpoint) -> float:
+    """What a token costs there, of input and output each; 0 if that is unknown."""
+    costs = [price.input + price.output for price in endpoint.tariff.values()]
+    return float(max(costs, default=0))

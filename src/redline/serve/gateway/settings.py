@@ -1,0 +1,77 @@
+"""What a gateway is told: where it listens, who answers, and who may ask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from redline.calls import Endpoint
+from redline.calls.cost import Price, Prices
+from redline.errors import ConfigError
+from redline.job.settings import Embedded
+from redline.route import check_balance
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+_MOST_DRAIN_S = 86_400.0
+
+
+class Certificate(msgspec.Struct, frozen=True, kw_only=True):
+    """Files in PEM form: a certificate with its chain, and its private key."""
+
+    chain: Path
+    key: Path
+
+    def context(self) -> SSLContext:
+        """What a server presents. Raises ConfigError for files that cannot be used."""
+        import ssl  # takes longer than the rest, and most gateways listen on loopback
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.set_alpn_protocols(["http/1.1"])
+        try:
+            context.load_cert_chain(self.chain, self.key)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"the certificate cannot be used: {error.strerror or error}",
+                where=f"{self.chain}, {self.key}",
+                hint="both are PEM files; the key has no passphrase",
+            ) from error
+        return context
+
+
+class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """endpoints: who answers. embedded: the server that is started for it, in place of the one.
+
+    balance: how calls are spread. most: calls at the endpoints of a model together; None for what
+    each of them allows. host, port: 0 for a free one. drain_s: for what is in flight at the end.
+    most_body_bytes: of a request. state: a folder for what outlives the process.
+    prices: of models, in dollars for a million tokens.
+    """
+
+    endpoints: tuple[Endpoint, ...]
+    embedded: Embedded | None = None
+    balance: str = "p2c"
+    most: int | None = None
+    host: str = "127.0.0.1"
+    port: int = 8080
+    certificate: Certificate | None = None
+    drain_s: float = 60.0
+    most_body_bytes: int = 32 * 2**20
+    state: Path | None = None
+    prices: dict[str, Price] = {}
+
+    def __post_init__(self) -> None:
+        check_balance(self.balance)
+        if not 0 <= self.port <= 65_535:
+            raise ConfigError(f"port must be 0 to 65535, not {self.port}", hint="0: a free one")
+        if not 0 < self.drain_s <= _MOST_DRAIN_S:
+            raise ConfigError(f"drain must be above 0 and at most 24h, not {self.drain_s:g} s")
+
+    @property
+    def price_table(self) -> Prices:
+        """Also of models for which an endpoint has another name or another price."""
+        models = {one.label: one.models for one in self.endpoints}
+        return Prices(self.prices, models, {one.label: one.tariff for one in self.endpoints})

@@ -1,0 +1,250 @@
+"""`redline serve` as a process before simulated providers, with the openai SDK and curl."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+
+from support.serve_process import Serve
+from support.sim_process import SimProcess, fleet_of
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
+HELLO: Any = [{"role": "user", "content": "hello"}]
+
+
+def client_of(serve: Serve, **facts: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=serve.url, api_key="none", max_retries=0, **facts)
+
+
+def flags_of(sims: Any) -> list[str]:
+    return [word for sim in sims for word in ("--endpoint", sim.base_url)]
+
+
+def until(is_so: Any, within_s: float = 20.0) -> None:
+    until_s = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+
+
+def test_the_openai_sdk_calls_streams_embeds_and_lists_models(tmp_path: Path) -> None:
+    with fleet_of(2) as sims, Serve(tmp_path, *flags_of(sims)) as serve:
+        client = client_of(serve)
+        whole = client.chat.completions.create(model="m", messages=HELLO)
+        assert whole.choices[0].message.content == "You said: hello"
+        stream = client.chat.completions.create(model="m", messages=HELLO, stream=True)
+        texts = [event.choices[0].delta.content or "" for event in stream]
+        assert "".join(texts) == "You said: hello"
+        assert len(texts) > 2
+        assert len(client.embeddings.create(model="m", input=["a", "b"]).data) == 2
+        assert client.responses.create(model="m", input="hello").output_text == "You said: hello"
+        assert [model.id for model in client.models.list()] == ["sim"]
+        assert client.models.retrieve("sim").id == "sim"
+        with pytest.raises(openai.NotFoundError):
+            client.models.retrieve("another")
+
+
+def test_curl_gets_a_whole_answer_and_its_body_reaches_the_server_byte_for_byte(
+    tmp_path: Path,
+) -> None:
+    with SimProcess() as sim, Serve(tmp_path, "--endpoint", sim.base_url) as serve:
+        body = json.dumps({"model": "m", "messages": HELLO, "odd": 1.50})
+        command = ["curl", "-s", f"{serve.url}/chat/completions", "-d", body]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout)["choices"][0]["message"]["content"] == "You said: hello"
+
+
+def test_what_a_server_refuses_reaches_the_client_as_it_was_said(tmp_path: Path) -> None:
+    with SimProcess() as sim, Serve(tmp_path, "--endpoint", sim.base_url) as serve:
+        with pytest.raises(openai.BadRequestError) as through:
+            client_of(serve).chat.completions.create(model="m", messages="no list")  # type: ignore[arg-type]
+        direct = openai.OpenAI(base_url=sim.base_url, api_key="none", max_retries=0)
+        with pytest.raises(openai.BadRequestError) as told:
+            direct.chat.completions.create(model="m", messages="no list")  # type: ignore[arg-type]
+        assert through.value.response.content == told.value.response.content
+
+
+def test_models_lead_to_the_endpoints_that_name_them(tmp_path: Path) -> None:
+    with fleet_of(3) as (one, two, rest):
+        toml = f"""
+            [serve]
+            endpoint = ["one", "two", "rest"]
+            [endpoints.one]
+            base_url = "{one.base_url}"
+            models = {{ fast = "qwen3-8b" }}
+            [endpoints.two]
+            base_url = "{two.base_url}"
+            models = {{ fast = "Qwen/Qwen3-8B", slow = "big" }}
+            [endpoints.rest]
+            base_url = "{rest.base_url}"
+        """
+        with Serve(tmp_path, toml=toml) as serve:
+            client = client_of(serve)
+            for _ in range(8):
+                answer = client.chat.completions.create(model="fast", messages=HELLO)
+                assert answer.model in ("qwen3-8b", "Qwen/Qwen3-8B")
+                client.chat.completions.create(model="slow", messages=HELLO)
+            other = client.chat.completions.create(model="gpt-9", messages=HELLO)
+            assert other.model == "gpt-9"
+            assert {model.id for model in client.models.list()} == {"sim", "fast", "slow"}
+        answered = [sim.stats()["answered"] for sim in (one, two)]
+        assert sum(answered) == 16
+        assert answered[1] >= 8
+        # A call, and the list of models.
+        assert rest.stats()["answered"] == 1
+
+
+def test_a_model_that_no_endpoint_has_is_named_with_the_nearest_one(tmp_path: Path) -> None:
+    with SimProcess() as sim:
+        toml = f"""
+            [endpoints.one]
+            base_url = "{sim.base_url}"
+            models = {{ fast = "m" }}
+        """
+        with (
+            Serve(tmp_path, toml=toml) as serve,
+            pytest.raises(openai.NotFoundError, match="did you mean fast") as told,
+        ):
+            client_of(serve).chat.completions.create(model="fasst", messages=HELLO)
+        assert told.value.code == "model_not_found"
+
+
+def test_a_server_that_dies_under_load_loses_no_call_that_it_had_not_begun_to_answer(
+    tmp_path: Path,
+) -> None:
+    with (
+        fleet_of(2, "--latency", "0.05") as (one, two),
+        Serve(tmp_path, *flags_of((one, two))) as serve,
+    ):
+        client = client_of(serve)
+
+        def ask(number: int) -> str | None:
+            content = f"call {number}"
+            told = client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": content}]
+            )
+            return told.choices[0].message.content
+
+        with ThreadPoolExecutor(16) as threads:
+            killer = threading.Timer(0.5, one.kill)
+            killer.start()
+            answers = list(threads.map(ask, range(400)))
+            killer.join()
+        assert answers == [f"You said: call {number}" for number in range(400)]
+        one.start()
+        until(lambda: one.stats()["answered"] > 0 or not ask(0))
+
+
+def test_hangup_changes_the_endpoints_and_loses_no_call(tmp_path: Path) -> None:
+    with fleet_of(2, "--latency", "0.1") as (one, two):
+
+        def toml(*names: str, broken: str = "") -> str:
+            return broken + "".join(
+                f'[endpoints.{name}]\nbase_url = "{sim.base_url}"\n'
+                for name, sim in (("one", one), ("two", two))
+                if name in names
+            )
+
+        with Serve(tmp_path, toml=toml("one")) as serve:
+            client = client_of(serve)
+            is_over = threading.Event()
+
+            def ask(_: int) -> int:
+                answered = 0
+                while not is_over.is_set():
+                    client.chat.completions.create(model="m", messages=HELLO)
+                    answered += 1
+                return answered
+
+            with ThreadPoolExecutor(8) as threads:
+                asking = [threads.submit(ask, number) for number in range(8)]
+                until(lambda: one.stats()["answered"] > 8)
+                assert two.stats()["received"] == 0
+                serve.write(toml("one", "two", broken="[serve]\nprot = 1\n"))
+                serve.process.send_signal(signal.SIGHUP)
+                time.sleep(0.3)
+                serve.write(toml("one", "two"))
+                serve.process.send_signal(signal.SIGHUP)
+                until(lambda: two.stats()["answered"] > 8)
+                serve.write(toml("two"))
+                serve.process.send_signal(signal.SIGHUP)
+                until(lambda: one.stats()["in_flight"] == 0)
+                before = one.stats()["received"]
+                time.sleep(0.5)
+                is_over.set()
+                # Raises what a call met.
+                answered = sum(one.result() for one in asking)
+            assert one.stats()["received"] == before
+            assert answered == one.stats()["answered"] + two.stats()["answered"]
+            status, err = serve.end()
+    assert status == 0
+    assert "the settings stay as they are: redline.toml, [serve]: unknown setting: prot" in err
+    assert "settings read: new: two" in err
+    assert "settings read: no longer: one" in err
+
+
+def test_sigterm_answers_what_is_in_flight_and_refuses_the_rest(tmp_path: Path) -> None:
+    with (
+        SimProcess("--latency", "1") as sim,
+        Serve(tmp_path, "--endpoint", sim.base_url) as serve,
+        ThreadPoolExecutor(9) as threads,
+    ):
+        client = client_of(serve)
+        asked = [
+            threads.submit(client.chat.completions.create, model="m", messages=HELLO)
+            for _ in range(8)
+        ]
+        parts = urlsplit(serve.url)
+        kept = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+        kept.request("GET", "/readyz")
+        assert kept.getresponse().read() == b'{"status":"ok"}'
+        until(lambda: sim.stats()["in_flight"] == 8)
+        ending = threads.submit(serve.end)
+        time.sleep(0.2)
+        kept.request("GET", "/readyz")
+        told = kept.getresponse()
+        assert (told.status, told.headers["connection"]) == (503, "close")
+        with pytest.raises(ConnectionRefusedError):
+            http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10).connect()
+        assert all(one.result().choices for one in asked)
+        status, err = ending.result()
+        assert (status, "ending 8 calls" in err) == (0, True)
+
+
+def test_pages_say_whether_it_lives_and_whether_it_can_answer(tmp_path: Path) -> None:
+    with SimProcess() as sim, Serve(tmp_path, "--endpoint", sim.base_url) as serve:
+        assert serve.page("/healthz") == (200, {"status": "ok"})
+        assert serve.page("/readyz")[0] == 200
+        sim.kill()
+        with pytest.raises(openai.InternalServerError):
+            client_of(serve, timeout=30).chat.completions.create(model="m", messages=HELLO)
+        status, body = serve.page("/readyz")
+        assert (status, body["error"]["code"]) == (503, "no_endpoint")
+        assert serve.page("/healthz")[0] == 200
+        sim.start()
+
+
+def test_https_with_a_certificate_of_its_own(tmp_path: Path) -> None:
+    command = [
+        *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"),
+        *("-subj", "/CN=localhost", "-keyout", "key.pem", "-out", "chain.pem"),
+    ]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    flags = ("--tls-cert", "chain.pem", "--tls-key", "key.pem")
+    with SimProcess() as sim, Serve(tmp_path, "--endpoint", sim.base_url, *flags) as serve:
+        assert serve.url.startswith("https://127.0.0.1:")
+        done = subprocess.run(
+            ["curl", "-sk", f"{serve.url}/models"], capture_output=True, text=True, check=True
+        )
+        assert json.loads(done.stdout)["data"][0]["id"] == "sim"

@@ -1,0 +1,63 @@
+"""A running `redline serve`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, Self
+
+
+class Serve:
+    """The command in a process of its own, while it is entered.
+
+    flags: of the command line, to which `--port 0` and `--state` are added. toml: redline.toml.
+    """
+
+    def __init__(self, folder: Path, *flags: str, toml: str = "") -> None:
+        self.folder = folder
+        self._flags = flags
+        if toml:
+            self.write(toml)
+        self.url = ""
+
+    def write(self, toml: str) -> None:
+        (self.folder / "redline.toml").write_text(toml, "utf-8")
+
+    def __enter__(self) -> Self:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "redline", "serve", "--port", "0", *self._flags],
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+        if not self.url:
+            _, err = self.process.communicate(timeout=30)
+            raise AssertionError(err)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate(timeout=30)
+
+    def page(self, path: str) -> tuple[int, Any]:
+        """Status and JSON of a page, such as /readyz."""
+        try:
+            with urllib.request.urlopen(self.url.removesuffix("/v1") + path, timeout=10) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """Its status and stderr, after this signal."""
+        self.process.send_signal(number)
+        _, err = self.process.communicate(timeout=60)
+        return self.process.returncode, err
