@@ -12,6 +12,7 @@ from redline.serve.http.event_stream import EventStream
 from redline.serve.http.refusals import Refusal, refusal_of
 from redline.serve.http.replies import body_of
 from redline.serve.http.requests import Bounds, read_body, read_call
+from redline.serve.http.routes import Routes
 
 CALLS = tuple(api.path for api in APIS)
 
@@ -20,7 +21,7 @@ class Front(Door):
     """Publishes `backend` while it is entered, or from `start` to `aclose`; starts once.
 
     models: what GET /v1/models names, and all that a call may name; empty for any.
-    metrics: the text of GET /metrics, for Prometheus.
+    metrics: the text of GET /metrics, for Prometheus. routes: see Door.
     Runs inside the loop that starts it. The backend is closed by its owner, and not here.
     """
 
@@ -33,10 +34,17 @@ class Front(Door):
         port: int = 0,
         metrics: Callable[[], str] | None = None,
         bounds: Bounds | None = None,
+        routes: Routes | None = None,
     ) -> None:
         pages = {} if metrics is None else {"/metrics": lambda: metrics().encode()}
         super().__init__(
-            backend, models=models, address=(host, port), calls=CALLS, pages=pages, bounds=bounds
+            backend,
+            models=models,
+            address=(host, port),
+            calls=CALLS,
+            pages=pages,
+            bounds=bounds,
+            routes=routes,
         )
 
     async def _answer(self, exchange: Exchange) -> None:
