@@ -25,7 +25,7 @@ class Failover:
     """
 
     def __init__(self, pool: Backend, *, most: int = MOST, clock: Clock = SYSTEM) -> None:
-        self._pool = pool
+        self.pool = pool
         self._most = most
         self._clock = clock
         self._budget = RetryBudget(RetryPolicy(max_retries=most))
@@ -33,12 +33,12 @@ class Failover:
         self.failovers = 0
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
-        return self._pool.load(now_s, request)
+        return self.pool.load(now_s, request)
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         self._calls += 1
         call.attempts += 1
-        outcome = await self._pool.send(request, call, sink)
+        outcome = await self.pool.send(request, call, sink)
         if outcome.error is None:
             return outcome
         for _ in range(self._most):
@@ -50,7 +50,7 @@ class Failover:
             self.failovers += 1
             call.attempts += 1
             tried = outcome.tried
-            outcome = await self._pool.send(request, call, sink)
+            outcome = await self.pool.send(request, call, sink)
             outcome.tried = tried + outcome.tried
             if outcome.error is None:
                 break
@@ -58,7 +58,7 @@ class Failover:
         return outcome
 
     async def aclose(self) -> None:
-        await self._pool.aclose()
+        await self.pool.aclose()
 
     def _may_repeat(self, call: Call) -> bool:
         """There is time for it, and the retry budget allows it now."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from itertools import count
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,6 +13,7 @@ from redline.calls import Call, Health, Outcome, Request
 from redline.clock import SYSTEM
 from redline.httpserver import Exchange
 from redline.serve.gateway.lineup import Lineup, Target
+from redline.serve.gateway.metrics import GatewayMetrics
 from redline.serve.gateway.model_list import ModelList
 from redline.serve.gateway.totals import OTHER, Fault, Totals
 from redline.serve.http import (
@@ -50,7 +53,13 @@ class Gateway(Door):
         bounds: Bounds | None = None,
         ssl: SSLContext | None = None,
     ) -> None:
-        own = {"/healthz": self._is_alive, "/readyz": self._health}
+        self._lineup = lineup
+        self.totals = Totals()
+        own = {
+            "/healthz": self._is_alive,
+            "/readyz": self._health,
+            "/metrics": GatewayMetrics(lineup, self.totals).page,
+        }
         super().__init__(
             models=(),
             address=address,
@@ -59,9 +68,9 @@ class Gateway(Door):
             bounds=bounds,
             ssl=ssl,
         )
-        self._lineup = lineup
         self._models_known = ModelList(lineup)
-        self.totals = Totals()
+        # Unique over processes and restarts, and cheap.
+        self._prefix, self._numbers = f"req_{os.urandom(6).hex()}", count(1)
 
     async def aclose(self) -> None:
         try:
@@ -89,16 +98,18 @@ class Gateway(Door):
         exchange.respond(200, msgspec.json.encode(found))
 
     async def _answer(self, exchange: Exchange) -> None:
+        began_s = SYSTEM.now_s()
         raw = await self._until_closed(read_body(exchange))
         facts = facts_of(raw)
         target = self._target(facts.model)
         request = Request(raw=raw, url=exchange.path)
         call = Call(avoid=target.unfit, unfit=target.unfit)
-        stream = Passed(exchange, has_usage=facts.stream_options is not None)
+        request_id = self._request_id()
+        stream = Passed(exchange, has_usage=facts.stream_options is not None, request_id=request_id)
         sink = stream if facts.stream else None
         try:
             outcome = await self._until_closed(target.backend.send(request, call, sink))
-            self._count(facts.model, outcome)
+            self._count(facts.model, outcome, request_id, SYSTEM.now_s() - began_s)
             await pass_back(exchange, outcome, stream)
         except Refusal as refusal:
             if not stream.has_begun:
@@ -107,6 +118,9 @@ class Gateway(Door):
         finally:
             call.let_go()
 
+    def _request_id(self) -> str:
+        return f"{self._prefix}{next(self._numbers):x}"
+
     def _target(self, model: str | None) -> Target:
         """Who answers calls for the model. Raises Refusal if no endpoint has it."""
         target = self._lineup.target(model)
@@ -114,22 +128,23 @@ class Gateway(Door):
             raise no_model(model or "", self._lineup.names)
         return target
 
-    def _count(self, model: str | None, outcome: Outcome) -> None:
-        totals, known = self.totals, model if model in self._lineup.names else OTHER
+    def _count(self, asked: str | None, outcome: Outcome, request_id: str, took_s: float) -> None:
+        totals, model = self.totals, asked if self._lineup.has(asked) else OTHER
         reply = outcome.reply
         if reply is not None:
-            totals.answered(known or OTHER, "normal", reply.status)
-            totals.used(known or OTHER, reply.input_tokens or 0, reply.output_tokens or 0)
+            totals.answered(model, "normal", reply.status, took_s)
+            totals.used(model, reply.input_tokens or 0, reply.output_tokens or 0)
             return
         assert outcome.error is not None
         status = refusal_of(outcome.error).status
-        totals.answered(known or OTHER, "normal", status)
+        totals.answered(model, "normal", status, took_s)
         totals.failed(
             Fault(
                 at_s=SYSTEM.wall_s(),
                 status=status,
                 what=outcome.error.what,
-                model=known or OTHER,
+                request_id=request_id,
+                model=model,
                 endpoint=outcome.endpoint,
             )
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -123,6 +123,7 @@ class Lineup:
         self._pools: list[tuple[Group, Pool]] = []
         self._leaving = set[asyncio.Task[None]]()
         self.attempts: dict[str, Attempts] = {}
+        self.failovers: list[Failover] = []
         self._targets: dict[str, Target] = {}
         self._open: Target | None = None
         for group in grouped(endpoints):
@@ -138,6 +139,10 @@ class Lineup:
     def names(self) -> list[str]:
         """The models that endpoints name, under every name that a call may use."""
         return [*self._targets]
+
+    def has(self, model: str | None) -> TypeGuard[str]:
+        """An endpoint names the model."""
+        return model in self._targets
 
     @property
     def aliases(self) -> list[str]:
@@ -206,8 +211,11 @@ class Lineup:
     def _aim(self) -> None:
         """Sets the ways from names to pools."""
         self._targets, self._open = {}, None
+        before = {id(one.pool): one for one in self.failovers}
+        self.failovers = []
         for group, pool in self._pools:
-            backend = Failover(pool)
+            backend = before.get(id(pool)) or Failover(pool)
+            self.failovers.append(backend)
             for name, unfit in group.unfit.items():
                 self._targets[name] = Target(backend, pool, unfit)
             if group.is_open:

@@ -112,13 +112,17 @@ class Door(HttpServer):
                 exchange.respond(200, page, fields)
         except Refusal as refusal:
             if exchange.state is State.WAITING:
-                refusal.send(exchange)
+                refusal.send(exchange, self._request_id())
             else:
                 exchange.break_off()
 
     async def _answer_route(self, exchange: Exchange, found: Found) -> None:
         tenant = self._routes.tenant_of(exchange)
         await self._until_closed(found.answer(exchange, tenant, *found.ids))
+
+    def _request_id(self) -> str:
+        """The id of an answer that has none of its endpoint's; empty for none."""
+        return ""
 
     def _page(self, exchange: Exchange) -> bytes:
         path = exchange.path

@@ -62,9 +62,11 @@ class Refusal(Exception):
         kind = "rate_limit_error" if status == 429 else kind
         self.body = error_body(message, kind, code=code, param=param)
 
-    def send(self, exchange: Exchange) -> None:
-        """Answers with it."""
+    def send(self, exchange: Exchange, request_id: str = "") -> None:
+        """Answers with it. request_id: to be found again in the log; empty for none."""
         fields = JSON + header_lines(self.headers) if self.headers else JSON
+        if request_id:
+            fields += header_lines({"x-request-id": request_id})
         body = msgspec.json.encode(self.body)
         exchange.respond(self.status, body, fields, is_last=self.status in _CLOSING)
 

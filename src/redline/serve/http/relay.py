@@ -125,19 +125,21 @@ _FACTS = msgspec.json.Decoder(BodyFacts)
 class Passed(Sink):
     """Hands the bytes of a stream on to the client of an exchange.
 
-    has_usage: the client says itself whether it wants the event with the usage.
+    has_usage: the client says itself whether it wants the event with the usage. request_id: of an
+    answer that has none of its endpoint's; empty for none.
     """
 
     relays = True
 
-    def __init__(self, exchange: Exchange, *, has_usage: bool) -> None:
+    def __init__(self, exchange: Exchange, *, has_usage: bool, request_id: str = "") -> None:
         self._exchange = exchange
+        self.request_id = request_id
         self._has_usage = has_usage
         self.has_begun = False
 
     async def begin(self, status: int, headers: Mapping[str, str]) -> None:
         self.has_begun = True
-        await self._exchange.begin(status, _fields(headers))
+        await self._exchange.begin(status, _fields(headers, self.request_id))
 
     async def put(self, chunk: Chunk) -> None:
         data = chunk.raw
@@ -177,14 +179,16 @@ async def pass_back(exchange: Exchange, outcome: Outcome, stream: Passed) -> Non
     else:
         reply = outcome.reply
         assert reply is not None
-        exchange.respond(reply.status, reply.body, _fields(reply.headers))
+        exchange.respond(reply.status, reply.body, _fields(reply.headers, stream.request_id))
         # In flight until its client has taken it.
         await exchange.drained()
 
 
-def _fields(headers: Mapping[str, str]) -> bytes:
+def _fields(headers: Mapping[str, str], request_id: str = "") -> bytes:
     """The header lines of an answer that came with these headers."""
     passed = {name: headers[name] for name in _PASSED if name in headers}
+    if request_id:
+        passed.setdefault("x-request-id", request_id)
     try:
         return header_lines(passed)
     except ValueError:
@@ -200,6 +204,8 @@ def _refuse(exchange: Exchange, error: CallError | NoEndpoint, stream: Passed) -
     fields = JSON if error.body[:1] in b"{[" else TEXT
     if isinstance(error, Retryable) and error.retry_after_s:
         fields += header_lines({"retry-after": str(math.ceil(error.retry_after_s))})
+    if stream.request_id:
+        fields += header_lines({"x-request-id": stream.request_id})
     exchange.respond(error.status, error.body, fields)
 
 

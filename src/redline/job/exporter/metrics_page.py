@@ -1,0 +1,55 @@
+"""Metrics in Prometheus' text format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from redline.job.monitor import BOUNDS_S, Family, Histogram
+from redline.sources import extra
+
+
+class MetricsPage:
+    """Writes metrics as Prometheus reads them.
+
+    asked_for: what the error names that asked for it. Raises ConfigError without prometheus-client.
+    """
+
+    def __init__(self, asked_for: str) -> None:
+        self._library = extra("prometheus_client", "metrics", asked_for)
+        self._core = extra("prometheus_client.core", "metrics", asked_for)
+
+    def of(self, found: Iterable[Family]) -> bytes:
+        """The page that has these metrics."""
+        registry = self._core.CollectorRegistry()
+        registry.register(_Collector([self._metric(family) for family in found]))
+        page: bytes = self._library.generate_latest(registry)
+        return page
+
+    def _metric(self, family: Family) -> Any:
+        name, core = family.name, self._core
+        kinds = {
+            "counter": core.CounterMetricFamily,
+            "gauge": core.GaugeMetricFamily,
+            "histogram": core.HistogramMetricFamily,
+        }
+        labels = list(family.samples[0][0])
+        metric = kinds[family.kind](name, family.about, labels=labels)
+        for labelled, value in family.samples:
+            values = list(labelled.values())
+            if isinstance(value, Histogram):
+                bounds = (*(f"{bound:g}" for bound in BOUNDS_S), "+Inf")
+                metric.add_metric(values, list(zip(bounds, value.counts, strict=True)), value.sum_s)
+            else:
+                metric.add_metric(values, value)
+        return metric
+
+
+class _Collector:
+    """What the library asks for its metrics."""
+
+    def __init__(self, found: list[Any]) -> None:
+        self._found = found
+
+    def collect(self) -> list[Any]:
+        return self._found

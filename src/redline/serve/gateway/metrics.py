@@ -1,0 +1,119 @@
+"""What a gateway says of itself on /metrics: names, labels and values.
+
+As on a job's page: base units, `_total` for what only grows, and few values for each label. Models
+are those that the settings name, and `other`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from redline._version import __version__
+from redline.clock import SYSTEM
+from redline.errors import ConfigError
+from redline.job.exporter import MetricsPage
+from redline.job.monitor import Family
+from redline.serve.gateway.lineup import Lineup
+from redline.serve.gateway.totals import Totals
+from redline.serve.http import Refusal
+from redline.waist import Health
+
+
+class GatewayMetrics:
+    """The page of a gateway, made when it is asked for: most gateways are not watched."""
+
+    def __init__(self, lineup: Lineup, totals: Totals) -> None:
+        self._lineup = lineup
+        self._totals = totals
+        self._page: MetricsPage | None = None
+
+    def page(self) -> bytes:
+        """In Prometheus' text format. Raises Refusal without prometheus-client."""
+        if self._page is None:
+            try:
+                self._page = MetricsPage("the page /metrics")
+            except ConfigError as error:
+                message = f"{error.what}: {error.hint}"
+                raise Refusal(message, status=501, code="not_installed") from error
+        found = (*self._about_calls(), *self._about_endpoints())
+        return self._page.of(family for family in found if family.samples)
+
+    def _about_calls(self) -> Iterator[Family]:
+        totals = self._totals
+        yield Family(
+            name="redline_serve_requests",
+            kind="counter",
+            about="Calls that are over, by the status of the answer.",
+            samples=[
+                ({"model": model, "class": klass, "kind": str(status)}, count)
+                for (model, klass, status), count in totals.answers.items()
+            ],
+        )
+        yield Family(
+            name="redline_serve_tokens",
+            kind="counter",
+            about="Tokens that answers report, by direction.",
+            samples=[
+                ({"model": model, "kind": kind}, count)
+                for (model, kind), count in totals.tokens.items()
+            ],
+        )
+        yield Family(
+            name="redline_serve_duration_seconds",
+            kind="histogram",
+            about="From the arrival of a call to the end of its answer.",
+            samples=[
+                ({"class": klass}, durations.histogram())
+                for klass, durations in totals.durations.items()
+            ],
+        )
+
+    def _about_endpoints(self) -> Iterator[Family]:
+        now_s = SYSTEM.now_s()
+        members = [member for pool in self._lineup.pools for member in pool.members]
+        attempts = self._lineup.attempts.items()
+        yield Family(
+            name="redline_requests",
+            kind="counter",
+            about="Requests written to an endpoint, those of failovers included.",
+            samples=[({"endpoint": name}, one.attempts) for name, one in attempts],
+        )
+        yield Family(
+            name="redline_request_errors",
+            kind="counter",
+            about="Attempts that failed, by the kind of the error.",
+            samples=[
+                ({"endpoint": name, "kind": kind}, count)
+                for name, one in attempts
+                for kind, count in one.errors.items()
+            ],
+        )
+        yield Family(
+            name="redline_requests_running",
+            kind="gauge",
+            about="Requests in flight.",
+            samples=[({"endpoint": name}, one.in_flight) for name, one in attempts],
+        )
+        yield Family(
+            name="redline_endpoint_state",
+            kind="gauge",
+            about="1 for the state of each endpoint, 0 for the others.",
+            samples=[
+                ({"endpoint": member.name, "kind": state.value}, float(found is state))
+                for member in members
+                for found in (member.health(now_s),)
+                for state in Health
+            ],
+        )
+        yield Family(
+            name="redline_serve_failovers",
+            kind="counter",
+            about="Calls that went to another endpoint after one had failed.",
+            samples=[({}, sum(one.failovers for one in self._lineup.failovers))],
+        )
+        yield Family(
+            name="redline_build_info",
+            kind="gauge",
+            about="1, with the version.",
+            samples=[({"version": __version__}, 1)],
+        )
