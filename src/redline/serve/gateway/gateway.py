@@ -12,10 +12,12 @@ import msgspec
 from redline.calls import Call, Health, Outcome, Request
 from redline.clock import SYSTEM
 from redline.httpserver import Exchange
+from redline.serve.dashboard import BatchView, ClassState, Dashboard, TenantView
 from redline.serve.gateway.lineup import Lineup, Target
 from redline.serve.gateway.metrics import GatewayMetrics
 from redline.serve.gateway.model_list import ModelList
 from redline.serve.gateway.totals import OTHER, Fault, Totals
+from redline.serve.gateway.watch import GatewayWatch
 from redline.serve.http import (
     CALLS,
     Bounds,
@@ -69,17 +71,45 @@ class Gateway(Door):
             ssl=ssl,
         )
         self._models_known = ModelList(lineup)
+        self.watch = GatewayWatch(
+            lineup,
+            self.totals,
+            self,
+            waiting=lambda: 0,
+            is_draining=lambda: self.is_draining,
+        )
+        self._dashboard = Dashboard(self.watch.snapshot, self._check_admin)
         # Unique over processes and restarts, and cheap.
         self._prefix, self._numbers = f"req_{os.urandom(6).hex()}", count(1)
+
+    async def start(self) -> None:
+        await super().start()
+        self.watch.start()
 
     async def aclose(self) -> None:
         try:
             await super().aclose()
         finally:
+            await self.watch.aclose()
             await self._models_known.aclose()
+
+    def classes(self) -> list[ClassState]:
+        return []
+
+    def tenants(self) -> list[TenantView]:
+        return []
+
+    def batches(self) -> list[BatchView]:
+        return []
+
+    def _check_admin(self, exchange: Exchange) -> None:
+        """Raises Refusal for a request that may not see the state."""
 
     async def _handle(self, exchange: Exchange) -> None:
         try:
+            if exchange.path in self._dashboard.paths:
+                await self._dashboard.answer(exchange)
+                return
             if exchange.path.startswith(_MODELS) and exchange.method in ("GET", "HEAD"):
                 await self._show_models(exchange)
                 return

@@ -119,6 +119,7 @@ def _reread(
         on_note(f"the settings stay as they are: {error.where}: {error.what}")
         return
     for note in notes:
+        served.gateway.watch.note(f"settings read: {note}")
         on_note(f"settings read: {note}")
 
 

@@ -39,6 +39,11 @@ class Durations:
         self._counts[bisect_left(BOUNDS_S, value_s)] += 1
         self._sum_s += value_s
 
+    @property
+    def counts(self) -> list[int]:
+        """How many were in each bucket, not to be changed."""
+        return self._counts
+
     def histogram(self) -> Histogram:
         """As Prometheus has it: each bound counts all that are not above it."""
         counts, so_far = [], 0
@@ -73,6 +78,11 @@ class Totals:
         """An answer took these tokens."""
         self.tokens[model, "input"] += read
         self.tokens[model, "output"] += written
+
+    def buckets(self) -> tuple[int, ...]:
+        """Durations of all classes, by the bounds of a histogram."""
+        each = [durations.counts for durations in self.durations.values()]
+        return tuple(map(sum, zip(*each, strict=True))) or (0,) * (len(BOUNDS_S) + 1)
 
     def failed(self, fault: Fault) -> None:
         """Keeps it among the last ones."""

@@ -1,0 +1,85 @@
+"""The dashboard: a page that is told the state of its gateway once a second.
+
+path       answers
+/          the page, whole: it loads nothing else
+/status    the state as JSON
+/events    the same as server-sent events, one a second, until the client leaves
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from importlib.resources import files
+
+import msgspec
+
+from redline.apis import event_bytes
+from redline.httpserver import ClientGoneError, Exchange, header_lines
+from redline.serve.dashboard.snapshot import Snapshot
+from redline.serve.http import busy, wrong_method
+
+_EVERY_S = 1.0
+# Each costs a snapshot a second.
+_MOST_WATCHERS = 64
+_PAGE = header_lines(
+    {
+        "content-type": "text/html; charset=utf-8",
+        "cache-control": "no-cache",
+        # The page is whole: whatever a fault's text holds, nothing else is loaded or sent.
+        "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; "
+        "script-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'",
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+    }
+)
+_EVENTS = header_lines(
+    {
+        "content-type": "text/event-stream; charset=utf-8",
+        "cache-control": "no-cache",
+        "x-accel-buffering": "no",
+    }
+)
+_STATUS = header_lines({"content-type": "application/json", "cache-control": "no-cache"})
+
+
+class Dashboard:
+    """The page and its state.
+
+    read: the state now. check: raises Refusal for a request that may not see it; asked for all but
+    the page itself, which holds nothing of it. A page that is open does not keep a gateway from
+    its end.
+    """
+
+    paths = frozenset({"/", "/status", "/events"})
+
+    def __init__(self, read: Callable[[], Snapshot], check: Callable[[Exchange], object]) -> None:
+        self._read = read
+        self._check = check
+        self._watchers = 0
+        self._page = files(__package__).joinpath("page.html").read_bytes()
+
+    async def answer(self, exchange: Exchange) -> None:
+        """Answers a request for one of `paths`. Raises Refusal."""
+        if exchange.method not in ("GET", "HEAD"):
+            raise wrong_method(exchange, "GET, HEAD")
+        if exchange.path == "/":
+            exchange.respond(200, self._page, _PAGE)
+            return
+        self._check(exchange)
+        if exchange.path == "/status" or exchange.method == "HEAD":
+            exchange.respond(200, msgspec.json.encode(self._read()), _STATUS)
+            return
+        if self._watchers >= _MOST_WATCHERS:
+            raise busy("Too many dashboards are open.", "overloaded")
+        self._watchers += 1
+        try:
+            await exchange.begin(200, _EVENTS, event_bytes(self._read()))
+            while True:
+                await asyncio.sleep(_EVERY_S)
+                await exchange.write(event_bytes(self._read()))
+        except ClientGoneError:
+            pass
+        finally:
+            self._watchers -= 1

@@ -1,0 +1,117 @@
+"""A gateway at one moment, as its dashboard shows it and `GET /status` answers it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Binding(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds calls back.
+
+    cause: nothing, down, parked, limit, concurrency, endpoints or gateway. sentence: with its
+    figures. advice: what would help, and by how much; empty if nothing is needed. since_s: seconds
+    for which it has been so.
+    """
+
+    cause: str
+    sentence: str
+    advice: str = ""
+    since_s: float = 0.0
+
+
+class ClassState(msgspec.Struct, frozen=True, kw_only=True):
+    """A priority class: calls that run and wait, and how long the first of them has waited."""
+
+    name: str
+    running: int = 0
+    waiting: int = 0
+    oldest_s: float = 0.0
+    admitted: int = 0
+    refused: int = 0
+
+
+class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
+    """An endpoint. state: of Health, or parked. reason: why it is not ready; empty if it is.
+
+    slots: 0 for no bound. per_s: answers. latency_s: mean of the last answers; 0 if there is none.
+    """
+
+    name: str
+    url: str
+    state: str
+    reason: str = ""
+    models: list[str] = []
+    in_flight: int = 0
+    slots: int = 0
+    per_s: float = 0.0
+    latency_s: float = 0.0
+    errors: int = 0
+
+
+class TenantView(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant that has asked: its calls, tokens and, where prices are known, dollars of today."""
+
+    name: str
+    calls: int = 0
+    refused: int = 0
+    tokens: int = 0
+    running: int = 0
+    spent_usd: float | None = None
+
+
+class BatchView(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch: lines done and failed of all."""
+
+    id: str
+    tenant: str
+    state: str
+    done: int = 0
+    failed: int = 0
+    total: int = 0
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened. at_s: seconds since 1970."""
+
+    at_s: float
+    what: str
+    status: int = 0
+    endpoint: str = ""
+    tenant: str = ""
+    model: str = ""
+    request_id: str = ""
+
+
+class Second(msgspec.Struct, frozen=True, array_like=True):
+    """One second of the past: answers, tokens, and what ran and waited at its end."""
+
+    at_s: float
+    answers: float
+    tokens: float
+    running: int
+    waiting: int
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the dashboard shows. at_s: seconds since 1970. latencies: of the last minute, by
+    class, in seconds. history: the last minutes, the oldest second first.
+    """
+
+    at_s: float
+    up_s: float
+    version: str
+    is_draining: bool
+    binding: Binding
+    answers_per_s: float = 0.0
+    tokens_per_s: float = 0.0
+    running: int = 0
+    waiting: int = 0
+    latency_p50_s: float | None = None
+    latency_p95_s: float | None = None
+    classes: list[ClassState] = []
+    endpoints: list[EndpointView] = []
+    tenants: list[TenantView] = []
+    batches: list[BatchView] = []
+    changes: list[Event] = []
+    faults: list[Event] = []
+    history: list[Second] = []

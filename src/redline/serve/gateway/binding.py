@@ -1,0 +1,104 @@
+"""What holds the calls of a gateway back: decided from its figures, first match wins.
+
+cause        when
+down         no endpoint works
+gateway      its process is busy for more than BUSY of the time
+nothing      no call waits
+parked       every endpoint that works has asked to wait
+limit        the next call waits for a rate limit
+concurrency  as many calls are in flight as -c allows
+endpoints    every slot of every endpoint is taken
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from redline.process import counted, duration
+from redline.serve.dashboard import Binding
+from redline.waist import Health, Load
+
+BUSY = 0.9
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """A gateway in the last second.
+
+    loads: of its pools. full: for each, whether -c is what fills it. states: of its endpoints.
+    waiting: calls that wait. answers_per_s: mean of the last minute. busy: share of the time in
+    which its process computed. now_s: by the monotonic clock.
+    """
+
+    loads: Sequence[Load]
+    full: Sequence[bool]
+    states: Sequence[Health]
+    waiting: int
+    answers_per_s: float
+    busy: float
+    now_s: float
+
+
+def binding_of(facts: Facts) -> Binding:
+    """What holds back the calls that wait, and what would help."""
+    working = [one for one in facts.states if one in (Health.READY, Health.WARMING)]
+    if not working:
+        states = ", ".join(sorted({one.value for one in facts.states})) or "none is there"
+        return Binding(
+            cause="down",
+            sentence=f"No endpoint works: {states}. {_waiting(facts)}",
+            advice="Look at the reasons below; calls go on as soon as one endpoint answers.",
+        )
+    if facts.busy > BUSY:
+        return Binding(
+            cause="gateway",
+            sentence=f"The gateway's own process is busy {facts.busy:.0%} of the time.",
+            advice="Start a second gateway beside it: one process uses one core.",
+        )
+    if not facts.waiting:
+        return Binding(cause="nothing", sentence="Nothing: every call starts at once.")
+    until_s = min(one.parked_until_s for one in facts.loads)
+    if until_s > facts.now_s:
+        return Binding(
+            cause="parked",
+            sentence=f"Every endpoint has asked to wait, the first one for another "
+            f"{duration(until_s - facts.now_s)}. {_waiting(facts)}",
+            advice="Another endpoint or key would take these calls now.",
+        )
+    return _full(facts, len(working))
+
+
+def _full(facts: Facts, working: int) -> Binding:
+    """The endpoints work, and have no room."""
+    rate = facts.answers_per_s
+    more = rate / working if working else 0.0
+    gain = f"about {more:,.1f} answers/s more, by a rule of thumb" if more else "as much again"
+    binds = next((one.binds for one in facts.loads if one.binds), "")
+    if any(facts.full):
+        return Binding(
+            cause="concurrency",
+            sentence=f"As many calls are in flight as -c allows: {binds}. {_waiting(facts)}",
+            advice="Raise -c if the endpoints are not saturated: watch whether latency rises.",
+        )
+    if binds and not binds.endswith("calls in flight"):
+        return Binding(
+            cause="limit",
+            sentence=f"The rate limit {binds} holds the next call. {_waiting(facts)}",
+            advice=f"One more key or endpoint with the same limit would bring {gain}.",
+        )
+    return Binding(
+        cause="endpoints",
+        sentence=f"Every slot of {counted(working, 'endpoint')} is taken. {_waiting(facts)}",
+        advice=f"One more endpoint like these would bring {gain}.",
+    )
+
+
+def _waiting(facts: Facts) -> str:
+    """How many calls wait, and how long that takes at the present rate."""
+    if not facts.waiting:
+        return "No call waits."
+    waits = counted(facts.waiting, "call waits", "calls wait")
+    if not facts.answers_per_s:
+        return f"{waits}."
+    return f"{waits}, {duration(facts.waiting / facts.answers_per_s)} of work at the present rate."
