@@ -89,10 +89,14 @@ class Browser:
 
     def open(self, path: Path, width: int, *, dark: bool = False) -> None:
         """Loads the file, and waits until it is drawn."""
+        self.visit(path.as_uri(), width, dark=dark)
+
+    def visit(self, url: str, width: int, *, dark: bool = False) -> None:
+        """The same of a page with this URL."""
         self.look(width, dark=dark)
         self.messages.clear()
         self.requests.clear()
-        self.ask("Page.navigate", url=path.as_uri())
+        self.ask("Page.navigate", url=url)
         while not self.run("document.readyState === 'complete'"):
             time.sleep(0.02)
         self._settle()

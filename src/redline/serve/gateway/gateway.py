@@ -30,7 +30,7 @@ from redline.serve.http import (
     no_model,
     pass_back,
     read_body,
-    refusal_of,
+    status_of,
 )
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class Gateway(Door):
             totals.used(model, reply.input_tokens or 0, reply.output_tokens or 0)
             return
         assert outcome.error is not None
-        status = refusal_of(outcome.error).status
+        status = status_of(outcome)
         totals.answered(model, "normal", status, took_s)
         totals.failed(
             Fault(

@@ -6,7 +6,7 @@ import asyncio
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -197,9 +197,7 @@ def _fields(headers: Mapping[str, str], request_id: str = "") -> bytes:
 
 def _refuse(exchange: Exchange, error: CallError | NoEndpoint, stream: Passed) -> None:
     """Answers as the endpoint did, if it is the client's matter; otherwise raises Refusal."""
-    if stream.has_begun or isinstance(error, NoEndpoint | Refused | Unpaid):
-        raise refusal_of(error)
-    if error.status is None or error.status < 400 or not error.body:
+    if stream.has_begun or not _is_own(error):
         raise refusal_of(error)
     fields = JSON if error.body[:1] in b"{[" else TEXT
     if isinstance(error, Retryable) and error.retry_after_s:
@@ -207,6 +205,25 @@ def _refuse(exchange: Exchange, error: CallError | NoEndpoint, stream: Passed) -
     if stream.request_id:
         fields += header_lines({"x-request-id": stream.request_id})
     exchange.respond(error.status, error.body, fields)
+
+
+def _is_own(error: CallError | NoEndpoint) -> TypeGuard[CallError]:
+    """The endpoint has answered with the error, and it is its client's matter."""
+    if isinstance(error, NoEndpoint | Refused | Unpaid):
+        return False
+    return error.status is not None and error.status >= 400 and bool(error.body)
+
+
+def status_of(outcome: Outcome) -> int:
+    """The HTTP status with which `pass_back` answers, unless a stream has begun before."""
+    error = outcome.error
+    if error is None:
+        assert outcome.reply is not None
+        return outcome.reply.status
+    if _is_own(error):
+        assert error.status is not None
+        return error.status
+    return refusal_of(error).status
 
 
 def _without_usage(data: bytes) -> bytes:
