@@ -255,6 +255,7 @@ def test_bash_completes_commands_flags_and_values() -> None:
         "engine",
         "serve",
         "fleet",
+        "keys",
         "sim",
         "route",
     ]

@@ -43,8 +43,8 @@ SUBFOLDERS = {
         *("report", ""),
     ),
     "tasks": ("answers", "evaluate", "tag", "synth", ""),
-    "serve": ("http", "fleet", "dashboard", "gateway", ""),
-    "cli": ("flags", "session", "results", "bench", "commands", ""),
+    "serve": ("http", "keys", "fleet", "dashboard", "gateway", ""),
+    "cli": ("flags", "session", "results", "bench", "keys", "commands", ""),
 }
 # What only these parts import: the simulated provider, and virtual time, shipped for users' tests,
 # which a replay runs in.

@@ -39,6 +39,7 @@ _COMMANDS = {
     "engine": ("engine", "Serve a local model with the OpenAI API."),
     "serve": ("serve", "Serve every endpoint behind one address with the OpenAI API."),
     "fleet": ("fleet", "Serve a model with replicas that come and go with the load."),
+    "keys": ("keys.keys", "Keep the keys of redline serve, and whose they are."),
     "sim": ("sim", "Simulate a provider to try things on."),
     "route": ("route", "Compare ways to balance calls over endpoints."),
 }
@@ -57,6 +58,7 @@ _SYNONYMS = {
     "bench": "benchmark throughput load loadtest perf measure stress",
     "serve": "gateway proxy server router frontend",
     "fleet": "autoscale scale up cluster replicas deploy",
+    "keys": "key apikey token tokens secret tenant tenants",
     "sim": "simulate mock fake",
     "route": "balance replay",
 }

@@ -78,7 +78,7 @@ def hinted(what: str, hint: str) -> str:
 
 def busy(message: str, code: str, *, wait_s: float | None = None) -> Refusal:
     """Refuses what may be asked again soon, after `wait_s` if that is known."""
-    return Refusal(message, status=503, code=code, headers=_come_back(wait_s))
+    return Refusal(message, status=503, code=code, headers=come_back(wait_s))
 
 
 def no_model(name: str, known: Collection[str]) -> Refusal:
@@ -101,7 +101,7 @@ def refusal_of(error: CallError | NoEndpoint) -> Refusal:
             found = _PARAMETER.search(error.what)
             param = found[1] if found else None
     elif status in (429, 503):
-        headers = _come_back(error.retry_after_s if isinstance(error, Retryable) else None)
+        headers = come_back(error.retry_after_s if isinstance(error, Retryable) else None)
     code = "rate_limit_exceeded" if status == 429 else error.kind
     return Refusal(message, status=status, code=code, param=param, headers=headers)
 
@@ -122,6 +122,6 @@ def _status(error: CallError | NoEndpoint) -> int:
     return 502
 
 
-def _come_back(wait_s: float | None) -> dict[str, str]:
-    """Retry-After, in whole seconds."""
+def come_back(wait_s: float | None) -> dict[str, str]:
+    """The header Retry-After, in whole seconds; 1 if the time is not known."""
     return {"retry-after": str(max(1, math.ceil(min(wait_s or 1.0, _LATEST_S))))}

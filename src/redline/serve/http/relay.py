@@ -6,7 +6,7 @@ import asyncio
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import msgspec
 
@@ -197,21 +197,22 @@ def _fields(headers: Mapping[str, str], request_id: str = "") -> bytes:
 
 def _refuse(exchange: Exchange, error: CallError | NoEndpoint, stream: Passed) -> None:
     """Answers as the endpoint did, if it is the client's matter; otherwise raises Refusal."""
-    if stream.has_begun or not _is_own(error):
+    status = _own_status(error)
+    if stream.has_begun or status is None or isinstance(error, NoEndpoint):
         raise refusal_of(error)
     fields = JSON if error.body[:1] in b"{[" else TEXT
     if isinstance(error, Retryable) and error.retry_after_s:
         fields += header_lines({"retry-after": str(math.ceil(error.retry_after_s))})
     if stream.request_id:
         fields += header_lines({"x-request-id": stream.request_id})
-    exchange.respond(error.status, error.body, fields)
+    exchange.respond(status, error.body, fields)
 
 
-def _is_own(error: CallError | NoEndpoint) -> TypeGuard[CallError]:
-    """The endpoint has answered with the error, and it is its client's matter."""
-    if isinstance(error, NoEndpoint | Refused | Unpaid):
-        return False
-    return error.status is not None and error.status >= 400 and bool(error.body)
+def _own_status(error: CallError | NoEndpoint) -> int | None:
+    """The status that the endpoint answered with, if the error is its client's matter."""
+    if isinstance(error, NoEndpoint | Refused | Unpaid) or not error.body:
+        return None
+    return error.status if error.status is not None and error.status >= 400 else None
 
 
 def status_of(outcome: Outcome) -> int:
@@ -220,10 +221,7 @@ def status_of(outcome: Outcome) -> int:
     if error is None:
         assert outcome.reply is not None
         return outcome.reply.status
-    if _is_own(error):
-        assert error.status is not None
-        return error.status
-    return refusal_of(error).status
+    return _own_status(error) or refusal_of(error).status
 
 
 def _without_usage(data: bytes) -> bytes:

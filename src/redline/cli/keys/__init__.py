@@ -1,0 +1,1 @@
+"""`redline keys`: one module per command; `cli.app` imports each when it is called."""

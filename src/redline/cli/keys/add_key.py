@@ -1,0 +1,42 @@
+"""`redline keys add`: a new key, printed once."""
+
+from __future__ import annotations
+
+from click import Context
+
+from redline.cli.flags import Word, flag, stated
+from redline.cli.keys.file_flag import FILE, path_of
+from redline.cli.session import say, tell
+from redline.job.settings import values
+
+_LONGEST_S = 3_650 * 86_400.0
+PARAMS = (
+    Word("tenant", "TENANT", "Who uses it and pays, such as team-a: [tenants.team-a] has limits."),
+    FILE,
+    flag("expires", "TIME", "Refuse the key after this time, such as 90d or 12h; else never."),
+    flag("note", "TEXT", "What it is for, shown in lists."),
+)
+
+
+def add_key(ctx: Context, tenant: str) -> None:
+    """Make a key for a tenant, and print it once.
+
+    The key is the only line on stdout; the file keeps a hash of it, so that it cannot be shown
+    again. Clients send it as OpenAI's or Anthropic's SDK sends any key.
+
+        redline keys add team-a > team-a.key
+        redline keys add team-a --expires 90d --note 'nightly jobs'
+
+    Exit status: 0 the key is in the file, 2 bad usage, or the file cannot be used, 3 a defect in
+    redline.
+    """
+    # Imported here: the flags need nothing of it.
+    from redline.serve import keys
+
+    flags = stated(ctx)
+    path = path_of(ctx)
+    lasts_s = values.duration(flags, "expires", _LONGEST_S)
+    key, secret = keys.add_key(path, tenant, lasts_s=lasts_s, note=flags.get("note", ""))
+    until = f", until {key.expires:%Y-%m-%d %H:%M} UTC" if key.expires is not None else ""
+    tell(f"key {key.id} of tenant {key.tenant}{until}, kept in {path} as a hash: copy it now\n")
+    say(f"{secret}\n")

@@ -1,0 +1,18 @@
+"""The flag that names the file of keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from click import Context
+
+from redline.cli.flags import flag, stated
+
+# As `redline.serve.keys` has it; what the flags need is not worth importing all of that.
+_FILE = "keys.jsonl"
+FILE = flag("file", "FILE", f"The file of keys; {_FILE} if it is not named.")
+
+
+def path_of(ctx: Context) -> Path:
+    """The file that a command is about."""
+    return Path(stated(ctx).get("file", _FILE)).expanduser()

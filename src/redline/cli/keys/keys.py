@@ -1,0 +1,18 @@
+"""`redline keys`: its commands."""
+
+COMMANDS = {
+    "add": ("keys.add_key", "Make a key for a tenant, and print it once."),
+    "list": ("keys.list_keys", "Show the keys, without their secrets."),
+    "revoke": ("keys.revoke_key", "Refuse a key from now on."),
+}
+HELP = """Keep the keys of `redline serve`, and whose they are.
+
+    Several keys may belong to one tenant, whose limits they share:
+
+        redline keys add team-a --expires 90d --note 'nightly jobs'
+        redline keys list
+        redline keys revoke k-7f3a9c1d
+
+    The file keeps a hash of each key, and never the key. A running gateway reads it again when it
+    changes.
+    """

@@ -1,0 +1,73 @@
+"""`redline keys list`: the keys of a file, without their secrets."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+from click import Context
+
+from redline.cli.flags import flag, stated
+from redline.cli.keys.file_flag import FILE, path_of
+from redline.cli.session import say
+from redline.job.settings import Kind
+from redline.process import counted, printable
+
+if TYPE_CHECKING:
+    from redline.serve.keys import Key
+
+PARAMS = (
+    FILE,
+    flag("json", None, "Print them as JSON.", kind=Kind.FLAG),
+)
+
+
+def list_keys(ctx: Context) -> None:
+    """Show the keys of a file: id, tenant, first characters, dates and notes, but no secret.
+
+        redline keys list
+        redline keys list --json
+
+    Exit status: 0 they were shown, 2 bad usage, or the file cannot be used, 3 a defect in redline.
+    """
+    # Imported here: the flags need nothing of it.
+    from redline.serve import keys
+
+    flags = stated(ctx)
+    path, now = path_of(ctx), datetime.now(UTC)
+    found = keys.read_keys(path)
+    if "json" in flags:
+        shown = [_facts(key, now) for key in found]
+        say(msgspec.json.format(msgspec.json.encode(shown)).decode() + "\n")
+        return
+    if not found:
+        say(f"{printable(str(path))} holds no keys\n")
+        return
+    rows = [("id", "tenant", "key", "created", "expires", "state", "note")]
+    for key in found:
+        dates = (f"{key.created:%Y-%m-%d}", f"{key.expires:%Y-%m-%d}" if key.expires else "never")
+        start = f"{key.starts}..."
+        rows.append((key.id, key.tenant, start, *dates, key.state(now), _one_line(key.note)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        say("  ".join(cell.ljust(width) for cell, width in cells).rstrip() + "\n")
+    say(f"\n{counted(len(found), 'key')} in {printable(str(path))}\n")
+
+
+def _facts(key: Key, now: datetime) -> dict[str, object]:
+    return {
+        "id": key.id,
+        "tenant": key.tenant,
+        "starts": key.starts,
+        "created": key.created,
+        "expires": key.expires,
+        "revoked": key.revoked,
+        "state": key.state(now),
+        "note": key.note,
+    }
+
+
+def _one_line(note: str) -> str:
+    return printable(" ".join(note.split()))

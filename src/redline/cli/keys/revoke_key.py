@@ -1,0 +1,35 @@
+"""`redline keys revoke`: a key that is refused from now on."""
+
+from __future__ import annotations
+
+from click import Context
+
+from redline.cli.flags import Word
+from redline.cli.keys.file_flag import FILE, path_of
+from redline.cli.session import say
+
+PARAMS = (
+    Word("key_id", "ID", "As `redline keys list` shows it, such as k-7f3a9c1d."),
+    FILE,
+)
+
+
+def revoke_key(ctx: Context, key_id: str) -> None:
+    """Refuse a key from now on. Its line stays in the file, so that lists show it.
+
+    A running gateway refuses it once it has read the file again, which SIGHUP makes it do at once.
+
+        redline keys revoke k-7f3a9c1d
+
+    Exit status: 0 the key is revoked, 2 there is no such key, bad usage, or the file cannot be
+    used, 3 a defect in redline.
+    """
+    # Imported here: the flags need nothing of it.
+    from redline.serve import keys
+
+    path = path_of(ctx)
+    key, is_new = keys.revoke_key(path, key_id)
+    if is_new:
+        say(f"key {key.id} of tenant {key.tenant} is revoked\n")
+    else:
+        say(f"key {key.id} of tenant {key.tenant} was revoked on {key.revoked:%Y-%m-%d}\n")

@@ -1,0 +1,10 @@
+"""Whose a request is, by its key, and what that tenant may still do."""
+
+from redline.serve.keys.day_money import DAY_S, DayMoney
+from redline.serve.keys.key_file import KEYS_FILE, Key, add_key, check_tenant, read_keys, revoke_key
+from redline.serve.keys.keyring import DEFAULT_TENANT, InvalidKey, Keyring
+from redline.serve.keys.spending_file import SpendingFile, SpendingKeeper, spending_path
+from redline.serve.keys.tenant_limits import Refused, Started, TenantLimits
+from redline.serve.keys.tenant_settings import CLASSES, TenantSettings, parse_tenants
+from redline.serve.keys.tenants import Tenant, Tenants
+from redline.serve.keys.window import EXACT, SlidingWindow

@@ -1,0 +1,64 @@
+"""A file that several processes read, change and replace, one at a time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from redline.errors import ConfigError
+from redline.process import LockedFile
+
+_MODE = 0o600
+# A change takes milliseconds.
+_PATIENCE_S = 10.0
+_EVERY_S = 0.01
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the file while the block reads it and replaces it; makes an empty one if there is none.
+
+    Waits 10 s at most. Raises ConfigError.
+    """
+    file = _taken(path)
+    try:
+        yield
+    finally:
+        file.close()
+
+
+def _taken(path: Path) -> LockedFile:
+    until_s = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            file = LockedFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write {path}: {error.strerror}",
+                hint="name a file in a folder that exists and can be written",
+            ) from error
+        try:
+            # A file that was replaced meanwhile is nobody's any more.
+            if file.try_lock() and _is_at(file.fd, path):
+                return file
+        except OSError as error:
+            file.close()
+            raise ConfigError(
+                f"cannot lock {path}: {error.strerror}", hint="keep it on a disk of this machine"
+            ) from error
+        file.close()
+        if time.monotonic() > until_s:
+            raise ConfigError(
+                f"{path} is being changed by another redline", hint="wait for it, or stop it"
+            )
+        time.sleep(_EVERY_S)
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False

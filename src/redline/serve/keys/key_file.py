@@ -1,0 +1,262 @@
+"""The keys of `redline serve`: a file with one JSON object a line, one line a key.
+
+The file holds no secret but the secret's SHA-256. A secret has 256 random bits, so it cannot be
+found by trying, whatever the hash. Slow functions such as scrypt protect passwords, which people
+make up; here they would add nothing, and would cost each request milliseconds.
+
+Lines may be edited by hand. The commands change one line and keep the others byte for byte. They
+lock the file, and replace it in one step: a reader sees the old one or the new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from redline.errors import ConfigError, nearest
+from redline.process import printable, replace_file, write_all
+from redline.serve.keys.file_lock import locked
+
+KEYS_FILE = "keys.jsonl"
+_PREFIX = "rl-"
+_SECRET_BYTES = 32
+# Shown in lists: of the 256 bits, 24.
+_SHOWN = len(_PREFIX) + 4
+_MOST_BYTES = 256 * 2**20
+_LONGEST_NOTE = 200
+_LONGEST_LIFE_S = 3_650 * 86_400.0
+_TENANT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_OWNER, _OWNER_AND_GROUP = 0o600, 0o640
+
+_Time = Annotated[datetime, Meta(tz=True)]
+
+
+class Key(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """One line. starts: the first characters of the secret. sha256: of the whole, in hex."""
+
+    id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]
+    tenant: Annotated[str, Meta(pattern=rf"^{_TENANT}\Z")]
+    starts: Annotated[str, Meta(pattern=r"^[!-~]{1,16}\Z")]
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    created: _Time
+    expires: _Time | None = None
+    revoked: _Time | None = None
+    note: Annotated[str, Meta(max_length=_LONGEST_NOTE)] = ""
+
+    def state(self, now: datetime) -> str:
+        """`active`, `expired` or `revoked`."""
+        if self.revoked is not None:
+            return "revoked"
+        return "expired" if self.expires is not None and self.expires <= now else "active"
+
+
+class _Lines(NamedTuple):
+    """A file: its lines with their ends, and the key of each, None for a blank line."""
+
+    lines: list[bytes]
+    keys: list[Key | None]
+
+
+_DECODER = msgspec.json.Decoder(Key)
+
+
+def digest_of(secret: bytes) -> bytes:
+    """What a secret is known by."""
+    return hashlib.sha256(secret).digest()
+
+
+def check_tenant(name: str, where: str = "") -> None:
+    """Raises ConfigError for a text that is no name of a tenant."""
+    if re.fullmatch(_TENANT, name) is None:
+        raise ConfigError(
+            f"not a tenant's name: {printable(name)[:100]}",
+            where=where,
+            hint="use up to 64 letters, digits, dots, dashes and underscores, like team-a",
+        )
+
+
+def read_keys(path: Path) -> list[Key]:
+    """The keys of a file. Raises ConfigError that names the file and the line."""
+    return [key for key in _read(path).keys if key is not None]
+
+
+def add_key(
+    path: Path, tenant: str, *, lasts_s: float | None = None, note: str = ""
+) -> tuple[Key, str]:
+    """A new key and its secret, which is not kept; the file is made if there is none.
+
+    lasts_s: until the key expires; None for never. Raises ConfigError, or JournalError if the file
+    cannot be written.
+    """
+    check_tenant(tenant)
+    if len(note) > _LONGEST_NOTE or not note.isprintable():
+        raise ConfigError(f"a note is one line of at most {_LONGEST_NOTE} characters")
+    if lasts_s is not None and not 0 < lasts_s <= _LONGEST_LIFE_S:
+        raise ConfigError(f"a key expires after at most 3,650 days, not {lasts_s / 86_400:g}")
+    secret = _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
+    now = _now()
+    with locked(path):
+        found = _read(path)
+        taken = {key.id for key in found.keys if key is not None}
+        key = Key(
+            id=_free_id(taken),
+            tenant=tenant,
+            starts=secret[:_SHOWN],
+            sha256=digest_of(secret.encode()).hex(),
+            created=now,
+            expires=None if lasts_s is None else now + timedelta(seconds=lasts_s),
+            note=note,
+        )
+        lines = found.lines
+        if lines and not lines[-1].endswith(b"\n"):
+            lines[-1] += b"\n"
+        _write(path, [*lines, _line(key)])
+    return key, secret
+
+
+def revoke_key(path: Path, key_id: str) -> tuple[Key, bool]:
+    """The key, which is refused from now on, and whether it was not before.
+
+    Its line stays, so that lists show it. Raises ConfigError, or JournalError if the file cannot be
+    written.
+    """
+    # Without the file there is nothing to revoke; the lock would make one.
+    _check_exists(path)
+    with locked(path):
+        lines, keys = _read(path)
+        for number, key in enumerate(keys):
+            if key is None or key.id != key_id:
+                continue
+            if key.revoked is not None:
+                return key, False
+            key = msgspec.structs.replace(key, revoked=_now())
+            lines[number] = _line(key)
+            _write(path, lines)
+            return key, True
+    raise _no_key(path, key_id, [key for key in keys if key is not None])
+
+
+def _no_key(path: Path, key_id: str, keys: list[Key]) -> ConfigError:
+    """The error that no key has the id; it repeats no text that may be a secret."""
+    if key_id.startswith(_PREFIX):
+        digest = digest_of(key_id.encode("utf-8", "surrogateescape")).hex()
+        ids = [key.id for key in keys if key.sha256 == digest]
+        hint = f"its id is {ids[0]}" if ids else "redline keys list shows the ids"
+        return ConfigError("that is a key, and not the id of one", where=str(path), hint=hint)
+    return ConfigError(
+        f"no key has the id {printable(key_id)[:100]}",
+        where=str(path),
+        hint=nearest(key_id, [key.id for key in keys]) or "redline keys list shows the ids",
+    )
+
+
+def _check_exists(path: Path) -> None:
+    if not os.path.lexists(path):
+        raise ConfigError(f"there is no file {path}", hint="redline keys add TENANT makes it")
+
+
+def _read(path: Path) -> _Lines:
+    _check_exists(path)
+    try:
+        # A pipe by that name must not hold the reader up.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            _check_file(path, os.fstat(fd))
+            with os.fdopen(fd, "rb", closefd=False) as file:
+                data = file.read(_MOST_BYTES + 1)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}", hint="it must belong to the user who reads it"
+        ) from error
+    if len(data) > _MOST_BYTES:
+        raise ConfigError(f"{path} is larger than {_MOST_BYTES // 2**20} MiB")
+    lines = data.splitlines(keepends=True)
+    keys = [_parsed(path, number, line) for number, line in enumerate(lines, 1)]
+    _check_unique(path, keys)
+    return _Lines(lines, keys)
+
+
+def _check_file(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError(f"{path} is not a file")
+    if found.st_mode & _OTHERS_WRITE:
+        raise ConfigError(
+            f"other users may write {path}, and so add keys of their own", hint=f"chmod 600 {path}"
+        )
+
+
+def _parsed(path: Path, number: int, line: bytes) -> Key | None:
+    if not line.strip():
+        return None
+    try:
+        return _DECODER.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        is_json = isinstance(error, msgspec.ValidationError)
+        reason = str(error).replace("Object", "it is", 1) if is_json else "it is not JSON"
+        raise ConfigError(
+            f"line {number} is not a key: {reason}",
+            where=str(path),
+            hint="mend or delete that line; redline keys add TENANT writes whole ones",
+        ) from None
+
+
+def _check_unique(path: Path, keys: list[Key | None]) -> None:
+    for name in ("id", "sha256"):
+        lines: dict[str, int] = {}
+        for number, key in enumerate(keys, 1):
+            if key is None:
+                continue
+            first = lines.setdefault(getattr(key, name), number)
+            if first != number:
+                what = f"the id {key.id}" if name == "id" else "the same key"
+                raise ConfigError(
+                    f"lines {first} and {number} have {what}",
+                    where=str(path),
+                    hint="delete one of them",
+                )
+
+
+def _write(path: Path, lines: list[bytes]) -> None:
+    before = path.stat()
+
+    def write(fd: int) -> None:
+        # First of all: nobody else may open what is written next.
+        os.fchmod(fd, _OWNER)
+        mode = stat.S_IMODE(before.st_mode) & _OWNER_AND_GROUP | _OWNER
+        try:
+            # Root adds a key: the gateway's user and group can still read the file.
+            os.fchown(fd, before.st_uid, before.st_gid)
+        except PermissionError:
+            mode = _OWNER
+        os.fchmod(fd, mode)
+        write_all(fd, lines)
+
+    replace_file(path, write)
+
+
+def _line(key: Key) -> bytes:
+    return msgspec.json.encode(key) + b"\n"
+
+
+def _free_id(taken: set[str]) -> str:
+    while (key_id := f"k-{secrets.token_hex(4)}") in taken:
+        pass
+    return key_id
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)

@@ -1,0 +1,132 @@
+"""Which tenant a request belongs to, by the key that it brings."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+
+from redline.clock import SYSTEM, Clock
+from redline.errors import ConfigError
+from redline.serve.http import Refusal
+from redline.serve.keys.key_file import Key, digest_of, read_keys
+from redline.serve.keys.tenants import Tenant, Tenants
+
+DEFAULT_TENANT = "default"
+_BEARER = "Bearer "
+# A longer text is no key, and is not worth hashing.
+_LONGEST = 256
+
+
+class InvalidKey(Refusal):
+    """The request has no key, or one that is not accepted: 401."""
+
+    def __init__(self, message: str) -> None:
+        headers = {"www-authenticate": "Bearer"}
+        super().__init__(message, status=401, code="invalid_api_key", headers=headers)
+
+
+class _Known(msgspec.Struct, frozen=True, gc=False):
+    """until_s: of the wall clock. reason: why the key is refused from then on."""
+
+    tenant: Tenant
+    until_s: float = math.inf
+    reason: str = ""
+
+
+class Keyring:
+    """The keys of a file. path: None for no keys: then all requests are one tenant's, `default`.
+
+    A key is looked up by its hash. What a comparison of hashes tells by the time that it takes does
+    not help to guess a key.
+    """
+
+    def __init__(self, path: Path | None, tenants: Tenants, clock: Clock = SYSTEM) -> None:
+        """Raises ConfigError for a file that is missing or damaged."""
+        self._path = path
+        self._tenants = tenants
+        self._wall_s = clock.wall_s
+        self._known: dict[bytes, _Known] = {}
+        self._version: tuple[int, ...] | None = None
+        self._default = tenants.of(DEFAULT_TENANT) if path is None else None
+        self.reload()
+
+    def __len__(self) -> int:
+        """Keys in the file, those included that are refused."""
+        return len(self._known)
+
+    def tenant(self, authorization: str | None, api_key: str | None = None) -> Tenant:
+        """Whose request has these headers, `Authorization: Bearer KEY` or `x-api-key: KEY`.
+
+        Each is None if there is no such header. Raises InvalidKey.
+        """
+        if self._default is not None:
+            return self._default
+        if authorization is not None:
+            if authorization.startswith(_BEARER):
+                secret = authorization[7:]
+            else:
+                scheme, _, secret = authorization.partition(" ")
+                if scheme.lower() != "bearer":
+                    secret = ""
+        else:
+            secret = api_key or ""
+        if not secret or len(secret) > _LONGEST:
+            raise _refused(secret)
+        known = self._known.get(digest_of(secret.encode("latin-1", "replace")))
+        if known is None:
+            known = self._known.get(digest_of(secret.strip().encode("latin-1", "replace")))
+        if known is None:
+            raise _refused(secret)
+        if known.until_s != math.inf and known.until_s <= self._wall_s():
+            raise InvalidKey(known.reason)
+        return known.tenant
+
+    def reload(self) -> None:
+        """Reads the file again. Raises ConfigError, and then keeps the keys that it has."""
+        if self._path is None:
+            return
+        version = _version(self._path)
+        keys = read_keys(self._path)
+        shared: dict[str, _Known] = {}
+        self._known = {bytes.fromhex(key.sha256): self._made(key, shared) for key in keys}
+        self._version = version
+
+    def reload_if_changed(self) -> bool:
+        """As `reload`, if the file is another one than before; whether it was."""
+        if self._path is None or _version(self._path) == self._version:
+            return False
+        self.reload()
+        return True
+
+    def _made(self, key: Key, shared: dict[str, _Known]) -> _Known:
+        """What is known of a key; keys of a tenant that never expire share it."""
+        if key.revoked is not None:
+            reason = f"The API key {key.id} has been revoked."
+            return _Known(self._tenants.of(key.tenant), -math.inf, reason)
+        if key.expires is not None:
+            reason = f"The API key {key.id} has expired on {key.expires:%Y-%m-%d %H:%M} UTC."
+            return _Known(self._tenants.of(key.tenant), key.expires.timestamp(), reason)
+        if key.tenant not in shared:
+            shared[key.tenant] = _Known(self._tenants.of(key.tenant))
+        return shared[key.tenant]
+
+
+def _refused(secret: str) -> InvalidKey:
+    """Repeats nothing of the key: it may be one of another server."""
+    if secret:
+        return InvalidKey("Incorrect API key provided: it is not known here.")
+    return InvalidKey(
+        "No API key was provided: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`."
+    )
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}", hint="redline keys add TENANT makes it"
+        ) from error
+    return (found.st_ino, found.st_size, found.st_mtime_ns)

@@ -1,0 +1,168 @@
+"""What tenants have spent today, kept for the next process and shared with others.
+
+A file beside that of the keys:
+
+    {"day": "2026-11-26", "dollars": {"acme": "1.25", "lab": "0.0021"}}
+
+Each process adds what it has committed since its last turn, and learns what all have. Money that is
+reserved counts as spent until it is settled: of a process that was killed, all of it stays spent,
+up to what it began in its last second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from redline.calls.cost import DOLLAR
+from redline.errors import ConfigError, RedlineError
+from redline.process import replace_file, write_all
+from redline.serve.keys.day_money import DAY_S
+from redline.serve.keys.file_lock import locked
+from redline.serve.keys.tenants import Tenants
+
+_EVERY_S = 1.0
+_MOST_BYTES = 64 * 2**20
+_MODE = 0o600
+
+
+class _Content(msgspec.Struct, forbid_unknown_fields=True):
+    day: date
+    dollars: dict[str, str] = {}
+
+
+def spending_path(keys: Path) -> Path:
+    """`keys.spent.json` beside `keys.jsonl`."""
+    return keys.with_name(f"{keys.stem}.spent.json")
+
+
+class SpendingFile:
+    """The file at `path`. Blocks; for one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def add(self, day: int, amounts: Mapping[str, int]) -> dict[str, int]:
+        """Adds these picodollars by tenant; what all have committed on that day.
+
+        day: from 1970-01-01. Raises ConfigError or JournalError. It has then added nothing, but
+        if the disk fails after the file was replaced: the amounts then count twice.
+        """
+        today = datetime.fromtimestamp(day * DAY_S, UTC).date()
+        with locked(self.path):
+            totals = self._totals(today)
+            if amounts:
+                for name, amount in amounts.items():
+                    totals[name] = max(0, totals.get(name, 0) + amount)
+                dollars = {name: _dollars(total) for name, total in totals.items() if total}
+                data = msgspec.json.encode(_Content(today, dollars)) + b"\n"
+                replace_file(self.path, partial(_write, data))
+        return totals
+
+    def _totals(self, today: date) -> dict[str, int]:
+        with self.path.open("rb") as file:
+            data = file.read(_MOST_BYTES)
+        if not data.strip():
+            return {}
+        try:
+            content = msgspec.json.decode(data, type=_Content)
+            if content.day != today:
+                return {}
+            return {name: _picodollars(text) for name, text in content.dollars.items()}
+        except (
+            msgspec.DecodeError,
+            UnicodeDecodeError,
+            InvalidOperation,
+            ValueError,
+        ) as error:
+            raise ConfigError(
+                f"{self.path} is damaged: {error}",
+                hint="delete it: what was spent today then counts from 0",
+            ) from None
+
+
+class SpendingKeeper:
+    """Keeps the money of `tenants` in a file, at most once a second and at the end.
+
+    on_error: is told what could not be kept, once for each new reason; it is tried again.
+    """
+
+    def __init__(
+        self, path: Path, tenants: Tenants, on_error: Callable[[RedlineError], None]
+    ) -> None:
+        self._file = SpendingFile(path)
+        self._tenants = tenants
+        self._on_error = on_error
+        self._said = ""
+
+    def keep(self) -> None:
+        """One turn. Blocks for a write to the disk. Raises ConfigError or JournalError."""
+        day, amounts = self._tenants.unkept()
+        self._tenants.kept(day, amounts, self._file.add(day, amounts))
+
+    async def run(self) -> None:
+        """Takes turns until it is cancelled, which is the last one. The disk is left to a thread.
+
+        The first turn is the caller's: `keep`, before calls are taken.
+        """
+        try:
+            while True:
+                await asyncio.sleep(_EVERY_S)
+                await self._turn()
+        finally:
+            try:
+                self.keep()
+            except RedlineError as error:
+                self._failed(error)
+
+    async def _turn(self) -> None:
+        day, amounts = self._tenants.unkept()
+        adding = asyncio.ensure_future(asyncio.to_thread(self._file.add, day, amounts))
+        try:
+            # A thread cannot be stopped: what it adds must not be added again.
+            await asyncio.wait([adding])
+        except asyncio.CancelledError:
+            await asyncio.wait([adding])
+            raise
+        finally:
+            if adding.done():
+                self._absorb(day, amounts, adding)
+
+    def _absorb(
+        self, day: int, amounts: Mapping[str, int], adding: asyncio.Future[dict[str, int]]
+    ) -> None:
+        try:
+            totals = adding.result()
+        except RedlineError as error:
+            self._failed(error)
+        else:
+            self._said = ""
+            self._tenants.kept(day, amounts, totals)
+
+    def _failed(self, error: RedlineError) -> None:
+        if str(error) != self._said:
+            self._said = str(error)
+            self._on_error(error)
+
+
+def _write(data: bytes, fd: int) -> None:
+    os.fchmod(fd, _MODE)
+    write_all(fd, [data])
+
+
+def _dollars(picodollars: int) -> str:
+    return f"{Decimal(picodollars) / DOLLAR:f}"
+
+
+def _picodollars(dollars: str) -> int:
+    amount = Decimal(dollars) * DOLLAR
+    if not amount.is_finite() or amount < 0 or amount != int(amount):
+        raise ValueError(f"not an amount in dollars: {dollars}")
+    return int(amount)

@@ -1,0 +1,245 @@
+"""The limits of one tenant: may a call start now? It starts or is refused, and never waits.
+
+  limit             what counts                              comes free
+  requests, tokens  what started in the last window          as it leaves the window
+  concurrency       calls that have started and not ended    when one ends
+  money per day     spent and reserved on this day, UTC      at the end of the day
+
+Tokens and money are reserved at an estimate when a call starts, and settled when it ends. What was
+not used is given back. What was used beyond the estimate counts from when it is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+from redline.calls.cost import dollars_text
+from redline.clock import SYSTEM, Clock
+from redline.limits import Rate
+from redline.limits.rule import limit_text
+from redline.process import counted
+from redline.serve.http import Refusal, come_back
+from redline.serve.keys.day_money import DAY_S, DayMoney
+from redline.serve.keys.tenant_settings import TenantSettings
+from redline.serve.keys.window import Admitted, SlidingWindow
+
+# How long calls take is the mean of about as many of the latest.
+_RECENT_CALLS = 8
+_FIRST_CALL_S = 1.0
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """Why a call may not start. retry_after_s: until it might; inf if it never may.
+
+    code: as an OpenAI client knows it.
+    """
+
+    what: str
+    retry_after_s: float
+    code: str = "rate_limit_exceeded"
+
+    def refusal(self) -> Refusal:
+        """The response: 429 and Retry-After, or 400 if asking again is of no use."""
+        if self.retry_after_s == math.inf:
+            return Refusal(self.what, code=self.code)
+        headers = come_back(self.retry_after_s)
+        if self.code == "insufficient_quota":
+            # The day ends after every patience of a client.
+            headers["x-should-retry"] = "false"
+        return Refusal(self.what, status=429, code=self.code, headers=headers)
+
+
+class Started:
+    """A call that has started. It ends once: by `settle`, `cancel`, or with a `with` block."""
+
+    __slots__ = (
+        *("_day", "_is_over", "_limits", "_of_requests", "_of_tokens", "_picodollars", "_since_s"),
+        "_tokens",
+    )
+
+    def __init__(
+        self,
+        limits: TenantLimits,
+        records: tuple[list[Admitted], list[Admitted]],
+        since_s: float,
+        tokens: int,
+        picodollars: int,
+        day: int,
+    ) -> None:
+        self._limits = limits
+        self._of_requests, self._of_tokens = records
+        self._since_s = since_s
+        self._tokens = tokens
+        self._picodollars = picodollars
+        self._day = day
+        self._is_over = False
+
+    def settle(
+        self, now_s: float, tokens: int | None = None, picodollars: int | None = None
+    ) -> None:
+        """The call has used this; None if that is not known: then what was reserved counts."""
+        if self._is_over:
+            return
+        self._is_over = True
+        limits = self._limits
+        limits.ended(now_s - self._since_s)
+        if tokens is not None:
+            if tokens > self._tokens:
+                limits.use_tokens(tokens - self._tokens, now_s)
+            elif tokens < self._tokens:
+                for record in self._of_tokens:
+                    record.give_back(self._tokens - tokens)
+        cost = self._picodollars if picodollars is None else picodollars
+        limits.money.settle(self._day, self._picodollars, cost)
+
+    def cancel(self) -> None:
+        """The call was not sent: nothing of it counts."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._limits.in_flight -= 1
+        for record in self._of_requests:
+            record.give_back(1)
+        for record in self._of_tokens:
+            record.give_back(self._tokens)
+        self._limits.money.settle(self._day, self._picodollars, 0)
+
+    def __enter__(self) -> Started:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """A call that has not been settled by now has used what was reserved for it."""
+        self.settle(self._limits.now_s())
+
+
+class TenantLimits:
+    """The limits of `settings`, and what counts against them. For one event loop.
+
+    in_flight: calls that have started and not ended.
+    """
+
+    def __init__(self, tenant: str, settings: TenantSettings, clock: Clock = SYSTEM) -> None:
+        self._tenant = tenant
+        self._clock = clock
+        self.now_s = clock.now_s
+        self._wall_s = clock.wall_s
+        self.in_flight = 0
+        self._call_s = _FIRST_CALL_S
+        self.money = DayMoney(None)
+        self._requests: tuple[SlidingWindow, ...] = ()
+        self._tokens: tuple[SlidingWindow, ...] = ()
+        self.reshape(settings)
+
+    def reshape(self, settings: TenantSettings) -> None:
+        """Other limits from now on. What has started still counts."""
+        self._most = settings.concurrency
+        self._requests = _windows(settings.requests, self._requests)
+        self._tokens = _windows(settings.tokens, self._tokens)
+        self.money.allow(settings.picodollars_per_day)
+
+    def try_start(
+        self, now_s: float, tokens: int = 0, picodollars: int | None = 0
+    ) -> Started | Refused:
+        """One call that may use so much, or the limit that holds it back the longest.
+
+        now_s: monotonic, never decreasing. tokens: of input and output. picodollars: None if no
+        price is known. A call that is refused counts nowhere.
+        """
+        money = self.money
+        day = int(self._wall_s() // DAY_S)
+        if day != money.day:
+            money.begin(day)
+        has_room = self._most is None or self.in_flight < self._most
+        for window in self._requests:
+            has_room = window.has_room(1, now_s) and has_room
+        for window in self._tokens:
+            has_room = window.has_room(tokens, now_s) and has_room
+        if money.allowance is not None:
+            has_room = has_room and picodollars is not None and money.has_room(picodollars)
+        if not has_room:
+            return self._refused(now_s, tokens, picodollars)
+        self.in_flight += 1
+        cost = picodollars or 0
+        money.reserve(cost)
+        records = (
+            [window.take(1, now_s) for window in self._requests],
+            [window.take(tokens, now_s) for window in self._tokens],
+        )
+        return Started(self, records, now_s, tokens, cost, day)
+
+    def ended(self, took_s: float) -> None:
+        """A call has ended."""
+        self.in_flight -= 1
+        self._call_s += (took_s - self._call_s) / _RECENT_CALLS
+
+    def use_tokens(self, amount: int, now_s: float) -> None:
+        """A call has used so many more than were reserved for it."""
+        for window in self._tokens:
+            window.take(amount, now_s)
+
+    def _refused(self, now_s: float, tokens: int, picodollars: int | None) -> Refused:
+        reasons = [
+            *self._window_refusals("requests", self._requests, 1, now_s),
+            *self._window_refusals("tokens", self._tokens, tokens, now_s),
+            *self._money_refusals(picodollars),
+        ]
+        if self._most is not None and self.in_flight >= self._most:
+            what = f"it has {counted(self._most, 'call')} in flight, the most that it may have"
+            reasons.append(self._because(what, self._call_s / self._most))
+        return max(reasons, key=lambda reason: reason.retry_after_s)
+
+    def _window_refusals(
+        self, kind: str, windows: Iterable[SlidingWindow], amount: int, now_s: float
+    ) -> Iterable[Refused]:
+        for window in windows:
+            wait_s = window.wait_s(amount, now_s)
+            limit = limit_text(kind, window.rate)
+            if wait_s == math.inf:
+                what = f"the call may use {amount:,} {kind}, more than its limit of {limit} grants"
+                yield self._because(what, wait_s, "over_limit")
+            elif wait_s > 0:
+                yield self._because(f"it has reached its limit of {limit}", wait_s)
+
+    def _money_refusals(self, picodollars: int | None) -> Iterable[Refused]:
+        money = self.money
+        if money.allowance is None or (picodollars is not None and money.has_room(picodollars)):
+            return
+        limit = f"{dollars_text(money.allowance)} a day"
+        if picodollars is None:
+            what = f"it may spend {limit}, and the price of the model is not known"
+            yield self._because(what, math.inf, "unpriced")
+        elif picodollars > money.allowance:
+            cost = dollars_text(picodollars)
+            what = f"the call may cost {cost}, more than its limit of {limit} grants"
+            yield self._because(what, math.inf, "over_limit")
+        elif money.spent + money.others + picodollars <= money.allowance:
+            what = f"its calls in flight may cost all that is left of its limit of {limit}"
+            yield self._because(what, self._call_s / max(1, self.in_flight))
+        else:
+            wait_s = (money.day + 1) * DAY_S - self._wall_s()
+            what = f"it has spent its limit of {limit} (UTC)"
+            yield self._because(what, max(0.0, wait_s), "insufficient_quota")
+
+    def _because(
+        self, what: str, retry_after_s: float, code: str = "rate_limit_exceeded"
+    ) -> Refused:
+        return Refused(f"Tenant {self._tenant}: {what}.", retry_after_s, code)
+
+
+def _windows(rates: Iterable[Rate], before: tuple[SlidingWindow, ...]) -> tuple[SlidingWindow, ...]:
+    """A window for each rate, with what counted in those before it."""
+    old = {window.rate.window_s: window for window in before}
+    longest = max(before, key=lambda window: window.rate.window_s, default=None)
+    made = []
+    for rate in rates:
+        window = old.pop(rate.window_s, None)
+        if window is not None:
+            window.reshape(rate)
+        else:
+            # As far back as is known. Nothing of it is given back: calls have the other records.
+            window = SlidingWindow(rate, () if longest is None else longest.records)
+        made.append(window)
+    return tuple(made)

@@ -1,0 +1,92 @@
+"""The tenants of a gateway, each with what counts against its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from redline.clock import SYSTEM, Clock
+from redline.serve.keys.day_money import DAY_S
+from redline.serve.keys.tenant_limits import TenantLimits
+from redline.serve.keys.tenant_settings import TenantSettings
+
+_USUAL = TenantSettings()
+
+
+class Tenant:
+    """Who pays. Several keys may belong to one."""
+
+    __slots__ = ("limits", "name", "settings")
+
+    def __init__(self, name: str, settings: TenantSettings, clock: Clock) -> None:
+        self.name = name
+        self.settings = settings
+        self.limits = TenantLimits(name, settings, clock)
+
+    def __repr__(self) -> str:
+        return f"Tenant({self.name!r})"
+
+    def reshape(self, settings: TenantSettings) -> None:
+        """Other settings from now on; what counts against its limits stays."""
+        if settings != self.settings:
+            self.settings = settings
+            self.limits.reshape(settings)
+
+    def may_use(self, model: str) -> bool:
+        models = self.settings.models
+        return models is None or model in models
+
+
+class Tenants:
+    """By name: those of the settings, and any other that a key belongs to, without limits.
+
+    One that was made stays until the process ends, with what counts against it.
+    """
+
+    def __init__(
+        self, settings: Mapping[str, TenantSettings] | None = None, clock: Clock = SYSTEM
+    ) -> None:
+        self._settings = dict(settings or {})
+        self._clock = clock
+        self._tenants: dict[str, Tenant] = {}
+        # What others have committed, by name, on a day.
+        self._totals: tuple[int, Mapping[str, int]] = (0, {})
+
+    def __iter__(self) -> Iterator[Tenant]:
+        return iter(self._tenants.values())
+
+    def of(self, name: str) -> Tenant:
+        """The tenant of this name, which is made if there is none."""
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = Tenant(name, self._settings.get(name, _USUAL), self._clock)
+            day, totals = self._totals
+            tenant.limits.money.begin(day)
+            tenant.limits.money.kept(day, 0, totals.get(name, 0))
+            self._tenants[name] = tenant
+        return tenant
+
+    def replace(self, settings: Mapping[str, TenantSettings]) -> None:
+        """Other settings from now on."""
+        self._settings = dict(settings)
+        for tenant in self._tenants.values():
+            tenant.reshape(self._settings.get(tenant.name, _USUAL))
+
+    def unkept(self) -> tuple[int, dict[str, int]]:
+        """Today, and what its tenants have committed that no file knows yet, in picodollars."""
+        day = int(self._clock.wall_s() // DAY_S)
+        found = {}
+        for tenant in self._tenants.values():
+            money = tenant.limits.money
+            if money.day == day and (amount := money.unkept()):
+                found[tenant.name] = amount
+        return day, found
+
+    def kept(self, day: int, told: Mapping[str, int], totals: Mapping[str, int]) -> None:
+        """A file knows `told` more; these are all that it knows of that day."""
+        self._totals = (day, totals)
+        for tenant in self._tenants.values():
+            money = tenant.limits.money
+            if tenant.name in totals:
+                # One that has not called today begins its day here.
+                money.begin(max(day, money.day))
+            money.kept(day, told.get(tenant.name, 0), totals.get(tenant.name, 0))

@@ -1,0 +1,99 @@
+"""A limit on what is let in: never more than the count in any window, and nothing is put off.
+
+Unlike `redline.limits.rule.Window`, which paces our own sends so that a server elsewhere accepts
+them all, this one is the server: a burst up to the count is let in at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+
+from redline.limits import Rate
+
+# Up to this many records are exact. Beyond them, what is let in within this part of a window shares
+# a record with the time of the last: it counts a little longer, and memory is bounded.
+EXACT = 256
+
+
+class Admitted:
+    """What was let in from `first_s` to `last_s`. left: how much of it counts."""
+
+    __slots__ = ("_window", "first_s", "last_s", "left")
+
+    def __init__(self, window: SlidingWindow, now_s: float, amount: int) -> None:
+        self._window = window
+        self.first_s = self.last_s = now_s
+        self.left = amount
+
+    def give_back(self, amount: int) -> None:
+        """So much of it has not been used."""
+        amount = min(amount, self.left)
+        self.left -= amount
+        self._window.used -= amount
+
+
+class SlidingWindow:
+    """One rate. Synchronous; times never go back. used: what counts as of the last call."""
+
+    __slots__ = ("_count", "_grain_s", "_records", "_window_s", "rate", "used")
+
+    def __init__(self, rate: Rate, records: Iterable[Admitted] = ()) -> None:
+        self._records: deque[Admitted] = deque()
+        self.used = 0
+        self.reshape(rate)
+        for record in records:
+            copy = self.take(record.left, record.last_s)
+            copy.first_s = record.first_s
+
+    def reshape(self, rate: Rate) -> None:
+        """Another count from now on. The window may be another only while it is empty."""
+        self.rate = rate
+        self._count = rate.count
+        self._window_s = rate.window_s
+        self._grain_s = rate.window_s / EXACT
+
+    @property
+    def records(self) -> tuple[Admitted, ...]:
+        return tuple(self._records)
+
+    def has_room(self, amount: int, now_s: float) -> bool:
+        """`amount` may be let in now."""
+        records = self._records
+        horizon_s = now_s - self._window_s
+        while records and records[0].last_s <= horizon_s:
+            record = records.popleft()
+            self.used -= record.left
+            # What is given back later is not given back twice.
+            record.left = 0
+        return self.used + amount <= self._count
+
+    def wait_s(self, amount: int, now_s: float) -> float:
+        """Seconds until `amount` may be let in, if nothing else is; inf for more than the count."""
+        if self.has_room(amount, now_s):
+            return 0.0
+        if amount > self._count:
+            return math.inf
+        excess = self.used + amount - self._count
+        last_s = now_s
+        for record in self._records:
+            excess -= record.left
+            last_s = record.last_s
+            if excess <= 0:
+                break
+        return last_s + self._window_s - now_s
+
+    def take(self, amount: int, now_s: float) -> Admitted:
+        """Lets `amount` in, whether there is room or not."""
+        records = self._records
+        self.used += amount
+        if len(records) >= EXACT:
+            last = records[-1]
+            if now_s - last.first_s < self._grain_s:
+                last.last_s = now_s
+                last.left += amount
+                return last
+        record = Admitted(self, now_s, amount)
+        records.append(record)
+        return record
