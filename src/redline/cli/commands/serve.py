@@ -44,6 +44,7 @@ _OWN = (
     flag("port", "N", "Port. Default 8080; 0 for a free one."),
     flag("tls_cert", "FILE", "Serve HTTPS with this certificate and its chain, in PEM form."),
     flag("tls_key", "FILE", "The certificate's private key, in PEM form."),
+    flag("keys", "FILE", "Ask for keys: those of this file, which redline keys add writes."),
     flag("drain", "TIME", "How long calls in flight may take at the end. Default 60s."),
     flag("body_size", "SIZE", "Longest body of a request. Default 32m."),
     flag("state", "DIR", "Folder for what outlives the process. Default: redline.serve."),
@@ -102,6 +103,7 @@ def serve(ctx: Context) -> None:
 def _settings(given: Flags) -> GatewaySettings:
     """What the flags and the file say. Raises ConfigError that names the place."""
     from redline.serve.gateway import GatewaySettings
+    from redline.serve.keys import parse_tenants
 
     configuration = _configuration(given)
     calling = {FLAGS[name].key for name in _CALLING}
@@ -122,11 +124,13 @@ def _settings(given: Flags) -> GatewaySettings:
         "drain_s": values.duration(flags, "drain"),
         "most_body_bytes": values.size(flags, "body_size"),
         "certificate": _certificate(flags),
+        "keys": None if flags.get("keys") is None else Path(flags["keys"]),
     }
     return GatewaySettings(
         endpoints=found.endpoints,
         embedded=found.embedded,
         state=Path(flags.get("state") or "redline.serve"),
+        tenants=parse_tenants(configuration.tenants, configuration.file),
         prices=configuration.prices,
         **{name: value for name, value in stated.items() if value is not None},
     )

@@ -15,6 +15,7 @@ from redline.job.settings import (
     FLAGS,
     KEY_VARIABLE,
     OF_ENDPOINT,
+    SIM,
     Environment,
     Kind,
     OtelSettings,
@@ -163,6 +164,12 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def _endpoint(name: str, table: dict[str, Any], file: str) -> dict[str, Any]:
+    if name == SIM:
+        raise ConfigError(
+            f"no endpoint can be named {SIM}: that is the simulated provider",
+            where=_where_endpoint(name, file),
+            hint="choose another name",
+        )
     settings = settings_in(table, ENDPOINT_KEYS, _where_endpoint(name, file))
     if "base_url" not in settings:
         raise ConfigError(

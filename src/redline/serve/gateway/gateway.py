@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from redline.calls import Call, Health, Outcome, Request
+from redline.calls.cost import DOLLAR
 from redline.clock import SYSTEM
 from redline.httpserver import Exchange
 from redline.serve.dashboard import BatchView, ClassState, Dashboard, TenantView
 from redline.serve.gateway.lineup import Lineup, Target
+from redline.serve.gateway.metering import Meter
 from redline.serve.gateway.metrics import GatewayMetrics
 from redline.serve.gateway.model_list import ModelList
-from redline.serve.gateway.totals import OTHER, Fault, Totals
+from redline.serve.gateway.totals import OTHER, Asking, Totals
 from redline.serve.gateway.watch import GatewayWatch
 from redline.serve.http import (
     CALLS,
+    BodyFacts,
     Bounds,
     Door,
     Page,
@@ -32,23 +35,43 @@ from redline.serve.http import (
     read_body,
     status_of,
 )
+from redline.serve.keys import Keyring, Refused, Started, Tenant, Tenants
 
 if TYPE_CHECKING:
     from ssl import SSLContext
 
 
 _MODELS = "/v1/models"
+# OpenAI's own words for how soon a call is wanted.
+_TIERS = {"flex": "low", "priority": "high"}
+
+
+class People(NamedTuple):
+    """The tenants of a gateway, the keys by which they are known, and what calls cost them."""
+
+    tenants: Tenants
+    keyring: Keyring
+    meter: Meter
+
+
+class Way(NamedTuple):
+    """Where a call goes, and what it has of its tenant's limits."""
+
+    target: Target
+    started: Started
 
 
 class Gateway(Door):
     """Serves while it is entered, or from `start` to `aclose`; starts once.
 
-    lineup: its endpoints, closed by their owner. pages: see Door. totals: what it counts.
+    lineup: its endpoints, closed by their owner. people: who may ask. pages: see Door. totals: what
+    it counts.
     """
 
     def __init__(
         self,
         lineup: Lineup,
+        people: People,
         *,
         address: tuple[str, int] = ("127.0.0.1", 0),
         pages: Mapping[str, Page] | None = None,
@@ -56,6 +79,7 @@ class Gateway(Door):
         ssl: SSLContext | None = None,
     ) -> None:
         self._lineup = lineup
+        self._tenants, self._keyring, self._meter = people
         self.totals = Totals()
         own = {
             "/healthz": self._is_alive,
@@ -97,13 +121,28 @@ class Gateway(Door):
         return []
 
     def tenants(self) -> list[TenantView]:
-        return []
+        """Those that have asked for anything."""
+        return [
+            TenantView(
+                name=name,
+                calls=counts.calls,
+                refused=counts.refused,
+                tokens=counts.tokens,
+                running=self._tenants.of(name).limits.in_flight,
+                spent_usd=self._tenants.of(name).limits.money.spent / DOLLAR or None,
+            )
+            for name, counts in self.totals.tenants.items()
+        ]
 
     def batches(self) -> list[BatchView]:
         return []
 
     def _check_admin(self, exchange: Exchange) -> None:
-        """Raises Refusal for a request that may not see the state."""
+        """Raises Refusal for a request that may not see the state of others."""
+        tenant = self.tenant_of(exchange)
+        if self._keyring.is_asked and not tenant.settings.is_admin:
+            message = f"Tenant {tenant.name} may not see this: it needs admin = true."
+            raise Refusal(message, status=403, code="not_an_admin")
 
     async def _handle(self, exchange: Exchange) -> None:
         try:
@@ -128,18 +167,42 @@ class Gateway(Door):
         exchange.respond(200, msgspec.json.encode(found))
 
     async def _answer(self, exchange: Exchange) -> None:
+        """Whose call it is, what it asks for, and whether it may start; then it is passed on."""
         began_s = SYSTEM.now_s()
+        # First: whoever has no key does not get to send a body.
+        tenant = self.tenant_of(exchange)
         raw = await self._until_closed(read_body(exchange))
         facts = facts_of(raw)
-        target = self._target(facts.model)
+        asking = Asking(
+            tenant=tenant,
+            model=facts.model if self._lineup.has(facts.model) else OTHER,
+            klass=class_of(tenant, exchange, facts),
+            request_id=self._request_id(),
+            began_s=began_s,
+        )
+        try:
+            target = self._target(facts.model, tenant)
+            started = self._started(tenant, facts, len(raw))
+        except Refusal as refusal:
+            self._refused(asking, refusal)
+            raise
+        with started:
+            await self._pass_on(exchange, raw, facts, asking, Way(target, started))
+
+    async def _pass_on(
+        self, exchange: Exchange, raw: bytes, facts: BodyFacts, asking: Asking, way: Way
+    ) -> None:
+        target, started = way
         request = Request(raw=raw, url=exchange.path)
-        call = Call(avoid=target.unfit, unfit=target.unfit)
-        request_id = self._request_id()
-        stream = Passed(exchange, has_usage=facts.stream_options is not None, request_id=request_id)
+        call = Call(avoid=target.unfit, unfit=target.unfit, tenant=asking.tenant.name)
+        stream = Passed(
+            exchange, has_usage=facts.stream_options is not None, request_id=asking.request_id
+        )
         sink = stream if facts.stream else None
         try:
             outcome = await self._until_closed(target.backend.send(request, call, sink))
-            self._count(facts.model, outcome, request_id, SYSTEM.now_s() - began_s)
+            started.settle(SYSTEM.now_s(), *self._meter.used(facts.model, outcome))
+            self._count(asking, outcome)
             await pass_back(exchange, outcome, stream)
         except Refusal as refusal:
             if not stream.has_begun:
@@ -148,36 +211,44 @@ class Gateway(Door):
         finally:
             call.let_go()
 
+    def tenant_of(self, exchange: Exchange) -> Tenant:
+        """Whose request it is. Raises Refusal without a key that is known."""
+        header = exchange.header
+        return self._keyring.tenant(header(b"authorization"), header(b"x-api-key"))
+
+    def _started(self, tenant: Tenant, facts: BodyFacts, size_bytes: int) -> Started:
+        """The call within its tenant's limits. Raises Refusal if they do not allow it now."""
+        estimate = self._meter.estimate(facts, size_bytes)
+        started = tenant.limits.try_start(SYSTEM.now_s(), *estimate)
+        if isinstance(started, Refused):
+            raise started.refusal()
+        return started
+
     def _request_id(self) -> str:
         return f"{self._prefix}{next(self._numbers):x}"
 
-    def _target(self, model: str | None) -> Target:
-        """Who answers calls for the model. Raises Refusal if no endpoint has it."""
+    def _target(self, model: str | None, tenant: Tenant) -> Target:
+        """Who answers calls for the model. Raises Refusal if the tenant has no such endpoint."""
         target = self._lineup.target(model)
-        if target is None:
-            raise no_model(model or "", self._lineup.names)
+        if target is None or not tenant.may_use(model or ""):
+            known = [name for name in self._lineup.names if tenant.may_use(name)]
+            raise no_model(model or "", known)
         return target
 
-    def _count(self, asked: str | None, outcome: Outcome, request_id: str, took_s: float) -> None:
-        totals, model = self.totals, asked if self._lineup.has(asked) else OTHER
-        reply = outcome.reply
+    def _count(self, asking: Asking, outcome: Outcome) -> None:
+        totals, reply, status = self.totals, outcome.reply, status_of(outcome)
+        totals.answered(asking, status, SYSTEM.now_s() - asking.began_s)
         if reply is not None:
-            totals.answered(model, "normal", reply.status, took_s)
-            totals.used(model, reply.input_tokens or 0, reply.output_tokens or 0)
+            totals.used(asking, reply.input_tokens or 0, reply.output_tokens or 0)
             return
         assert outcome.error is not None
-        status = status_of(outcome)
-        totals.answered(model, "normal", status, took_s)
-        totals.failed(
-            Fault(
-                at_s=SYSTEM.wall_s(),
-                status=status,
-                what=outcome.error.what,
-                request_id=request_id,
-                model=model,
-                endpoint=outcome.endpoint,
-            )
-        )
+        totals.failed(asking, status, outcome.error.what, outcome.endpoint)
+
+    def _refused(self, asking: Asking, refusal: Refusal) -> None:
+        """Counts a call that was not passed on."""
+        self.totals.answered(asking, refusal.status, SYSTEM.now_s() - asking.began_s)
+        self.totals.refused(asking)
+        self.totals.failed(asking, refusal.status, str(refusal))
 
     def _is_alive(self) -> bytes:
         return msgspec.json.encode({"status": "ok"})
@@ -190,3 +261,15 @@ class Gateway(Door):
         if states <= {Health.GONE, Health.DEGRADED, Health.STARTING}:
             return busy("No endpoint works at the moment.", "no_endpoint")
         return None
+
+
+def class_of(tenant: Tenant, exchange: Exchange, facts: BodyFacts) -> str:
+    """The class that a call asks for, by its header `x-redline-class` or by its service tier.
+
+    One that its tenant may not ask for is passed over: the call has the tenant's usual class.
+    """
+    settings = tenant.settings
+    asked = exchange.header(b"x-redline-class")
+    if asked is None and facts.service_tier is not None:
+        asked = _TIERS.get(facts.service_tier)
+    return asked if asked in settings.classes else settings.default_class

@@ -15,15 +15,17 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from redline.calls import Endpoint, Stores
-from redline.errors import ConfigError
+from redline.errors import ConfigError, RedlineError
 from redline.process import counted, end_at_once, on_signals, raise_limit, run_until_told
-from redline.serve.gateway.gateway import Gateway
+from redline.serve.gateway.gateway import Gateway, People
 from redline.serve.gateway.lineup import Lineup
+from redline.serve.gateway.metering import Meter
 from redline.serve.gateway.settings import GatewaySettings
 from redline.serve.http import Bounds
+from redline.serve.keys import Keyring, SpendingKeeper, Tenants, spending_path
 
 # What cannot change while it serves.
-_FIXED = ("host", "port", "certificate", "embedded", "state", "most", "balance")
+_FIXED = ("host", "port", "certificate", "embedded", "state", "keys", "most", "balance")
 
 
 @asynccontextmanager
@@ -39,15 +41,18 @@ async def gateway_of(settings: GatewaySettings) -> AsyncIterator[Served]:
             price=lambda endpoint: _price(settings, endpoint),
         )
         certificate = settings.certificate
+        tenants = Tenants(settings.tenants)
+        people = People(tenants, Keyring(settings.keys, tenants), Meter(settings.price_table))
         gateway = Gateway(
             lineup,
+            people,
             address=(settings.host, settings.port),
             bounds=Bounds(grace_s=settings.drain_s, most_body_bytes=settings.most_body_bytes),
             ssl=None if certificate is None else certificate.context(),
         )
         try:
-            async with gateway:
-                yield Served(settings, gateway, lineup)
+            async with _kept_spending(settings, tenants, gateway), gateway:
+                yield Served(settings, gateway, lineup, people)
         finally:
             await lineup.aclose()
 
@@ -55,9 +60,12 @@ async def gateway_of(settings: GatewaySettings) -> AsyncIterator[Served]:
 class Served:
     """A gateway that serves, and the settings that it has now."""
 
-    def __init__(self, settings: GatewaySettings, gateway: Gateway, lineup: Lineup) -> None:
+    def __init__(
+        self, settings: GatewaySettings, gateway: Gateway, lineup: Lineup, people: People
+    ) -> None:
         self._settings = settings
         self._lineup = lineup
+        self._people = people
         self.gateway = gateway
 
     def change(self, settings: GatewaySettings) -> list[str]:
@@ -65,14 +73,19 @@ class Served:
         before = self._settings
         fixed = [name for name in _FIXED if getattr(settings, name) != getattr(before, name)]
         old, new = before.endpoints, settings.endpoints
+        self._people.keyring.reload()
         if settings.embedded is None and before.embedded is None:
             self._lineup.change(settings.endpoints)
+        self._people.tenants.replace(settings.tenants)
+        self._people.meter.change(settings.price_table)
         self._settings = msgspec.structs.replace(
             settings, **{name: getattr(before, name) for name in _FIXED}
         )
         notes = [f"{name} changes only at a start" for name in fixed]
         if come := [one.label for one in new if one not in old]:
             notes.append(f"new: {', '.join(come)}")
+        if settings.tenants != before.tenants:
+            notes.append("other limits of tenants")
         if gone := [one.label for one in old if one not in new]:
             notes.append(f"no longer: {', '.join(gone)}")
         return notes or ["nothing has changed"]
@@ -138,6 +151,28 @@ async def _answering(settings: GatewaySettings) -> AsyncIterator[tuple[Endpoint,
     async with settings.embedded.open() as base_url:
         inside = msgspec.structs.replace(settings.endpoints[0], base_url=base_url, proxy="")
         yield (inside,)
+
+
+@asynccontextmanager
+async def _kept_spending(
+    settings: GatewaySettings, tenants: Tenants, gateway: Gateway
+) -> AsyncIterator[None]:
+    """Keeps what tenants spend beside their keys, so that a restart does not forget it."""
+    if settings.keys is None:
+        yield
+        return
+
+    def on_error(error: RedlineError) -> None:
+        gateway.watch.note(f"spending cannot be saved: {error.what}")
+
+    keeper = SpendingKeeper(spending_path(settings.keys), tenants, on_error)
+    keeper.keep()
+    keeping = asyncio.create_task(keeper.run())
+    try:
+        yield
+    finally:
+        keeping.cancel()
+        await asyncio.wait([keeping])
 
 
 def _connections(settings: GatewaySettings) -> int:

@@ -12,6 +12,7 @@ from redline.calls.cost import Price, Prices
 from redline.errors import ConfigError
 from redline.job.settings import Embedded
 from redline.route import check_balance
+from redline.serve.keys import TenantSettings
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -48,6 +49,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     balance: how calls are spread. most: calls at the endpoints of a model together; None for what
     each of them allows. host, port: 0 for a free one. drain_s: for what is in flight at the end.
     most_body_bytes: of a request. state: a folder for what outlives the process.
+    keys: the file of those who may ask; None for everybody. tenants: what each may do, by name.
     prices: of models, in dollars for a million tokens.
     """
 
@@ -61,6 +63,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float = 60.0
     most_body_bytes: int = 32 * 2**20
     state: Path | None = None
+    keys: Path | None = None
+    tenants: dict[str, TenantSettings] = {}
     prices: dict[str, Price] = {}
 
     def __post_init__(self) -> None:

@@ -7,7 +7,9 @@ from collections import Counter, deque
 
 import msgspec
 
+from redline.clock import SYSTEM
 from redline.job.monitor import BOUNDS_S, Histogram
+from redline.serve.keys import Tenant
 
 # Shown on the dashboard.
 _KEPT_FAULTS = 50
@@ -53,37 +55,80 @@ class Durations:
         return Histogram(tuple(counts), self._sum_s)
 
 
+class Asking(msgspec.Struct, frozen=True, kw_only=True):
+    """One call, as it is counted. model: that the settings name, or `other`."""
+
+    tenant: Tenant
+    model: str
+    klass: str
+    request_id: str
+    began_s: float
+
+
+class TenantCounts(msgspec.Struct):
+    """What a tenant has asked for. refused: calls that were not passed on."""
+
+    calls: int = 0
+    refused: int = 0
+    tokens: int = 0
+
+
 class Totals:
     """Counts since the start.
 
     answers: by model, class and HTTP status. tokens: by model and `input` or `output`. durations:
-    from a call's arrival to the end of its answer, by class. faults: the last calls that failed.
+    from a call's arrival to the end of its answer, by class. tenants: by name. faults: the last
+    calls that failed.
     """
 
     def __init__(self) -> None:
         self.answers = Counter[tuple[str, str, int]]()
         self.tokens = Counter[tuple[str, str]]()
         self.durations: dict[str, Durations] = {}
+        self.tenants: dict[str, TenantCounts] = {}
         self.faults = deque[Fault](maxlen=_KEPT_FAULTS)
 
-    def answered(self, model: str, klass: str, status: int, took_s: float) -> None:
-        """A call of this class is over, with this status."""
-        self.answers[model, klass, status] += 1
+    def answered(self, asking: Asking, status: int, took_s: float) -> None:
+        """A call is over, with this status."""
+        klass = asking.klass
+        self.answers[asking.model, klass, status] += 1
         durations = self.durations.get(klass)
         if durations is None:
             durations = self.durations[klass] = Durations()
         durations.add(took_s)
+        self._of(asking).calls += 1
 
-    def used(self, model: str, read: int, written: int) -> None:
+    def used(self, asking: Asking, read: int, written: int) -> None:
         """An answer took these tokens."""
-        self.tokens[model, "input"] += read
-        self.tokens[model, "output"] += written
+        self.tokens[asking.model, "input"] += read
+        self.tokens[asking.model, "output"] += written
+        self._of(asking).tokens += read + written
+
+    def refused(self, asking: Asking) -> None:
+        """A call was not passed on."""
+        self._of(asking).refused += 1
+
+    def failed(self, asking: Asking, status: int, what: str, endpoint: str = "") -> None:
+        """Keeps it among the last ones that failed."""
+        fault = Fault(
+            at_s=SYSTEM.wall_s(),
+            status=status,
+            what=what,
+            request_id=asking.request_id,
+            model=asking.model,
+            tenant=asking.tenant.name,
+            endpoint=endpoint,
+        )
+        self.faults.append(fault)
+
+    def _of(self, asking: Asking) -> TenantCounts:
+        name = asking.tenant.name
+        counts = self.tenants.get(name)
+        if counts is None:
+            counts = self.tenants[name] = TenantCounts()
+        return counts
 
     def buckets(self) -> tuple[int, ...]:
         """Durations of all classes, by the bounds of a histogram."""
         each = [durations.counts for durations in self.durations.values()]
         return tuple(map(sum, zip(*each, strict=True))) or (0,) * (len(BOUNDS_S) + 1)
-
-    def failed(self, fault: Fault) -> None:
-        """Keeps it among the last ones."""
-        self.faults.append(fault)

@@ -56,6 +56,11 @@ class Keyring:
         """Keys in the file, those included that are refused."""
         return len(self._known)
 
+    @property
+    def is_asked(self) -> bool:
+        """Requests need a key."""
+        return self._default is None
+
     def tenant(self, authorization: str | None, api_key: str | None = None) -> Tenant:
         """Whose request has these headers, `Authorization: Bearer KEY` or `x-api-key: KEY`.
 

@@ -23,6 +23,7 @@ _KINDS = {
     "concurrency": Kind.TEXT,
     "money_per_day": Kind.TEXT,
     "models": Kind.LIST,
+    "admin": Kind.FLAG,
 }
 _MOST_WEIGHT = 1_000.0
 
@@ -33,7 +34,8 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True):
     default_class: of its calls that ask for none. classes: all that it may ask for. weight: its
     share of a class, against those of other tenants. requests, tokens: all of these rates hold.
     concurrency: most calls in flight. picodollars_per_day: what it may spend on a day, UTC. models:
-    those that it may ask for, None for all.
+    those that it may ask for, None for all. is_admin: it may see the dashboard, and with it what
+    others do.
     """
 
     default_class: str = "normal"
@@ -44,6 +46,7 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int | None = None
     picodollars_per_day: int | None = None
     models: frozenset[str] | None = None
+    is_admin: bool = False
 
 
 def parse_tenants(
@@ -82,6 +85,7 @@ def _tenant(stated: Mapping[str, Any], classes: Collection[str]) -> TenantSettin
         concurrency=values.whole(stated, "concurrency", 1, MAX_CONCURRENCY),
         picodollars_per_day=_money(stated),
         models=_models(stated),
+        is_admin=bool(values.switch(stated, "admin")),
     )
 
 

@@ -1,0 +1,76 @@
+"""What calls cost their tenants: estimated before they start, read from their answers after."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from redline.apis import read_usage
+from redline.calls.cost import Price, Prices
+from redline.serve.http import BodyFacts
+from redline.waist import Outcome
+
+# Of a prompt in English, and of the JSON around it; an estimate, settled by the answer.
+_BYTES_PER_TOKEN = 4
+_FIRST_OUTPUT = 256
+# The length of answers is the mean of about as many of the last ones.
+_MEMORY = 64
+
+
+class Estimate(NamedTuple):
+    """Of one call. picodollars: None if no price of its model is known."""
+
+    tokens: int
+    picodollars: int | None
+
+
+class Used(NamedTuple):
+    """Of one call; None for what is not known."""
+
+    tokens: int | None
+    picodollars: int | None
+
+
+NOTHING = Used(0, 0)
+
+
+class Meter:
+    """Estimates and reads what calls cost, at these prices."""
+
+    def __init__(self, prices: Prices) -> None:
+        self._prices = prices
+        self._output = float(_FIRST_OUTPUT)
+
+    def change(self, prices: Prices) -> None:
+        """Other prices from now on."""
+        self._prices = prices
+
+    def estimate(self, facts: BodyFacts, size_bytes: int) -> Estimate:
+        """Of a call with a body of this size: at most what it allows, if it says so."""
+        read = size_bytes // _BYTES_PER_TOKEN + 1
+        most = facts.most_tokens
+        written = int(self._output) if most is None else most
+        price = self._prices.find(facts.model)
+        return Estimate(
+            read + min(written, int(2 * self._output)),
+            None if price is None else price.input * read + price.output * written,
+        )
+
+    def used(self, model: str | None, outcome: Outcome) -> Used:
+        """What an outcome has cost: nothing if the endpoint refused it or was not asked."""
+        reply = outcome.reply
+        if reply is None:
+            is_sent = any(attempt.was_sent for attempt in outcome.tried)
+            is_refused = getattr(outcome.error, "status", None) is not None
+            return NOTHING if is_refused or not is_sent else Used(None, None)
+        if outcome.is_cached:
+            return NOTHING
+        usage = read_usage(reply.usage, has_output=False)
+        if usage is None:
+            return Used(None, None)
+        written = reply.output_tokens
+        if written:
+            self._output += (written - self._output) / _MEMORY
+        price: Price | None = self._prices.at(outcome.endpoint, model)
+        return Used(
+            (reply.input_tokens or 0) + (written or 0), None if price is None else price.of(usage)
+        )

@@ -1,0 +1,154 @@
+"""`redline serve` with keys: who may ask, how much, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from support.serve_process import Serve
+from support.sim_process import SimProcess
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
+HELLO: Any = [{"role": "user", "content": "hello"}]
+TOML = """
+[serve]
+keys = "keys.jsonl"
+[endpoints.provider]
+base_url = "{url}"
+headers = {{ Authorization = "Bearer upstream-secret" }}
+models = {{ fast = "m", other = "n" }}
+[prices.fast]
+input = 1
+output = 1000
+[tenants.small]
+requests = ["3/60s"]
+[tenants.poor]
+money_per_day = "0.009usd"
+[tenants.narrow]
+models = ["fast"]
+concurrency = 1
+[tenants.chief]
+admin = true
+"""
+
+
+def keys_of(folder: Path, *tenants: str) -> dict[str, str]:
+    """A new key of each."""
+    found = {}
+    for tenant in tenants:
+        command = [sys.executable, "-m", "redline", "keys", "add", tenant]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+        found[tenant] = done.stdout.split()[0]
+    return found
+
+
+def ask(serve: Serve, key: str, model: str = "fast", **facts: Any) -> Any:
+    client = openai.OpenAI(base_url=serve.url, api_key=key, max_retries=0)
+    return client.chat.completions.create(model=model, messages=HELLO, **facts)
+
+
+def page(serve: Serve, path: str, key: str = "") -> tuple[int, str]:
+    command = ["curl", "-s", "-w", "\n%{http_code}", serve.url.removesuffix("/v1") + path]
+    if key:
+        command += ["-H", f"Authorization: Bearer {key}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    body, _, status = done.stdout.rpartition("\n")
+    return int(status), body
+
+
+def test_keys_are_asked_for_and_none_reaches_the_server(tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, "one")
+    with (
+        SimProcess("--api-key", "upstream-secret") as sim,
+        Serve(tmp_path, toml=TOML.format(url=sim.base_url)) as serve,
+    ):
+        # The simulated provider takes nothing but its own key.
+        assert ask(serve, keys["one"]).choices
+        for key in ("rl-nothing", "upstream-secret"):
+            with pytest.raises(openai.AuthenticationError) as told:
+                ask(serve, key)
+            assert told.value.code == "invalid_api_key"
+        assert sim.stats()["received"] == 1
+        assert page(serve, "/metrics")[0] == 200
+        status, err = serve.end()
+    assert status == 0
+    assert keys["one"] not in err
+
+
+def test_a_tenant_stays_within_its_limits_and_its_models(tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, "small", "narrow", "poor")
+    with (
+        SimProcess("--api-key", "upstream-secret") as sim,
+        Serve(tmp_path, toml=TOML.format(url=sim.base_url)) as serve,
+    ):
+        for _ in range(3):
+            ask(serve, keys["small"])
+        with pytest.raises(openai.RateLimitError, match="limit of 3 requests") as late:
+            ask(serve, keys["small"])
+        assert 0 < int(late.value.response.headers["retry-after"]) <= 60
+        with pytest.raises(openai.NotFoundError):
+            ask(serve, keys["narrow"], model="other")
+        assert ask(serve, keys["narrow"]).choices
+        # An answer of 4 tokens costs 0.004 dollars, and what was reserved beyond it is given back.
+        ask(serve, keys["poor"], max_tokens=8)
+        ask(serve, keys["poor"], max_tokens=4)
+        with pytest.raises(openai.RateLimitError, match="spent its limit") as spent:
+            ask(serve, keys["poor"], max_tokens=4)
+        assert spent.value.code == "insufficient_quota"
+        assert sim.stats()["received"] == 6
+        serve.end()
+        with Serve(tmp_path) as again, pytest.raises(openai.RateLimitError, match="spent"):
+            ask(again, keys["poor"], max_tokens=4)
+
+
+def test_a_key_that_is_added_or_revoked_counts_from_the_next_hangup(tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, "one")
+    with (
+        SimProcess("--api-key", "upstream-secret") as sim,
+        Serve(tmp_path, toml=TOML.format(url=sim.base_url)) as serve,
+    ):
+        ask(serve, keys["one"])
+        listed = subprocess.run(
+            [sys.executable, "-m", "redline", "keys", "list", "--json"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        identity = json.loads(listed.stdout)[0]["id"]
+        subprocess.run(
+            [sys.executable, "-m", "redline", "keys", "revoke", identity], cwd=tmp_path, check=True
+        )
+        keys |= keys_of(tmp_path, "two")
+        serve.process.send_signal(signal.SIGHUP)
+        until_s = time.monotonic() + 20
+        while page(serve, "/status", keys["two"])[0] == 401:
+            assert time.monotonic() < until_s
+        with pytest.raises(openai.AuthenticationError, match="revoked"):
+            ask(serve, keys["one"])
+        assert ask(serve, keys["two"]).choices
+
+
+def test_only_an_admin_sees_the_state_of_others(tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, "one", "chief")
+    with (
+        SimProcess("--api-key", "upstream-secret") as sim,
+        Serve(tmp_path, toml=TOML.format(url=sim.base_url)) as serve,
+    ):
+        ask(serve, keys["one"])
+        assert page(serve, "/")[0] == 200
+        assert page(serve, "/status")[0] == 401
+        assert page(serve, "/status", keys["one"])[0] == 403
+        status, body = page(serve, "/status", keys["chief"])
+        assert status == 200
+        tenants = {one["name"]: one for one in json.loads(body)["tenants"]}
+        assert tenants["one"]["calls"] == 1
+        assert tenants["one"]["tokens"] == 6
