@@ -5,6 +5,8 @@ https://platform.openai.com/docs/api-reference/batch
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +20,25 @@ FILES, BATCHES = "/v1/files", "/v1/batches"
 WINDOW = "24h"
 # The statuses of a batch that does not change any more.
 ENDED = frozenset(("failed", "completed", "expired", "cancelled"))
+# What OpenAI takes: in one file, and of lines in one batch.
+MOST_FILE_BYTES = 200 * 1024 * 1024
+MOST_LINES = 50_000
+# Code and message of a line without an answer, by the status that its batch has ended with.
+UNFINISHED = {
+    "expired": ("batch_expired", "This request was not executed within the completion window."),
+    "cancelled": ("batch_cancelled", "This request was not executed: the batch was cancelled."),
+}
+_MISSING = re.compile(r"missing required field `(\w+)`")
+_WRONG = re.compile(r"`\$\.(\w+)")
+# A request of the file may not bring its prompt beside its body.
+_OUTSIDE = ("messages", "prompt", "input")
+
+
+class ExpiresAfter(msgspec.Struct, frozen=True):
+    """When a file expires: this many seconds after its anchor, which is `created_at`."""
+
+    anchor: str
+    seconds: int
 
 
 class BatchRequest(msgspec.Struct):
@@ -27,6 +48,7 @@ class BatchRequest(msgspec.Struct):
     endpoint: str
     completion_window: str
     metadata: dict[str, str] | None = None
+    output_expires_after: ExpiresAfter | None = None
 
 
 class RequestLine(msgspec.Struct):
@@ -44,6 +66,56 @@ class Problem(msgspec.Struct):
     code: str | None = None
     message: str | None = None
     line: int | None = None
+    param: str | None = None
+
+
+class LineChecker:
+    """Reads the lines of one file. endpoint: the url that all of them must have."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._names: set[str] = set()
+
+    def read(self, raw: bytes, line: int) -> RequestLine | Problem:
+        """The request of a line, or what is wrong with it. line: its number, from 1."""
+        try:
+            asked = _ASKED.decode(raw)
+            found = msgspec.json.decode(raw)
+        except msgspec.ValidationError as error:
+            return _misshapen(str(error), line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return Problem("invalid_json_line", f"This line is not valid JSON: {error}", line)
+        if not asked.custom_id:
+            return _absent("custom_id", line)
+        if asked.custom_id in self._names:
+            text = f"The custom_id '{asked.custom_id}' occurs more than once."
+            return Problem("duplicate_custom_id", text, line, "custom_id")
+        self._names.add(asked.custom_id)
+        if asked.method != "POST" or asked.url != self._endpoint:
+            text = f"Each request must be a POST to {self._endpoint}, the endpoint of the batch."
+            return Problem("invalid_url", text, line, "url")
+        if type(found["body"]) is not dict:
+            return Problem("invalid_type", "'body' must be an object.", line, "body")
+        for name in _OUTSIDE:
+            if name in found:
+                text = f"Unknown parameter: '{name}'. It belongs into 'body'."
+                return Problem("unknown_parameter", text, line, name)
+        return asked
+
+
+def _misshapen(reason: str, line: int) -> Problem:
+    """What is wrong with a line of JSON that is no request."""
+    if missing := _MISSING.search(reason):
+        return _absent(missing[1], line)
+    wrong = _WRONG.search(reason)
+    param = wrong[1] if wrong else None
+    return Problem("invalid_type", f"This line is not a request: {reason}", line, param)
+
+
+def _absent(name: str, line: int) -> Problem:
+    return Problem(
+        "missing_required_parameter", f"Missing required parameter: '{name}'.", line, name
+    )
 
 
 class Batch(msgspec.Struct):
@@ -92,6 +164,71 @@ class Batch(msgspec.Struct):
             return [Problem(message=str(found))]
 
 
+class FileObject(msgspec.Struct, kw_only=True):
+    """A file as the API shows it. bytes: its size. created_at, expires_at: wall time."""
+
+    id: str
+    object: str = "file"
+    bytes: int
+    created_at: int
+    expires_at: int | None = None
+    filename: str
+    purpose: str
+    status: str = "processed"
+
+
+class BatchObject(msgspec.Struct, kw_only=True):
+    """A batch as the API shows it; times are wall times in whole seconds."""
+
+    id: str
+    object: str = "batch"
+    endpoint: str
+    errors: dict[str, Any] | None = None
+    input_file_id: str
+    completion_window: str
+    status: str = "validating"
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: dict[str, int]
+    metadata: dict[str, str] | None = None
+    usage: dict[str, Any] | None = None
+
+
+def errors_object(problems: Sequence[Problem]) -> dict[str, Any]:
+    """The `errors` of a batch that has failed."""
+    return {"object": "list", "data": [msgspec.to_builtins(problem) for problem in problems]}
+
+
+def counts_object(total: int, completed: int = 0, failed: int = 0) -> dict[str, int]:
+    """The `request_counts` of a batch."""
+    return {"total": total, "completed": completed, "failed": failed}
+
+
+def page_object(items: Sequence[Any], names: Sequence[str], *, has_more: bool) -> dict[str, Any]:
+    """One page of files or batches. names: the items' ids."""
+    return {
+        "object": "list",
+        "data": items,
+        "first_id": names[0] if names else None,
+        "last_id": names[-1] if names else None,
+        "has_more": has_more,
+    }
+
+
+def deleted_object(file_id: str) -> dict[str, Any]:
+    """The answer to a DELETE of a file."""
+    return {"id": file_id, "object": "file", "deleted": True}
+
+
 class _Response(msgspec.Struct):
     status_code: Any = None
     request_id: Any = None
@@ -116,6 +253,7 @@ class _Named(msgspec.Struct):
     custom_id: str
 
 
+_ASKED = msgspec.json.Decoder(RequestLine)
 _LINE = msgspec.json.Decoder(ResultLine)
 _NAMED = msgspec.json.Decoder(_Named)
 

@@ -230,7 +230,7 @@ class Connection(asyncio.Protocol):
     def read_body(self) -> None:
         """The handler waits for the body."""
         if self.read_by_s == inf:
-            self.read_by_s = self._loop.time() + self._bounds.body_s
+            self.read_by_s = self._loop.time() + self._body_s(self._current)
         self._read_on()
 
     def close(self) -> None:
@@ -239,6 +239,12 @@ class Connection(asyncio.Protocol):
             self._is_ending = True
             self._bound_writing()
             self.transport.close()
+
+    def _body_s(self, exchange: Exchange | None) -> float:
+        """Within it the body comes to its end; a larger one may take longer in proportion."""
+        most_bytes = None if exchange is None else exchange.most_body_bytes
+        share = 1.0 if most_bytes is None else max(1.0, most_bytes / self.most_body_bytes)
+        return self._bounds.body_s * share
 
     def _bound_writing(self) -> None:
         """From now on the client must take what was written."""
@@ -267,9 +273,8 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
         elif self._current is not None:
             self._is_ending = True
-            self._current.fail(
-                BodyError(408, f"the body did not come within {self._bounds.body_s:g} s")
-            )
+            body_s = self._body_s(self._current)
+            self._current.fail(BodyError(408, f"the body did not come within {body_s:g} s"))
         elif self._is_in_head:
             self._refuse(Fault(408, "the head of the request did not come in time"))
             self._advance()
@@ -416,6 +421,9 @@ class Connection(asyncio.Protocol):
             self._refuse(error.fault)
             raise _StopError from None
         exchange = Exchange(self, line, fields, is_kept)
+        large = self._bounds.large_bodies
+        if large and line[1] in large:
+            exchange.allow_body(large[line[1]])
         self._bare_bytes = 0
         self._incoming = exchange
         self._queue.append(exchange)
@@ -432,8 +440,9 @@ class Connection(asyncio.Protocol):
                 exchange.fail(BodyError(*coding))
             elif coding is not None:
                 exchange.inflate(may_be_raw=coding)
-        if int(fields.get(b"content-length", b"0")) > self.most_body_bytes:
-            most = f"the body is longer than {self.most_body_bytes:,} bytes"
+        most_bytes = exchange.most_body_bytes or self.most_body_bytes
+        if int(fields.get(b"content-length", b"0")) > most_bytes:
+            most = f"the body is longer than {most_bytes:,} bytes"
             exchange.fail(BodyError(413, most))
         if exchange.error is not None:
             self._is_ending = True

@@ -85,6 +85,8 @@ class Exchange:
     whose head is known, see request_form.py. fault: why no handler sees it.
     """
 
+    # Of a path with large bodies; None for the bound of the connection.
+    most_body_bytes: int | None = None
     _received = 0
     _inflated = 0
     error: BodyError | None = None
@@ -339,13 +341,17 @@ class Exchange:
 
     # What the connection calls.
 
+    def allow_body(self, most_bytes: int) -> None:
+        """The body may be longer than others of the connection."""
+        self.most_body_bytes = most_bytes
+
     def inflate(self, *, may_be_raw: bool) -> None:
         """The body is compressed."""
         self._inflate = Inflate(may_be_raw=may_be_raw)
 
     def receive(self, data: bytes) -> None:
         """Takes a part of the body."""
-        most_bytes = self._channel.most_body_bytes
+        most_bytes = self.most_body_bytes or self._channel.most_body_bytes
         self._received += len(data)
         size_bytes = self._received
         if self._inflate is not None:

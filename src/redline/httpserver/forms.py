@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import msgspec
 
 from redline.httpserver.exchange import BodyError, Exchange
 
 _MOST_PARTS = 100
+# All fields of a form whose files are handed on.
+_MOST_FIELD_BYTES = 64 * 1024
 
 
 class FormPart(msgspec.Struct):
-    """One field or file of a form. filename: empty for a field."""
+    """One field or file of a form. filename: empty for a field. number: of the part, from 1."""
 
     name: str
     filename: str
     data: bytearray
+    number: int
+
+    def take(self) -> bytes:
+        """What has come of it since the last time."""
+        data = bytes(self.data)
+        self.data.clear()
+        return data
 
 
-async def read_form(exchange: Exchange) -> dict[str, FormPart]:
+# Takes the next data of a file.
+OnFile = Callable[[FormPart, bytes], Awaitable[None]]
+
+
+async def read_form(exchange: Exchange, on_file: OnFile | None = None) -> dict[str, FormPart]:
     """The parts by name, the last one of each. Raises BodyError.
 
     The bound of the exchange's body is the bound of all parts together.
+    on_file: gets the data of each part with a filename while it comes, and is awaited; such a part
+    then has no data in the end. It is called at least once for each, if only with b"".
     """
     # Imports tempfile, and few requests upload anything.
     from python_multipart import MultipartParser
@@ -31,7 +48,7 @@ async def read_form(exchange: Exchange) -> dict[str, FormPart]:
     boundary = options.get(b"boundary")
     if kind != b"multipart/form-data" or not boundary:
         raise BodyError(415, "a file is uploaded as multipart/form-data with a boundary")
-    form = _Form()
+    form = _Form(hands_on=on_file is not None)
     try:
         parser = MultipartParser(
             boundary,
@@ -47,6 +64,9 @@ async def read_form(exchange: Exchange) -> dict[str, FormPart]:
         )
         while data := await exchange.part():
             parser.write(data)
+            if on_file is not None:
+                for part in form.files():
+                    await on_file(part, part.take())
     except FormParserError as error:
         raise BodyError(400, f"the form could not be read: {error}") from None
     if not form.is_whole:
@@ -55,11 +75,18 @@ async def read_form(exchange: Exchange) -> dict[str, FormPart]:
 
 
 class _Form:
-    """Collects what the parser finds. The parser bounds the headers of each part."""
+    """Collects what the parser finds. The parser bounds the headers of each part.
 
-    def __init__(self) -> None:
+    hands_on: files are handed on while they come, so all else is to be short.
+    """
+
+    def __init__(self, *, hands_on: bool) -> None:
         self.parts: dict[str, FormPart] = {}
         self.is_whole = False
+        self._hands_on = hands_on
+        self._files: list[FormPart] = []
+        self._is_file = False
+        self._field_bytes = 0
         self._count = 0
         self._name = self._value = b""
         self._disposition = b""
@@ -92,10 +119,24 @@ class _Form:
         filename = options.get(b"filename", b"")
         self._data = bytearray()
         text = name.decode("utf-8", "replace")
-        self.parts[text] = FormPart(text, filename.decode("utf-8", "replace"), self._data)
+        part = FormPart(text, filename.decode("utf-8", "replace"), self._data, self._count)
+        self.parts[text] = part
+        self._is_file = b"filename" in options
+        if self._is_file and self._hands_on:
+            self._files.append(part)
 
     def add_data(self, data: bytes, start: int, end: int) -> None:
+        if self._hands_on and not self._is_file:
+            self._field_bytes += end - start
+            if self._field_bytes > _MOST_FIELD_BYTES:
+                most = f"the fields of the form are longer than {_MOST_FIELD_BYTES:,} bytes"
+                raise BodyError(413, most)
         self._data += data[start:end]
+
+    def files(self) -> list[FormPart]:
+        """The files of which more may have come since the last time; the last one goes on."""
+        found, self._files = self._files, self._files[-1:] if self._is_file else []
+        return found
 
     def end(self) -> None:
         self.is_whole = True

@@ -155,7 +155,10 @@ def test_a_cancelled_batch_keeps_what_it_has_answered() -> None:
         (line("a") + "\n" + line("a") + "\n", "duplicate_custom_id", 2),
         (line("a") + "\n" + line("b", model="n") + "\n", "mismatched_model", 2),
         (line("a", url="/v1/embeddings") + "\n", "invalid_url", 1),
-        ('{"custom_id": "a"}\n', "invalid_json_line", 1),
+        ('{"custom_id": "a"}\n', "missing_required_parameter", 1),
+        (line("") + "\n", "missing_required_parameter", 1),
+        (line("a").replace("{", '{"prompt": 1, ', 1) + "\n", "unknown_parameter", 1),
+        (line("a").replace('"POST"', "7") + "\n", "invalid_type", 1),
     ],
 )
 def test_a_bad_file_fails_its_batch_with_the_line(text: str, code: str, number: int) -> None:

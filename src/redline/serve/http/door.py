@@ -19,10 +19,11 @@ import msgspec
 
 from redline.clock import SYSTEM
 from redline.errors import nearest
-from redline.httpserver import JSON, PROMETHEUS, Exchange, HttpBounds, HttpServer
+from redline.httpserver import JSON, PROMETHEUS, Exchange, HttpBounds, HttpServer, State
 from redline.process import counted
 from redline.serve.http.refusals import Refusal, busy, hinted, no_model
 from redline.serve.http.requests import Bounds
+from redline.serve.http.routes import Answer, Found, Routes, wrong_method
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -40,7 +41,8 @@ class Door(HttpServer):
 
     models: what GET /v1/models names. address: host and port. pages: what GET answers, by path,
     beside the models and /health; Prometheus' metrics at /metrics. calls: the paths of calls.
-    ssl: makes it an HTTPS server. in_flight: calls. Runs inside the loop that starts it.
+    routes: what else is answered. ssl: makes it an HTTPS server. in_flight: calls, and requests to
+    routes. Runs inside the loop that starts it.
     """
 
     def __init__(
@@ -52,11 +54,14 @@ class Door(HttpServer):
         pages: Mapping[str, Page],
         bounds: Bounds | None,
         ssl: SSLContext | None = None,
+        routes: Routes | None = None,
     ) -> None:
         self._models = tuple(models)
         self._bounds = bounds if bounds is not None else Bounds()
+        self._routes = routes if routes is not None else Routes()
         http_bounds = HttpBounds(
             most_body_bytes=self._bounds.most_body_bytes,
+            large_bodies=self._routes.large_bodies,
             body_s=self._bounds.body_s,
             unread_s=self._bounds.unread_s,
         )
@@ -96,13 +101,24 @@ class Door(HttpServer):
     async def _handle(self, exchange: Exchange) -> None:
         try:
             if exchange.path in self._calls:
-                await self._take(exchange)
+                if exchange.method != "POST":
+                    raise wrong_method(exchange, "POST")
+                await self._take(exchange, self._answer)
+            elif (found := self._routes.find(exchange)) is not None:
+                await self._take(exchange, self._answer_route, found)
             else:
                 page = self._page(exchange)
                 fields = PROMETHEUS if exchange.path == "/metrics" else JSON
                 exchange.respond(200, page, fields)
         except Refusal as refusal:
-            refusal.send(exchange)
+            if exchange.state is State.WAITING:
+                refusal.send(exchange)
+            else:
+                exchange.break_off()
+
+    async def _answer_route(self, exchange: Exchange, found: Found) -> None:
+        tenant = self._routes.tenant_of(exchange)
+        await self._until_closed(found.answer(exchange, tenant, *found.ids))
 
     def _page(self, exchange: Exchange) -> bytes:
         path = exchange.path
@@ -110,17 +126,15 @@ class Door(HttpServer):
         if page is None and (name := path.removeprefix(_ONE_MODEL)) != path:
             page = partial(self._show_model, name)
         if page is None:
-            near = nearest(path, [*self._calls, *self._pages])
+            near = nearest(path, [*self._calls, *self._routes.paths, *self._pages])
             message = hinted(f"Unknown URL: {exchange.method} {path}", near)
             raise Refusal(message, status=404, code="unknown_url")
         if exchange.method not in ("GET", "HEAD"):
-            raise _wrong_method(exchange, "GET, HEAD")
+            raise wrong_method(exchange, "GET, HEAD")
         return page()
 
-    async def _take(self, exchange: Exchange) -> None:
-        """Answers one call, where there is room for it."""
-        if exchange.method != "POST":
-            raise _wrong_method(exchange, "POST")
+    async def _take(self, exchange: Exchange, answer: Answer, *asked: Found) -> None:
+        """Answers one request, where there is room for it. asked: what `answer` gets beside it."""
         if self.is_draining:
             raise _closing()
         if self.in_flight >= self._bounds.most_requests:
@@ -129,7 +143,7 @@ class Door(HttpServer):
         self.in_flight += 1
         self._is_empty.clear()
         try:
-            await self._answer(exchange)
+            await answer(exchange, *asked)
         finally:
             self.in_flight -= 1
             if not self.in_flight:
@@ -175,8 +189,3 @@ class Door(HttpServer):
 
 def _closing() -> Refusal:
     return busy("The server is shutting down.", "shutting_down")
-
-
-def _wrong_method(exchange: Exchange, right: str) -> Refusal:
-    message = f"{exchange.path} takes {right}, not {exchange.method}."
-    return Refusal(message, status=405, code="method_not_allowed", headers={"allow": right})

@@ -13,6 +13,7 @@ from redline.serve.http.event_stream import EventStream
 from redline.serve.http.refusals import Refusal, busy, refusal_of
 from redline.serve.http.replies import body_of
 from redline.serve.http.requests import Bounds, read_body, read_call
+from redline.serve.http.routes import Routes
 
 CALLS = tuple(api.path for api in APIS)
 
@@ -21,7 +22,7 @@ class Front(Door):
     """Publishes `backend` while it is entered, or from `start` to `aclose`; starts once.
 
     models: what GET /v1/models names, and all that a call may name; empty for any.
-    metrics: the text of GET /metrics, for Prometheus.
+    metrics: the text of GET /metrics, for Prometheus. routes: see Door.
     Runs inside the loop that starts it. The backend is closed by its owner, and not here.
     """
 
@@ -34,11 +35,17 @@ class Front(Door):
         port: int = 0,
         metrics: Callable[[], str] | None = None,
         bounds: Bounds | None = None,
+        routes: Routes | None = None,
     ) -> None:
         pages = {} if metrics is None else {"/metrics": lambda: metrics().encode()}
         self._backend = backend
         super().__init__(
-            models=models, address=(host, port), calls=CALLS, pages=pages, bounds=bounds
+            models=models,
+            address=(host, port),
+            calls=CALLS,
+            pages=pages,
+            bounds=bounds,
+            routes=routes,
         )
 
     async def _answer(self, exchange: Exchange) -> None:

@@ -17,6 +17,7 @@ from redline.httpserver import JSON, TEXT, ClientGoneError, Exchange, header_lin
 from redline.serve.http.door import Door, Page
 from redline.serve.http.refusals import Refusal, refusal_of
 from redline.serve.http.requests import Bounds, read_body
+from redline.serve.http.routes import Routes
 
 CALLS = tuple(api.path for api in APIS)
 # Of an answer's headers, those that its reader is to see.
@@ -29,8 +30,8 @@ class Relay(Door):
     """Passes calls on to `backend` while it is entered, or from `start` to `aclose`.
 
     Bodies reach the backend as they came, answers and refusals of an endpoint reach the client as
-    they came; a stream is passed on while it comes. pages: see Door. trouble: why no call can be
-    answered now or later, if that is so.
+    they came; a stream is passed on while it comes. pages, routes: see Door. trouble: why no call
+    can be answered now or later, if that is so.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Relay(Door):
         pages: Mapping[str, Page] | None = None,
         trouble: Callable[[], Refusal | None] = lambda: None,
         bounds: Bounds | None = None,
+        routes: Routes | None = None,
     ) -> None:
         self._backend = backend
         super().__init__(
@@ -50,6 +52,7 @@ class Relay(Door):
             calls=CALLS,
             pages=pages or {},
             bounds=bounds,
+            routes=routes,
         )
         self._find_trouble = trouble
         self._held: dict[asyncio.Timeout, Call] = {}

@@ -21,23 +21,32 @@ from random import Random
 
 import msgspec
 
-from redline.apis import ENDED, WINDOW, BatchRequest, response_usage
+from redline.apis import (
+    ENDED,
+    MOST_FILE_BYTES,
+    UNFINISHED,
+    WINDOW,
+    BatchObject,
+    BatchRequest,
+    FileObject,
+    Problem,
+    counts_object,
+    deleted_object,
+    errors_object,
+    page_object,
+    response_usage,
+)
 from redline.sim.answers import ENDPOINTS, Answers, BadCall, Object, decode
-from redline.sim.batches.lines import BatchLine, LineReader, answered, refused, unanswered
+from redline.sim.batches.lines import BatchLine, LineReader, answered, unanswered
 from redline.sim.faults import Faults
 from redline.sim.settings import SimSettings
 
-MOST_FILE_BYTES = 200 * 1024 * 1024
 # All files together; the server keeps them in memory.
 _MOST_BYTES = 1024 * 1024 * 1024
 # Beyond this, the oldest that are over are forgotten.
 _MOST_BATCHES = 10_000
 _MOST_LISTED = 100
 _BYTES_PER_TOKEN = 4
-_UNFINISHED = {
-    "expired": ("batch_expired", "This request was not executed within the completion window."),
-    "cancelled": ("batch_cancelled", "This request was not executed: the batch was cancelled."),
-}
 _TIMES = ("in_progress", "completed", "failed", "expired", "cancelling", "cancelled")
 
 
@@ -55,15 +64,16 @@ class StoredFile(msgspec.Struct):
 
     def shown(self) -> Object:
         """The file as the API shows it."""
-        return {
-            "id": self.id,
-            "object": "file",
-            "bytes": len(self.data),
-            "created_at": self.created_s,
-            "filename": self.name,
-            "purpose": self.purpose,
-            "status": "processed",
-        }
+        shown: Object = msgspec.to_builtins(
+            FileObject(
+                id=self.id,
+                bytes=len(self.data),
+                created_at=self.created_s,
+                filename=self.name,
+                purpose=self.purpose,
+            )
+        )
+        return shown
 
 
 class _Batch(msgspec.Struct):
@@ -75,7 +85,7 @@ class _Batch(msgspec.Struct):
     id: str
     asked: BatchRequest
     lines: list[BatchLine]
-    errors: list[Object]
+    errors: list[Problem]
     created_s: float
     times: dict[str, int]
     status: str = "validating"
@@ -96,25 +106,27 @@ class _Batch(msgspec.Struct):
 
     def shown(self) -> Object:
         """The batch as the API shows it."""
-        asked, total = self.asked, len(self.lines)
-        has_failed = self.status == "failed"
-        return {
-            "id": self.id,
-            "object": "batch",
-            "endpoint": asked.endpoint,
-            "errors": {"object": "list", "data": self.errors} if has_failed else None,
-            "input_file_id": asked.input_file_id,
-            "completion_window": asked.completion_window,
-            "status": self.status,
-            "output_file_id": self.output_file_id if self.is_over else None,
-            "error_file_id": self.error_file_id if self.is_over else None,
-            "created_at": self.times["created_at"],
-            "expires_at": self.times["expires_at"],
-            **{f"{name}_at": self.times.get(f"{name}_at") for name in _TIMES},
-            "request_counts": self.counts or {"total": total, "completed": 0, "failed": 0},
-            "metadata": asked.metadata,
-            "usage": response_usage(*self.usage),
-        }
+        asked = self.asked
+        times: Object = {f"{name}_at": self.times.get(f"{name}_at") for name in _TIMES}
+        shown: Object = msgspec.to_builtins(
+            BatchObject(
+                id=self.id,
+                endpoint=asked.endpoint,
+                errors=errors_object(self.errors) if self.status == "failed" else None,
+                input_file_id=asked.input_file_id,
+                completion_window=asked.completion_window,
+                status=self.status,
+                output_file_id=self.output_file_id if self.is_over else None,
+                error_file_id=self.error_file_id if self.is_over else None,
+                created_at=self.times["created_at"],
+                expires_at=self.times["expires_at"],
+                request_counts=self.counts or counts_object(len(self.lines)),
+                metadata=asked.metadata,
+                usage=response_usage(*self.usage),
+                **times,
+            )
+        )
+        return shown
 
 
 class Batches:
@@ -168,15 +180,16 @@ class Batches:
 
     def files(self) -> Object:
         """All files, the newest first."""
-        shown = [file.shown() for file in reversed(self._files.values())]
-        return {"object": "list", "data": shown, "has_more": False}
+        newest = [*reversed(self._files.values())]
+        shown = [file.shown() for file in newest]
+        return page_object(shown, [file.id for file in newest], has_more=False)
 
     def delete(self, file_id: str) -> Object:
         """Forgets the file. Raises BadCall for one that is not there."""
         file = self.file(file_id)
         del self._files[file_id]
         self._size_bytes -= len(file.data)
-        return {"id": file_id, "object": "file", "deleted": True}
+        return deleted_object(file_id)
 
     def create(self, raw: bytes, now_s: float, wall_s: float) -> Object:
         """The new batch. Raises BadCall for a body that is itself wrong."""
@@ -191,7 +204,7 @@ class Batches:
         most = self._settings.batch_tokens
         if most is not None and running + tokens > most:
             text = f"Enqueued token limit reached. Limit: {most} enqueued tokens."
-            lines, errors = [], [refused("token_limit_exceeded", text)]
+            lines, errors = [], [Problem("token_limit_exceeded", text)]
         window_s = self._settings.batch_window_s
         times = {"created_at": int(wall_s), "expires_at": int(wall_s + window_s)}
         batch = _Batch(self._id("batch"), asked, lines, errors, now_s, times)
@@ -230,13 +243,8 @@ class Batches:
         if (after := query.get("after")) is not None:
             newest = newest[newest.index(self._batch(after).id) + 1 :]
         page = [self.look(batch_id, now_s, wall_s) for batch_id in newest[: int(text)]]
-        return {
-            "object": "list",
-            "data": page,
-            "first_id": page[0]["id"] if page else None,
-            "last_id": page[-1]["id"] if page else None,
-            "has_more": len(newest) > len(page),
-        }
+        names = [batch["id"] for batch in page]
+        return page_object(page, names, has_more=len(newest) > len(page))
 
     def _store(self, name: str, purpose: str, data: bytes, wall_s: float) -> StoredFile:
         if self._size_bytes + len(data) > _MOST_BYTES:
@@ -290,7 +298,7 @@ class Batches:
             self._numbers["request"] += 1
             number = self._numbers["request"]
             if batch.created_s + line.latency_s > at_s:
-                errors.append(unanswered(line, number, *_UNFINISHED[status]))
+                errors.append(unanswered(line, number, *UNFINISHED[status]))
                 self._made["unfinished"] += 1
                 continue
             code, result, tokens = answered(
@@ -300,7 +308,7 @@ class Batches:
             self._made["answered" if code == 200 else "failed"] += 1
             read, said = read + tokens[0], said + tokens[1]
         total = len(batch.lines)
-        batch.counts = {"total": total, "completed": len(results), "failed": len(errors)}
+        batch.counts = counts_object(total, len(results), len(errors))
         batch.usage = (read, said)
         batch.lines = []
         # Providers promise no order.
@@ -319,4 +327,4 @@ def _so_far(batch: _Batch, now_s: float) -> dict[str, int]:
     """How many lines of a batch that runs have their answer or their injected fault."""
     due = [line for line in batch.lines if batch.created_s + line.latency_s <= now_s]
     failed = sum(line.fault is not None for line in due)
-    return {"total": len(batch.lines), "completed": len(due) - failed, "failed": failed}
+    return counts_object(len(batch.lines), len(due) - failed, failed)

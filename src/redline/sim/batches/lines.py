@@ -8,12 +8,18 @@ from typing import Any
 
 import msgspec
 
-from redline.apis import RequestLine, answer_object, error_body, result_object
-from redline.sim.answers import ENDPOINTS, Answers, BadCall, Object
+from redline.apis import (
+    MOST_LINES,
+    LineChecker,
+    Problem,
+    answer_object,
+    error_body,
+    result_object,
+)
+from redline.sim.answers import ENDPOINTS, Answers, BadCall
 from redline.sim.faults import Faults
 from redline.sim.settings import SimSettings
 
-MOST_LINES = 50_000
 _MOST_ERRORS = 20
 # What a fault reads as in the result of a line; a line that stalls has none until the batch ends.
 _STATUS_OF_FAULT = {"429": 429, "503": 503}
@@ -32,7 +38,6 @@ class _Named(msgspec.Struct):
     model: str = ""
 
 
-_ASKED = msgspec.json.Decoder(RequestLine)
 _NAMED = msgspec.json.Decoder(_Named)
 
 
@@ -48,42 +53,41 @@ class LineReader:
         """From now on these go wrong."""
         self._faults = faults
 
-    def read(self, data: bytes, endpoint: str) -> tuple[list[BatchLine], list[Object]]:
+    def read(self, data: bytes, endpoint: str) -> tuple[list[BatchLine], list[Problem]]:
         """The lines of a file, or none, and what is wrong with them."""
         lines: list[BatchLine] = []
-        errors: list[Object] = []
-        names: set[str] = set()
+        problems: list[Problem] = []
+        checker = LineChecker(endpoint)
         models: set[str] = set()
         for number, raw in enumerate(data.splitlines(), 1):
-            found = self._line(raw, endpoint, names, models)
+            found = self._line(raw, number, checker, models)
             if isinstance(found, BatchLine):
                 lines.append(found)
-            elif len(errors) < _MOST_ERRORS:
-                errors.append(refused(*found, line=number))
+            elif len(problems) < _MOST_ERRORS:
+                problems.append(found)
         if len(lines) > MOST_LINES:
             text = f"The file has more than {MOST_LINES} requests."
-            errors.append(refused("too_many_requests", text))
-        return ([] if errors else lines), errors
+            problems.append(Problem("too_many_requests", text))
+        return ([] if problems else lines), problems
 
     def _line(
-        self, raw: bytes, endpoint: str, names: set[str], models: set[str]
-    ) -> BatchLine | tuple[str, str]:
-        """The line; code and message if it is not one."""
+        self, raw: bytes, number: int, checker: LineChecker, models: set[str]
+    ) -> BatchLine | Problem:
+        """The line, or what is wrong with it."""
+        asked = checker.read(raw, number)
+        if isinstance(asked, Problem):
+            return asked
         try:
-            asked = _ASKED.decode(raw)
             model = _NAMED.decode(asked.body).model
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return "invalid_json_line", f"This line is not a request: {error}"
+        except msgspec.ValidationError:
+            model = ""
         if not model:
-            return "missing_required_parameter", "Missing required parameter: 'body.model'."
-        if asked.custom_id in names:
-            return "duplicate_custom_id", f"The custom_id '{asked.custom_id}' occurs twice."
-        names.add(asked.custom_id)
+            text = "Missing required parameter: 'body.model'."
+            return Problem("missing_required_parameter", text, number, "body.model")
         models.add(model)
         if len(models) > 1:
-            return "mismatched_model", f"The model '{model}' is not that of the other requests."
-        if asked.method != "POST" or asked.url != endpoint:
-            return "invalid_url", f"This is not a POST to {endpoint}."
+            text = f"The model '{model}' is not that of the other requests."
+            return Problem("mismatched_model", text, number, "body.model")
         fault = self._faults.draw(self._rng)
         latency_s = self._settings.batch_latency.draw_s(self._rng)
         # The decoder's view would keep the whole file alive.
@@ -117,11 +121,6 @@ def answered(
 def unanswered(line: BatchLine, number: int, code: str, message: str) -> bytes:
     """The result of a line that was not asked by the batch's end."""
     return _result(line, number, None, {"code": code, "message": message})
-
-
-def refused(code: str, message: str, line: int | None = None) -> Object:
-    """One reason why a batch fails; line: in its file, from 1."""
-    return {"code": code, "message": message, "param": None, "line": line}
 
 
 def _result(line: BatchLine, number: int, response: Any, error: Any) -> bytes:
