@@ -6,4 +6,4 @@ from redline.serve.http.refusals import Refusal, busy, no_model, refusal_of
 from redline.serve.http.relay import CALLS, BodyFacts, Passed, Relay, facts_of, pass_back
 from redline.serve.http.replies import body_of, events_of
 from redline.serve.http.requests import Asked, Bounds, read_body, read_call
-from redline.serve.http.routes import Route, Routes
+from redline.serve.http.routes import Answer, Route, Routes
