@@ -9,7 +9,7 @@ import msgspec
 
 from redline.calls import Outcome, Reply
 from redline.errors import Rejected
-from redline.journal import Manifest, Output, Result, failure_line, line_writer
+from redline.journal import Manifest, Output, Result, failure_writer, line_writer
 from redline.journal import manifest as manifests
 from redline.sources import Row
 
@@ -28,7 +28,7 @@ def failed(output: Output, *keys: int, reasks: int = 2) -> None:
     for key in keys:
         result = _result(key, {"text": "x"}, "no", reasks)
         result.outcome.status, result.outcome.error = "rejected", Rejected("no valid answer")
-        lines.append(failure_line(result))
+        lines.append(failure_writer(output)(result))
     output.failed_path.write_bytes(b"".join(lines))
 
 

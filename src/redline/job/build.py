@@ -616,7 +616,7 @@ async def _finish(run: Run, kept: Kept, output: Output) -> None:
     if output.path.exists() and not manifests.path_of(output).exists():
         with telling(output.state_path):
             output.state_path.mkdir(exist_ok=True)
-        manifests.save(output, kept.manifest)
+        await asyncio.to_thread(manifests.save, output, kept.manifest)
         raise JournalError(
             f"{output.state_path} was removed while results were written",
             hint="the settings of the run are written there again, what it kept of limits, budgets "
@@ -632,4 +632,5 @@ async def _finish(run: Run, kept: Kept, output: Output) -> None:
             await asyncio.to_thread(set_aside, output.failed_path, is_gone, aside)
     if output.ordered:
         await asyncio.to_thread(put_in_order, output.path, feed.keys or array("Q"))
-    manifests.save(output, msgspec.structs.replace(kept.manifest, rows=feed.rows_read))
+    finished = msgspec.structs.replace(kept.manifest, rows=feed.rows_read)
+    await asyncio.to_thread(manifests.save, output, finished)

@@ -37,7 +37,7 @@ from redline.calls import Outcome, Reply
 from redline.errors import JournalError, Rejected
 from redline.journal.flaws import Answers
 from redline.journal.identity import KeySet, is_other
-from redline.journal.lines import Result, failure_line, line_writer
+from redline.journal.lines import Result, failure_writer, line_writer
 from redline.journal.output import Output
 from redline.journal.results_file import ResultsFile, ResultsLost
 from redline.journal.rewrite import drop_mended
@@ -88,6 +88,7 @@ class Journal:
         # Rows with a success of other content than they have now.
         self._outdated: set[int] = set()
         self._line_of = line_writer(output)
+        self._failure_of = failure_writer(output)
         self._acknowledge = acknowledge
         # Told when a group begins to be synced, when one is acknowledged, and of a failure.
         self.changes = Changes()
@@ -274,7 +275,7 @@ class Journal:
 
     def _add_failure(self, result: Result) -> bytes:
         """The line of a failure, which the failures file takes. Raises JournalError."""
-        line = failure_line(result)
+        line = self._failure_of(result)
         try:
             (self._failures or self._open_failures()).add(line)
         except JournalError as error:

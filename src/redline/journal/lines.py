@@ -123,9 +123,17 @@ def _with_fields(line: _Line, fields: dict[str, Any]) -> dict[str, Any]:
     return {**written, **fields, **last}
 
 
-def failure_line(result: Result) -> bytes:
-    """The line of a failure, newline included: the input and the typed error."""
+def failure_writer(output: Output) -> Callable[[Result], bytes]:
+    """Makes the line of a failure, newline included: the input and the typed error.
+
+    With the batch format, it holds the endpoint's own answer as well.
+    """
+    return partial(_failure_line, output.format == "batch")
+
+
+def _failure_line(has_response: bool, result: Result) -> bytes:
     outcome, row = result.outcome, result.row
+    response = _refusal(outcome.error) if has_response else None
     return _sealed(
         {
             "v": VERSION,
@@ -139,6 +147,7 @@ def failure_line(result: Result) -> bytes:
             "endpoint": outcome.endpoint,
             "attempts": outcome.attempts,
             "latency_s": round(outcome.latency_s, 4),
+            **({} if response is None else {"response": response}),
             **(outcome.fields or {}),
             "input": row.data if row.data is not None else _beginning(row.content),
         },
@@ -181,6 +190,18 @@ def _whole_reply(outcome: Outcome) -> Any:
         # The parser skips what nobody reads; a results file must be readable as a whole.
         body = body.decode("utf-8", "replace").encode()
     return msgspec.Raw(body)
+
+
+def _refusal(error: RedlineError | None) -> dict[str, Any] | None:
+    """The HTTP answer that an error is; None if there was none."""
+    if not isinstance(error, CallError) or error.status is None or not error.body:
+        return None
+    text = error.body.decode("utf-8", "replace")
+    try:
+        body = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        body = _writable(text)
+    return answer_object(error.status, None, body)
 
 
 def error_fields(error: RedlineError | None) -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ from redline.sources import Row
 # So that the lines of a block stay in the processor's cache while they are looked at.
 _BLOCK_BYTES = 1 << 18
 
-# What line_writer, failure_line and the batch format begin with.
+# What the lines of line_writer, those of failure_writer and the batch format begin with.
 _BEGINNINGS = (b'{"v":', b'{"id":"redline_')
 # Of this version, both name the key at the same place, so that nothing behind it need be parsed.
 _KEYED = (b'{"v":%d,"hash":"' % VERSION, b'{"id":"redline_')

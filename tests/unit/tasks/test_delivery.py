@@ -9,7 +9,7 @@ import pytest
 
 from redline.calls import Outcome, Reply
 from redline.errors import Rejected
-from redline.journal import Output, Result, failure_line, line_writer
+from redline.journal import Output, Result, failure_writer, line_writer
 from redline.sources import Row
 from redline.tasks.synth import NotKept, delivered
 
@@ -17,7 +17,7 @@ from redline.tasks.synth import NotKept, delivered
 def line(output: Output, n: int, outcome: Outcome) -> bytes:
     row = Row(n, n, {"n": n}, b"{}")
     result = Result(row=row, key=n, custom_id=None, outcome=outcome)
-    return line_writer(output)(result) if outcome.is_success else failure_line(result)
+    return line_writer(output)(result) if outcome.is_success else failure_writer(output)(result)
 
 
 def text(*dropped: str) -> Outcome:

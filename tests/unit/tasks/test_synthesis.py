@@ -14,7 +14,7 @@ from redline.calls.cost import parse_price
 from redline.errors import ServerFailed
 from redline.job.settings import Ask, Job, Prompting
 from redline.job.work import Backpressure, Bill, Feed, Renderer, Runner, Wiring
-from redline.journal import NotKept, Output, Result, failure_line, line_writer
+from redline.journal import NotKept, Output, Result, failure_writer, line_writer
 from redline.sources import Row, open_source
 from redline.tasks.synth import Filters, Synthesis, Variations
 from redline.tasks.tag import Schema
@@ -146,7 +146,7 @@ def left(folder: Path, outcomes: dict[int, Outcome]) -> Output:
             if outcome.is_success:
                 results.write(line_writer(output)(result))
             else:
-                failures.write(failure_line(result))
+                failures.write(failure_writer(output)(result))
     return output
 
 

@@ -6,4 +6,4 @@ from redline.serve.http.refusals import Refusal, busy, come_back, no_model, refu
 from redline.serve.http.relay import CALLS, BodyFacts, Passed, Relay, facts_of, pass_back, status_of
 from redline.serve.http.replies import body_of, events_of
 from redline.serve.http.requests import Asked, Bounds, read_body, read_call
-from redline.serve.http.routes import Route, Routes, wrong_method
+from redline.serve.http.routes import Answer, Route, Routes, wrong_method

@@ -1,0 +1,366 @@
+"""Files and batches of all tenants, as a server with the OpenAI API has them.
+
+Below `state`: `files/`, each with its record; `batches/`, a record for each, and a folder for each
+that is not over. One process has the state at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from redline.apis import BATCHES, FILES, BatchObject, counts_object, page_object
+from redline.calls import Backend
+from redline.clock import SYSTEM, Clock
+from redline.errors import ConfigError, JournalError
+from redline.httpserver import JSON, Exchange
+from redline.process import LockedFile, sync_name, telling
+from redline.serve.batches.asked import Asked, read_batch
+from redline.serve.batches.disk import Disk
+from redline.serve.batches.files import Files
+from redline.serve.batches.life import Life, World
+from redline.serve.batches.pages import page_of, query_of
+from redline.serve.batches.records import UPLOADED, BatchRecord
+from redline.serve.batches.settings import BatchSettings
+from redline.serve.batches.shelf import Shelf, new_id
+from redline.serve.batches.turns import Shared, Turns
+from redline.serve.http import Answer, Refusal, Route, read_body
+
+_MOST_LISTED, _USUALLY_LISTED = 100, 20
+_LOOK_S = 1.0
+_SWEEP_LOOKS = 30
+# Around the file of a form.
+_FORM_BYTES = 2**20
+
+
+class BatchState(msgspec.Struct, frozen=True, kw_only=True):
+    """One batch that is not over, for those who operate the server."""
+
+    id: str
+    tenant: str
+    status: str
+    is_running: bool
+    total: int
+    completed: int
+    failed: int
+    created_at: int
+    expires_at: int
+    trouble: str
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """batches: those that are not over, in the order of their making. in_flight: their calls.
+
+    stored: files and bytes by tenant.
+    """
+
+    batches: list[BatchState]
+    in_flight: int
+    stored: dict[str, tuple[int, int]]
+
+
+class Batches:
+    """Serves its `routes` while it is entered, or from `start` to `aclose`; starts once.
+
+    state: its folder. backend: answers the lines, in the order of `Call.priority` among other
+    calls; a line that fails is tried again here, so the backend need not. It is closed by its
+    owner.
+    """
+
+    def __init__(
+        self,
+        state: Path,
+        backend: Backend,
+        settings: BatchSettings | None = None,
+        *,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        settings = settings if settings is not None else BatchSettings()
+        self._state = state
+        self._settings = settings
+        self._clock = clock
+        self._disk = Disk("redline-files")
+        self._files = Files(state / "files", settings, clock, self._disk)
+        self._folder = state / "batches"
+        self._shelf = Shelf(self._folder, BatchRecord, self._disk)
+        self._world = World(
+            settings=settings,
+            backend=Shared(backend, settings.in_flight, clock),
+            files=self._files,
+            shelf=self._shelf,
+            folder=self._folder,
+            clock=clock,
+            disk=self._disk,
+            checks=asyncio.Semaphore(1),
+            starts=Turns(lambda: settings.running, settings.tenant_running),
+        )
+        self._lives: dict[str, Life] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._keeping: asyncio.Task[None] | None = None
+        self._lock: LockedFile | None = None
+        self._is_closing = False
+        self.routes = self._table()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def start(self) -> None:
+        """Goes on with what is not over. Raises ConfigError or JournalError for the state."""
+        await self._disk.do(self._load)
+        for record in self._shelf.all():
+            if not record.is_over:
+                self._begin(record)
+        self._keeping = asyncio.create_task(self._keep_house(), name="redline batches")
+
+    async def aclose(self) -> None:
+        """Lets calls in flight end within `grace_s`; unfinished batches go on at the next start."""
+        self._is_closing = True
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait([self._keeping])
+        for life in self._lives.values():
+            life.stop()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._files.aclose()
+        await self._disk.aclose()
+        if self._lock is not None:
+            self._lock.close()
+
+    def snapshot(self) -> Snapshot:
+        """What goes on now."""
+        return Snapshot(
+            batches=[self._state_of(life) for life in self._lives.values()],
+            in_flight=self._world.backend.turns.held,
+            stored=dict(self._files.used()),
+        )
+
+    # What clients ask.
+
+    def _table(self) -> list[Route]:
+        """The routes of files and batches."""
+        most_bytes = self._settings.most_file_bytes + _FORM_BYTES
+        file, batch = f"{FILES}/{{file_id}}", f"{BATCHES}/{{batch_id}}"
+        return [
+            Route("POST", FILES, _guarded(self._upload), most_bytes),
+            Route("GET", FILES, _guarded(self._list_files)),
+            Route("GET", file, _guarded(self._show_file)),
+            Route("DELETE", file, _guarded(self._delete_file)),
+            Route("GET", f"{file}/content", _guarded(self._files.send)),
+            Route("POST", BATCHES, _guarded(self._create)),
+            Route("GET", BATCHES, _guarded(self._list)),
+            Route("GET", batch, _guarded(self._show)),
+            Route("POST", f"{batch}/cancel", _guarded(self._cancel)),
+        ]
+
+    async def _upload(self, exchange: Exchange, tenant: str) -> None:
+        _answer(exchange, (await self._files.upload(exchange, tenant)).shown())
+
+    async def _list_files(self, exchange: Exchange, tenant: str) -> None:
+        _answer(exchange, self._files.listed(exchange, tenant))
+
+    async def _show_file(self, exchange: Exchange, tenant: str, file_id: str) -> None:
+        _answer(exchange, self._files.get(tenant, file_id).shown())
+
+    async def _delete_file(self, exchange: Exchange, tenant: str, file_id: str) -> None:
+        _answer(exchange, await self._files.delete(tenant, file_id))
+
+    async def _create(self, exchange: Exchange, tenant: str) -> None:
+        asked = read_batch(await read_body(exchange), self._settings)
+        shown = await self._disk.whole(self._made(tenant, asked))
+        _answer(exchange, shown)
+
+    async def _list(self, exchange: Exchange, tenant: str) -> None:
+        records = self._shelf.of(tenant)
+        page = page_of(records, query_of(exchange), most=_MOST_LISTED, usual=_USUALLY_LISTED)
+        shown = [self._shown(records[batch_id]) for batch_id in page.ids]
+        _answer(exchange, page_object(shown, page.ids, has_more=page.has_more))
+
+    async def _show(self, exchange: Exchange, tenant: str, batch_id: str) -> None:
+        _answer(exchange, self._shown(self._get(tenant, batch_id)))
+
+    async def _cancel(self, exchange: Exchange, tenant: str, batch_id: str) -> None:
+        record = self._get(tenant, batch_id)
+        life = self._lives.get(record.id)
+        if life is None or record.is_over or record.status == "finalizing":
+            what = f"A batch with the status '{record.status}' cannot be cancelled."
+            raise Refusal(what, code="batch_over")
+        if record.status != "cancelling":
+            await self._disk.whole(life.cancel())
+        _answer(exchange, self._shown(record))
+
+    def _get(self, tenant: str, batch_id: str) -> BatchRecord:
+        """Raises Refusal for one that this tenant does not have."""
+        record = self._shelf.of(tenant).get(batch_id)
+        if record is None:
+            what = f"No such batch: {batch_id[:80]}"
+            raise Refusal(what, status=404, code="batch_not_found", param="id")
+        return record
+
+    def _shown(self, record: BatchRecord) -> BatchObject:
+        life = self._lives.get(record.id)
+        if life is not None:
+            life.look()
+        return record.shown
+
+    # What becomes of it.
+
+    async def _made(self, tenant: str, asked: Asked) -> BatchObject:
+        """The new batch, once it is durable. Raises Refusal."""
+        request, settings = asked.request, self._settings
+        file = self._files.get(tenant, request.input_file_id)
+        if file.purpose != UPLOADED:
+            what = f"The file has the purpose '{file.purpose}', not '{UPLOADED}'."
+            raise Refusal(what, param="input_file_id")
+        waiting = sum(life.record.tenant == tenant for life in self._lives.values())
+        if waiting >= settings.tenant_batches:
+            what = f"{waiting} batches are not over yet, the most that there may be."
+            headers = {"retry-after": "60"}
+            raise Refusal(what, status=429, code="too_many_batches", headers=headers)
+        now_s = int(self._clock.wall_s())
+        record = BatchRecord(
+            tenant=tenant,
+            output_s=asked.output_s,
+            shown=BatchObject(
+                id=new_id("batch_"),
+                endpoint=request.endpoint,
+                input_file_id=file.id,
+                completion_window=request.completion_window,
+                created_at=now_s,
+                expires_at=now_s + int(asked.window_s),
+                request_counts=counts_object(0),
+                metadata=request.metadata,
+            ),
+        )
+        # Known from here on, so that the bound holds for those who come meanwhile.
+        life = self._lives[record.id] = Life(record, self._world)
+        try:
+            place = self._world.folder_of(record.id).input
+            await self._disk.do(_link, self._files.path_of(file.id), place)
+            await self._shelf.save(record)
+        except BaseException:
+            del self._lives[record.id]
+            raise
+        if not self._is_closing:
+            self._go(life)
+        return record.shown
+
+    def _begin(self, record: BatchRecord) -> None:
+        life = self._lives[record.id] = Life(record, self._world)
+        self._go(life)
+
+    def _go(self, life: Life) -> None:
+        task = asyncio.create_task(life.live(), name=f"redline {life.record.id}")
+        self._tasks.add(task)
+
+        def over(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if life.record.is_over:
+                self._lives.pop(life.record.id, None)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                what = {"message": f"{life.record.id} cannot go on", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(what)
+
+        task.add_done_callback(over)
+
+    def _state_of(self, life: Life) -> BatchState:
+        life.look()
+        record, shown = life.record, life.record.shown
+        return BatchState(
+            id=record.id,
+            tenant=record.tenant,
+            status=record.status,
+            is_running=life.is_running,
+            created_at=shown.created_at,
+            expires_at=shown.expires_at,
+            trouble=life.trouble,
+            **shown.request_counts,
+        )
+
+    async def _keep_house(self) -> None:
+        """Removes what has expired, and gives calls the room that has come about meanwhile."""
+        looks = 0
+        while True:
+            if looks % _SWEEP_LOOKS == 0:
+                try:
+                    await self._files.sweep()
+                    await self._forget()
+                except (JournalError, OSError) as error:
+                    what = {"message": "expired files cannot be removed", "exception": error}
+                    asyncio.get_running_loop().call_exception_handler(what)
+            looks += 1
+            await asyncio.sleep(_LOOK_S)
+            self._world.backend.turns.look()
+
+    async def _forget(self) -> None:
+        """Drops batches that have been over for long."""
+        before_s = self._clock.wall_s() - self._settings.kept_s
+        for record in [record for record in self._shelf.all() if record.is_over]:
+            if record.shown.expires_at < before_s:
+                await self._shelf.drop(record)
+
+    def _load(self) -> None:
+        """Takes the state, reads its records and removes what has none. Blocks."""
+        with telling(self._state):
+            self._state.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            lock = LockedFile(os.open(self._state / "lock", flags, 0o600))
+        if not lock.try_lock():
+            lock.close()
+            raise ConfigError(
+                f"{self._state} belongs to another redline serve that runs",
+                hint="stop it, or name another folder for the state",
+            )
+        self._lock = lock
+        try:
+            self._files.load()
+            folders = self._shelf.load()
+        except BaseException:
+            lock.close()
+            raise
+        unfinished = {record.id for record in self._shelf.all() if not record.is_over}
+        for name in folders:
+            if name not in unfinished:
+                shutil.rmtree(self._folder / name, ignore_errors=True)
+
+
+def _guarded(answer: Answer) -> Answer:
+    """The answer, or what a client is told where the disk fails."""
+
+    async def guarded(exchange: Exchange, tenant: str, *ids: str) -> None:
+        try:
+            await answer(exchange, tenant, *ids)
+        except (JournalError, OSError) as error:
+            if isinstance(error, ConnectionError):
+                raise
+            what = "The server cannot store or read it now."
+            raise Refusal(what, status=507, code="storage_failed") from error
+
+    return guarded
+
+
+def _answer(exchange: Exchange, shown: object) -> None:
+    exchange.respond(200, msgspec.json.encode(shown), JSON)
+
+
+def _link(source: Path, place: Path) -> None:
+    """Gives a batch its own name of its file, which a client may delete meanwhile. Blocks."""
+    with telling(place):
+        place.parent.mkdir()
+        try:
+            os.link(source, place)
+        except OSError:
+            # A file system without links.
+            shutil.copyfile(source, place)
+            with place.open("rb") as file:
+                os.fsync(file.fileno())
+        sync_name(place)

@@ -1,0 +1,85 @@
+"""The check of a batch's input file, before any of its lines is asked."""
+
+from __future__ import annotations
+
+import codecs
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from redline.apis import LineChecker, Problem, RequestLine
+from redline.sources import MAX_ROW_BYTES
+
+_MOST_PROBLEMS = 100
+# The event loop runs after as many lines: a thread that only computes would hold it up for 5 ms.
+BREATH_LINES = 64
+_BREATH_S = 1e-6
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """lines: how many requests the file has. problems: what is wrong with it."""
+
+    lines: int
+    problems: list[Problem]
+
+
+def check_file(path: Path, endpoint: str, most_lines: int) -> Checked:
+    """Whether a file is a batch for this endpoint. Blocks; meant for a thread. Raises OSError."""
+    checker = LineChecker(endpoint)
+    problems: list[Problem] = []
+    count = 0
+    for number, raw in lines_of(path):
+        if len(problems) >= _MOST_PROBLEMS:
+            break
+        if raw is None:
+            text = f"This line is longer than {MAX_ROW_BYTES:,} bytes."
+            problems.append(Problem("line_too_long", text, number))
+            continue
+        count += 1
+        if count > most_lines:
+            text = f"The file has more than {most_lines:,} requests."
+            problems.append(Problem("too_many_requests", text))
+            break
+        found = checker.read(raw, number)
+        if isinstance(found, Problem):
+            problems.append(found)
+    if not count and not problems:
+        problems.append(Problem("empty_file", "The file has no requests."))
+    return Checked(count, problems)
+
+
+def custom_ids(path: Path) -> Iterator[str]:
+    """Of the lines of a file; those that are no requests are passed over."""
+    named = msgspec.json.Decoder(RequestLine)
+    for _, raw in lines_of(path):
+        if raw is not None:
+            try:
+                yield named.decode(raw).custom_id
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                continue
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, bytes | None]]:
+    """Each line that is not blank, and its number from 1; None for one that is too long."""
+    number = 0
+    with path.open("rb") as file:
+        while raw := file.readline(MAX_ROW_BYTES + 2):
+            number += 1
+            is_long = len(raw.rstrip(b"\r\n")) > MAX_ROW_BYTES
+            while is_long and not raw.endswith(b"\n") and (raw := file.readline(2**20)):
+                pass
+            if number % BREATH_LINES == 0:
+                breathe()
+            if is_long:
+                yield number, None
+                continue
+            text = (raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).strip()
+            if text:
+                yield number, text
+
+
+def breathe() -> None:
+    """Lets the event loop run."""
+    time.sleep(_BREATH_S)

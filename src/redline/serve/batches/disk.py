@@ -1,0 +1,48 @@
+"""Reading and writing files beside the event loop, in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
+
+from redline.process import DaemonThreads
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Disk:
+    """One thread, so that what concerns one file happens in the order in which it is asked for."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = DaemonThreads(1, name)
+        self._unfinished: set[asyncio.Task[Any]] = set()
+
+    async def do(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What the function returns, once it is its turn."""
+        return await asyncio.wrap_future(self._thread.submit(function, *args, **kwargs))
+
+    def later(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Calls it in its turn; nothing waits for that."""
+        self._thread.submit(function, *args, **kwargs)
+
+    async def whole(self, steps: Coroutine[Any, Any, T]) -> T:
+        """What the steps come to; they go on if the caller, such as a client's task, does not."""
+        task = asyncio.get_running_loop().create_task(steps)
+        self._unfinished.add(task)
+        task.add_done_callback(self._finished)
+        return await asyncio.shield(task)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._unfinished.discard(task)
+        if not task.cancelled():
+            # Its caller may be gone, and nothing else would look at it.
+            task.exception()
+
+    async def aclose(self) -> None:
+        """Returns once all that was begun is done."""
+        while self._unfinished:
+            await asyncio.wait(self._unfinished)
+        self._thread.shutdown(wait=False)
+        await asyncio.to_thread(self._thread.join, None)

@@ -1,0 +1,223 @@
+"""The files of all tenants: each in one folder under a name of our own, with its record beside it.
+
+A file is stored before its record is, and its record is removed before it is. So what has a record
+has its file, and a file without one is removed at the next start.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from redline.apis import deleted_object, page_object
+from redline.clock import Clock
+from redline.errors import JournalError
+from redline.httpserver import ClientGoneError, Exchange, header_lines
+from redline.process import sync_name, telling
+from redline.serve.batches.disk import Disk
+from redline.serve.batches.pages import page_of, query_of
+from redline.serve.batches.records import UPLOADED, WRITTEN, StoredFile
+from redline.serve.batches.settings import BatchSettings
+from redline.serve.batches.shelf import Shelf, new_id
+from redline.serve.batches.upload import Upload, Uploaded
+from redline.serve.http import Refusal
+
+_MOST_LISTED = 10_000
+_PIECE_BYTES = 256 * 1024
+_BINARY = header_lines(
+    {"content-type": "application/octet-stream", "x-content-type-options": "nosniff"}
+)
+
+
+class Files:
+    """disk: writes them; reader: reads what is downloaded."""
+
+    def __init__(self, folder: Path, settings: BatchSettings, clock: Clock, disk: Disk) -> None:
+        self._folder = folder
+        self._settings = settings
+        self._clock = clock
+        self._disk = disk
+        self._reader = Disk("redline-downloads")
+        self._shelf = Shelf(folder, StoredFile, disk)
+        # Of each tenant: bytes on their way, and how many uploads.
+        self._coming: Counter[str] = Counter()
+        self._uploads: Counter[str] = Counter()
+
+    def load(self) -> None:
+        """Reads the records, and removes files without one. Blocks. Raises JournalError."""
+        names = self._shelf.load()
+        known = {file.id for file in self._shelf.all()}
+        for name in names:
+            if name not in known:
+                with telling(self._folder):
+                    (self._folder / name).unlink(missing_ok=True)
+
+    async def aclose(self) -> None:
+        await self._reader.aclose()
+
+    def path_of(self, file_id: str) -> Path:
+        """Where the file of a record, or of one to come, is."""
+        return self._folder / file_id
+
+    def get(self, tenant: str, file_id: str) -> StoredFile:
+        """Raises Refusal for one that this tenant does not have."""
+        file = self._shelf.of(tenant).get(file_id)
+        if file is None or file.expires_s <= self._clock.wall_s():
+            what = f"No such File object: {file_id[:80]}"
+            raise Refusal(what, status=404, code="file_not_found", param="id")
+        return file
+
+    def used(self) -> Mapping[str, tuple[int, int]]:
+        """Files and their bytes by tenant."""
+        shelf = self._shelf
+        return {tenant: (len(shelf.of(tenant)), self._stored(tenant)) for tenant in shelf.tenants()}
+
+    async def upload(self, exchange: Exchange, tenant: str) -> StoredFile:
+        """The file, once it is durable. Raises Refusal."""
+        settings = self._settings
+        if self._uploads[tenant] >= settings.tenant_uploads:
+            what = f"{self._uploads[tenant]} uploads are under way already."
+            raise Refusal(what, status=429, headers={"retry-after": "1"})
+        if len(self._shelf.of(tenant)) + self._uploads[tenant] >= settings.tenant_files:
+            raise _full(f"{settings.tenant_files:,} files")
+        stored = self._stored(tenant) + self._coming[tenant]
+        stated = exchange.headers.get("content-length", "")
+        if stored + (int(stated) if stated.isdigit() else 1) > settings.tenant_bytes:
+            raise _full(f"{settings.tenant_bytes:,} bytes")
+        file_id = new_id("file-")
+        place = self.path_of(file_id)
+        most = min(settings.most_file_bytes, settings.tenant_bytes - stored)
+        upload = Upload(place.with_name(f"{file_id}.part"), most, self._disk)
+        # An upload of unknown length may become as long as is allowed.
+        coming = min(int(stated), most) if stated.isdigit() else most
+        self._uploads[tenant] += 1
+        self._coming[tenant] += coming
+        try:
+            form = await upload.receive(exchange, max(settings.kept_s, 3600))
+            return await self._disk.whole(self._keep(upload, form, tenant, place))
+        finally:
+            self._uploads[tenant] -= 1
+            self._coming[tenant] -= coming
+            self._disk.later(upload.discard)
+
+    async def adopt(self, source: Path, file: StoredFile) -> None:
+        """Stores a file that was written by the server itself, and is durable as `source`."""
+        await self._disk.do(_move, source, self.path_of(file.id))
+        await self._shelf.save(file)
+
+    async def delete(self, tenant: str, file_id: str) -> object:
+        """The answer, once the file is gone. Raises Refusal."""
+        file = self.get(tenant, file_id)
+        await self._disk.whole(self._remove(file))
+        return deleted_object(file_id)
+
+    def listed(self, exchange: Exchange, tenant: str) -> object:
+        """One page of the tenant's files, the newest first. Raises Refusal."""
+        query, now_s = query_of(exchange), self._clock.wall_s()
+        purpose = query.get("purpose")
+        files = self._shelf.of(tenant)
+        ids = (
+            file.id
+            for file in files.values()
+            if file.expires_s > now_s and purpose in (None, file.purpose)
+        )
+        page = page_of(ids, query, most=_MOST_LISTED, usual=_MOST_LISTED)
+        shown = [files[file_id].shown() for file_id in page.ids]
+        return page_object(shown, page.ids, has_more=page.has_more)
+
+    async def send(self, exchange: Exchange, tenant: str, file_id: str) -> None:
+        """Answers with the content, at the pace at which it is read. Raises Refusal."""
+        reading = _Reading(self.path_of(self.get(tenant, file_id).id))
+        try:
+            data = await self._reader.do(reading.next)
+            await exchange.begin(200, _BINARY)
+            while data:
+                await exchange.write(data)
+                data = await self._reader.do(reading.next)
+            await exchange.end()
+        except ClientGoneError:
+            exchange.break_off()
+        finally:
+            # In turn: a read may be under way.
+            self._reader.later(reading.close)
+
+    async def sweep(self) -> None:
+        """Removes what has expired. Raises JournalError."""
+        now_s = self._clock.wall_s()
+        for file in [file for file in self._shelf.all() if file.expires_s <= now_s]:
+            await self._remove(file)
+
+    def written(self, tenant: str, file_id: str, name: str, kept_s: int) -> StoredFile:
+        """The record of a file that the server is about to write."""
+        now_s = int(self._clock.wall_s())
+        return StoredFile(
+            id=file_id,
+            tenant=tenant,
+            filename=name,
+            purpose=WRITTEN,
+            size_bytes=0,
+            created_s=now_s,
+            expires_s=now_s + kept_s,
+        )
+
+    def _stored(self, tenant: str) -> int:
+        return sum(file.size_bytes for file in self._shelf.of(tenant).values())
+
+    async def _keep(self, upload: Upload, form: Uploaded, tenant: str, place: Path) -> StoredFile:
+        now_s = int(self._clock.wall_s())
+        kept_s = int(self._settings.kept_s) if form.kept_s is None else form.kept_s
+        file = StoredFile(
+            id=place.name,
+            tenant=tenant,
+            filename=form.filename,
+            purpose=UPLOADED,
+            size_bytes=upload.size_bytes,
+            created_s=now_s,
+            expires_s=now_s + kept_s,
+        )
+        # The folder is synced with the record.
+        await self._disk.do(upload.keep, place)
+        await self._shelf.save(file)
+        return file
+
+    async def _remove(self, file: StoredFile) -> None:
+        await self._shelf.drop(file)
+        await self._disk.do(self.path_of(file.id).unlink, missing_ok=True)
+
+
+class _Reading:
+    """A file that is read in pieces, in one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+
+    def next(self) -> bytes:
+        """The next piece; b"" at the end. Blocks."""
+        if self._file is None:
+            self._file = self._path.open("rb", buffering=0)
+        return self._file.read(_PIECE_BYTES)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _move(source: Path, place: Path) -> None:
+    """Once it is done already, there is no source any more."""
+    try:
+        os.replace(source, place)
+    except FileNotFoundError:
+        if not place.exists():
+            raise
+    except OSError as error:
+        raise JournalError(f"cannot write {place}: {error.strerror}") from error
+    sync_name(place)
+
+
+def _full(bound: str) -> Refusal:
+    what = f"No more can be stored: the quota is {bound}. Delete files that are not needed."
+    return Refusal(what, status=413, code="quota_exceeded", param="file")

@@ -1,0 +1,345 @@
+"""One batch from its creation to its end: checked, in its turn run as a job, written, ended.
+
+Each step is durable before the next one begins, and may be done twice: a restart goes on with the
+step that the record names. The job's own journal knows which lines are done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from redline.apis import Problem
+from redline.clock import Clock
+from redline.errors import ConfigError, JournalError, RedlineError
+from redline.job import Parts, Report, execute
+from redline.job.settings import Job
+from redline.job.work import Runner, Tally
+from redline.limits import Limits
+from redline.observe import AlertSettings
+from redline.serve.batches.checking import check_file
+from redline.serve.batches.disk import Disk
+from redline.serve.batches.files import Files
+from redline.serve.batches.output import Folder
+from redline.serve.batches.records import BatchRecord, Outputs
+from redline.serve.batches.settings import BatchSettings
+from redline.serve.batches.shelf import Shelf, new_id
+from redline.serve.batches.turns import Shared, Turns
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+
+
+class World(msgspec.Struct, frozen=True):
+    """What all batches share. checks: one file at a time; starts: who may run."""
+
+    settings: BatchSettings
+    backend: Shared
+    files: Files
+    shelf: Shelf[BatchRecord]
+    folder: Path
+    clock: Clock
+    disk: Disk
+    checks: asyncio.Semaphore
+    starts: Turns
+
+    def folder_of(self, batch_id: str) -> Folder:
+        return Folder(self.folder / batch_id)
+
+
+class _StoppedError(Exception):
+    """The server ends; the batch goes on at its next start."""
+
+
+class Life:
+    """A batch that is not over. trouble: why it does not go on now, empty if it does."""
+
+    def __init__(self, record: BatchRecord, world: World) -> None:
+        self._record = record
+        self._world = world
+        self._folder = world.folder_of(record.id)
+        self._before = (0, 0)
+        self._tally: Tally | None = None
+        self._runner: Runner | None = None
+        self._abort: asyncio.TimerHandle | None = None
+        self._wait: asyncio.Timeout | None = None
+        self._is_stopping = False
+        self.trouble = ""
+
+    @property
+    def record(self) -> BatchRecord:
+        return self._record
+
+    @property
+    def is_running(self) -> bool:
+        """Its job is under way."""
+        return self._runner is not None
+
+    def look(self) -> None:
+        """Brings the counts of the record up to date."""
+        if self._tally is not None:
+            total = self._record.shown.request_counts["total"]
+            done, failed = self._before
+            tally = self._tally
+            self._record.count(total, done + tally.succeeded, failed + tally.failed)
+
+    async def live(self) -> None:
+        """Returns when the batch is over, or after `stop`."""
+        try:
+            await self._live()
+        except _StoppedError:
+            return
+        except OSError as error:
+            # Of its own folder, whose files only this server is to touch.
+            await self._fail(f"its files cannot be read: {error.strerror}")
+
+    async def cancel(self) -> None:
+        """Returns once it is durable that the batch is to end. It must not be finalizing."""
+        self._record.become("cancelling", self._world.clock.wall_s())
+        self._interrupt(self._world.settings.cancel_s)
+        await self._save()
+
+    def stop(self) -> None:
+        """The server ends: calls in flight have `grace_s`, and all else stays as it is."""
+        self._is_stopping = True
+        self._interrupt(self._world.settings.grace_s)
+
+    # Steps.
+
+    async def _live(self) -> None:
+        record = self._record
+        if not record.is_checked and record.status == "validating":
+            await self._check()
+        if not record.is_over and record.outputs is None:
+            ending = await self._ending()
+            if not record.is_over:
+                ids = new_id("file-"), new_id("file-")
+                outputs = Outputs(ending=ending, output_id=ids[0], error_id=ids[1])
+                record.finalize(outputs, self._world.clock.wall_s())
+                await self._saved()
+        if not record.is_over:
+            await self._write()
+        # What only a batch that is not over needs.
+        await asyncio.to_thread(shutil.rmtree, self._folder.path, ignore_errors=True)
+
+    async def _check(self) -> None:
+        """Checks the lines of the file; a batch with a wrong one fails."""
+        record, world = self._record, self._world
+        async with world.checks:
+            self._go_on()
+            checked = await asyncio.to_thread(
+                check_file, self._folder.input, record.shown.endpoint, world.settings.most_lines
+            )
+        self._go_on()
+        if record.status != "validating":
+            # Cancelled meanwhile.
+            return
+        if checked.problems:
+            record.fail(checked.problems, world.clock.wall_s())
+        else:
+            record.checked(checked.lines)
+        await self._saved()
+
+    async def _ending(self) -> str:
+        """Runs the job to the status that the batch ends with."""
+        record, starts = self._record, self._world.starts
+        if record.status == "cancelling":
+            return "cancelled"
+        if not await self._in_time(starts.acquire(record.tenant)):
+            return self._cut_short()
+        try:
+            if record.status == "validating":
+                record.become("in_progress", self._world.clock.wall_s())
+                await self._saved()
+            return await self._run()
+        finally:
+            starts.release(record.tenant)
+
+    async def _run(self) -> str:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            if self._is_stopping or self._is_cancelled or self._left_s <= 0:
+                return self._cut_short()
+            error = await self._run_job()
+            if error is None and not self._is_cancelled:
+                return "completed"
+            if self._record.is_over:
+                return self._record.status
+            if self._is_stopping or self._is_cancelled or self._left_s <= 0:
+                return self._cut_short()
+            assert error is not None
+            self.trouble = error.what
+            await self._in_time(asyncio.sleep(pause_s))
+            self.trouble = ""
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _run_job(self) -> RedlineError | None:
+        """What keeps the batch from its end; None if every line has its outcome."""
+        world = self._world
+        # An interrupt before the runner exists is seen when it starts.
+        self._before = await asyncio.to_thread(self._folder.counts)
+        self._tally = Tally()
+        parts = Parts(backend=world.backend, tally=self._tally, on_start=self._started)
+        report: Report | None = None
+        try:
+            report = await execute(self._job(), parts)
+        except JournalError as error:
+            return error
+        except ConfigError as error:
+            # Its files are not what they should be: no later try would find them so.
+            await self._fail(error.what)
+            return error
+        finally:
+            self._ended()
+            self.look()
+            self._tally = None
+        if report.is_complete:
+            return None
+        return report.stopped or RedlineError("its job was interrupted")
+
+    def _job(self) -> Job:
+        record, settings = self._record, self._world.settings
+        lines = max(1, record.shown.request_counts["total"])
+        return Job(
+            rows=self._folder.input,
+            output=self._folder.results,
+            limits=Limits(concurrency=min(lines, settings.in_flight)),
+            retry=settings.retry,
+            deadline_s=max(self._left_s, 1e-3),
+            alerts=AlertSettings(rules=()),
+            priority=settings.priority,
+            tenant=record.tenant,
+        )
+
+    async def _fail(self, why: str) -> None:
+        problem = Problem("internal_error", f"The batch cannot go on: {why}.")
+        self._record.fail([problem], self._world.clock.wall_s())
+        await self._saved()
+
+    async def _write(self) -> None:
+        """Writes the batch's files, and ends it."""
+        record, world, outputs = self._record, self._world, self._record.outputs
+        assert outputs is not None
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            self._go_on()
+            try:
+                written = await asyncio.to_thread(self._folder.write, outputs.ending)
+                found = (
+                    (self._folder.output, outputs.output_id, "output", written.output_bytes),
+                    (self._folder.errors, outputs.error_id, "error", written.error_bytes),
+                )
+                for source, file_id, what, size_bytes in found:
+                    if size_bytes:
+                        name = f"{record.id}_{what}.jsonl"
+                        file = world.files.written(record.tenant, file_id, name, record.output_s)
+                        file = msgspec.structs.replace(file, size_bytes=size_bytes)
+                        await world.files.adopt(source, file)
+                break
+            except (JournalError, OSError) as error:
+                self.trouble = f"its files cannot be written: {error}"
+                await self._pause(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        self.trouble = ""
+        total = max(record.shown.request_counts["total"], written.completed + written.failed)
+        record.count(total, written.completed, written.failed)
+        ids = (
+            outputs.output_id if written.output_bytes else None,
+            outputs.error_id if written.error_bytes else None,
+        )
+        record.end(ids, written.usage, world.clock.wall_s())
+        await self._saved()
+
+    # Interrupts.
+
+    @property
+    def _is_cancelled(self) -> bool:
+        return self._record.status == "cancelling"
+
+    @property
+    def _left_s(self) -> float:
+        """Until its window is over."""
+        return self._record.shown.expires_at - self._world.clock.wall_s()
+
+    def _cut_short(self) -> str:
+        """The status of a batch whose job does not come to its end. Raises _StoppedError."""
+        self._go_on()
+        return "cancelled" if self._is_cancelled else "expired"
+
+    def _go_on(self) -> None:
+        if self._is_stopping:
+            raise _StoppedError
+
+    async def _in_time(self, waiting: Awaitable[object]) -> bool:
+        """Whether what it waits for has come before the window is over, or an interrupt."""
+        is_cut = self._is_stopping or self._is_cancelled
+        wait = asyncio.timeout(0.0 if is_cut else self._left_s)
+        self._wait = wait
+        try:
+            async with wait:
+                await waiting
+        except TimeoutError:
+            return False
+        finally:
+            self._wait = None
+        return True
+
+    async def _pause(self, pause_s: float) -> None:
+        """Waits, unless the server ends. The window may be over: the files are still to come."""
+        wait = asyncio.timeout(pause_s)
+        self._wait = wait
+        try:
+            async with wait:
+                await asyncio.Event().wait()
+        except TimeoutError:
+            return
+        finally:
+            self._wait = None
+
+    def _interrupt(self, within_s: float) -> None:
+        if self._wait is not None and not self._wait.expired():
+            self._wait.reschedule(0.0)
+        if self._runner is not None:
+            self._drain(self._runner, within_s)
+
+    def _started(self, runner: Runner) -> None:
+        self._runner = runner
+        settings = self._world.settings
+        if self._is_stopping:
+            self._drain(runner, settings.grace_s)
+        elif self._is_cancelled:
+            self._drain(runner, settings.cancel_s)
+
+    def _drain(self, runner: Runner, within_s: float) -> None:
+        """Lets calls on the wire end, for this long; what they answer is paid for."""
+        runner.drain()
+        if self._abort is not None:
+            self._abort.cancel()
+        self._abort = asyncio.get_running_loop().call_later(within_s, runner.abort)
+
+    def _ended(self) -> None:
+        self._runner = None
+        if self._abort is not None:
+            self._abort.cancel()
+            self._abort = None
+
+    async def _save(self) -> None:
+        await self._world.disk.whole(self._world.shelf.save(self._record))
+
+    async def _saved(self) -> None:
+        """Saves the record, as soon as the disk takes it."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return await self._save()
+            except JournalError as error:
+                self.trouble = error.what
+                await self._pause(pause_s)
+                self._go_on()
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -1,0 +1,58 @@
+"""One page of a list: by limit, after and order, as OpenAI has them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from redline.httpserver import BodyError, Exchange
+from redline.serve.http import Refusal
+
+_ORDERS = ("asc", "desc")
+
+
+class Page(NamedTuple):
+    """ids: of one page. has_more: others follow them."""
+
+    ids: list[str]
+    has_more: bool
+
+
+def query_of(exchange: Exchange) -> Mapping[str, str]:
+    """Raises Refusal for too many fields."""
+    try:
+        return exchange.query
+    except BodyError as error:
+        raise Refusal(f"{error.reason}.", status=error.status) from None
+
+
+def page_of(
+    ids: Iterable[str], query: Mapping[str, str], *, most: int, usual: int, order: str = "desc"
+) -> Page:
+    """The page that the query asks for. Raises Refusal.
+
+    ids: of all, in the order in which they were made. usual: how many, unless it says. after: the
+    last id of the page before, also if it is gone since.
+    """
+    limit = _limit(query.get("limit", ""), usual, most)
+    order = query.get("order", order)
+    if order not in _ORDERS:
+        raise Refusal(f"The order is asc or desc, not '{order[:20]}'.", param="order")
+    after = query.get("after")
+    found = sorted(ids)
+    if order == "asc":
+        begin = 0 if after is None else bisect_right(found, after)
+        left = found[begin:]
+    else:
+        end = len(found) if after is None else bisect_left(found, after)
+        left = found[:end][::-1]
+    return Page(left[:limit], len(left) > limit)
+
+
+def _limit(text: str, usual: int, most: int) -> int:
+    if not text:
+        return usual
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= most):
+        raise Refusal(f"The limit must be 1 to {most:,}, not '{text[:20]}'.", param="limit")
+    return int(text)

@@ -1,0 +1,120 @@
+"""What is kept of a file and of a batch.
+
+status       meaning                                          turns to
+validating   its file is checked, or it waits for its turn    in_progress, failed, expired,
+                                                              cancelling
+in_progress  its job runs, or goes on after a restart         finalizing, cancelling
+finalizing   its output and error files are written           completed, expired
+cancelling   a client cancelled it; calls in flight end       cancelled
+completed    every line has its answer or its error
+failed       its file was refused, and no line was asked; or it cannot go on
+expired      its window is over; lines without an answer have the error batch_expired
+cancelled    as expired, with the error batch_cancelled
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from redline.apis import (
+    ENDED,
+    BatchObject,
+    FileObject,
+    Problem,
+    counts_object,
+    errors_object,
+)
+
+UPLOADED, WRITTEN = "batch", "batch_output"
+
+
+class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
+    """created_s, expires_s: wall times."""
+
+    id: str
+    tenant: str
+    filename: str
+    purpose: str
+    size_bytes: int
+    created_s: int
+    expires_s: int
+
+    def shown(self) -> FileObject:
+        """The file as the API shows it."""
+        return FileObject(
+            id=self.id,
+            bytes=self.size_bytes,
+            created_at=self.created_s,
+            expires_at=self.expires_s,
+            filename=self.filename,
+            purpose=self.purpose,
+        )
+
+
+class Outputs(msgspec.Struct, frozen=True, kw_only=True):
+    """How a batch ends, and the ids that its files will have. Kept before they are written."""
+
+    ending: str
+    output_id: str
+    error_id: str
+
+
+class BatchRecord(msgspec.Struct, kw_only=True):
+    """shown: as the API shows it. is_checked: its file has been found to be right.
+
+    output_s: how long its files are kept.
+    """
+
+    tenant: str
+    shown: BatchObject
+    output_s: int
+    is_checked: bool = False
+    outputs: Outputs | None = None
+
+    @property
+    def id(self) -> str:
+        return self.shown.id
+
+    @property
+    def status(self) -> str:
+        return self.shown.status
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in ENDED
+
+    def become(self, status: str, wall_s: float) -> None:
+        """Has this status from now on."""
+        self._change(status=status, **{f"{status}_at": int(wall_s)})
+
+    def checked(self, lines: int) -> None:
+        """Its file has so many requests."""
+        self.is_checked = True
+        self.count(lines, 0, 0)
+
+    def count(self, total: int, completed: int, failed: int) -> None:
+        """So far."""
+        self._change(request_counts=counts_object(total, completed, failed))
+
+    def fail(self, problems: Sequence[Problem], wall_s: float) -> None:
+        """It ends without asking."""
+        self._change(errors=errors_object(problems))
+        self.become("failed", wall_s)
+
+    def finalize(self, outputs: Outputs, wall_s: float) -> None:
+        """Its files are about to be written."""
+        self.outputs = outputs
+        if outputs.ending != "cancelled":
+            self.become("finalizing", wall_s)
+
+    def end(self, files: tuple[str | None, str | None], usage: Any, wall_s: float) -> None:
+        """Its files, of output and of errors, are written; None for one that would be empty."""
+        assert self.outputs is not None
+        self._change(output_file_id=files[0], error_file_id=files[1], usage=usage)
+        self.become(self.outputs.ending, wall_s)
+
+    def _change(self, **fields: Any) -> None:
+        self.shown = msgspec.structs.replace(self.shown, **fields)

@@ -1,0 +1,121 @@
+"""Records on disk, each a file of JSON in one folder, and their index in memory by tenant.
+
+Ids begin with the time of their making, so their order is that of the records, also for an id whose
+record is gone. They come from here alone: a name that a client sends is only looked up.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from redline.errors import JournalError
+from redline.process import replace_file, sync_name, telling, write_all
+from redline.serve.batches.disk import Disk
+
+_SUFFIX = ".json"
+
+
+class Record(Protocol):
+    """What a shelf holds."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def tenant(self) -> str: ...
+
+
+R = TypeVar("R", bound=Record)
+
+
+class _Ids:
+    """Ids in the order of their making, also if the clock goes back meanwhile."""
+
+    def __init__(self) -> None:
+        self._last_ns = 0
+
+    def new(self, prefix: str) -> str:
+        """An id above all earlier ones, which cannot be guessed."""
+        self._last_ns = max(self._last_ns + 1, time.time_ns())
+        return f"{prefix}{self._last_ns:016x}{secrets.token_hex(8)}"
+
+
+new_id = _Ids().new
+
+
+class Shelf(Generic[R]):
+    """Records of one kind. disk: writes them."""
+
+    def __init__(self, folder: Path, kind: type[R], disk: Disk) -> None:
+        self._folder = folder
+        self._decoder = msgspec.json.Decoder(kind)
+        self._disk = disk
+        self._records: dict[str, dict[str, R]] = defaultdict(dict)
+
+    def load(self) -> list[str]:
+        """Reads what is there; the names of other files and folders beside it. Blocks.
+
+        Raises JournalError for a record that cannot be read.
+        """
+        with telling(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            names = sorted(os.listdir(self._folder))
+        others = []
+        for name in names:
+            if not name.endswith(_SUFFIX) or name.startswith("."):
+                others.append(name)
+                continue
+            path = self._folder / name
+            try:
+                record = self._decoder.decode(path.read_bytes())
+            except (OSError, msgspec.DecodeError) as error:
+                raise JournalError(
+                    f"{path} cannot be read: {error}", hint="move it away; its files stay"
+                ) from error
+            self._records[record.tenant][record.id] = record
+        return others
+
+    def of(self, tenant: str) -> Mapping[str, R]:
+        """A tenant's records by their ids."""
+        return self._records.get(tenant, {})
+
+    def all(self) -> Iterator[R]:
+        return (
+            record for records in list(self._records.values()) for record in [*records.values()]
+        )
+
+    def tenants(self) -> list[str]:
+        """Those that have records."""
+        return [*self._records]
+
+    async def save(self, record: R) -> None:
+        """Returns once the record as it is now is durable. Raises JournalError."""
+        data = msgspec.json.encode(record)
+        path = self._path(record.id)
+        await self._disk.do(replace_file, path, lambda fd: write_all(fd, [data]))
+        self._records[record.tenant][record.id] = record
+
+    async def drop(self, record: R) -> None:
+        """Returns once the record is gone for good. Raises JournalError."""
+        records = self._records.get(record.tenant, {})
+        records.pop(record.id, None)
+        if not records:
+            self._records.pop(record.tenant, None)
+        await self._disk.do(_remove, self._path(record.id))
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}{_SUFFIX}"
+
+
+def _remove(path: Path) -> None:
+    with telling(path):
+        path.unlink(missing_ok=True)
+        sync_name(path)

@@ -1,0 +1,128 @@
+"""One upload: a form whose file goes to the disk while it comes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from redline.apis import ExpiresAfter
+from redline.httpserver import BodyError, Exchange, FormPart, read_form
+from redline.process import write_all
+from redline.serve.batches.disk import Disk
+from redline.serve.batches.records import UPLOADED
+from redline.serve.http import Refusal
+
+# As much is gathered for one write.
+_PIECE_BYTES = 256 * 1024
+_MOST_NAME = 255
+_LEAST_KEPT_S = 3600
+_ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
+
+
+class Uploaded(msgspec.Struct, frozen=True):
+    """A whole form. kept_s: how long its file is to be kept, None if it does not say."""
+
+    filename: str
+    kept_s: int | None
+
+
+class Upload:
+    """The file of one upload, beside its later place until it is whole.
+
+    most_bytes: of it. path: where it is written.
+    """
+
+    def __init__(self, path: Path, most_bytes: int, disk: Disk) -> None:
+        self._path = path
+        self._most_bytes = most_bytes
+        self._disk = disk
+        self._fd = -1
+        self._number = 0
+        self._waiting = bytearray()
+        self.size_bytes = 0
+
+    async def receive(self, exchange: Exchange, most_kept_s: float) -> Uploaded:
+        """Reads the form; its file is then written, and not yet durable. Raises Refusal."""
+        try:
+            parts = await read_form(exchange, self._take)
+        except BodyError as error:
+            status = 400 if error.status == 415 else error.status
+            reason = f"The upload could not be read: {error.reason}."
+            raise Refusal(reason, status=status) from None
+        purpose = _text(parts, "purpose")
+        if not purpose:
+            raise Refusal("Missing required parameter: 'purpose'.", param="purpose")
+        if purpose != UPLOADED:
+            what = f"The purpose of a file must be '{UPLOADED}' here, not '{purpose[:40]}'."
+            raise Refusal(what, param="purpose")
+        if not self._number:
+            raise Refusal("Missing required parameter: 'file'.", param="file")
+        kept_s = _kept_s(parts, most_kept_s)
+        await self._write()
+        if not self.size_bytes:
+            raise Refusal("The file is empty.", param="file")
+        # The name is shown and nothing else: the path is of our own making.
+        return Uploaded(parts["file"].filename[:_MOST_NAME], kept_s)
+
+    def keep(self, place: Path) -> None:
+        """Makes the file durable at its place. Blocks. Raises OSError."""
+        os.fsync(self._fd)
+        fd, self._fd = self._fd, -1
+        os.close(fd)
+        os.replace(self._path, place)
+
+    def discard(self) -> None:
+        """Removes what was not kept. Blocks."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+            self._path.unlink(missing_ok=True)
+
+    async def _take(self, part: FormPart, data: bytes) -> None:
+        """Takes the next data of a file of the form."""
+        if part.name != "file" or self._number not in (0, part.number):
+            raise Refusal("The form must have one file, named 'file'.", param="file")
+        self._number = part.number
+        self.size_bytes += len(data)
+        if self.size_bytes > self._most_bytes:
+            what = f"The file is larger than {self._most_bytes:,} bytes, the most that is stored."
+            raise Refusal(what, status=413, code="file_too_large", param="file")
+        self._waiting += data
+        if len(self._waiting) >= _PIECE_BYTES:
+            await self._write()
+
+    async def _write(self) -> None:
+        data, self._waiting = bytes(self._waiting), bytearray()
+        await self._disk.do(self._append, data)
+
+    def _append(self, data: bytes) -> None:
+        if self._fd < 0:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._fd = os.open(self._path, flags, 0o600)
+        write_all(self._fd, [data])
+
+
+def checked_expiry(given: ExpiresAfter, most_s: float, param: str) -> int:
+    """The seconds that a client asks for. Raises Refusal."""
+    if given.anchor != "created_at":
+        raise Refusal("The anchor must be 'created_at'.", param=f"{param}.anchor")
+    if not min(_LEAST_KEPT_S, most_s) <= given.seconds <= most_s:
+        what = f"The seconds must be {_LEAST_KEPT_S:,} to {most_s:,.0f}, not {given.seconds:,}."
+        raise Refusal(what, param=f"{param}.seconds")
+    return given.seconds
+
+
+def _kept_s(parts: dict[str, FormPart], most_s: float) -> int | None:
+    anchor, seconds = _text(parts, _ANCHOR), _text(parts, _SECONDS)
+    if not anchor and not seconds:
+        return None
+    if not (seconds.isascii() and seconds.isdigit() and len(seconds) < 12):
+        raise Refusal("The seconds must be a whole number.", param="expires_after.seconds")
+    return checked_expiry(ExpiresAfter(anchor, int(seconds)), most_s, "expires_after")
+
+
+def _text(parts: dict[str, FormPart], name: str) -> str:
+    part = parts.get(name)
+    return "" if part is None else part.data.decode("utf-8", "replace").strip()
