@@ -13,6 +13,7 @@ from redline.calls import Call, Health, Outcome, Request
 from redline.calls.cost import DOLLAR
 from redline.clock import SYSTEM
 from redline.httpserver import Exchange
+from redline.serve.batches import Batches
 from redline.serve.dashboard import BatchView, ClassState, Dashboard, TenantView
 from redline.serve.gateway.lineup import Lineup, Target
 from redline.serve.gateway.metering import Meter
@@ -28,6 +29,7 @@ from redline.serve.http import (
     Page,
     Passed,
     Refusal,
+    Routes,
     busy,
     facts_of,
     no_model,
@@ -64,14 +66,15 @@ class Way(NamedTuple):
 class Gateway(Door):
     """Serves while it is entered, or from `start` to `aclose`; starts once.
 
-    lineup: its endpoints, closed by their owner. people: who may ask. pages: see Door. totals: what
-    it counts.
+    lineup: its endpoints, closed by their owner. people: who may ask. batches: started and
+    closed by their owner. pages: see Door. totals: what it counts.
     """
 
     def __init__(
         self,
         lineup: Lineup,
         people: People,
+        batches: Batches | None = None,
         *,
         address: tuple[str, int] = ("127.0.0.1", 0),
         pages: Mapping[str, Page] | None = None,
@@ -92,8 +95,12 @@ class Gateway(Door):
             calls=CALLS,
             pages={**own, **(pages or {})},
             bounds=bounds,
+            routes=Routes(
+                [] if batches is None else batches.routes, lambda each: self.tenant_of(each).name
+            ),
             ssl=ssl,
         )
+        self._batches = batches
         self._models_known = ModelList(lineup)
         self.watch = GatewayWatch(
             lineup,
@@ -135,7 +142,20 @@ class Gateway(Door):
         ]
 
     def batches(self) -> list[BatchView]:
-        return []
+        """Those that are not over."""
+        if self._batches is None:
+            return []
+        return [
+            BatchView(
+                id=one.id,
+                tenant=one.tenant,
+                state=one.trouble or one.status,
+                done=one.completed,
+                failed=one.failed,
+                total=one.total,
+            )
+            for one in self._batches.snapshot().batches
+        ]
 
     def _check_admin(self, exchange: Exchange) -> None:
         """Raises Refusal for a request that may not see the state of others."""

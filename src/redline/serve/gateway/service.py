@@ -17,7 +17,9 @@ import msgspec
 from redline.calls import Endpoint, Stores
 from redline.errors import ConfigError, RedlineError
 from redline.process import counted, end_at_once, on_signals, raise_limit, run_until_told
+from redline.serve.batches import Batches
 from redline.serve.gateway.gateway import Gateway, People
+from redline.serve.gateway.lines import Lines
 from redline.serve.gateway.lineup import Lineup
 from redline.serve.gateway.metering import Meter
 from redline.serve.gateway.settings import GatewaySettings
@@ -43,16 +45,22 @@ async def gateway_of(settings: GatewaySettings) -> AsyncIterator[Served]:
         certificate = settings.certificate
         tenants = Tenants(settings.tenants)
         people = People(tenants, Keyring(settings.keys, tenants), Meter(settings.price_table))
+        batches = None
+        if settings.state is not None:
+            batches = Batches(settings.state / "batches", Lines(lineup, tenants, people.meter))
         gateway = Gateway(
             lineup,
             people,
+            batches,
             address=(settings.host, settings.port),
             bounds=Bounds(grace_s=settings.drain_s, most_body_bytes=settings.most_body_bytes),
             ssl=None if certificate is None else certificate.context(),
         )
         try:
-            async with _kept_spending(settings, tenants, gateway), gateway:
+            async with _kept_spending(settings, tenants, gateway), _begun(batches), gateway:
                 yield Served(settings, gateway, lineup, people)
+                # Both at once: batches stop while interactive calls end.
+                await asyncio.gather(gateway.aclose(), *([batches.aclose()] if batches else []))
         finally:
             await lineup.aclose()
 
@@ -173,6 +181,16 @@ async def _kept_spending(
     finally:
         keeping.cancel()
         await asyncio.wait([keeping])
+
+
+@asynccontextmanager
+async def _begun(batches: Batches | None) -> AsyncIterator[None]:
+    """Batches go on while it is entered, if there are any."""
+    if batches is None:
+        yield
+        return
+    async with batches:
+        yield
 
 
 def _connections(settings: GatewaySettings) -> int:

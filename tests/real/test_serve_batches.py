@@ -1,0 +1,131 @@
+"""Batches through `redline serve`: any model server has OpenAI's Batch API."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from support.serve_process import Serve
+from support.sim_process import SimProcess
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
+
+
+def lines_of(count: int, model: str = "m") -> bytes:
+    return b"".join(
+        json.dumps(
+            {
+                "custom_id": f"line {number}",
+                "method": "POST",
+                "url": "/v1/chat/completions",
+                "body": {"model": model, "messages": [{"role": "user", "content": str(number)}]},
+            }
+        ).encode()
+        + b"\n"
+        for number in range(count)
+    )
+
+
+def begun(client: openai.OpenAI, lines: bytes) -> Any:
+    file = client.files.create(file=("in.jsonl", lines), purpose="batch")
+    return client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+
+
+def ended(client: openai.OpenAI, batch_id: str, within_s: float = 60.0) -> Any:
+    until_s = time.monotonic() + within_s
+    while (batch := client.batches.retrieve(batch_id)).status not in ("completed", "failed"):
+        assert time.monotonic() < until_s, batch
+        time.sleep(0.1)
+    return batch
+
+
+def output_of(client: openai.OpenAI, file_id: str) -> dict[str, Any]:
+    found = [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
+    assert len({one["custom_id"] for one in found}) == len(found)
+    return {one["custom_id"]: one for one in found}
+
+
+def test_a_batch_survives_kill_9_of_the_gateway_and_every_line_has_one_answer(
+    tmp_path: Path,
+) -> None:
+    count, in_flight = 2_000, 64
+    with SimProcess("--latency", "0.05") as sim:
+        flags = ("--endpoint", sim.base_url, "-c", str(in_flight))
+        with Serve(tmp_path, *flags) as serve:
+            client = openai.OpenAI(base_url=serve.url, api_key="none")
+            batch = begun(client, lines_of(count))
+            until_s = time.monotonic() + 30
+            while sim.stats()["answered"] < count // 2:
+                assert time.monotonic() < until_s
+                time.sleep(0.02)
+            serve.end(signal.SIGKILL)
+        with Serve(tmp_path, *flags) as serve:
+            client = openai.OpenAI(base_url=serve.url, api_key="none")
+            batch = ended(client, batch.id)
+            assert batch.request_counts.completed == count
+            answers = output_of(client, batch.output_file_id)
+        assert answers.keys() == {f"line {number}" for number in range(count)}
+        for number in range(count):
+            body = answers[f"line {number}"]["response"]["body"]
+            assert body["choices"][0]["message"]["content"] == f"You said: {number}"
+        # What was in flight at the moment of death is asked again.
+        assert sim.stats()["received"] <= count + in_flight
+
+
+def test_sigterm_stops_a_batch_which_the_next_gateway_ends(tmp_path: Path) -> None:
+    with SimProcess("--latency", "0.05") as sim:
+        flags = ("--endpoint", sim.base_url, "-c", "8")
+        with Serve(tmp_path, *flags) as serve:
+            client = openai.OpenAI(base_url=serve.url, api_key="none")
+            batch = begun(client, lines_of(400))
+            until_s = time.monotonic() + 30
+            while sim.stats()["answered"] < 100:
+                assert time.monotonic() < until_s
+                time.sleep(0.02)
+            assert serve.end()[0] == 0
+        assert sim.stats()["answered"] < 400
+        with Serve(tmp_path, *flags) as serve:
+            client = openai.OpenAI(base_url=serve.url, api_key="none")
+            assert ended(client, batch.id).request_counts.completed == 400
+        assert sim.stats()["received"] == 400
+
+
+def test_a_batch_waits_for_its_tenants_limits_and_refuses_models_that_it_may_not_use(
+    tmp_path: Path,
+) -> None:
+    with SimProcess() as sim:
+        toml = f"""
+            [serve]
+            keys = "keys.jsonl"
+            [endpoints.one]
+            base_url = "{sim.base_url}"
+            models = {{ fast = "m", other = "n" }}
+            [tenants.slow]
+            requests = ["20/2s"]
+            models = ["fast"]
+        """
+        command = [sys.executable, "-m", "redline", "keys", "add", "slow"]
+        key = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        with Serve(tmp_path, toml=toml) as serve:
+            client = openai.OpenAI(base_url=serve.url, api_key=key.stdout.split()[0])
+            began_s = time.monotonic()
+            lines = lines_of(50, "fast") + lines_of(1, "other").replace(b"line 0", b"wrong")
+            batch = ended(client, begun(client, lines).id)
+            took_s = time.monotonic() - began_s
+            counts = batch.request_counts
+            assert (counts.completed, counts.failed) == (50, 1)
+            errors = output_of(client, batch.error_file_id)
+            assert "does not exist" in json.dumps(errors["wrong"])
+        # 50 of 20 in 2 s: two whole windows pass.
+        assert took_s >= 4
+        assert sim.stats()["received"] == 50
