@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from support.serve_process import Serve
+from support.serve_process import Serve, keys_of
 from support.sim_process import SimProcess
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
@@ -114,10 +112,9 @@ def test_a_batch_waits_for_its_tenants_limits_and_refuses_models_that_it_may_not
             requests = ["20/2s"]
             models = ["fast"]
         """
-        command = [sys.executable, "-m", "redline", "keys", "add", "slow"]
-        key = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        key = keys_of(tmp_path, "slow")["slow"]
         with Serve(tmp_path, toml=toml) as serve:
-            client = openai.OpenAI(base_url=serve.url, api_key=key.stdout.split()[0])
+            client = openai.OpenAI(base_url=serve.url, api_key=key)
             began_s = time.monotonic()
             lines = lines_of(50, "fast") + lines_of(1, "other").replace(b"line 0", b"wrong")
             batch = ended(client, begun(client, lines).id)

@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from support.serve_process import Serve
+from support.serve_process import Serve, keys_of
 from support.sim_process import SimProcess
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
@@ -38,16 +38,6 @@ concurrency = 1
 [tenants.chief]
 admin = true
 """
-
-
-def keys_of(folder: Path, *tenants: str) -> dict[str, str]:
-    """A new key of each."""
-    found = {}
-    for tenant in tenants:
-        command = [sys.executable, "-m", "redline", "keys", "add", tenant]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-        found[tenant] = done.stdout.split()[0]
-    return found
 
 
 def ask(serve: Serve, key: str, model: str = "fast", **facts: Any) -> Any:

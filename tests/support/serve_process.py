@@ -61,3 +61,13 @@ class Serve:
         self.process.send_signal(number)
         _, err = self.process.communicate(timeout=60)
         return self.process.returncode, err
+
+
+def keys_of(folder: Path, *tenants: str) -> dict[str, str]:
+    """A new key of each."""
+    found = {}
+    for tenant in tenants:
+        command = [sys.executable, "-m", "redline", "keys", "add", tenant]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+        found[tenant] = done.stdout.split()[0]
+    return found

@@ -13,6 +13,7 @@ answer, the next of those that wait asks for itself. Each waits by its own deadl
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
@@ -52,6 +53,8 @@ class _Kept(msgspec.Struct, array_like=True):
     status: int
     request_id: str | None
     endpoint: str
+    # By the wall clock; 0 in stores that are older than it.
+    at_s: float = 0.0
 
 
 class _Found(NamedTuple):
@@ -84,8 +87,9 @@ class _Flight:
 class Cached:
     """A backend that remembers. Outermost: what it answers costs no attempt and no limit.
 
-    identity: of whoever answers, see key.py. use: counts what was asked. Streams are answered
-    from the store, too, in one chunk; they are not kept and not shared.
+    identity: of whoever answers, see key.py. use: counts what was asked. ttl_s: answers that are
+    older are asked for again. Streams are answered from the store, too, in one chunk; they are not
+    kept and not shared.
     """
 
     def __init__(
@@ -97,8 +101,10 @@ class Cached:
         includes_sampled: bool = False,
         clock: Clock = SYSTEM,
         use: CacheUse | None = None,
+        ttl_s: float = math.inf,
     ) -> None:
         self._inner = inner
+        self._ttl_s = ttl_s
         self._store = store
         self._identity = identity
         self._includes_sampled = includes_sampled
@@ -119,7 +125,7 @@ class Cached:
                 return await self._streamed(key, request, call, sink)
             while (flight := self._flights.get(key)) is not None:
                 found = await call.in_time(flight.joined(), self._clock, _LATE)
-                if found is not None and (outcome := _again(request, found.value)) is not None:
+                if found is not None and (outcome := self._again(request, found.value)) is not None:
                     self._use.count(found.how)
                     return outcome
             return await self._lead(key, request, call)
@@ -145,13 +151,13 @@ class Cached:
         found: _Found | None = None
         try:
             value = await call.in_time(self._store.look_up(key), self._clock, _LATE)
-            if value is not None and (outcome := _again(request, value)) is not None:
+            if value is not None and (outcome := self._again(request, value)) is not None:
                 found = _Found(value, "hit")
                 self._use.count("hit")
                 return outcome
             self._use.count("miss")
             outcome = await self._inner.send(request, call)
-            value = _kept(request, outcome)
+            value = _kept(request, outcome, self._clock.wall_s())
             if value is not None:
                 self._store.put(key, value)
                 found = _Found(value, "shared")
@@ -161,9 +167,24 @@ class Cached:
             del self._flights[key]
             flight.end(found)
 
+    def _again(self, request: Request, value: bytes) -> Outcome | None:
+        """The outcome of what is stored; None if it is too old, or cannot be read any more."""
+        try:
+            kept = _DECODE(value)
+            if kept.at_s + self._ttl_s <= self._clock.wall_s():
+                return None
+            # Read anew for each: nobody can change another's answer.
+            reply = _read(request, kept.body)
+        except (CallError, NoEndpoint, msgspec.DecodeError):
+            return None
+        reply.status, reply.request_id = kept.status, kept.request_id or reply.request_id
+        return Outcome(
+            status="succeeded", reply=reply, endpoint=kept.endpoint, attempts=0, is_cached=True
+        )
+
     async def _streamed(self, key: bytes, request: Request, call: Call, sink: Sink) -> Outcome:
         value = await call.in_time(self._store.look_up(key), self._clock, _LATE)
-        outcome = None if value is None else _again(request, value)
+        outcome = None if value is None else self._again(request, value)
         if outcome is None or outcome.reply is None:
             self._use.count("miss")
             return await self._inner.send(request, call, sink)
@@ -179,10 +200,12 @@ _ENCODE = msgspec.msgpack.Encoder().encode
 _DECODE = msgspec.msgpack.Decoder(_Kept).decode
 
 
-def _kept(request: Request, outcome: Outcome) -> bytes | None:
-    """The outcome as it is stored; None where it is no whole success."""
+def _kept(request: Request, outcome: Outcome, at_s: float) -> bytes | None:
+    """The outcome as it is stored; None if it is no whole success, or is not to be stored."""
     reply = outcome.reply
     if not outcome.is_success or reply is None or reply.status != 200 or not reply.body:
+        return None
+    if "no-store" in reply.headers.get("cache-control", "").lower():
         return None
     try:
         read = _read(request, reply.body)
@@ -193,21 +216,7 @@ def _kept(request: Request, outcome: Outcome) -> bytes | None:
     # What a hit would give is what this call gave, or it is not kept.
     if read.output != reply.output or not _is_whole(ending):
         return None
-    return _ENCODE(_Kept(reply.body, reply.status, reply.request_id, outcome.endpoint))
-
-
-def _again(request: Request, value: bytes) -> Outcome | None:
-    """The outcome of what is stored; None where it cannot be read any more."""
-    try:
-        kept = _DECODE(value)
-        # Read anew for each: nobody can change another's answer.
-        reply = _read(request, kept.body)
-    except (CallError, NoEndpoint, msgspec.DecodeError):
-        return None
-    reply.status, reply.request_id = kept.status, kept.request_id or reply.request_id
-    return Outcome(
-        status="succeeded", reply=reply, endpoint=kept.endpoint, attempts=0, is_cached=True
-    )
+    return _ENCODE(_Kept(reply.body, reply.status, reply.request_id, outcome.endpoint, at_s))
 
 
 def _read(request: Request, body: bytes) -> Reply:

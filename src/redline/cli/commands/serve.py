@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from click import Context
 
+from redline.calls import Cache
 from redline.cli.flags import flag, stated
 from redline.cli.session import Configuration, load, resolve_endpoints, say
 from redline.errors import ConfigError
-from redline.job.settings import FLAGS, Flags, Kind, settings_in, values
+from redline.job.settings import FLAGS, Flags, Kind, flag_of, settings_in, values
 from redline.process import counted
 
 if TYPE_CHECKING:
@@ -48,6 +49,16 @@ _OWN = (
     flag("drain", "TIME", "How long calls in flight may take at the end. Default 60s."),
     flag("body_size", "SIZE", "Longest body of a request. Default 32m."),
     flag("state", "DIR", "Folder for what outlives the process. Default: redline.serve."),
+    flag(
+        "cache",
+        None,
+        "Keep answers, and give them again to equal calls of the same tenant; only "
+        "if they are determined: temperature 0, a seed, or embeddings.",
+        kind=Kind.FLAG,
+    ),
+    flag("cache_ttl", "TIME", "How long an answer is kept. Default: until there is no room."),
+    flag("cache_size", "SIZE", "Most bytes to keep. Default 1g."),
+    flag("cache_sampled", None, "Keep sampled answers, too.", kind=Kind.FLAG),
     flag("check", None, "Check the settings, say what would be served, and end.", kind=Kind.FLAG),
 )
 PARAMS = (
@@ -116,7 +127,10 @@ def _settings(given: Flags) -> GatewaySettings:
     )
     flags = {**configuration.run, **given}
     most = FLAGS["concurrency"].read(flags, "concurrency")
+    state = Path(flags.get("state") or "redline.serve")
     stated = {
+        "cache": _cache(flags, state),
+        "cache_ttl_s": values.duration(flags, "cache_ttl"),
         "host": flags.get("host"),
         "port": values.whole(flags, "port", 0, 65_535),
         "balance": FLAGS["balance"].read(flags, "balance"),
@@ -129,7 +143,7 @@ def _settings(given: Flags) -> GatewaySettings:
     return GatewaySettings(
         endpoints=found.endpoints,
         embedded=found.embedded,
-        state=Path(flags.get("state") or "redline.serve"),
+        state=state,
         tenants=parse_tenants(configuration.tenants, configuration.file),
         prices=configuration.prices,
         **{name: value for name, value in stated.items() if value is not None},
@@ -147,6 +161,17 @@ def _configuration(given: Flags) -> Configuration:
     kinds = {option.key: option.kind for option in PARAMS if option.key not in _ONLY_FLAGS}
     run = settings_in(configuration.serve, kinds, f"{path.name}, [serve]")
     return msgspec.structs.replace(configuration, run=run, defaults="serve")
+
+
+def _cache(flags: Flags, state: Path) -> Cache | None:
+    if not flags.get("cache"):
+        for name in ("cache_ttl", "cache_size", "cache_sampled"):
+            if flags.get(name):
+                raise ConfigError(f"{flag_of(name)} needs --cache", hint="add --cache")
+        return None
+    size = values.size(flags, "cache_size")
+    most = {} if size is None else {"max_bytes": size}
+    return Cache(state / "answers", includes_sampled=bool(flags.get("cache_sampled")), **most)
 
 
 def _certificate(flags: Flags) -> Certificate | None:

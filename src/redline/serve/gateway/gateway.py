@@ -220,7 +220,8 @@ class Gateway(Door):
         )
         sink = stream if facts.stream else None
         try:
-            outcome = await self._until_closed(target.backend.send(request, call, sink))
+            backend = target.failover if sink or _asks_anew(exchange) else target.backend
+            outcome = await self._until_closed(backend.send(request, call, sink))
             started.settle(SYSTEM.now_s(), *self._meter.used(facts.model, outcome))
             self._count(asking, outcome)
             await pass_back(exchange, outcome, stream)
@@ -293,3 +294,11 @@ def class_of(tenant: Tenant, exchange: Exchange, facts: BodyFacts) -> str:
     if asked is None and facts.service_tier is not None:
         asked = _TIERS.get(facts.service_tier)
     return asked if asked in settings.classes else settings.default_class
+
+
+def _asks_anew(exchange: Exchange) -> bool:
+    """Its client wants no stored answer (RFC 9111, 5.2.1)."""
+    asked = exchange.header(b"cache-control")
+    if asked is None:
+        return False
+    return any(word in asked.lower() for word in ("no-cache", "no-store", "max-age=0"))

@@ -8,6 +8,7 @@ whichever of them can take it first.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, TypeGuard
@@ -15,23 +16,26 @@ from typing import Any, TypeGuard
 import msgspec
 
 from redline.calls import Backend, Endpoint, Shared, Stores
+from redline.calls.cache import AnswerStore, Cached, identity
 from redline.calls.http import account_of
 from redline.calls.wire import Outbox, do_nothing
 from redline.errors import ConfigError
 from redline.events import SILENCE, Listener
 from redline.route import Pool, Seat, intake_of, seat_of, strategy_of
 from redline.serve.gateway.failover import Failover
-from redline.waist import Attempts
+from redline.waist import Attempts, CacheUse
 
 
 class Target(msgspec.Struct, frozen=True):
     """Who answers calls for a model.
 
-    backend: of calls that somebody waits for. pool: the same without another try. unfit: endpoints
+    backend: of calls that somebody waits for. failover: the same without the cache. pool: without
+    another try. unfit: endpoints
     of the pool that do not have the model.
     """
 
     backend: Backend
+    failover: Backend
     pool: Pool
     unfit: frozenset[str] = frozenset()
 
@@ -95,12 +99,21 @@ def _check(endpoints: Sequence[Endpoint]) -> None:
         accounts[account] = name
 
 
+class Answers(msgspec.Struct, frozen=True, kw_only=True):
+    """Where answers are kept, and which: see `Cached`. use: how often they were asked for."""
+
+    store: AnswerStore
+    use: CacheUse
+    includes_sampled: bool = False
+    ttl_s: float = math.inf
+
+
 class Lineup:
     """The pools of a gateway, and the way from a model's name to one of them.
 
     balance: how a pool chooses among its endpoints. most: calls at the endpoints of a pool
     together; None for what each of them allows. stores: where their limits outlive the process.
-    price: see Figures.
+    answers: kept for calls that somebody waits for; closed by their owner. price: see Figures.
     """
 
     def __init__(
@@ -110,12 +123,14 @@ class Lineup:
         balance: str = "p2c",
         most: int | None = None,
         stores: Stores | None = None,
+        answers: Answers | None = None,
         listener: Listener = SILENCE,
         price: Callable[[Endpoint], float] = lambda _: 0.0,
     ) -> None:
         self._balance = balance
         self._most = most
         self._stores = stores or Stores()
+        self.answers = answers
         self._listener = listener
         self._price = price
         self._intake = intake_of(endpoints)
@@ -214,12 +229,27 @@ class Lineup:
         before = {id(one.pool): one for one in self.failovers}
         self.failovers = []
         for group, pool in self._pools:
-            backend = before.get(id(pool)) or Failover(pool)
-            self.failovers.append(backend)
+            failover = before.get(id(pool)) or Failover(pool)
+            self.failovers.append(failover)
+            backend = self._remembering(failover, group)
             for name, unfit in group.unfit.items():
-                self._targets[name] = Target(backend, pool, unfit)
+                self._targets[name] = Target(backend, failover, pool, unfit)
             if group.is_open:
-                self._open = Target(backend, pool)
+                self._open = Target(backend, failover, pool)
+
+    def _remembering(self, inner: Failover, group: Group) -> Backend:
+        """The same behind the cache, if there is one."""
+        answers = self.answers
+        if answers is None:
+            return inner
+        return Cached(
+            inner,
+            answers.store,
+            identity(*group.endpoints),
+            includes_sampled=answers.includes_sampled,
+            use=answers.use,
+            ttl_s=answers.ttl_s,
+        )
 
     async def _replace(self, pool: Pool, old: Sequence[Endpoint], new: Sequence[Endpoint]) -> None:
         """Endpoints leave a pool and join it; one that is stated anew does both."""

@@ -111,6 +111,14 @@ class GatewayMetrics:
             about="Calls that went to another endpoint after one had failed.",
             samples=[({}, sum(one.failovers for one in self._lineup.failovers))],
         )
+        if (answers := self._lineup.answers) is not None:
+            found = ("hits", "hit"), ("shared", "shared"), ("misses", "miss"), ("passed", "passed")
+            yield Family(
+                name="redline_cache_lookups",
+                kind="counter",
+                about="Calls that asked the answer cache.",
+                samples=[({"kind": kind}, getattr(answers.use, name)) for name, kind in found],
+            )
         yield Family(
             name="redline_build_info",
             kind="gauge",

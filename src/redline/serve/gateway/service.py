@@ -11,35 +11,39 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import msgspec
 
 from redline.calls import Endpoint, Stores
+from redline.calls.cache import AnswerStore
 from redline.errors import ConfigError, RedlineError
 from redline.process import counted, end_at_once, on_signals, raise_limit, run_until_told
 from redline.serve.batches import Batches
 from redline.serve.gateway.gateway import Gateway, People
 from redline.serve.gateway.lines import Lines
-from redline.serve.gateway.lineup import Lineup
+from redline.serve.gateway.lineup import Answers, Lineup
 from redline.serve.gateway.metering import Meter
 from redline.serve.gateway.settings import GatewaySettings
 from redline.serve.http import Bounds
 from redline.serve.keys import Keyring, SpendingKeeper, Tenants, spending_path
+from redline.waist import CacheUse
 
 # What cannot change while it serves.
-_FIXED = ("host", "port", "certificate", "embedded", "state", "keys", "most", "balance")
+_FIXED = ("host", "port", "certificate", "embedded", "state", "keys", "most", "balance", "cache")
 
 
 @asynccontextmanager
 async def gateway_of(settings: GatewaySettings) -> AsyncIterator[Served]:
     """A gateway that serves while it is entered. Raises ConfigError."""
-    async with _answering(settings) as endpoints:
+    async with _answering(settings) as endpoints, _remembering(settings) as answers:
         stores = Stores() if settings.state is None else Stores(recent=settings.state / "limits")
         lineup = Lineup(
             endpoints,
             balance=settings.balance,
             most=settings.most,
             stores=stores,
+            answers=answers,
             price=lambda endpoint: _price(settings, endpoint),
         )
         certificate = settings.certificate
@@ -159,6 +163,27 @@ async def _answering(settings: GatewaySettings) -> AsyncIterator[tuple[Endpoint,
     async with settings.embedded.open() as base_url:
         inside = msgspec.structs.replace(settings.endpoints[0], base_url=base_url, proxy="")
         yield (inside,)
+
+
+@asynccontextmanager
+async def _remembering(settings: GatewaySettings) -> AsyncIterator[Answers | None]:
+    """The cache of answers while it is entered, if there is to be one."""
+    cache = settings.cache
+    if cache is None:
+        yield None
+        return
+    assert cache.folder is not None
+    store = AnswerStore(Path(cache.folder), cache.max_bytes)
+    await asyncio.to_thread(store.open)
+    try:
+        yield Answers(
+            store=store,
+            use=CacheUse(),
+            includes_sampled=cache.includes_sampled,
+            ttl_s=settings.cache_ttl_s,
+        )
+    finally:
+        await store.aclose()
 
 
 @asynccontextmanager

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from redline.calls import Endpoint
+from redline.calls import Cache, Endpoint
 from redline.calls.cost import Price, Prices
 from redline.errors import ConfigError
 from redline.job.settings import Embedded
@@ -50,6 +51,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     each of them allows. host, port: 0 for a free one. drain_s: for what is in flight at the end.
     most_body_bytes: of a request. state: a folder for what outlives the process.
     keys: the file of those who may ask; None for everybody. tenants: what each may do, by name.
+    cache: where answers are kept, for cache_ttl_s; None for nowhere.
     prices: of models, in dollars for a million tokens.
     """
 
@@ -65,6 +67,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     state: Path | None = None
     keys: Path | None = None
     tenants: dict[str, TenantSettings] = {}
+    cache: Cache | None = None
+    cache_ttl_s: float = math.inf
     prices: dict[str, Price] = {}
 
     def __post_init__(self) -> None:

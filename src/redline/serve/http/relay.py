@@ -22,6 +22,7 @@ from redline.serve.http.routes import Routes
 CALLS = tuple(api.path for api in APIS)
 # Of an answer's headers, those that its reader is to see.
 _PASSED = ("content-type", "x-request-id")
+_CACHED = header_lines({"content-type": "application/json", "x-redline-cache": "hit"})
 # The event with the usage, which the endpoint asks for to settle its limits, has no choices.
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 
@@ -179,7 +180,10 @@ async def pass_back(exchange: Exchange, outcome: Outcome, stream: Passed) -> Non
     else:
         reply = outcome.reply
         assert reply is not None
-        exchange.respond(reply.status, reply.body, _fields(reply.headers, stream.request_id))
+        fields = _fields(reply.headers, stream.request_id)
+        if outcome.is_cached:
+            fields += _CACHED
+        exchange.respond(reply.status, reply.body, fields)
         # In flight until its client has taken it.
         await exchange.drained()
 

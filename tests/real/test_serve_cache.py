@@ -1,0 +1,68 @@
+"""The answer cache of `redline serve`: what is answered from it, and to whom."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from support.serve_process import Serve, keys_of
+from support.sim_process import SimProcess
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
+HELLO: Any = [{"role": "user", "content": "hello"}]
+
+
+def ask(serve: Serve, key: str = "none", **facts: Any) -> tuple[bool, str | None]:
+    """Whether the answer is from the cache, and its text."""
+    client = openai.OpenAI(base_url=serve.url, api_key=key, max_retries=0)
+    asked = {"model": "m", "messages": HELLO, "temperature": 0, **facts}
+    told = client.chat.completions.with_raw_response.create(**asked)
+    return told.headers.get("x-redline-cache") == "hit", told.parse().choices[0].message.content
+
+
+def test_equal_calls_are_answered_once_until_they_are_too_old_or_asked_anew(tmp_path: Path) -> None:
+    with SimProcess() as sim:
+        flags = ("--endpoint", sim.base_url, "--cache", "--cache-ttl", "3s")
+        with Serve(tmp_path, *flags) as serve:
+            began_s = time.monotonic()
+            assert ask(serve) == (False, "You said: hello")
+            assert ask(serve) == (True, "You said: hello")
+            assert ask(serve, temperature=1)[0] is False
+            assert ask(serve, temperature=1)[0] is False
+            assert ask(serve, extra_headers={"Cache-Control": "no-cache"})[0] is False
+            assert ask(serve)[0] is True or time.monotonic() > began_s + 3
+            time.sleep(max(0.0, began_s + 3.5 - time.monotonic()))
+            assert ask(serve)[0] is False
+            assert serve.end()[0] == 0
+        received = sim.stats()["received"]
+        # A restart forgets nothing that is not too old.
+        with Serve(tmp_path, *flags) as serve:
+            assert ask(serve)[0] is True or time.monotonic() > began_s + 6.5
+        assert received == 5
+
+
+def test_equal_calls_at_once_are_one_request(tmp_path: Path) -> None:
+    with (
+        SimProcess("--latency", "0.5") as sim,
+        Serve(tmp_path, "--endpoint", sim.base_url, "--cache") as serve,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        found = [one.result() for one in [threads.submit(ask, serve) for _ in range(8)]]
+        assert {text for _, text in found} == {"You said: hello"}
+        assert sim.stats()["received"] == 1
+
+
+def test_no_tenant_gets_the_answer_of_another(tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, "one", "two")
+    with SimProcess("--latency", "0.3") as sim:
+        flags = ("--endpoint", sim.base_url, "--cache", "--keys", "keys.jsonl")
+        with Serve(tmp_path, *flags) as serve, ThreadPoolExecutor(2) as threads:
+            both = [threads.submit(ask, serve, key) for key in keys.values()]
+            assert [one.result()[0] for one in both] == [False, False]
+            assert ask(serve, keys["one"])[0] is True
+        assert sim.stats()["received"] == 2
