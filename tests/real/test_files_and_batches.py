@@ -246,7 +246,7 @@ async def test_an_endpoint_that_is_down_holds_a_batch_up_and_does_not_end_it(
         await until(lambda: backend.calls > 0)
         await asyncio.sleep(0.5)
         assert (await client.batches.retrieve(made.id)).status == "in_progress"
-        async with Sim(settings, port=port):
+        async with Sim(msgspec.structs.replace(settings, port=port)):
             assert (await over(client, made.id)).status == "completed"
     await backend.aclose()
 
@@ -349,23 +349,21 @@ async def test_no_tenant_gets_at_what_another_has(tmp_path: Path) -> None:
         assert len([one.id async for one in owner.files.list()]) == 3
         there.backend.go.set()
         assert (await over(owner, going.id)).status == "completed"
-        async with client_of(there.relay, "") as nobody:
-            with pytest.raises(openai.AuthenticationError):
-                await nobody.files.list(extra_headers={"authorization": "Bearer "})
+        with pytest.raises(openai.AuthenticationError):
+            await other.files.list(extra_headers={"authorization": "none"})
 
 
 async def test_a_server_that_is_stopped_goes_on_at_its_next_start(tmp_path: Path) -> None:
     async with Sim(SimSettings(latency=Constant(0.02))) as sim:
-        backend = Counted(
-            HttpBackend(Endpoint(base_url=sim.base_url, limits=Limits(concurrency=8)))
-        )
+        limits = Limits(concurrency=8)
+        backend = Counted(HttpBackend(Endpoint(base_url=sim.base_url, limits=limits)))
         async with publishing(tmp_path, backend) as (relay, _), client_of(relay) as client:
-            made = await begun(client, lines(300))
             cancelled = await begun(client, lines(300))
             await client.batches.cancel(cancelled.id)
-            await over(client, cancelled.id)
-            await until(lambda: backend.calls > 50)
-        before = backend.calls
+            cancelled = await over(client, cancelled.id)
+            made = await begun(client, lines(300))
+            await until(lambda: sim.stats()["answered"] > 50)
+        before = sim.stats()["received"]
         assert before < 300
         async with publishing(tmp_path, backend) as (relay, batches), client_of(relay) as client:
             assert [one.id for one in batches.snapshot().batches] == [made.id]
@@ -377,6 +375,5 @@ async def test_a_server_that_is_stopped_goes_on_at_its_next_start(tmp_path: Path
             assert (await client.batches.retrieve(cancelled.id)).status == "cancelled"
             assert len([one async for one in client.batches.list()]) == 2
         await backend.aclose()
-    # What was in flight has ended in time, so that nothing was asked twice.
-    assert backend.calls - 300 <= 100
-    assert sim.stats()["answered"] <= 300 + 8 + 100
+        # What was in flight has ended in time, so that nothing was asked twice.
+        assert sim.stats()["received"] == 300 + cancelled.request_counts.completed
