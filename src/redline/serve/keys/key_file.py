@@ -175,15 +175,13 @@ def _read(path: Path) -> _Lines:
         try:
             _check_file(path, os.fstat(fd))
             with os.fdopen(fd, "rb", closefd=False) as file:
-                data = file.read(_MOST_BYTES + 1)
+                data = file.read()
         finally:
             os.close(fd)
     except OSError as error:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}", hint="it must belong to the user who reads it"
         ) from error
-    if len(data) > _MOST_BYTES:
-        raise ConfigError(f"{path} is larger than {_MOST_BYTES // 2**20} MiB")
     lines = data.splitlines(keepends=True)
     keys = [_parsed(path, number, line) for number, line in enumerate(lines, 1)]
     _check_unique(path, keys)
@@ -193,6 +191,8 @@ def _read(path: Path) -> _Lines:
 def _check_file(path: Path, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise ConfigError(f"{path} is not a file")
+    if found.st_size > _MOST_BYTES:
+        raise ConfigError(f"{path} is larger than {_MOST_BYTES // 2**20} MiB")
     if found.st_mode & _OTHERS_WRITE:
         raise ConfigError(
             f"other users may write {path}, and so add keys of their own", hint=f"chmod 600 {path}"

@@ -67,8 +67,9 @@ class SpendingFile:
         return totals
 
     def _totals(self, today: date) -> dict[str, int]:
-        with self.path.open("rb") as file:
-            data = file.read(_MOST_BYTES)
+        if self.path.stat().st_size > _MOST_BYTES:
+            raise ConfigError(f"{self.path} is larger than {_MOST_BYTES // 2**20} MiB")
+        data = self.path.read_bytes()
         if not data.strip():
             return {}
         try:

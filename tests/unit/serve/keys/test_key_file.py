@@ -182,6 +182,11 @@ def test_two_lines_of_one_key_are_refused(path: Path, field: str, told: str) -> 
 def test_what_is_no_file_is_refused_at_once(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a file"):
         read_keys(tmp_path)
+    path.touch(0o600)
+    os.truncate(path, 2**40)
+    with pytest.raises(ConfigError, match="is larger than 256 MiB"):
+        read_keys(path)
+    path.unlink()
     os.mkfifo(path)
     with pytest.raises(ConfigError, match="is not a file"):
         read_keys(path)
