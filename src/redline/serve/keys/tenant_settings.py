@@ -85,7 +85,7 @@ def _tenant(stated: Mapping[str, Any], classes: Collection[str]) -> TenantSettin
         concurrency=values.whole(stated, "concurrency", 1, MAX_CONCURRENCY),
         picodollars_per_day=_money(stated),
         models=_models(stated),
-        is_admin=bool(values.switch(stated, "admin")),
+        is_admin=stated.get("admin", False),
     )
 
 

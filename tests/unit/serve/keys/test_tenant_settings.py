@@ -103,3 +103,9 @@ def test_what_is_no_tenant(tables: Any, what: str) -> None:
         parse_tenants(tables, "redline.toml")
     assert caught.value.what == what
     assert caught.value.where.startswith("redline.toml")
+
+
+@pytest.mark.parametrize(("stated", "is_admin"), [("", False), ("false", False), ("true", True)])
+def test_only_admin_true_makes_an_admin(stated: str, is_admin: bool) -> None:
+    line = f"admin = {stated}" if stated else ""
+    assert tenants(f"[tenants.a]\n{line}")["a"].is_admin is is_admin
