@@ -12,7 +12,7 @@ from redline.errors import ConfigError
 
 DAY_S = 86_400.0
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_WINDOW = re.compile(r"(\d{1,6})([smhd])")
+_WINDOW = re.compile(r"([0-9]{1,6})([smhd])")
 
 
 class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
