@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -99,7 +98,7 @@ def test_a_tenant_stays_within_its_limits_and_its_models(tmp_path: Path) -> None
             ask(again, keys["poor"], max_tokens=4)
 
 
-def test_a_key_that_is_added_or_revoked_counts_from_the_next_hangup(tmp_path: Path) -> None:
+def test_a_key_that_is_added_or_revoked_counts_within_seconds(tmp_path: Path) -> None:
     keys = keys_of(tmp_path, "one")
     with (
         SimProcess("--api-key", "upstream-secret") as sim,
@@ -118,7 +117,6 @@ def test_a_key_that_is_added_or_revoked_counts_from_the_next_hangup(tmp_path: Pa
             [sys.executable, "-m", "redline", "keys", "revoke", identity], cwd=tmp_path, check=True
         )
         keys |= keys_of(tmp_path, "two")
-        serve.process.send_signal(signal.SIGHUP)
         until_s = time.monotonic() + 20
         while page(serve, "/status", keys["two"])[0] == 401:
             assert time.monotonic() < until_s

@@ -29,6 +29,7 @@ from redline.serve.http import Bounds
 from redline.serve.keys import Keyring, SpendingKeeper, Tenants, spending_path
 from redline.waist import CacheUse
 
+_LOOK_S = 1.0
 # What cannot change while it serves.
 _FIXED = ("host", "port", "certificate", "embedded", "state", "keys", "most", "balance", "cache")
 
@@ -61,7 +62,7 @@ async def gateway_of(settings: GatewaySettings) -> AsyncIterator[Served]:
             ssl=None if certificate is None else certificate.context(),
         )
         try:
-            async with _kept_spending(settings, tenants, gateway), _begun(batches), gateway:
+            async with _kept(people, settings, gateway), _begun(batches), gateway:
                 yield Served(settings, gateway, lineup, people)
                 # Both at once: batches stop while interactive calls end.
                 await asyncio.gather(gateway.aclose(), *([batches.aclose()] if batches else []))
@@ -187,10 +188,8 @@ async def _remembering(settings: GatewaySettings) -> AsyncIterator[Answers | Non
 
 
 @asynccontextmanager
-async def _kept_spending(
-    settings: GatewaySettings, tenants: Tenants, gateway: Gateway
-) -> AsyncIterator[None]:
-    """Keeps what tenants spend beside their keys, so that a restart does not forget it."""
+async def _kept(people: People, settings: GatewaySettings, gateway: Gateway) -> AsyncIterator[None]:
+    """Follows the file of keys, and keeps what tenants spend beside it for the next start."""
     if settings.keys is None:
         yield
         return
@@ -198,14 +197,33 @@ async def _kept_spending(
     def on_error(error: RedlineError) -> None:
         gateway.watch.note(f"spending cannot be saved: {error.what}")
 
-    keeper = SpendingKeeper(spending_path(settings.keys), tenants, on_error)
+    keeper = SpendingKeeper(spending_path(settings.keys), people.tenants, on_error)
     keeper.keep()
-    keeping = asyncio.create_task(keeper.run())
+    tasks = [
+        asyncio.create_task(keeper.run()),
+        asyncio.create_task(_follow_keys(people.keyring, gateway)),
+    ]
     try:
         yield
     finally:
-        keeping.cancel()
-        await asyncio.wait([keeping])
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _follow_keys(keyring: Keyring, gateway: Gateway) -> None:
+    """Reads the file of keys again when it has changed; a damaged one changes nothing."""
+    said = ""
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        try:
+            if keyring.reload_if_changed():
+                gateway.watch.note("keys read")
+            said = ""
+        except ConfigError as error:
+            if error.what != said:
+                said = error.what
+                gateway.watch.note(f"the keys stay as they are: {said}")
 
 
 @asynccontextmanager
