@@ -113,7 +113,7 @@ def serve(ctx: Context) -> None:
 
 def _settings(given: Flags) -> GatewaySettings:
     """What the flags and the file say. Raises ConfigError that names the place."""
-    from redline.serve.gateway import GatewaySettings
+    from redline.serve.gateway import GatewaySettings, parse_classes
     from redline.serve.keys import parse_tenants
 
     configuration = _configuration(given)
@@ -127,6 +127,7 @@ def _settings(given: Flags) -> GatewaySettings:
     )
     flags = {**configuration.run, **given}
     most = FLAGS["concurrency"].read(flags, "concurrency")
+    classes = parse_classes(configuration.serve.get("classes", {}), configuration.file)
     state = Path(flags.get("state") or "redline.serve")
     stated = {
         "cache": _cache(flags, state),
@@ -144,7 +145,10 @@ def _settings(given: Flags) -> GatewaySettings:
         endpoints=found.endpoints,
         embedded=found.embedded,
         state=state,
-        tenants=parse_tenants(configuration.tenants, configuration.file),
+        classes=classes,
+        tenants=parse_tenants(
+            configuration.tenants, configuration.file, [one.name for one in classes]
+        ),
         prices=configuration.prices,
         **{name: value for name, value in stated.items() if value is not None},
     )
@@ -159,7 +163,8 @@ def _configuration(given: Flags) -> Configuration:
         )
     configuration = load(path.parent, file=path.name)
     kinds = {option.key: option.kind for option in PARAMS if option.key not in _ONLY_FLAGS}
-    run = settings_in(configuration.serve, kinds, f"{path.name}, [serve]")
+    stated = {key: value for key, value in configuration.serve.items() if key != "classes"}
+    run = settings_in(stated, kinds, f"{path.name}, [serve]")
     return msgspec.structs.replace(configuration, run=run, defaults="serve")
 
 

@@ -4,7 +4,7 @@ from redline.serve.dashboard.dashboard import Dashboard
 from redline.serve.dashboard.snapshot import (
     BatchView,
     Binding,
-    ClassState,
+    ClassView,
     EndpointView,
     Event,
     Second,

@@ -19,7 +19,7 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     since_s: float = 0.0
 
 
-class ClassState(msgspec.Struct, frozen=True, kw_only=True):
+class ClassView(msgspec.Struct, frozen=True, kw_only=True):
     """A priority class: calls that run and wait, and how long the first of them has waited."""
 
     name: str
@@ -108,7 +108,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
     latency_p50_s: float | None = None
     latency_p95_s: float | None = None
-    classes: list[ClassState] = []
+    classes: list[ClassView] = []
     endpoints: list[EndpointView] = []
     tenants: list[TenantView] = []
     batches: list[BatchView] = []

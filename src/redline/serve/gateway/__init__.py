@@ -3,4 +3,4 @@
 from redline.serve.gateway.gateway import Gateway
 from redline.serve.gateway.lineup import Lineup
 from redline.serve.gateway.service import Served, gateway_of, serve_gateway
-from redline.serve.gateway.settings import Certificate, GatewaySettings
+from redline.serve.gateway.settings import Certificate, GatewaySettings, parse_classes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,9 +13,9 @@ from redline.calls.cost import DOLLAR
 from redline.clock import SYSTEM
 from redline.httpserver import Exchange
 from redline.serve.batches import Batches
-from redline.serve.dashboard import BatchView, ClassState, Dashboard, TenantView
+from redline.serve.dashboard import BatchView, ClassView, Dashboard, TenantView
+from redline.serve.gateway.admitted import Admission
 from redline.serve.gateway.lineup import Lineup, Target
-from redline.serve.gateway.metering import Meter
 from redline.serve.gateway.metrics import GatewayMetrics
 from redline.serve.gateway.model_list import ModelList
 from redline.serve.gateway.totals import OTHER, Asking, Totals
@@ -26,7 +25,6 @@ from redline.serve.http import (
     BodyFacts,
     Bounds,
     Door,
-    Page,
     Passed,
     Refusal,
     Routes,
@@ -37,7 +35,7 @@ from redline.serve.http import (
     read_body,
     status_of,
 )
-from redline.serve.keys import Keyring, Refused, Started, Tenant, Tenants
+from redline.serve.keys import Keyring, Refused, Started, Tenant
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -46,14 +44,6 @@ if TYPE_CHECKING:
 _MODELS = "/v1/models"
 # OpenAI's own words for how soon a call is wanted.
 _TIERS = {"flex": "low", "priority": "high"}
-
-
-class People(NamedTuple):
-    """The tenants of a gateway, the keys by which they are known, and what calls cost them."""
-
-    tenants: Tenants
-    keyring: Keyring
-    meter: Meter
 
 
 class Way(NamedTuple):
@@ -66,23 +56,25 @@ class Way(NamedTuple):
 class Gateway(Door):
     """Serves while it is entered, or from `start` to `aclose`; starts once.
 
-    lineup: its endpoints, closed by their owner. people: who may ask. batches: started and
-    closed by their owner. pages: see Door. totals: what it counts.
+    lineup: its endpoints, closed by their owner. keyring, admission: who may ask, and
+    when. batches: started and closed by their owner. totals: what it counts.
     """
 
     def __init__(
         self,
         lineup: Lineup,
-        people: People,
+        keyring: Keyring,
+        admission: Admission,
         batches: Batches | None = None,
         *,
         address: tuple[str, int] = ("127.0.0.1", 0),
-        pages: Mapping[str, Page] | None = None,
         bounds: Bounds | None = None,
         ssl: SSLContext | None = None,
     ) -> None:
         self._lineup = lineup
-        self._tenants, self._keyring, self._meter = people
+        self._keyring = keyring
+        self._admission = admission
+        self._tenants, self._meter = admission.tenants, admission.meter
         self.totals = Totals()
         own = {
             "/healthz": self._is_alive,
@@ -93,7 +85,7 @@ class Gateway(Door):
             models=(),
             address=address,
             calls=CALLS,
-            pages={**own, **(pages or {})},
+            pages=own,
             bounds=bounds,
             routes=Routes(
                 [] if batches is None else batches.routes, lambda each: self.tenant_of(each).name
@@ -106,7 +98,7 @@ class Gateway(Door):
             lineup,
             self.totals,
             self,
-            waiting=lambda: 0,
+            waiting=lambda: sum(way.gate.state().waiting for way in lineup.ways),
             is_draining=lambda: self.is_draining,
         )
         self._dashboard = Dashboard(self.watch.snapshot, self._check_admin)
@@ -124,8 +116,20 @@ class Gateway(Door):
             await self.watch.aclose()
             await self._models_known.aclose()
 
-    def classes(self) -> list[ClassState]:
-        return []
+    def classes(self) -> list[ClassView]:
+        """Those of all pools together."""
+        states = [way.gate.state().classes for way in self._lineup.ways]
+        return [
+            ClassView(
+                name=alike[0].name,
+                running=sum(one.in_flight for one in alike),
+                waiting=sum(one.waiting for one in alike),
+                oldest_s=max(one.oldest_wait_s for one in alike),
+                admitted=sum(one.admitted for one in alike),
+                refused=sum(sum(one.refused.values()) for one in alike),
+            )
+            for alike in zip(*states, strict=True)
+        ]
 
     def tenants(self) -> list[TenantView]:
         """Those that have asked for anything."""
@@ -214,13 +218,18 @@ class Gateway(Door):
     ) -> None:
         target, started = way
         request = Request(raw=raw, url=exchange.path)
-        call = Call(avoid=target.unfit, unfit=target.unfit, tenant=asking.tenant.name)
+        call = Call(
+            priority=self._admission.priorities[asking.klass],
+            avoid=target.unfit,
+            unfit=target.unfit,
+            tenant=asking.tenant.name,
+        )
         stream = Passed(
             exchange, has_usage=facts.stream_options is not None, request_id=asking.request_id
         )
         sink = stream if facts.stream else None
         try:
-            backend = target.failover if sink or _asks_anew(exchange) else target.backend
+            backend = target.anew if sink or _asks_anew(exchange) else target.backend
             outcome = await self._until_closed(backend.send(request, call, sink))
             started.settle(SYSTEM.now_s(), *self._meter.used(facts.model, outcome))
             self._count(asking, outcome)

@@ -59,7 +59,7 @@ class Lines:
         with started:
             call.avoid |= target.unfit
             call.unfit |= target.unfit
-            outcome = await target.pool.send(request, call, sink)
+            outcome = await target.lines.send(request, call, sink)
             started.settle(self._clock.now_s(), *self._meter.used(facts.model, outcome))
             return outcome
 

@@ -11,7 +11,7 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
@@ -20,8 +20,9 @@ from redline.calls.cache import AnswerStore, Cached, identity
 from redline.calls.http import account_of
 from redline.calls.wire import Outbox, do_nothing
 from redline.errors import ConfigError
-from redline.events import SILENCE, Listener
 from redline.route import Pool, Seat, intake_of, seat_of, strategy_of
+from redline.serve.admission import Gate
+from redline.serve.gateway.admitted import Admission, Admitted
 from redline.serve.gateway.failover import Failover
 from redline.waist import Attempts, CacheUse
 
@@ -29,15 +30,23 @@ from redline.waist import Attempts, CacheUse
 class Target(msgspec.Struct, frozen=True):
     """Who answers calls for a model.
 
-    backend: of calls that somebody waits for. failover: the same without the cache. pool: without
-    another try. unfit: endpoints
+    backend: of calls that somebody waits for. anew: the same without the cache. lines: of calls of
+    batches, which are tried again elsewhere. unfit: endpoints
     of the pool that do not have the model.
     """
 
     backend: Backend
-    failover: Backend
-    pool: Pool
+    anew: Backend
+    lines: Backend
     unfit: frozenset[str] = frozenset()
+
+
+class Way(NamedTuple):
+    """A pool, the gate in front of it, and what tries its calls again."""
+
+    pool: Pool
+    gate: Gate
+    failover: Failover
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,34 +120,35 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
 class Lineup:
     """The pools of a gateway, and the way from a model's name to one of them.
 
-    balance: how a pool chooses among its endpoints. most: calls at the endpoints of a pool
-    together; None for what each of them allows. stores: where their limits outlive the process.
-    answers: kept for calls that somebody waits for; closed by their owner. price: see Figures.
+    admission: who may start a call, and who waits. balance: how a pool chooses among its endpoints.
+    most: calls at the endpoints of a pool together; None for what each of them allows. stores:
+    where their limits outlive the process. answers: kept for calls that somebody waits for; closed
+    by their owner. price: see Figures.
     """
 
     def __init__(
         self,
         endpoints: Sequence[Endpoint],
+        admission: Admission,
         *,
         balance: str = "p2c",
         most: int | None = None,
         stores: Stores | None = None,
         answers: Answers | None = None,
-        listener: Listener = SILENCE,
         price: Callable[[Endpoint], float] = lambda _: 0.0,
     ) -> None:
+        self._admission = admission
         self._balance = balance
         self._most = most
         self._stores = stores or Stores()
         self.answers = answers
-        self._listener = listener
         self._price = price
         self._intake = intake_of(endpoints)
         self._outbox = Outbox(do_nothing)
         self._pools: list[tuple[Group, Pool]] = []
         self._leaving = set[asyncio.Task[None]]()
         self.attempts: dict[str, Attempts] = {}
-        self.failovers: list[Failover] = []
+        self.ways: list[Way] = []
         self._targets: dict[str, Target] = {}
         self._open: Target | None = None
         for group in grouped(endpoints):
@@ -215,29 +225,32 @@ class Lineup:
     def _pool(self, group: Group) -> Pool:
         seats = [self._seat(one) for one in group.endpoints]
         strategy = strategy_of(self._balance, random.Random())
-        return Pool(seats, strategy, most=self._most, listener=self._listener, may_be_empty=True)
+        return Pool(seats, strategy, most=self._most, may_be_empty=True)
 
     def _seat(self, endpoint: Endpoint) -> Seat:
         attempts = self.attempts.setdefault(endpoint.label, Attempts())
         shared = Shared(stores=self._stores, intake=self._intake, outbox=self._outbox)
-        parts = {"shared": shared, "attempts": attempts, "listener": self._listener}
+        parts = {"shared": shared, "attempts": attempts}
         return seat_of(endpoint, price=self._price(endpoint), **parts)
 
     def _aim(self) -> None:
         """Sets the ways from names to pools."""
         self._targets, self._open = {}, None
-        before = {id(one.pool): one for one in self.failovers}
-        self.failovers = []
-        for group, pool in self._pools:
-            failover = before.get(id(pool)) or Failover(pool)
-            self.failovers.append(failover)
-            backend = self._remembering(failover, group)
+        before = {id(way.pool): way for way in self.ways}
+        self.ways = [before.get(id(pool)) or self._way(pool) for _, pool in self._pools]
+        for (group, _), way in zip(self._pools, self.ways, strict=True):
+            anew = Admitted(way.gate, way.failover, self._admission)
+            lines = Admitted(way.gate, way.pool, self._admission)
+            backend = self._remembering(anew, group)
             for name, unfit in group.unfit.items():
-                self._targets[name] = Target(backend, failover, pool, unfit)
+                self._targets[name] = Target(backend, anew, lines, unfit)
             if group.is_open:
-                self._open = Target(backend, failover, pool)
+                self._open = Target(backend, anew, lines)
 
-    def _remembering(self, inner: Failover, group: Group) -> Backend:
+    def _way(self, pool: Pool) -> Way:
+        return Way(pool, Gate(pool, self._admission.classes), Failover(pool))
+
+    def _remembering(self, inner: Backend, group: Group) -> Backend:
         """The same behind the cache, if there is one."""
         answers = self.answers
         if answers is None:

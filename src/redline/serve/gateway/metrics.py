@@ -6,6 +6,7 @@ are those that the settings name, and `other`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from redline._version import __version__
@@ -68,6 +69,32 @@ class GatewayMetrics:
             ],
         )
 
+    def _about_classes(self) -> Iterator[Family]:
+        classes = [one for way in self._lineup.ways for one in way.gate.state().classes]
+        for name, about in (
+            ("waiting", "Calls that wait to be admitted."),
+            ("in_flight", "Calls that have been admitted and are not over."),
+        ):
+            counts = Counter[str]()
+            for one in classes:
+                counts[one.name] += getattr(one, name)
+            yield Family(
+                name=f"redline_serve_{name}",
+                kind="gauge",
+                about=about,
+                samples=[({"class": klass}, count) for klass, count in counts.items()],
+            )
+        refused = Counter[tuple[str, str]]()
+        for one in classes:
+            for reason, count in one.refused.items():
+                refused[one.name, reason] += count
+        yield Family(
+            name="redline_serve_refused",
+            kind="counter",
+            about="Calls that were not admitted, by the reason.",
+            samples=[({"class": k, "kind": reason}, n) for (k, reason), n in refused.items()],
+        )
+
     def _about_endpoints(self) -> Iterator[Family]:
         now_s = SYSTEM.now_s()
         members = [member for pool in self._lineup.pools for member in pool.members]
@@ -109,8 +136,9 @@ class GatewayMetrics:
             name="redline_serve_failovers",
             kind="counter",
             about="Calls that went to another endpoint after one had failed.",
-            samples=[({}, sum(one.failovers for one in self._lineup.failovers))],
+            samples=[({}, sum(way.failover.failovers for way in self._lineup.ways))],
         )
+        yield from self._about_classes()
         if (answers := self._lineup.answers) is not None:
             found = ("hits", "hit"), ("shared", "shared"), ("misses", "miss"), ("passed", "passed")
             yield Family(

@@ -20,7 +20,8 @@ from redline.calls.cache import AnswerStore
 from redline.errors import ConfigError, RedlineError
 from redline.process import counted, end_at_once, on_signals, raise_limit, run_until_told
 from redline.serve.batches import Batches
-from redline.serve.gateway.gateway import Gateway, People
+from redline.serve.gateway.admitted import Admission
+from redline.serve.gateway.gateway import Gateway
 from redline.serve.gateway.lines import Lines
 from redline.serve.gateway.lineup import Answers, Lineup
 from redline.serve.gateway.metering import Meter
@@ -31,16 +32,30 @@ from redline.waist import CacheUse
 
 _LOOK_S = 1.0
 # What cannot change while it serves.
-_FIXED = ("host", "port", "certificate", "embedded", "state", "keys", "most", "balance", "cache")
+_FIXED = (
+    "host",
+    "port",
+    "certificate",
+    "embedded",
+    "state",
+    "keys",
+    "most",
+    "balance",
+    "cache",
+    "classes",
+)
 
 
 @asynccontextmanager
 async def gateway_of(settings: GatewaySettings) -> AsyncIterator[Served]:
     """A gateway that serves while it is entered. Raises ConfigError."""
     async with _answering(settings) as endpoints, _remembering(settings) as answers:
+        tenants = Tenants(settings.tenants)
+        admission = Admission(settings.classes, tenants, Meter(settings.price_table))
         stores = Stores() if settings.state is None else Stores(recent=settings.state / "limits")
         lineup = Lineup(
             endpoints,
+            admission,
             balance=settings.balance,
             most=settings.most,
             stores=stores,
@@ -48,22 +63,22 @@ async def gateway_of(settings: GatewaySettings) -> AsyncIterator[Served]:
             price=lambda endpoint: _price(settings, endpoint),
         )
         certificate = settings.certificate
-        tenants = Tenants(settings.tenants)
-        people = People(tenants, Keyring(settings.keys, tenants), Meter(settings.price_table))
+        keyring = Keyring(settings.keys, tenants)
         batches = None
         if settings.state is not None:
-            batches = Batches(settings.state / "batches", Lines(lineup, tenants, people.meter))
+            batches = Batches(settings.state / "batches", Lines(lineup, tenants, admission.meter))
         gateway = Gateway(
             lineup,
-            people,
+            keyring,
+            admission,
             batches,
             address=(settings.host, settings.port),
             bounds=Bounds(grace_s=settings.drain_s, most_body_bytes=settings.most_body_bytes),
             ssl=None if certificate is None else certificate.context(),
         )
         try:
-            async with _kept(people, settings, gateway), _begun(batches), gateway:
-                yield Served(settings, gateway, lineup, people)
+            async with _kept(keyring, settings, gateway, tenants), _begun(batches), gateway:
+                yield Served(settings, gateway, lineup, keyring, admission)
                 # Both at once: batches stop while interactive calls end.
                 await asyncio.gather(gateway.aclose(), *([batches.aclose()] if batches else []))
         finally:
@@ -74,11 +89,17 @@ class Served:
     """A gateway that serves, and the settings that it has now."""
 
     def __init__(
-        self, settings: GatewaySettings, gateway: Gateway, lineup: Lineup, people: People
+        self,
+        settings: GatewaySettings,
+        gateway: Gateway,
+        lineup: Lineup,
+        keyring: Keyring,
+        admission: Admission,
     ) -> None:
         self._settings = settings
         self._lineup = lineup
-        self._people = people
+        self._keyring = keyring
+        self._admission = admission
         self.gateway = gateway
 
     def change(self, settings: GatewaySettings) -> list[str]:
@@ -86,11 +107,11 @@ class Served:
         before = self._settings
         fixed = [name for name in _FIXED if getattr(settings, name) != getattr(before, name)]
         old, new = before.endpoints, settings.endpoints
-        self._people.keyring.reload()
+        self._keyring.reload()
         if settings.embedded is None and before.embedded is None:
             self._lineup.change(settings.endpoints)
-        self._people.tenants.replace(settings.tenants)
-        self._people.meter.change(settings.price_table)
+        self._admission.tenants.replace(settings.tenants)
+        self._admission.meter.change(settings.price_table)
         self._settings = msgspec.structs.replace(
             settings, **{name: getattr(before, name) for name in _FIXED}
         )
@@ -188,7 +209,9 @@ async def _remembering(settings: GatewaySettings) -> AsyncIterator[Answers | Non
 
 
 @asynccontextmanager
-async def _kept(people: People, settings: GatewaySettings, gateway: Gateway) -> AsyncIterator[None]:
+async def _kept(
+    keyring: Keyring, settings: GatewaySettings, gateway: Gateway, tenants: Tenants
+) -> AsyncIterator[None]:
     """Follows the file of keys, and keeps what tenants spend beside it for the next start."""
     if settings.keys is None:
         yield
@@ -197,11 +220,11 @@ async def _kept(people: People, settings: GatewaySettings, gateway: Gateway) -> 
     def on_error(error: RedlineError) -> None:
         gateway.watch.note(f"spending cannot be saved: {error.what}")
 
-    keeper = SpendingKeeper(spending_path(settings.keys), people.tenants, on_error)
+    keeper = SpendingKeeper(spending_path(settings.keys), tenants, on_error)
     keeper.keep()
     tasks = [
         asyncio.create_task(keeper.run()),
-        asyncio.create_task(_follow_keys(people.keyring, gateway)),
+        asyncio.create_task(_follow_keys(keyring, gateway)),
     ]
     try:
         yield

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from redline.calls import Cache, Endpoint
 from redline.calls.cost import Price, Prices
 from redline.errors import ConfigError
-from redline.job.settings import Embedded
+from redline.job.settings import Embedded, Kind, settings_in, table_in, values
 from redline.route import check_balance
+from redline.serve.admission import CLASSES, ClassSettings
 from redline.serve.keys import TenantSettings
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     each of them allows. host, port: 0 for a free one. drain_s: for what is in flight at the end.
     most_body_bytes: of a request. state: a folder for what outlives the process.
     keys: the file of those who may ask; None for everybody. tenants: what each may do, by name.
+    classes: of priority, highest first.
     cache: where answers are kept, for cache_ttl_s; None for nowhere.
     prices: of models, in dollars for a million tokens.
     """
@@ -67,6 +69,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     state: Path | None = None
     keys: Path | None = None
     tenants: dict[str, TenantSettings] = {}
+    classes: tuple[ClassSettings, ...] = CLASSES
     cache: Cache | None = None
     cache_ttl_s: float = math.inf
     prices: dict[str, Price] = {}
@@ -83,3 +86,47 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         """Also of models for which an endpoint has another name or another price."""
         models = {one.label: one.models for one in self.endpoints}
         return Prices(self.prices, models, {one.label: one.tariff for one in self.endpoints})
+
+
+_CLASS_KEYS = {
+    "priority": Kind.TEXT,
+    "reserved": Kind.TEXT,
+    "most_waiting": Kind.TEXT,
+    "most_waiting_each": Kind.TEXT,
+    "longest_wait": Kind.TEXT,
+}
+
+
+def parse_classes(tables: object, file: str) -> tuple[ClassSettings, ...]:
+    """The classes, as [serve.classes.NAME] changes the usual ones or adds to them.
+
+    file: its name, for errors. Raises ConfigError that names the file and the table.
+    """
+    found = {one.name: one for one in CLASSES}
+    for name, table in table_in(tables, "serve.classes", file).items():
+        where = f"{file}, [serve.classes.{name}]"
+        stated = settings_in(table_in(table, f"serve.classes.{name}", file), _CLASS_KEYS, where)
+        try:
+            found[name] = _class(name, stated, found.get(name))
+        except ConfigError as error:
+            error.where = where
+            raise
+    return tuple(sorted(found.values(), key=lambda one: one.priority))
+
+
+def _class(name: str, stated: dict[str, Any], usual: ClassSettings | None) -> ClassSettings:
+    if usual is None and "priority" not in stated:
+        raise ConfigError(
+            "priority is missing", hint="the lower number goes first; normal has 10, low has 20"
+        )
+    fields: dict[str, Any] = {
+        "priority": values.whole(stated, "priority", 0, 1000),
+        "reserved": values.number(stated, "reserved"),
+        "most_waiting": values.whole(stated, "most_waiting", 0),
+        "most_waiting_each": values.whole(stated, "most_waiting_each", 1),
+        "longest_wait_s": values.duration(stated, "longest_wait"),
+    }
+    given: dict[str, Any] = {key: value for key, value in fields.items() if value is not None}
+    if usual is None:
+        return ClassSettings(name=name, **given)
+    return msgspec.structs.replace(usual, **given)

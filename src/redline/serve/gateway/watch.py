@@ -17,7 +17,7 @@ from redline.route import PoolMember
 from redline.serve.dashboard import (
     BatchView,
     Binding,
-    ClassState,
+    ClassView,
     EndpointView,
     Event,
     Second,
@@ -39,7 +39,7 @@ _MEAN_S = 10
 class Sources(Protocol):
     """Where the rest of what is shown comes from."""
 
-    def classes(self) -> list[ClassState]: ...
+    def classes(self) -> list[ClassView]: ...
 
     def tenants(self) -> list[TenantView]: ...
 
