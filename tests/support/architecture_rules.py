@@ -33,7 +33,7 @@ LAYERS = (
 SUBFOLDERS = {
     "apis": ("errors", ""),
     "limits": ("rule", "server", "wait", "discover", "shared", ""),
-    "calls": ("tokens", "cost", "wire", "http", "cache", "client", ""),
+    "calls": ("tokens", "cost", "wire", "http", "cache", "client", "batching", ""),
     "sources": ("", "stream"),
     "sim": ("", "answers", "batches", "server"),
     "route": ("", "replay", "scale"),
