@@ -43,7 +43,7 @@ SUBFOLDERS = {
         *("report", ""),
     ),
     "tasks": ("answers", "evaluate", "tag", "synth", ""),
-    "serve": ("http", "fleet", "gateway", ""),
+    "serve": ("http", "functions", "fleet", "gateway", ""),
     "cli": ("flags", "session", "results", "bench", "commands", ""),
 }
 # What only these parts import: the simulated provider, and virtual time, shipped for users' tests,

@@ -132,7 +132,7 @@ class Batch:
             return [members[half:], members[:half]]
         is_mixed = len({member.call.tenant for member in members}) > 1
         for member in members:
-            own_error = _for_any(error) if is_mixed else copy.copy(error)
+            own_error = _for_any(error) if is_mixed else _copy_of(error)
             _answer(member, msgspec.structs.replace(outcome, error=own_error))
         return []
 
@@ -197,6 +197,13 @@ def _is_of_items(error: CallError | NoEndpoint) -> bool:
     return isinstance(error, Rejected) and error.status in _OF_ITEMS
 
 
+def _copy_of(error: CallError | NoEndpoint) -> CallError | NoEndpoint:
+    """Another one of the same: whoever has an error may write into it."""
+    own = copy.copy(error)
+    own.__cause__ = error.__cause__
+    return own
+
+
 def _for_any(error: CallError | NoEndpoint) -> CallError | NoEndpoint:
     """The error without the words of the endpoint, which may quote what another tenant asked."""
     own = copy.copy(error)
@@ -205,7 +212,6 @@ def _for_any(error: CallError | NoEndpoint) -> CallError | NoEndpoint:
     own.args = (own.what,)
     if isinstance(own, CallError):
         own.keep_body(b"")
-    own.__cause__ = own.__context__ = None
     return own
 
 

@@ -64,8 +64,13 @@ class DynamicBatcher:
         self._most = max_in_flight
         self._is_function = function is not None
         if function is not None:
-            call_s = self._bounds.call_s
-            inner = ListFunction(function, executor=executor, threads=max_in_flight, call_s=call_s)
+            inner = ListFunction(
+                function,
+                executor=executor,
+                threads=max_in_flight,
+                call_s=self._bounds.call_s,
+                clock=clock,
+            )
             self._inner: Backend = inner
             self._lists = functions.lists_of(inner)
         else:

@@ -22,9 +22,10 @@ from typing import Any
 import msgspec
 
 from redline.calls.batching.parts import Lists, Part
+from redline.clock import SYSTEM, Clock
 from redline.errors import BadReply, CallError, Disconnected, NoEndpoint, Rejected, TimedOut
 from redline.process import DaemonThreads
-from redline.waist import Call, Load, Outcome, Reply, Request, Sink, failed
+from redline.waist import Attempt, Call, Load, Outcome, Reply, Request, Sink, failed
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -48,7 +49,7 @@ class _Items(msgspec.Struct, frozen=True):
 class ListFunction:
     """Calls `function(items, **options)`. A plain function runs in `executor`.
 
-    executor: None for `threads` threads of its own. call_s: longest call.
+    executor: None for `threads` threads of its own. call_s: of one call, at most.
     """
 
     def __init__(
@@ -58,10 +59,12 @@ class ListFunction:
         executor: Executor | None,
         threads: int,
         call_s: float,
+        clock: Clock = SYSTEM,
     ) -> None:
         self.label = getattr(function, "__name__", type(function).__name__)
         self._function = function
         self._call_s = call_s
+        self._clock = clock
         self._is_async = is_async(function)
         self._threads = DaemonThreads(threads, "redline-batch") if executor is None else None
         self._executor = executor or self._threads
@@ -76,10 +79,18 @@ class ListFunction:
         try:
             if call.on_write is not None:
                 call.on_write()
-            output = await self._answers(body)
-        except (CallError, NoEndpoint) as error:
+        except CallError as error:
             return failed(error, endpoint=self.label)
-        return Outcome(status="succeeded", reply=Reply(output=output), endpoint=self.label)
+        sent_s = self._clock.now_s()
+        try:
+            reply = Reply(output=await self._answers(body))
+            outcome = Outcome(status="succeeded", reply=reply, endpoint=self.label)
+        except (CallError, NoEndpoint) as error:
+            outcome = failed(error, endpoint=self.label)
+        now_s = self._clock.now_s()
+        outcome.latency_s = now_s - sent_s
+        outcome.tried = (Attempt(self.label, outcome.error, sent_s, None, now_s),)
+        return outcome
 
     async def aclose(self) -> None:
         """Ends its threads; one whose function does not return is left behind."""
@@ -212,4 +223,6 @@ def _as_error(error: BaseException, label: str) -> CallError | NoEndpoint:
         return TimedOut("attempt")
     if isinstance(error, ConnectionError):
         return Disconnected(said)
-    return Rejected(f"{label} returned {said}")
+    rejected = Rejected(f"{label} returned {said}")
+    rejected.__cause__ = error
+    return rejected
