@@ -25,6 +25,10 @@ EXTRAS = [
 # function, the module imported, or empty for the whole file. One line each; one that is no
 # longer needed fails.
 EXCEPTIONS: dict[tuple[str, str], str] = {
+    (
+        "broad_excepts",
+        "calls/batching/functions.py::_answers",
+    ): "a user's function may raise anything",
     ("broad_excepts", "calls/client/function.py::_call"): "a user's coroutine may raise anything",
     ("broad_excepts", "calls/wire/transport.py::_leave"): "one call's failure must not hold others",
     ("broad_excepts", "httpserver/connection.py::_advance"): "any failure is answered with 500",
@@ -33,7 +37,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("broad_excepts", "job/work/runner.py::next_row"): "a user's iterable may raise anything",
     ("broad_excepts", "job/work/runner.py::_outcome"): "the row boundary: templates and replies",
     ("broad_excepts", "measure/callers.py::ask"): "a user's function may raise anything",
-    ("broad_excepts", "cli/bench/target.py::_imported"): "a user's module may raise anything",
+    ("broad_excepts", "process/loading.py::load_object"): "a user's module may raise anything",
     ("broad_excepts", "process/threads.py::_serve"): "what it raises is its future's",
     ("broad_excepts", "tasks/tag/schema.py::_of_model"): "a user's module may raise anything",
     ("broad_excepts", "engine/step/thread.py::_run"): "nobody may wait for a thread that has ended",

@@ -3,10 +3,13 @@
 from redline import _start  # noqa: F401, isort: skip, before all that takes its time
 from redline._version import __version__
 from redline.calls import (
+    BatchBounds,
+    BatchFigures,
     Cache,
     Call,
     Chunk,
     Client,
+    DynamicBatcher,
     Endpoint,
     Outcome,
     Reply,
@@ -26,12 +29,15 @@ from redline.route import EndpointPool as Pool
 from redline.serve import LocalEngine
 
 __all__ = [
+    "BatchBounds",
+    "BatchFigures",
     "Cache",
     "Call",
     "Chunk",
     "Client",
     "ConfigError",
     "Cost",
+    "DynamicBatcher",
     "Endpoint",
     "EngineSettings",
     "Limiter",

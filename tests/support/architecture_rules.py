@@ -33,7 +33,7 @@ LAYERS = (
 SUBFOLDERS = {
     "apis": ("errors", ""),
     "limits": ("rule", "server", "wait", "discover", "shared", ""),
-    "calls": ("tokens", "cost", "wire", "http", "cache", "client", ""),
+    "calls": ("tokens", "cost", "wire", "http", "cache", "client", "batching", ""),
     "sources": ("", "stream"),
     "sim": ("", "answers", "batches", "server"),
     "route": ("", "replay", "scale"),
@@ -43,7 +43,7 @@ SUBFOLDERS = {
         *("report", ""),
     ),
     "tasks": ("answers", "evaluate", "tag", "synth", ""),
-    "serve": ("http", "keys", "admission", "batches", "fleet", "dashboard", "gateway", ""),
+    "serve": ("http", "functions", "keys", "admission", "batches", "fleet", "dashboard", "gateway", ""),
     "cli": ("flags", "session", "results", "bench", "keys", "commands", ""),
 }
 # What only these parts import: the simulated provider, and virtual time, shipped for users' tests,

@@ -1,5 +1,6 @@
 """Calls to an endpoint: HTTP, retry, token estimates, prices and the answer cache."""
 
+from redline.calls.batching import BatchBounds, BatchFigures, DynamicBatcher
 from redline.calls.cache import Cache
 from redline.calls.client import Client, FunctionBackend, Retry, RetryPolicy
 from redline.calls.http import HttpBackend, Shared, Stores, refuse_partial

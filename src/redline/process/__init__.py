@@ -14,6 +14,7 @@ from redline.process.files import (
     unwritable,
     write_all,
 )
+from redline.process.loading import load_object
 from redline.process.open_files import raise_limit
 from redline.process.output import (
     counted,

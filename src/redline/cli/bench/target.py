@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +17,7 @@ from redline.cli.session import Configuration, resolve_run
 from redline.errors import ConfigError, nearest
 from redline.job.settings import FLAGS, SIM, Flags, Job, Option, flag_of, job_of, options_in
 from redline.measure import Answer, Caller, caller_of, takes_requests
-from redline.process import raise_limit
+from redline.process import load_object, raise_limit
 from redline.route import EndpointPool
 
 _HANDLER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -152,7 +150,7 @@ def _handler_target(name: str, rows: object, given: Flags, configuration: Config
                 f"{flag_of(key)} is of an endpoint, and {name} is code of your own",
                 hint="leave it out; --constant and --poisson set the rate of calls",
             )
-    handler = _imported(name)
+    handler = load_object(name, _FORM)
     options = msgspec.structs.replace(options_in(given), call=_never, concurrency=None)
     job = job_of(rows, options, configuration.environment)
     caller_of(handler)
@@ -170,34 +168,6 @@ def _handler_target(name: str, rows: object, given: Flags, configuration: Config
 
 async def _never(row: object) -> None:
     """Stands for whoever answers, so that the job has no endpoint."""
-
-
-def _imported(name: str) -> Any:
-    """The object that `module:name` names, of a module in this folder or installed."""
-    module_name, _, path = name.partition(":")
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
-            raise ConfigError(
-                f"there is no module {module_name}",
-                where=name,
-                hint=f"it is looked for in this folder and among what is installed; {_FORM}",
-            ) from error
-        raise ConfigError(f"{module_name} cannot be imported: {error}", where=name) from error
-    except Exception as error:
-        # A user's module may raise anything.
-        reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{module_name} cannot be imported: {reason}", where=name) from error
-    for part in path.split("."):
-        if not hasattr(found, part):
-            raise ConfigError(
-                f"{module_name} has no {part}", where=name, hint=nearest(part, dir(found))
-            )
-        found = getattr(found, part)
-    return found
 
 
 @asynccontextmanager

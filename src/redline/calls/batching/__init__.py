@@ -1,0 +1,6 @@
+"""Single requests, sent together as lists to backends and functions that take lists."""
+
+from redline.calls.batching.batcher import DynamicBatcher
+from redline.calls.batching.figures import BatchFigures
+from redline.calls.batching.functions import Item
+from redline.calls.batching.rule import BatchBounds

@@ -1,0 +1,262 @@
+"""One batch on its way: its calls, and the outcome of each of its members.
+
+what its call comes to                 what becomes of its members
+an answer with one part for each       each has its own part
+an answer that cannot be taken apart   BadReply for all
+400, 413, 422 or OverLimit, or a       divided in halves, each of which is asked for itself, until
+function that raises                   those at fault are alone: they have the error
+any other error                        all have it: it says nothing of a single one
+a member's own `on_write` refuses      that member has its error; the others are asked again
+
+A batch of n members makes at most 2n - 1 calls for its answers, and at most 1 + 2 log2(n) if one of
+them is at fault. Its calls follow one another, so a batch never has more than one in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from redline.calls.batching.parts import Lists, Part
+from redline.calls.batching.rule import Waiter
+from redline.clock import Clock
+from redline.errors import CallError, NoEndpoint, OverLimit, Rejected, Withdrawn
+from redline.waist import Call, Outcome, failed
+
+# What says that something is wrong with the items. 401, 403 and 404 are of the key and the model,
+# which all members have in common.
+_OF_ITEMS = frozenset({400, 413, 422, None})
+
+
+class Member(Waiter, eq=False, kw_only=True):
+    """A request of a batch, and who waits for its answer. number: of its arrival."""
+
+    part: Part
+    call: Call
+    answer: asyncio.Future[Outcome]
+    batch: Batch | None = None
+
+
+class Batch:
+    """Members that were sent together. on_divided: called before each call after the first."""
+
+    def __init__(
+        self, members: list[Member], lists: Lists, clock: Clock, on_divided: Callable[[], None]
+    ) -> None:
+        self.members = members
+        self._lists = lists
+        self._clock = clock
+        self._on_divided = on_divided
+        self._left = len(members)
+        self._task: asyncio.Task[None] | None = None
+        for member in members:
+            member.batch = self
+
+    def start(self, on_end: Callable[[Batch], None]) -> None:
+        """Sends it. on_end: called when all its members have their outcomes, or have left."""
+        self._task = asyncio.create_task(self._run(), name="redline batch")
+        self._task.add_done_callback(lambda task: self._end(task, on_end))
+
+    def leave(self) -> None:
+        """A member does not wait any longer. The last one takes the call with it."""
+        self._left -= 1
+        if not self._left:
+            self.cancel()
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def ended(self) -> None:
+        """Returns when it is over."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def _end(self, task: asyncio.Task[None], on_end: Callable[[Batch], None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        for member in self.members:
+            if member.answer.done():
+                continue
+            if error is not None:
+                # A defect of the backend, which raises: it is each caller's to see.
+                member.answer.set_exception(error)
+            else:
+                member.answer.set_result(ended_early())
+        on_end(self)
+
+    async def _run(self) -> None:
+        left = [self.members]
+        is_first = True
+        while left:
+            members = [one for one in left.pop() if not one.answer.done()]
+            if not members:
+                continue
+            if not is_first:
+                self._on_divided()
+            is_first = False
+            left.extend(await self._ask(members))
+
+    async def _ask(self, members: list[Member]) -> list[list[Member]]:
+        """Answers what one call can answer; what is to be asked again, the next one last."""
+        writing = _Writing(members, self._clock)
+        call = _joint_call(members, writing)
+        parts = [member.part for member in members]
+        try:
+            outcome = await self._lists.backend.send(self._lists.joined(parts), call)
+        finally:
+            writing.end(call)
+        if writing.refused:
+            for member, refusal in writing.refused:
+                _answer(member, failed(refusal))
+            return [[one for one in members if not one.answer.done()]]
+        error = outcome.error
+        if error is None:
+            try:
+                _share_held(members, call)
+                for member, own in zip(members, self._lists.split(parts, outcome), strict=True):
+                    _answer(member, own)
+                return []
+            except CallError as broken:
+                error = broken
+                outcome = msgspec.structs.replace(
+                    failed(error, endpoint=outcome.endpoint, latency_s=outcome.latency_s),
+                    attempts=outcome.attempts,
+                    tried=outcome.tried,
+                )
+        elif _is_of_items(error) and len(members) > 1:
+            half = (len(members) + 1) // 2
+            return [members[half:], members[:half]]
+        is_mixed = len({member.call.tenant for member in members}) > 1
+        for member in members:
+            own_error = _for_any(error) if is_mixed else _copy_of(error)
+            _answer(member, msgspec.structs.replace(outcome, error=own_error))
+        return []
+
+
+class _Writing:
+    """What is done for each member when their call is written. refused: by their `on_write`."""
+
+    def __init__(self, members: list[Member], clock: Clock) -> None:
+        self._members = members
+        self._clock = clock
+        self.refused: list[tuple[Member, CallError]] = []
+
+    def __call__(self) -> None:
+        self.refused = []
+        for member in self._members:
+            if member.answer.done() or member.call.on_write is None:
+                continue
+            try:
+                member.call.on_write()
+            except CallError as error:
+                self.refused.append((member, error))
+        if self.refused:
+            raise Withdrawn("a member of the batch is not to be sent")
+        sent_s = self._clock.now_s()
+        for member in self._members:
+            member.call.sent_s = sent_s
+            member.call.requests += 1
+
+    def wait(self) -> None:
+        """The call waits for its next attempt."""
+        for member in self._members:
+            member.call.sent_s = None
+            if member.call.on_wait is not None:
+                member.call.on_wait()
+
+    def end(self, call: Call) -> None:
+        """The call is over."""
+        for member in self._members:
+            member.call.sent_s = None
+            member.call.refused += call.refused
+
+
+def _joint_call(members: Sequence[Member], writing: _Writing) -> Call:
+    first = members[0].call
+    tenants = {member.call.tenant for member in members}
+    return Call(
+        deadline_s=max(member.call.deadline_s for member in members),
+        priority=min(member.call.priority for member in members),
+        tenant=first.tenant if len(tenants) == 1 else "",
+        avoid=first.avoid,
+        unfit=first.unfit,
+        once=any(member.call.once for member in members),
+        on_write=writing,
+        on_wait=writing.wait,
+    )
+
+
+def _is_of_items(error: CallError | NoEndpoint) -> bool:
+    """Without some of the items, the call may succeed."""
+    if isinstance(error, OverLimit):
+        return True
+    return isinstance(error, Rejected) and error.status in _OF_ITEMS
+
+
+def _copy_of(error: CallError | NoEndpoint) -> CallError | NoEndpoint:
+    """Another one of the same: whoever has an error may write into it."""
+    own = copy.copy(error)
+    own.__cause__ = error.__cause__
+    return own
+
+
+def _for_any(error: CallError | NoEndpoint) -> CallError | NoEndpoint:
+    """The error without the words of the endpoint, which may quote what another tenant asked."""
+    own = copy.copy(error)
+    status = error.status if isinstance(error, CallError) else None
+    own.what = f"the call failed: {error.kind}" + (f", HTTP {status}" if status else "")
+    own.args = (own.what,)
+    if isinstance(own, CallError):
+        own.keep_body(b"")
+    return own
+
+
+def _answer(member: Member, outcome: Outcome) -> None:
+    if member.answer.done():
+        return
+    outcome.was_queued(member.at_s)
+    member.answer.set_result(outcome)
+
+
+def ended_early() -> Outcome:
+    """Of a request that waits when the batcher is closed, or whose call was cancelled."""
+    return failed(
+        Rejected("the batch was given up before its answer came", hint="the batcher was closed")
+    )
+
+
+class _Share:
+    """What one member holds of the room that their answer takes."""
+
+    def __init__(self, release: Callable[[], None]) -> None:
+        self._release: Callable[[], None] | None = release
+
+    def release(self) -> None:
+        """May be called again."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+
+def _share_held(members: Sequence[Member], call: Call) -> None:
+    """The room for the answer is free again when the last member has let go of it."""
+    held, call.held = call.held, None
+    waiting = [member for member in members if not member.answer.done()]
+    if held is None or not waiting:
+        if held is not None:
+            held.release()
+        return
+    left: Any = len(waiting)
+
+    def release() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            held.release()
+
+    for member in waiting:
+        member.call.held = _Share(release)

@@ -1,0 +1,264 @@
+"""Single requests in, lists out: a backend in front of one that takes lists."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any
+
+import msgspec
+
+from redline.calls.batching import functions, lists
+from redline.calls.batching.batch import Batch, Member, ended_early
+from redline.calls.batching.figures import BatchCounts, BatchFigures
+from redline.calls.batching.functions import ListFunction, is_async
+from redline.calls.batching.parts import Part
+from redline.calls.batching.rule import BatchBounds, Closed, Queue, Rule
+from redline.calls.http import HttpBackend
+from redline.calls.wire import Endpoint
+from redline.clock import SYSTEM, Clock
+from redline.errors import CallError, ConfigError, RateLimited, TimedOut
+from redline.waist import Backend, Call, Health, Load, Outcome, Request, Sink, failed
+
+# Batches of an endpoint or a coroutine function. A plain function is called by one thread at a
+# time, unless more is asked for: models are seldom made for several.
+_IN_FLIGHT = 8
+_FORM = "give an endpoint, a backend, or a function of a list"
+
+
+class DynamicBatcher:
+    """A backend that collects single requests and sends them as one list.
+
+    answers: a function of a list, which returns one answer for each item; or what takes lists of
+    inputs: an Endpoint, its base URL, or a backend, which is closed with the batcher.
+    max_batch_size: items of a call; a longer list is sent alone, as it came. max_wait_s: how long a
+    request waits for others. max_in_flight: batches at once; None for 8, and 1 for a plain
+    function. executor: where a plain function runs; None for threads of its own.
+
+    Its members are answered each with their own part; see batch.py for what becomes of failures.
+    Retries belong around it: an error that may pass is every member's.
+    """
+
+    def __init__(
+        self,
+        answers: Endpoint | str | Backend | Callable[[list[Any]], Any],
+        max_batch_size: int = 32,
+        max_wait_s: float = 0.01,
+        *,
+        max_in_flight: int | None = None,
+        bounds: BatchBounds | None = None,
+        executor: Executor | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._bounds = bounds or BatchBounds()
+        self._rule = Rule(max_batch_size, max_wait_s, self._bounds.max_batch_bytes)
+        function = _function_of(answers)
+        if max_in_flight is None:
+            is_plain = function is not None and not is_async(function)
+            max_in_flight = 1 if is_plain else _IN_FLIGHT
+        if max_in_flight < 1:
+            raise ConfigError(f"max_in_flight must be at least 1, not {max_in_flight}")
+        self._most = max_in_flight
+        self._is_function = function is not None
+        if function is not None:
+            inner = ListFunction(
+                function,
+                executor=executor,
+                threads=max_in_flight,
+                call_s=self._bounds.call_s,
+                clock=clock,
+            )
+            self._inner: Backend = inner
+            self._lists = functions.lists_of(inner)
+        else:
+            self._inner = _backend_of(answers)
+            self._lists = lists.lists_of(self._inner)
+        self.label = self.__name__ = getattr(self._inner, "label", type(self._inner).__name__)
+        self._clock = clock
+        self._queue: Queue[Member] = Queue(self._rule)
+        self._flying: set[Batch] = set()
+        self._numbers = itertools.count()
+        self._counts = BatchCounts(max_batch_size)
+        self._turn: asyncio.Handle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
+
+    async def __call__(self, item: Any) -> Any:
+        """The answer to one item, for `redline.run(rows, call=batcher)`. Raises its CallError.
+
+        item: what the function is called with, in a list; a Request for anything else.
+        """
+        if not isinstance(item, Request):
+            if not self._is_function:
+                raise ConfigError(f"{item!r:.100} is no Request", hint=f"{self.label} is asked one")
+            item = Request(body=item)
+        outcome = await self.send(item, Call())
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.output
+
+    def figures(self) -> BatchFigures:
+        """What it does now, and has done so far."""
+        return self._counts.figures(self._queue.items, len(self._flying))
+
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        load = self._inner.load(now_s, request)
+        room_s, binds, state = load.room_s, load.binds, load.state
+        if self._is_closed:
+            room_s, state = math.inf, Health.GONE
+        elif len(self._flying) >= self._most:
+            room_s = max(room_s, math.ulp(0.0))
+            binds = binds or f"{self._most} batches in flight"
+        return msgspec.structs.replace(
+            load,
+            state=state,
+            in_flight=sum(len(batch.members) for batch in self._flying),
+            waiting=self._queue.waiting,
+            slots=self._most * self._rule.size,
+            steady=0,
+            room_s=room_s,
+            binds=binds,
+        )
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        if self._is_closed:
+            return ended_early()
+        is_whole = sink is None or self._is_function
+        part = self._lists.part_of(request, call) if is_whole else None
+        if part is None:
+            self._counts.passed_on()
+            return await self._inner.send(request, call, sink)
+        try:
+            member = self._enter(part, call)
+        except CallError as error:
+            return failed(error, endpoint=self.label)
+        try:
+            return await call.in_time(member.answer, self._clock)
+        except TimedOut as late:
+            return failed(late, endpoint=self.label)
+        finally:
+            self._leave(member)
+
+    async def aclose(self) -> None:
+        """Ends all calls, with an error for those that wait for them, and closes the backend."""
+        self._is_closed = True
+        self._stop_timer()
+        for member in self._queue.all():
+            self._queue.remove(member)
+            if not member.answer.done():
+                member.answer.set_result(ended_early())
+        flying = list(self._flying)
+        for batch in flying:
+            batch.cancel()
+        try:
+            for batch in flying:
+                await batch.ended()
+        finally:
+            await self._inner.aclose()
+
+    def _enter(self, part: Part, call: Call) -> Member:
+        """The request as one that waits. Raises TimedOut, and RateLimited if there is no room."""
+        now_s = self._clock.now_s()
+        if now_s >= call.deadline_s:
+            raise TimedOut("row")
+        queue, bounds = self._queue, self._bounds
+        has_room = queue.items + part.count <= bounds.max_waiting
+        if queue.items and not (has_room and queue.size + part.size <= bounds.max_waiting_bytes):
+            self._counts.refused_one()
+            raise RateLimited(
+                f"{queue.items} items wait to be sent in batches, and no more can",
+                hint="ask later, or ask less at once",
+                status=429,
+            )
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            # A timer of another loop never comes: each run may have a loop of its own.
+            self._turn, self._loop = None, loop
+        member = Member(
+            key=part.key,
+            count=part.count,
+            size=part.size,
+            number=next(self._numbers),
+            at_s=now_s,
+            priority=call.priority,
+            deadline_s=call.deadline_s,
+            part=part,
+            call=call,
+            answer=loop.create_future(),
+        )
+        queue.add(member)
+        # What else comes in this turn of the loop goes with it.
+        self._come_back(0.0)
+        return member
+
+    def _leave(self, member: Member) -> None:
+        """Its caller does not wait any longer, with the answer or without."""
+        if self._queue.remove(member):
+            if not self._queue.waiting:
+                self._stop_timer()
+        elif member.batch is not None:
+            member.batch.leave()
+
+    def _send_due(self) -> None:
+        """Sends the batches that are due, and sets the timer for the next one."""
+        self._turn = None
+        now_s = self._clock.now_s()
+        in_flight = len(self._flying)
+        for closed in self._queue.take(now_s, in_flight, self._most - in_flight):
+            self._start(closed, now_s)
+        if len(self._flying) < self._most and self._queue.waiting:
+            self._come_back(max(0.0, self._queue.next_s() - now_s))
+
+    def _start(self, closed: Closed[Member], now_s: float) -> None:
+        members = closed.waiters
+        waited_s = sum((now_s - member.at_s) * member.count for member in members)
+        self._counts.sent(sum(member.count for member in members), closed.why, waited_s)
+        batch = Batch(members, self._lists, self._clock, self._counts.divided_once)
+        self._flying.add(batch)
+        batch.start(self._end)
+
+    def _end(self, batch: Batch) -> None:
+        self._flying.discard(batch)
+        if self._queue.waiting and not self._is_closed:
+            self._come_back(0.0)
+
+    def _come_back(self, after_s: float) -> None:
+        """Has `_send_due` called then, or earlier if that is set already."""
+        loop = asyncio.get_running_loop()
+        if after_s <= 0:
+            if not isinstance(self._turn, asyncio.TimerHandle) and self._turn is not None:
+                return
+            self._stop_timer()
+            self._turn = loop.call_soon(self._send_due)
+            return
+        self._stop_timer()
+        self._turn = loop.call_later(after_s, self._send_due)
+
+    def _stop_timer(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.cancel()
+
+
+def _function_of(answers: object) -> Callable[..., Any] | None:
+    """The function that is to answer, if it is one. Raises ConfigError for what cannot answer."""
+    if isinstance(answers, Endpoint | str) or _is_backend(answers):
+        return None
+    if isinstance(answers, type) or not callable(answers):
+        raise ConfigError(f"{answers!r:.100} cannot answer lists", hint=_FORM)
+    return answers
+
+
+def _is_backend(answers: object) -> bool:
+    parts = (getattr(answers, name, None) for name in ("send", "load", "aclose"))
+    return not isinstance(answers, type) and all(map(callable, parts))
+
+
+def _backend_of(answers: Any) -> Backend:
+    if isinstance(answers, str):
+        answers = Endpoint(base_url=answers)
+    backend: Backend = HttpBackend(answers) if isinstance(answers, Endpoint) else answers
+    return backend

@@ -1,0 +1,228 @@
+"""A user's function of a list as a backend of lists.
+
+what the function does             the outcome
+returns one answer for each item   each item has its own
+returns an Exception in a place    that item fails by it, the others do not
+raises a Retryable, TimeoutError,  all may be tried again
+or ConnectionError
+raises anything else               Rejected: the batch is divided until the items at fault are found
+returns another number of answers  BadReply for all: nothing says which answer is whose
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from redline.calls.batching.parts import Lists, Part
+from redline.clock import SYSTEM, Clock
+from redline.errors import BadReply, CallError, Disconnected, NoEndpoint, Rejected, TimedOut
+from redline.process import DaemonThreads
+from redline.waist import Attempt, Call, Load, Outcome, Reply, Request, Sink, failed
+
+
+class Item(msgspec.Struct, frozen=True):
+    """What a function is asked, as the body of a request. Items of equal options share a call.
+
+    value: its place in the list. options: keyword arguments. size: its bytes, if they are known.
+    """
+
+    value: Any
+    options: Mapping[str, Any] = {}
+    size: int = 0
+
+
+class _Items(msgspec.Struct, frozen=True):
+    """The body of a joined request."""
+
+    values: list[Any]
+    options: Mapping[str, Any]
+
+
+class ListFunction:
+    """Calls `function(items, **options)`. A plain function runs in `executor`.
+
+    executor: None for `threads` threads of its own. call_s: of one call, at most.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        executor: Executor | None,
+        threads: int,
+        call_s: float,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self.label = getattr(function, "__name__", type(function).__name__)
+        self._function = function
+        self._call_s = call_s
+        self._clock = clock
+        self._is_async = is_async(function)
+        self._threads = DaemonThreads(threads, "redline-batch") if executor is None else None
+        self._executor = executor or self._threads
+
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        return Load()
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        """The answers of a joined request, as the output of its reply."""
+        body = request.body
+        assert isinstance(body, _Items)
+        try:
+            if call.on_write is not None:
+                call.on_write()
+        except CallError as error:
+            return failed(error, endpoint=self.label)
+        sent_s = self._clock.now_s()
+        try:
+            reply = Reply(output=await self._answers(body))
+            outcome = Outcome(status="succeeded", reply=reply, endpoint=self.label)
+        except (CallError, NoEndpoint) as error:
+            outcome = failed(error, endpoint=self.label)
+        now_s = self._clock.now_s()
+        outcome.latency_s = now_s - sent_s
+        outcome.tried = (Attempt(self.label, outcome.error, sent_s, None, now_s),)
+        return outcome
+
+    async def aclose(self) -> None:
+        """Ends its threads; one whose function does not return is left behind."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _answers(self, asked: _Items) -> list[Any]:
+        try:
+            async with asyncio.timeout(self._call_s) as clock:
+                return await self._called(asked)
+        except CallError:
+            raise
+        except TimeoutError as error:
+            raise TimedOut("attempt", self._call_s if clock.expired() else None) from error
+        except ConnectionError as error:
+            raise Disconnected(f"{type(error).__name__}: {error}") from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Not this call but something inside it was cancelled.
+            raise Rejected(f"{self.label} raised CancelledError: {error}") from error
+        except Exception as error:
+            # The row boundary: a defect in the user's function fails its items and nothing else.
+            raise Rejected(f"{self.label} raised {type(error).__name__}: {error}") from error
+
+    async def _called(self, asked: _Items) -> list[Any]:
+        # Whatever the function does with its items, the caller's are as they were.
+        items = copy.deepcopy(asked.values)
+        if self._is_async:
+            result = await self._function(items, **asked.options)
+            return listed(result, len(items), self.label)
+        loop = asyncio.get_running_loop()
+        call = partial(_in_thread, self._function, items, dict(asked.options), self.label)
+        result = await loop.run_in_executor(self._executor, call)
+        if isinstance(result, Awaitable):
+            return listed(await result, len(items), self.label)
+        assert isinstance(result, list)
+        return result
+
+
+def lists_of(function: ListFunction) -> Lists:
+    """The function as one that is asked for lists of items."""
+    return Lists(backend=function, part_of=part_of, joined=joined, split=split)
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """It is a coroutine function, or an object that is called as one."""
+    if isinstance(function, partial):
+        return is_async(function.func)
+    method = function if inspect.isroutine(function) else type(function).__call__
+    return inspect.iscoroutinefunction(method)
+
+
+def _in_thread(
+    function: Callable[..., Any], items: list[Any], options: dict[str, Any], label: str
+) -> Any:
+    """The answers as a list, or what is to be awaited for them."""
+    count = len(items)
+    result = function(items, **options)
+    return result if isinstance(result, Awaitable) else listed(result, count, label)
+
+
+def listed(result: Any, count: int, label: str) -> list[Any]:
+    """The answers, one for each of `count` items; of arrays and tensors as numbers.
+
+    Raises BadReply for anything else.
+    """
+    if hasattr(result, "tolist"):
+        result = result.tolist()
+    if not isinstance(result, Sequence) or isinstance(result, str | bytes | bytearray):
+        raise BadReply(
+            f"{label} returned {type(result).__name__} and not a list of answers",
+            hint=f"return a list with one answer for each item that {label} is called with",
+        )
+    if len(result) != count:
+        answers = f"{len(result)} answer{'' if len(result) == 1 else 's'}"
+        raise BadReply(
+            f"{label} returned {answers} to {count} item{'' if count == 1 else 's'}",
+            hint="return one answer for each item, in their order; an Exception in the place of an"
+            " item that has none",
+        )
+    return [one.tolist() if hasattr(one, "tolist") else one for one in result]
+
+
+def part_of(request: Request, call: Call) -> Part:
+    """The body of the request as one item."""
+    body = request.body
+    item = body if isinstance(body, Item) else Item(body)
+    key: Hashable = None
+    if item.options:
+        key = tuple(sorted((name, _canonical(value)) for name, value in item.options.items()))
+    size = item.size
+    if not size and isinstance(item.value, str | bytes):
+        size = len(item.value)
+    return Part(request, key, 1, size, (item,))
+
+
+def _canonical(value: Any) -> bytes:
+    return msgspec.json.encode(value, order="sorted")
+
+
+def joined(parts: Sequence[Part]) -> Request:
+    """One request for the items of all."""
+    items = [item for part in parts for item in part.items]
+    return Request(body=_Items([item.value for item in items], items[0].options))
+
+
+def split(parts: Sequence[Part], outcome: Outcome) -> list[Outcome]:
+    """The outcome of each part, in their order."""
+    assert outcome.reply is not None
+    return [_of_answer(outcome, answer) for answer in outcome.reply.output]
+
+
+def _of_answer(outcome: Outcome, answer: Any) -> Outcome:
+    """The outcome of one item. A Reply in its place is the reply."""
+    if isinstance(answer, BaseException):
+        own = failed(_as_error(answer, outcome.endpoint), endpoint=outcome.endpoint)
+        own.latency_s, own.tried = outcome.latency_s, outcome.tried
+        return own
+    reply = answer if isinstance(answer, Reply) else Reply(output=answer)
+    return msgspec.structs.replace(outcome, reply=reply)
+
+
+def _as_error(error: BaseException, label: str) -> CallError | NoEndpoint:
+    if isinstance(error, CallError | NoEndpoint):
+        return error
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(error, TimeoutError):
+        return TimedOut("attempt")
+    if isinstance(error, ConnectionError):
+        return Disconnected(said)
+    rejected = Rejected(f"{label} returned {said}")
+    rejected.__cause__ = error
+    return rejected

@@ -1,0 +1,283 @@
+"""Requests whose items may share one call, and answers taken apart again.
+
+a request                                   is sent
+of an API below, with a text or a list      with others of the same url, headers and fields, whose
+                                            items are of the same kind
+for a stream, or of any other API or form   alone, as it came
+
+Values keep their bytes: what a request says beside its items is sent as it was written, and what an
+answer says of an item is returned as it came, but for its index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import msgspec
+
+from redline.apis import api_of, chat, number, stated_tokens
+from redline.apis import replies as apis
+from redline.calls.batching.parts import Lists, Part
+from redline.calls.batching.usage import added_usage, split_usage
+from redline.errors import BadReply, CallError, NoEndpoint
+from redline.waist import Backend, Call, Outcome, Reply, Request, failed
+
+Fields = dict[str, msgspec.Raw]
+
+
+class ListForm(NamedTuple):
+    """An API that takes lists. ending: of its urls.
+
+    items: the field of a request that holds them. answers: the field of an answer that has one for
+    each, or `n` for each if has_n. is_indexed: each names its index.
+    """
+
+    ending: str
+    items: str
+    answers: str
+    is_indexed: bool = True
+    has_n: bool = False
+
+
+# OpenAI's embeddings, completions and moderations, and the classifiers of vLLM.
+FORMS = (
+    ListForm("/embeddings", "input", "data"),
+    ListForm("/completions", "prompt", "choices", has_n=True),
+    ListForm("/moderations", "input", "results", is_indexed=False),
+    ListForm("/classify", "input", "data"),
+)
+_FIELDS = msgspec.json.Decoder(Fields)
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+_OBJECTS = msgspec.json.Decoder(list[Fields])
+_encode = msgspec.json.encode
+_NONE = msgspec.Raw(b"null")
+_DIGITS = b"-0123456789"
+
+
+@lru_cache(maxsize=1024)
+def form_of(url: str) -> ListForm | None:
+    """How lists are asked for at this url; None if its API is not known to take any."""
+    if api_of(url) is chat.API:
+        return None
+    path = url.partition("?")[0].rstrip("/")
+    return next((form for form in FORMS if path.endswith(form.ending)), None)
+
+
+def lists_of(backend: Backend) -> Lists:
+    """The backend as one that takes the lists of the APIs above."""
+    return Lists(backend=backend, part_of=part_of, joined=joined, split=split)
+
+
+def part_of(request: Request, call: Call) -> Part | None:
+    """The request as a part of a batch; None if it is to be sent alone."""
+    form = form_of(request.url)
+    if form is None or request.method != "POST":
+        return None
+    raw = request.raw
+    try:
+        if raw is None:
+            raw = _encode(request.body)
+        fields = _FIELDS.decode(raw)
+        found = _items(fields.pop(form.items, _NONE))
+    except (TypeError, ValueError, RecursionError):
+        return None
+    answers = _answers(fields, form)
+    if found is None or answers is None or bytes(fields.get("stream", _NONE)) == b"true":
+        return None
+    kind, items = found
+    rest = tuple(sorted((name, bytes(value)) for name, value in fields.items()))
+    headers = tuple(sorted(request.headers.items()))
+    key = (request.url, headers, request.output_path, kind, rest, call.avoid, call.unfit)
+    return Part(request, key, len(items), len(raw), tuple(items), answers)
+
+
+def joined(parts: Sequence[Part]) -> Request:
+    """One request for the items of all; that of a single part is left as it is."""
+    request = parts[0].request
+    if len(parts) == 1:
+        return request
+    form = form_of(request.url)
+    assert form is not None
+    fields = _FIELDS.decode(_encode(request.body) if request.raw is None else request.raw)
+    items = [item for part in parts for item in part.items]
+    raw = _encode({**fields, form.items: items})
+    return Request(
+        raw=raw, url=request.url, headers=request.headers, output_path=request.output_path
+    )
+
+
+def split(parts: Sequence[Part], outcome: Outcome) -> list[Outcome]:
+    """The outcome of each part, in their order, from the success of them all.
+
+    Raises BadReply if there is not exactly one answer for each item.
+    """
+    reply = outcome.reply
+    assert reply is not None
+    if len(parts) == 1:
+        return [outcome]
+    replies = _split_body(parts, reply) if reply.body else _split_output(parts, reply)
+    return [_of_part(outcome, one) for one in replies]
+
+
+def _of_part(outcome: Outcome, found: Reply | CallError | NoEndpoint) -> Outcome:
+    if isinstance(found, Reply):
+        return msgspec.structs.replace(outcome, reply=found)
+    status = failed(found).status
+    return msgspec.structs.replace(outcome, status=status, reply=None, error=found)
+
+
+def _length(part: Part) -> int:
+    """Of its items: tokens, or bytes."""
+    items = [bytes(item) for item in part.items]
+    return sum(item.count(b",") + 1 if item[:1] == b"[" else len(item) for item in items)
+
+
+def _items(value: msgspec.Raw) -> tuple[str, list[msgspec.Raw]] | None:
+    """The kind of the items in a request's field, and each of them; None for other values."""
+    first = bytes(value)[:1]
+    if first == b'"':
+        return "text", [value]
+    if first != b"[":
+        return None
+    items = _LIST.decode(value)
+    kinds = {_kind(item) for item in items}
+    if len(kinds) != 1:
+        return None
+    (kind,) = kinds
+    if kind == "token":
+        # One input, given as its tokens.
+        return "tokens", [value]
+    return (kind, items) if kind else None
+
+
+def _kind(item: msgspec.Raw) -> str:
+    first = bytes(item)[:1]
+    if first == b'"':
+        return "text"
+    return "tokens" if first == b"[" else "token" if first in _DIGITS else ""
+
+
+def _answers(fields: Fields, form: ListForm) -> int | None:
+    """Answers to each item; None if that cannot be read."""
+    if not form.has_n or "n" not in fields:
+        return 1
+    value = msgspec.json.decode(fields["n"])
+    found = 1 if value is None else number(value)
+    return found if found is not None and found > 0 else None
+
+
+def _split_body(parts: Sequence[Part], reply: Reply) -> list[Reply | CallError | NoEndpoint]:
+    form = form_of(parts[0].request.url)
+    assert form is not None
+    asked = sum(part.count * part.answers for part in parts)
+    try:
+        whole = _FIELDS.decode(reply.body)
+        answers = _in_order(_OBJECTS.decode(whole.get(form.answers, _NONE)), form, asked)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadReply(f"the answer cannot be taken apart: {error}") from error
+    ends = _ends(parts)
+    slices = [answers[begin:end] for begin, end in pairwise(ends)]
+    usages = _usages(parts, slices, reply.usage)
+    found: list[Reply | CallError | NoEndpoint] = []
+    for part, own, usage in zip(parts, slices, usages, strict=True):
+        if form.is_indexed:
+            own = [{**one, "index": msgspec.Raw(b"%d" % at)} for at, one in enumerate(own)]
+        fields: dict[str, Any] = {**whole, form.answers: own}
+        if usage is not None:
+            fields["usage"] = usage
+        found.append(_read(part.request, _encode(fields), reply))
+    return found
+
+
+def _in_order(answers: list[Fields], form: ListForm, asked: int) -> list[Fields]:
+    """The answers by their index. Raises BadReply if they are not those asked for."""
+    if len(answers) != asked:
+        raise _miscounted(asked, len(answers))
+    if not form.is_indexed or not any("index" in one for one in answers):
+        return answers
+    by_index = {number(msgspec.json.decode(one.get("index", _NONE))): one for one in answers}
+    if by_index.keys() != set(range(asked)):
+        raise BadReply(
+            f"asked for {asked} answers, and their indices are not 0 to {asked - 1}",
+            hint="set the batch size to 1 if the endpoint does not keep the order of a list",
+        )
+    return [by_index[index] for index in range(asked)]
+
+
+def _miscounted(asked: int, got: int) -> BadReply:
+    return BadReply(
+        f"asked for {asked} answers, got {got}: which belongs to which request is not known",
+        hint="set the batch size to 1 if the endpoint does not answer each item of a list",
+    )
+
+
+def _usages(
+    parts: Sequence[Part], slices: Sequence[Sequence[Fields]], usage: dict[str, Any] | None
+) -> list[dict[str, Any] | None]:
+    """The usage of each part: what the answer states for its items, or its share."""
+    stated = [[_usage_of(one) for one in own] for own in slices]
+    if all(one is not None for own in stated for one in own):
+        return [added_usage([one for one in own if one is not None]) for own in stated]
+    if usage is None:
+        return [None for _ in parts]
+    reads = [float(_length(part)) for part in parts]
+    writes = [float(sum(len(bytes(one.get("text", b""))) for one in own)) for own in slices]
+    return list(split_usage(usage, reads, writes))
+
+
+def _usage_of(answer: Fields) -> dict[str, Any] | None:
+    value = msgspec.json.decode(answer["usage"]) if "usage" in answer else None
+    return value if isinstance(value, dict) else None
+
+
+def _read(request: Request, body: bytes, reply: Reply) -> Reply | CallError | NoEndpoint:
+    """The reply that a part's share of a body is."""
+    try:
+        own = apis.read(request.url, body, request.output_path, request.asked)
+    except (CallError, NoEndpoint) as error:
+        return error
+    own.status, own.headers = reply.status, reply.headers
+    own.request_id = own.request_id or reply.request_id
+    return own
+
+
+def _split_output(parts: Sequence[Part], reply: Reply) -> list[Reply | CallError | NoEndpoint]:
+    """The same of a backend whose replies have an output and no body."""
+    output = reply.output
+    ends = _ends(parts)
+    if not isinstance(output, list) or len(output) != ends[-1]:
+        raise _miscounted(ends[-1], len(output) if isinstance(output, list) else 1)
+    reasons = reply.finish_reasons
+    has_each = len(reasons) == len(output)
+    slices = [output[begin:end] for begin, end in pairwise(ends)]
+    usages: list[Any] = [None for _ in parts]
+    if reply.usage is not None:
+        reads = [float(_length(part)) for part in parts]
+        usages = split_usage(reply.usage, reads, [float(len(str(own))) for own in slices])
+    found: list[Reply | CallError | NoEndpoint] = []
+    for own, (begin, end), usage in zip(slices, pairwise(ends), usages, strict=True):
+        ended = reasons[begin:end] if has_each else [reasons[0]] * len(own)
+        is_one = len(own) == 1
+        read, written = stated_tokens(usage) if usage is not None else (None, None)
+        found.append(
+            msgspec.structs.replace(
+                reply,
+                output=own[0] if is_one else own,
+                finish_reason=ended[0] if is_one else ended,
+                usage=usage,
+                input_tokens=read,
+                output_tokens=written,
+            )
+        )
+    return found
+
+
+def _ends(parts: Sequence[Part]) -> list[int]:
+    """Where the answers of each part begin and end: one number more than there are parts."""
+    ends = [0]
+    for part in parts:
+        ends.append(ends[-1] + part.count * part.answers)
+    return ends

@@ -1,0 +1,75 @@
+"""Objects of the user's own modules, by name."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from redline.errors import ConfigError, nearest
+
+_LONGEST_LINE = 100
+
+
+def load_object(name: str, hint: str = "") -> Any:
+    """What `module:name` names, of a module in this folder or installed.
+
+    name: may have dots on both sides of the colon. hint: what else could have been meant, for a
+    module that does not exist. Raises ConfigError for what cannot be loaded, and says which of the
+    user's own lines has failed.
+    """
+    module_name, colon, path = name.partition(":")
+    if not (colon and module_name and path):
+        raise ConfigError(
+            f"{name!r} is not module:name", hint="`embed` of `mine.py` is named mine:embed"
+        )
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:
+        # A user's module may raise anything.
+        raise _not_imported(name, module_name, error, hint) from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(
+                f"{module_name} has no {part}", where=name, hint=nearest(part, dir(found))
+            )
+        found = getattr(found, part)
+    return found
+
+
+def _not_imported(name: str, module: str, error: Exception, hint: str) -> ConfigError:
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing is not None and f"{module}.".startswith(f"{missing}."):
+        looked = "it is looked for in this folder and among what is installed"
+        return ConfigError(
+            f"there is no module {module}", where=name, hint=f"{looked}; {hint}" if hint else looked
+        )
+    reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+    line = _own_line(error)
+    return ConfigError(f"{module} cannot be imported: {reason}", where=name, hint=line)
+
+
+def _own_line(error: Exception) -> str:
+    """The last line of the user's own code, in this folder, that led to the error."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"see {_shown(error.filename)}:{error.lineno}: {(error.text or '').strip()}"[:200]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame)]
+    if not frames:
+        return ""
+    last = frames[-1]
+    return f"see {_shown(last.filename)}:{last.lineno}: {(last.line or '')[:_LONGEST_LINE]}"
+
+
+def _is_own(frame: traceback.FrameSummary) -> bool:
+    path = Path(frame.filename)
+    is_here = path.is_absolute() and path.is_relative_to(Path.cwd())
+    return is_here and not {"site-packages", "redline"} & {*path.relative_to(Path.cwd()).parts}
+
+
+def _shown(filename: str) -> str:
+    path = Path(filename)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename

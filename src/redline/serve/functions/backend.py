@@ -1,0 +1,245 @@
+"""A function of a list, asked over HTTP: each item of a request travels in a batch of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from redline.apis import DONE_EVENT, event_bytes
+from redline.calls import (
+    BatchBounds,
+    BatchFigures,
+    Call,
+    Chunk,
+    DynamicBatcher,
+    Load,
+    Outcome,
+    Reply,
+    Request,
+    Sink,
+    failed,
+)
+from redline.calls.batching import Item
+from redline.errors import CallError, ConfigError, NoEndpoint, Rejected
+from redline.process import load_object
+from redline.serve.functions.forms import Form, Question, forms_of, read, tokens_of
+from redline.serve.http import events_of
+
+_JSON = {"content-type": "application/json"}
+_EVENTS = {"content-type": "text/event-stream; charset=utf-8"}
+_KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class ServedFunction:
+    """A backend that answers requests of OpenAI's form by a function of a list.
+
+    name: the function's, which is its model's too. paths: those that it answers. Items of all
+    requests share batches, and no batch has more than `max_batch_size` of them, whatever the length
+    of a request's list. Fields of a body that are named as the function's further parameters are
+    its keyword arguments; only items with the same ones share a batch.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        *,
+        max_batch_size: int = 32,
+        max_wait_s: float = 0.01,
+        max_in_flight: int | None = None,
+        bounds: BatchBounds | None = None,
+    ) -> None:
+        self.name = self.label = name
+        self._forms = forms_of(name)
+        self.paths = tuple(self._forms)
+        self._takes = _options_of(function, name)
+        self._batcher = DynamicBatcher(
+            function,
+            max_batch_size,
+            max_wait_s,
+            max_in_flight=max_in_flight,
+            bounds=bounds,
+        )
+
+    def figures(self) -> BatchFigures:
+        """What its batches are like."""
+        return self._batcher.figures()
+
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        return self._batcher.load(now_s)
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        form = self._forms.get(request.url)
+        try:
+            if form is None:
+                known = ", ".join(self.paths)
+                raise Rejected(
+                    f"{self.name} does not answer {request.url}: ask {known}", status=404
+                )
+            question = read(request, form, self.name, self._takes)
+        except Rejected as error:
+            return failed(error, endpoint=self.name)
+        outcomes = await self._ask(question, request, call)
+        try:
+            reply = _reply(form, question, outcomes)
+        except (CallError, NoEndpoint) as error:
+            own = failed(error, endpoint=self.name)
+            own.tried, own.latency_s = outcomes[0].tried, outcomes[0].latency_s
+            return own
+        if sink is not None and sink.relays:
+            await _stream(question, reply, call, sink)
+        latency_s = max(outcome.latency_s for outcome in outcomes)
+        return Outcome(status="succeeded", reply=reply, endpoint=self.name, latency_s=latency_s)
+
+    async def aclose(self) -> None:
+        await self._batcher.aclose()
+
+    async def _ask(self, question: Question, request: Request, call: Call) -> list[Outcome]:
+        """The outcome of each item."""
+        size = len(request.raw or b"") // len(question.items)
+        writing = _Writing(call)
+        sends = [
+            self._batcher.send(
+                Request(body=Item(value, question.options, size), url=request.url),
+                Call(
+                    deadline_s=call.deadline_s,
+                    priority=call.priority,
+                    tenant=call.tenant,
+                    on_write=writing,
+                ),
+            )
+            for value in question.items
+        ]
+        try:
+            return await asyncio.gather(*sends) if len(sends) > 1 else [await sends[0]]
+        finally:
+            call.sent_s = None
+
+
+class _Writing:
+    """What is done when the first of a request's items is on its way."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._is_written = False
+
+    def __call__(self) -> None:
+        if self._is_written:
+            return
+        if self._call.on_write is not None:
+            self._call.on_write()
+        self._is_written = True
+        self._call.requests += 1
+
+
+def function_backend(
+    spec: str,
+    *,
+    max_batch_size: int = 32,
+    max_wait_s: float = 0.01,
+    max_in_flight: int | None = None,
+    bounds: BatchBounds | None = None,
+) -> ServedFunction:
+    """The function that `module:name` names, to be served under its name.
+
+    Raises ConfigError for what cannot be loaded or is no function of a list.
+    """
+    function = load_object(spec)
+    name = spec.rpartition(":")[2].rpartition(".")[2]
+    if isinstance(function, type):
+        raise ConfigError(
+            f"{spec} is a class, and not a function",
+            hint=f"make an object of it that can be called, such as `answer = {name}()`",
+        )
+    if not callable(function):
+        raise ConfigError(
+            f"{spec} is {type(function).__name__}, and cannot be called",
+            hint="name a function that takes a list and returns a list of the same length",
+        )
+    return ServedFunction(
+        function,
+        name,
+        max_batch_size=max_batch_size,
+        max_wait_s=max_wait_s,
+        max_in_flight=max_in_flight,
+        bounds=bounds,
+    )
+
+
+def _options_of(function: Callable[..., Any], name: str) -> frozenset[str] | None:
+    """The names of its parameters after the list; None for any name."""
+    try:
+        parameters = [*inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):
+        # Some functions of C state no signature.
+        return frozenset()
+    first = parameters[0].kind if parameters else inspect.Parameter.KEYWORD_ONLY
+    if first in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
+        raise ConfigError(
+            f"{name} takes no list", hint="its first parameter is the list of items to answer"
+        )
+    further = parameters[1:]
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in further):
+        return None
+    empty = inspect.Parameter.empty
+    for one in further:
+        if one.default is empty and one.kind in _KEYWORDS:
+            raise ConfigError(
+                f"{name} needs `{one.name}`, which a request may leave out",
+                hint=f"give `{one.name}` a default",
+            )
+    return frozenset(one.name for one in further if one.kind in _KEYWORDS)
+
+
+def _reply(form: Form, question: Question, outcomes: list[Outcome]) -> Reply:
+    """The answer to the whole request. Raises the error of the first item that has one."""
+    replies = []
+    for index, outcome in enumerate(outcomes):
+        if outcome.error is not None:
+            where = f"{form.items}[{index}]" if len(outcomes) > 1 else ""
+            raise _for_client(outcome.error, where)
+        assert outcome.reply is not None
+        replies.append(outcome.reply)
+    body = form.write(question.asked, replies)
+    outputs = [reply.output for reply in replies]
+    read_tokens, written = tokens_of(replies) or (None, None)
+    return Reply(
+        output=outputs[0] if len(outputs) == 1 else outputs,
+        model=question.asked.model,
+        input_tokens=read_tokens,
+        output_tokens=written,
+        body=body,
+        headers=_JSON,
+    )
+
+
+def _for_client(error: CallError | NoEndpoint, item: str) -> CallError | NoEndpoint:
+    """The error as a client is to see it: a ValueError says that an item is wrong, others do not.
+
+    item: which one it is of, if there are several.
+    """
+    if item:
+        error.what = f"{item}: {error.what}"
+    if isinstance(error, Rejected) and error.status is None:
+        cause = error.__cause__
+        error.status = 500 if isinstance(cause, Exception) and not _is_of_item(cause) else 400
+    return error
+
+
+def _is_of_item(cause: BaseException) -> bool:
+    return isinstance(cause, ValueError)
+
+
+async def _stream(question: Question, reply: Reply, call: Call, sink: Sink) -> None:
+    """Hands the whole answer on as the events of a stream."""
+    if not question.asked.is_stream:
+        return
+    events = events_of(msgspec.json.decode(reply.body), wants_usage=question.asked.wants_usage)
+    call.committed = True
+    await sink.begin(200, _EVENTS)
+    raw = b"".join(map(event_bytes, events)) + DONE_EVENT
+    await sink.put(Chunk("", None, raw))

@@ -1,0 +1,188 @@
+"""Bodies of requests as the items of a function's list, and its answers as bodies.
+
+path                   an item                           its answer          the body
+/v1/embeddings         each `input`: a text or tokens    a vector            OpenAI's
+/v1/completions        each `prompt`: a text or tokens   a text              OpenAI's
+/v1/chat/completions   the `messages`                    a text              OpenAI's
+/v1/NAME               each `input`: any JSON            anything for JSON   as of embeddings, with
+                                                                             `output` for a vector
+
+A Reply in the place of a text or vector also states its tokens, and why it ended.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import sys
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from redline.apis import chat, completions, embeddings
+from redline.calls import Reply, Request
+from redline.errors import BadReply, Rejected
+from redline.serve.http import Asked, body_of
+
+# OpenAI takes as many inputs in one request.
+MOST_ITEMS = 2048
+# Fields that say nothing of what is answered.
+_IDLE = frozenset({"model", "user", "metadata", "store", "service_tier", "safety_identifier"})
+_IDLE |= {"stream", "stream_options", "prompt_cache_key", "priority"}
+
+
+class Form(NamedTuple):
+    """How one path is asked and answered.
+
+    items: the field that holds them; own: further fields that are read here. is_one: the field is
+    a single item, whatever it is. has_tokens: a list of numbers is one item.
+    """
+
+    items: str
+    write: Callable[[Asked, Sequence[Reply]], bytes]
+    own: frozenset[str] = frozenset()
+    is_one: bool = False
+    has_tokens: bool = False
+
+
+class Question(NamedTuple):
+    """items: of the function's list. options: its keyword arguments. asked: see Asked."""
+
+    items: list[Any]
+    options: dict[str, Any]
+    asked: Asked
+
+
+def forms_of(name: str) -> dict[str, Form]:
+    """What a function of this name answers, by path."""
+    return {
+        embeddings.API.path: Form(
+            "input", _vectors, frozenset({"encoding_format"}), has_tokens=True
+        ),
+        completions.API.path: Form("prompt", _texts, frozenset({"n"}), has_tokens=True),
+        chat.API.path: Form("messages", _texts, frozenset({"n"}), is_one=True),
+        f"/v1/{name}": Form("input", _plain),
+    }
+
+
+def read(request: Request, form: Form, name: str, takes: frozenset[str] | None) -> Question:
+    """What a request asks of the function. Raises Rejected for what it cannot be asked.
+
+    takes: the keyword arguments of the function; None for any.
+    """
+    body = request.body
+    if not isinstance(body, dict):
+        raise Rejected("the body of the request is not a JSON object", status=400)
+    given = {key: value for key, value in body.items() if value is not None}
+    if form.items not in given:
+        raise Rejected(f"`{form.items}` is missing", status=400)
+    items = _items(given.pop(form.items), form)
+    if given.get("n", 1) != 1:
+        raise Rejected(f"`n` must be 1: {name} gives one answer to an item", status=400)
+    options = {k: v for k, v in given.items() if k not in _IDLE and k not in form.own}
+    for key in options:
+        if takes is not None and key not in takes:
+            known = f"it takes {', '.join(sorted(takes))}" if takes else "it takes no options"
+            raise Rejected(f"{name} does not take `{key}`: {known}", status=400)
+    options_asked = given.get("stream_options")
+    asked = Asked(
+        request=request,
+        model=str(given.get("model") or name),
+        priority=0,
+        is_stream=given.get("stream") is True,
+        wants_usage=isinstance(options_asked, dict) and bool(options_asked.get("include_usage")),
+    )
+    return Question(items, options, asked)
+
+
+def _items(value: Any, form: Form) -> list[Any]:
+    if form.is_one or not isinstance(value, list):
+        return [value]
+    if not value:
+        raise Rejected(f"`{form.items}` is empty", status=400)
+    if form.has_tokens and all(type(one) is int for one in value):
+        return [value]
+    if len(value) > MOST_ITEMS:
+        raise Rejected(
+            f"`{form.items}` has {len(value):,} items, at most {MOST_ITEMS:,} are taken", status=400
+        )
+    return value
+
+
+def _vectors(asked: Asked, replies: Sequence[Reply]) -> bytes:
+    is_base64 = asked.request.body.get("encoding_format") == "base64"
+    vectors = [_checked(reply.output) for reply in replies]
+    written: list[Any] = [_packed(vector) for vector in vectors] if is_base64 else vectors
+    return _encoded(embeddings.whole(written, asked.model, 0), replies)
+
+
+def _checked(vector: Any) -> list[float]:
+    is_vector = isinstance(vector, list | tuple) and bool(vector)
+    if not is_vector or not all(type(one) in (float, int) for one in vector):
+        raise BadReply(
+            f"the function's answer is {type(vector).__name__} and not a vector of numbers",
+            hint="ask POST /v1/NAME for answers that are no vectors",
+        )
+    if not all(map(math.isfinite, vector)):
+        raise BadReply("the function's answer is a vector with an infinite number or none at all")
+    return list(vector)
+
+
+def _packed(vector: list[float]) -> str:
+    """Base64 of 32-bit floats, the lowest byte first."""
+    try:
+        floats = array("f", vector)
+    except OverflowError as error:
+        raise BadReply(f"the function's answer is no vector of 32-bit floats: {error}") from error
+    if sys.byteorder == "big":
+        floats.byteswap()
+    return base64.b64encode(floats.tobytes()).decode()
+
+
+def _texts(asked: Asked, replies: Sequence[Reply]) -> bytes:
+    for reply in replies:
+        if not isinstance(reply.output, str):
+            raise BadReply(
+                f"the function's answer is {type(reply.output).__name__} and not a text",
+                hint="ask POST /v1/NAME for answers that are no texts",
+            )
+    tokens = tokens_of(replies)
+    whole = Reply(
+        output=[reply.output for reply in replies],
+        finish_reason=[_reason(reply) for reply in replies],
+        tool_calls=replies[0].tool_calls,
+    )
+    if tokens is not None:
+        whole.input_tokens, whole.output_tokens = tokens
+    return body_of(asked, whole)
+
+
+def _reason(reply: Reply) -> str | None:
+    return reply.finish_reasons[0]
+
+
+def _plain(asked: Asked, replies: Sequence[Reply]) -> bytes:
+    data = [{"index": index, "output": reply.output} for index, reply in enumerate(replies)]
+    return _encoded({"object": "list", "data": data, "model": asked.model}, replies)
+
+
+def _encoded(whole: dict[str, Any], replies: Sequence[Reply]) -> bytes:
+    """The body, with a usage if the function states one."""
+    tokens = tokens_of(replies)
+    whole.pop("usage", None)
+    if tokens is not None:
+        whole["usage"] = {"prompt_tokens": tokens[0], "total_tokens": sum(tokens)}
+    try:
+        return msgspec.json.encode(whole)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadReply(f"the function's answer is not JSON: {error}") from error
+
+
+def tokens_of(replies: Sequence[Reply]) -> tuple[int, int] | None:
+    """Input and output tokens of all; None if an answer does not state its own."""
+    if any(reply.input_tokens is None for reply in replies):
+        return None
+    read = sum(reply.input_tokens or 0 for reply in replies)
+    return read, sum(reply.output_tokens or 0 for reply in replies)
