@@ -15,6 +15,7 @@ from redline.calls import Backend, Call, Chunk, Outcome, Request, Sink
 from redline.errors import CallError, NoEndpoint, Refused, Retryable, Unpaid
 from redline.httpserver import JSON, TEXT, ClientGoneError, Exchange, header_lines
 from redline.serve.http.door import Door, Page
+from redline.serve.http.messages import MESSAGES_CALLS, answer_messages
 from redline.serve.http.refusals import Refusal, refusal_of
 from redline.serve.http.requests import Bounds, read_body
 from redline.serve.http.routes import Routes
@@ -31,8 +32,8 @@ class Relay(Door):
     """Passes calls on to `backend` while it is entered, or from `start` to `aclose`.
 
     Bodies reach the backend as they came, answers and refusals of an endpoint reach the client as
-    they came; a stream is passed on while it comes. pages, routes: see Door. trouble: why no call
-    can be answered now or later, if that is so.
+    they came; a stream is passed on while it comes. Messages are translated. pages, routes: see
+    Door. trouble: why no call can be answered now or later, if that is so.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Relay(Door):
         super().__init__(
             models=models,
             address=address,
-            calls=CALLS,
+            calls=(*CALLS, *MESSAGES_CALLS),
             pages=pages or {},
             bounds=bounds,
             routes=routes,
@@ -73,6 +74,9 @@ class Relay(Door):
         facts = facts_of(raw)
         request = Request(raw=raw, url=exchange.path)
         call = Call(priority=facts.priority or 0)
+        if exchange.path in MESSAGES_CALLS:
+            await self._answer_messages(exchange, raw, call)
+            return
         stream = Passed(exchange, has_usage=facts.stream_options is not None)
         try:
             outcome = await self._send(request, call, stream if facts.stream else None)
@@ -81,6 +85,14 @@ class Relay(Door):
             if not stream.has_begun:
                 raise
             await stream.fail(refusal)
+        finally:
+            call.let_go()
+
+    async def _answer_messages(self, exchange: Exchange, raw: bytes, call: Call) -> None:
+        try:
+            await answer_messages(
+                exchange, raw, lambda request, sink: self._send(request, call, sink)
+            )
         finally:
             call.let_go()
 
