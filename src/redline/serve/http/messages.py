@@ -28,10 +28,10 @@ from redline.apis.messages import (
 )
 from redline.calls import Chunk, Outcome, Reply, Request, Sink
 from redline.calls.tokens import TokenEstimator
-from redline.errors import CallError, NoEndpoint, Refused, Retryable, Unpaid
+from redline.errors import CallError, NoEndpoint, Retryable
 from redline.httpserver import JSON, ClientGoneError, Exchange, header_lines
 from redline.serve.http.event_stream import STREAM_HEADERS
-from redline.serve.http.refusals import Refusal, refusal_of
+from redline.serve.http.refusals import Refusal, own_status, refusal_of
 from redline.serve.http.replies import body_of
 from redline.serve.http.requests import Asked
 
@@ -51,15 +51,11 @@ async def answer_messages(
     raw: the request's body. send: called for a message, not for a count of tokens. request_id: of
     an answer whose endpoint gave none; made up if empty.
     """
-    body = _decoded(raw)
-    try:
-        if exchange.path == COUNT_TOKENS:
-            _count(exchange, body, request_id or new_request_id())
-            return
-        answer = _Answer(exchange, chat_of(body), request_id or new_request_id())
-    except UntranslatableError as error:
-        raise Refusal(str(error), param=error.param) from None
-    del raw, body
+    if exchange.path == COUNT_TOKENS:
+        count_tokens(exchange, raw, request_id=request_id)
+        return
+    answer = _Answer(exchange, _translated(raw, chat_of), request_id or new_request_id())
+    del raw
     try:
         await answer.finish(await send(answer.request, answer.stream))
     except Refusal as refusal:
@@ -68,23 +64,29 @@ async def answer_messages(
         await answer.stream.fail(refusal)
 
 
+def count_tokens(exchange: Exchange, raw: bytes, *, request_id: str = "") -> None:
+    """Answers a request to COUNT_TOKENS with an estimate. Raises Refusal for one that is not valid.
+
+    raw, request_id: as for `answer_messages`.
+    """
+    cost = _ESTIMATOR.estimate(Request(body=_translated(raw, prompt_of)))
+    counted = msgspec.json.encode({"input_tokens": cost.input_tokens})
+    fields = header_lines({"request-id": request_id or new_request_id()})
+    exchange.respond(200, counted, JSON + fields)
+
+
 def new_request_id() -> str:
     """An id as no other answer has it."""
     return f"req_{uuid.uuid4().hex}"
 
 
-def _decoded(raw: bytes) -> Any:
+def _translated(raw: bytes, translate: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     try:
-        return loose_json.decoded(raw)
+        return translate(loose_json.decoded(raw))
+    except UntranslatableError as error:
+        raise Refusal(str(error), param=error.param) from None
     except (ValueError, RecursionError) as error:
         raise Refusal(f"The body of the request could not be read as JSON: {error}") from None
-
-
-def _count(exchange: Exchange, body: Any, request_id: str) -> None:
-    """Answers with an estimate of the tokens of the prompt."""
-    cost = _ESTIMATOR.estimate(Request(body=prompt_of(body)))
-    counted = msgspec.json.encode({"input_tokens": cost.input_tokens})
-    exchange.respond(200, counted, JSON + header_lines({"request-id": request_id}))
 
 
 class _Answer:
@@ -200,15 +202,11 @@ def _id_of(headers: Mapping[str, str], otherwise: str) -> str:
 
 
 def _refusal(error: CallError | NoEndpoint) -> Refusal:
-    """What a client is told of a call that failed: if it is its own matter, the endpoint's words.
-
-    The same cases as those in which `Relay` passes the endpoint's answer on.
-    """
-    if isinstance(error, NoEndpoint | Refused | Unpaid):
-        return refusal_of(error)
-    if error.status is None or error.status < 400 or not error.body:
+    """What a client is told of a failed call: the endpoint's words, if it is its own matter."""
+    status = own_status(error)
+    if status is None or isinstance(error, NoEndpoint):
         return refusal_of(error)
     headers = {}
     if isinstance(error, Retryable) and error.retry_after_s:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
-    return Refusal(read_error(error.body).message, status=error.status, headers=headers)
+    return Refusal(read_error(error.body).message, status=status, headers=headers)

@@ -30,9 +30,11 @@ from redline.errors import (
     NoEndpoint,
     OverLimit,
     RateLimited,
+    Refused,
     Rejected,
     Retryable,
     TimedOut,
+    Unpaid,
     nearest,
 )
 from redline.httpserver import JSON, Exchange, header_lines
@@ -95,6 +97,13 @@ def no_model(name: str, known: Collection[str]) -> Refusal:
     """Refuses a model that is none of those `known`."""
     message = hinted(f"The model `{name}` does not exist", nearest(name, known))
     return Refusal(message, status=404, code="model_not_found", param="model")
+
+
+def own_status(error: CallError | NoEndpoint) -> int | None:
+    """The status that the endpoint answered with, if the error is its client's matter."""
+    if isinstance(error, NoEndpoint | Refused | Unpaid) or not error.body:
+        return None
+    return error.status if error.status is not None and error.status >= 400 else None
 
 
 def refusal_of(error: CallError | NoEndpoint) -> Refusal:

@@ -12,11 +12,11 @@ import msgspec
 
 from redline.apis import APIS, EventParser, event_bytes, is_usage_event
 from redline.calls import Backend, Call, Chunk, Outcome, Request, Sink
-from redline.errors import CallError, NoEndpoint, Refused, Retryable, Unpaid
+from redline.errors import CallError, NoEndpoint, Retryable
 from redline.httpserver import JSON, TEXT, ClientGoneError, Exchange, header_lines
 from redline.serve.http.door import Door, Page
 from redline.serve.http.messages import MESSAGES_CALLS, answer_messages
-from redline.serve.http.refusals import Refusal, refusal_of
+from redline.serve.http.refusals import Refusal, own_status, refusal_of
 from redline.serve.http.requests import Bounds, read_body
 from redline.serve.http.routes import Routes
 
@@ -213,7 +213,7 @@ def _fields(headers: Mapping[str, str], request_id: str = "") -> bytes:
 
 def _refuse(exchange: Exchange, error: CallError | NoEndpoint, stream: Passed) -> None:
     """Answers as the endpoint did, if it is the client's matter; otherwise raises Refusal."""
-    status = _own_status(error)
+    status = own_status(error)
     if stream.has_begun or status is None or isinstance(error, NoEndpoint):
         raise refusal_of(error)
     fields = JSON if error.body[:1] in b"{[" else TEXT
@@ -224,20 +224,13 @@ def _refuse(exchange: Exchange, error: CallError | NoEndpoint, stream: Passed) -
     exchange.respond(status, error.body, fields)
 
 
-def _own_status(error: CallError | NoEndpoint) -> int | None:
-    """The status that the endpoint answered with, if the error is its client's matter."""
-    if isinstance(error, NoEndpoint | Refused | Unpaid) or not error.body:
-        return None
-    return error.status if error.status is not None and error.status >= 400 else None
-
-
 def status_of(outcome: Outcome) -> int:
     """The HTTP status with which `pass_back` answers, unless a stream has begun before."""
     error = outcome.error
     if error is None:
         assert outcome.reply is not None
         return outcome.reply.status
-    return _own_status(error) or refusal_of(error).status
+    return own_status(error) or refusal_of(error).status
 
 
 def _without_usage(data: bytes) -> bytes:
