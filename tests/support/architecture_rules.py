@@ -31,7 +31,7 @@ LAYERS = (
 )  # fmt: skip
 # The same within a folder, "" for the modules that lie in it directly.
 SUBFOLDERS = {
-    "apis": ("errors", ""),
+    "apis": ("errors", "", "messages"),
     "limits": ("rule", "server", "wait", "discover", "shared", ""),
     "calls": ("tokens", "cost", "wire", "http", "cache", "client", "batching", ""),
     "sources": ("", "stream"),

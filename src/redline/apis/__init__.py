@@ -1,4 +1,4 @@
-"""The shapes of the OpenAI APIs: requests, replies, stream events, usage and errors."""
+"""The shapes of the OpenAI APIs and of Anthropic's messages, each written once."""
 
 from redline.apis import (
     chat,
@@ -6,6 +6,7 @@ from redline.apis import (
     embeddings,
     event_stream,
     loose_json,
+    messages,
     replies,
     responses,
 )
@@ -50,7 +51,7 @@ from redline.apis.event_stream import DONE, DONE_EVENT, ErrorData, EventParser, 
 from redline.apis.loose_json import BOM, number
 from redline.apis.replies import APIS, PLAIN, api_of
 from redline.apis.request_parts import Inputs, JsonSchema, ResponseFormat, StreamOptions
-from redline.apis.streams import StreamedAnswer
+from redline.apis.streams import StreamedAnswer, read_event
 from redline.apis.usage import (
     Usage,
     completion_usage,

@@ -7,9 +7,30 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import Struct
+
 from redline.apis.api import Api
 from redline.apis.choices import Form, Object, SampledRequest, read, read_usual
 from redline.apis.request_parts import Count, Messages
+
+
+class Function(Struct, frozen=True):
+    """What a tool is called by, and the JSON schema of its arguments."""
+
+    name: str
+    parameters: Object | None = None
+
+
+class Tool(Struct, frozen=True):
+    """A tool that the model may call."""
+
+    function: Function
+
+
+class ToolChoice(Struct, frozen=True):
+    """The tool that the model has to call."""
+
+    function: Function
 
 
 class Request(SampledRequest, kw_only=True):
@@ -17,6 +38,9 @@ class Request(SampledRequest, kw_only=True):
 
     messages: Messages
     max_completion_tokens: Count | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 API = Api(
@@ -75,6 +99,17 @@ FORM = Form(
     piece=_piece,
     opening=_opening,
 )
+
+
+def tool_call(name: str, tool: str, arguments: str) -> Object:
+    """A tool call of a message. name: its id."""
+    return {"id": name, "type": "function", "function": {"name": tool, "arguments": arguments}}
+
+
+def call_piece(index: int, position: int, call: Object) -> Object:
+    """What an event says of a choice's tool call at this position. call: what is new of it."""
+    delta = {"tool_calls": [{"index": position, **call}]}
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
 def event_of(whole: Object) -> Object:

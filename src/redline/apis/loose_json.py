@@ -60,6 +60,27 @@ def paired(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
+class PairJoiner:
+    """Joins surrogate pairs that were cut between two pieces of one text."""
+
+    def __init__(self) -> None:
+        # The first half of a pair, whose other half may come with the next piece.
+        self._half = ""
+
+    def add(self, text: str) -> str:
+        """The next piece, without half a pair at its end, which is kept for the one after it."""
+        if self._half:
+            text, self._half = self._half + text, ""
+        if text and "\ud800" <= text[-1] <= "\udbff":
+            text, self._half = text[:-1], text[-1]
+        return text if text.isascii() else paired(text)
+
+    def end(self) -> str:
+        """What is left after the last piece: U+FFFD for half a pair, otherwise nothing."""
+        half, self._half = self._half, ""
+        return "\ufffd" if half else ""
+
+
 def number(value: Any) -> int | None:
     """`value` as a whole number, rounded up; None if it is not a number.
 

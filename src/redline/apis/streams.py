@@ -6,11 +6,12 @@ from typing import Any
 
 import msgspec
 
-from redline.apis import chat, responses
+from redline.apis import chat, loose_json, responses
 from redline.apis.choices import Object, text_of
 from redline.apis.error_inside import ErrorInside, is_error_event, judge_choice
-from redline.apis.loose_json import encoded, paired
-from redline.errors import Disconnected
+from redline.apis.loose_json import PairJoiner, encoded
+from redline.apis.replies import quote
+from redline.errors import BadReply, Disconnected
 
 
 class _ChoiceHead(msgspec.Struct):
@@ -30,6 +31,22 @@ class _EventHead(msgspec.Struct):
 
 
 _HEAD = msgspec.json.Decoder(_EventHead)
+
+
+def read_event(data: bytes) -> tuple[Object, bool]:
+    """The JSON object of an event, and whether only `loose_json` reads it. Raises BadReply."""
+    is_loose = False
+    try:
+        found = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
+        is_loose = True
+        try:
+            found = loose_json.parsed(data)
+        except (ValueError, RecursionError):
+            raise BadReply(f"a streamed event is not JSON: {quote(data)}") from cause
+    if not isinstance(found, dict):
+        raise BadReply(f"a streamed event is not an object: {quote(data)}")
+    return found, is_loose
 
 
 class StreamedAnswer:
@@ -117,14 +134,13 @@ class _Choice:
         self.refusals: list[str] = []
         self.tools: dict[int, Object] = {}
         self.finish_reason: str | int | None = None
-        # The first half of a surrogate pair, whose other half may come with the next event.
-        self._half = ""
+        self._joiner = PairJoiner()
 
     def add(self, choice: Object) -> str:
         """The text that `choice` adds. Raises AttributeError or TypeError for a misshapen one."""
         delta = choice.get("delta") or {}
         content = choice.get("text") if delta.get("content") is None else delta["content"]
-        text = self._paired(_checked(text_of(content)))
+        text = self._joiner.add(_checked(text_of(content)))
         if text:
             self.texts.append(text)
         if refusal := _checked(delta.get("refusal")):
@@ -137,18 +153,10 @@ class _Choice:
         )
         return text
 
-    def _paired(self, text: str) -> str:
-        """The text without half a surrogate pair at its end, which is kept for the next one."""
-        if self._half:
-            text, self._half = self._half + text, ""
-        if text and "\ud800" <= text[-1] <= "\udbff":
-            text, self._half = text[:-1], text[-1]
-        return text if text.isascii() else paired(text)
-
     def whole(self, index: int) -> Object:
         """The choice as an unstreamed answer holds it."""
-        if self._half:
-            self.texts.append("\ufffd")
+        if rest := self._joiner.end():
+            self.texts.append(rest)
         message = {
             "role": "assistant",
             "content": "".join(self.texts) if self.texts or not self.is_other else None,

@@ -6,8 +6,6 @@ import json
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
-import msgspec
-
 from redline.apis import (
     DONE,
     PLAIN,
@@ -18,6 +16,7 @@ from redline.apis import (
     api_of,
     judge_part,
     loose_json,
+    read_event,
 )
 from redline.apis import replies as apis
 from redline.calls.http.masking import NO_SECRETS, Mask
@@ -190,7 +189,7 @@ class StreamReader:
 
     def _understood(self, event: bytes) -> tuple[str, dict[str, Any]]:
         """The event's new text, and its JSON. Raises CallError, and NoEndpoint."""
-        parsed, is_loose = _parsed(event)
+        parsed, is_loose = read_event(event)
         try:
             text = self._answer.add(parsed)
             return text, loose_json.clean(parsed) if is_loose else parsed
@@ -222,19 +221,3 @@ def whole_chunk(reply: Reply, raw: bytes) -> Chunk:
         # What a reader of texts passes over need not be JSON.
         raise BadReply(f"the answer is not JSON: {apis.quote(reply.body)}") from cause
     return Chunk(reply.output, data, raw)
-
-
-def _parsed(event: bytes) -> tuple[dict[str, Any], bool]:
-    """The JSON object of an event, and whether only `loose_json` reads it. Raises BadReply."""
-    is_loose = False
-    try:
-        found = msgspec.json.decode(event)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
-        is_loose = True
-        try:
-            found = loose_json.parsed(event)
-        except (ValueError, RecursionError):
-            raise BadReply(f"a streamed event is not JSON: {apis.quote(event)}") from cause
-    if not isinstance(found, dict):
-        raise BadReply(f"a streamed event is not an object: {apis.quote(event)}")
-    return found, is_loose

@@ -20,7 +20,7 @@ from redline.serve.http.refusals import Refusal
 from redline.serve.http.replies import body_of, events_of
 from redline.serve.http.requests import Asked
 
-_FIELDS = header_lines(
+STREAM_HEADERS = header_lines(
     {
         "content-type": "text/event-stream; charset=utf-8",
         "cache-control": "no-cache",
@@ -66,7 +66,7 @@ class EventStream(Sink):
                 await self._exchange.write(data)
             else:
                 self.has_begun = True
-                await self._exchange.begin(200, _FIELDS, data)
+                await self._exchange.begin(200, STREAM_HEADERS, data)
         except ClientGoneError:
             # The call is being cancelled. Raised here, the error would be taken for a failure of
             # what the backend itself reads from.

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from redline.apis import APIS
-from redline.calls import Backend, Call, Health, Reply, Request, Sink
+from redline.calls import Backend, Call, Health, Outcome, Reply, Request, Sink
 from redline.clock import SYSTEM
 from redline.httpserver import Exchange
 from redline.serve.http.door import Door
 from redline.serve.http.event_stream import EventStream
-from redline.serve.http.refusals import Refusal, busy, refusal_of
+from redline.serve.http.messages import MESSAGES_CALLS, answer_messages
+from redline.serve.http.refusals import Refusal, busy, no_model, refusal_of
+from redline.serve.http.relay import facts_of
 from redline.serve.http.replies import body_of
 from redline.serve.http.requests import Bounds, read_body, read_call
 from redline.serve.http.routes import Routes
@@ -22,7 +24,7 @@ class Front(Door):
     """Publishes `backend` while it is entered, or from `start` to `aclose`; starts once.
 
     models: what GET /v1/models names, and all that a call may name; empty for any.
-    metrics: the text of GET /metrics, for Prometheus. routes: see Door.
+    metrics: the text of GET /metrics, for Prometheus. routes: see Door. Messages are translated.
     Runs inside the loop that starts it. The backend is closed by its owner, and not here.
     """
 
@@ -42,7 +44,7 @@ class Front(Door):
         super().__init__(
             models=models,
             address=(host, port),
-            calls=CALLS,
+            calls=(*CALLS, *MESSAGES_CALLS),
             pages=pages,
             bounds=bounds,
             routes=routes,
@@ -50,6 +52,9 @@ class Front(Door):
 
     async def _answer(self, exchange: Exchange) -> None:
         raw = await self._until_closed(read_body(exchange))
+        if exchange.path in MESSAGES_CALLS:
+            await self._answer_messages(exchange, raw)
+            return
         asked = read_call(exchange.path, raw, self._models)
         del raw
         call = Call(priority=asked.priority)
@@ -69,6 +74,20 @@ class Front(Door):
                 await stream.fail(refusal)
                 return
             await stream.finish(reply)
+        finally:
+            call.let_go()
+
+    async def _answer_messages(self, exchange: Exchange, raw: bytes) -> None:
+        facts = facts_of(raw)
+        if facts.model and self._models and facts.model not in self._models:
+            raise no_model(facts.model, self._models)
+        call = Call(priority=facts.priority or 0)
+
+        async def send(request: Request, sink: Sink | None) -> Outcome:
+            return await self._until_closed(self._backend.send(request, call, sink))
+
+        try:
+            await answer_messages(exchange, raw, send)
         finally:
             call.let_go()
 

@@ -17,20 +17,24 @@ from __future__ import annotations
 
 import math
 import re
+import uuid
 from collections.abc import Collection, Mapping
 
 import msgspec
 
 from redline.apis import error_body
+from redline.apis.messages import is_messages_path, messages_error
 from redline.errors import (
     CallError,
     Final,
     NoEndpoint,
     OverLimit,
     RateLimited,
+    Refused,
     Rejected,
     Retryable,
     TimedOut,
+    Unpaid,
     nearest,
 )
 from redline.httpserver import JSON, Exchange, header_lines
@@ -63,11 +67,19 @@ class Refusal(Exception):
         self.body = error_body(message, kind, code=code, param=param)
 
     def send(self, exchange: Exchange, request_id: str = "") -> None:
-        """Answers with it. request_id: to be found again in the log; empty for none."""
+        """Answers with it. request_id: to be found again in the log; empty for none.
+
+        In the shape of the Messages API if it was asked.
+        """
         fields = JSON + header_lines(self.headers) if self.headers else JSON
-        if request_id:
+        error = self.body
+        if is_messages_path(exchange.path):
+            request_id = request_id or f"req_{uuid.uuid4().hex}"
+            error = messages_error(self.status, str(self), request_id)
+            fields += header_lines({"request-id": request_id})
+        elif request_id:
             fields += header_lines({"x-request-id": request_id})
-        body = msgspec.json.encode(self.body)
+        body = msgspec.json.encode(error)
         exchange.respond(self.status, body, fields, is_last=self.status in _CLOSING)
 
 
@@ -85,6 +97,13 @@ def no_model(name: str, known: Collection[str]) -> Refusal:
     """Refuses a model that is none of those `known`."""
     message = hinted(f"The model `{name}` does not exist", nearest(name, known))
     return Refusal(message, status=404, code="model_not_found", param="model")
+
+
+def own_status(error: CallError | NoEndpoint) -> int | None:
+    """The status that the endpoint answered with, if the error is its client's matter."""
+    if isinstance(error, NoEndpoint | Refused | Unpaid) or not error.body:
+        return None
+    return error.status if error.status is not None and error.status >= 400 else None
 
 
 def refusal_of(error: CallError | NoEndpoint) -> Refusal:

@@ -12,10 +12,11 @@ import msgspec
 
 from redline.apis import APIS, EventParser, event_bytes, is_usage_event
 from redline.calls import Backend, Call, Chunk, Outcome, Request, Sink
-from redline.errors import CallError, NoEndpoint, Refused, Retryable, Unpaid
+from redline.errors import CallError, NoEndpoint, Retryable
 from redline.httpserver import JSON, TEXT, ClientGoneError, Exchange, header_lines
 from redline.serve.http.door import Door, Page
-from redline.serve.http.refusals import Refusal, refusal_of
+from redline.serve.http.messages import MESSAGES_CALLS, answer_messages
+from redline.serve.http.refusals import Refusal, own_status, refusal_of
 from redline.serve.http.requests import Bounds, read_body
 from redline.serve.http.routes import Routes
 
@@ -31,8 +32,8 @@ class Relay(Door):
     """Passes calls on to `backend` while it is entered, or from `start` to `aclose`.
 
     Bodies reach the backend as they came, answers and refusals of an endpoint reach the client as
-    they came; a stream is passed on while it comes. pages, routes: see Door. trouble: why no call
-    can be answered now or later, if that is so.
+    they came; a stream is passed on while it comes. Messages are translated. pages, routes: see
+    Door. trouble: why no call can be answered now or later, if that is so.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Relay(Door):
         super().__init__(
             models=models,
             address=address,
-            calls=CALLS,
+            calls=(*CALLS, *MESSAGES_CALLS),
             pages=pages or {},
             bounds=bounds,
             routes=routes,
@@ -73,6 +74,9 @@ class Relay(Door):
         facts = facts_of(raw)
         request = Request(raw=raw, url=exchange.path)
         call = Call(priority=facts.priority or 0)
+        if exchange.path in MESSAGES_CALLS:
+            await self._answer_messages(exchange, raw, call)
+            return
         stream = Passed(exchange, has_usage=facts.stream_options is not None)
         try:
             outcome = await self._send(request, call, stream if facts.stream else None)
@@ -81,6 +85,14 @@ class Relay(Door):
             if not stream.has_begun:
                 raise
             await stream.fail(refusal)
+        finally:
+            call.let_go()
+
+    async def _answer_messages(self, exchange: Exchange, raw: bytes, call: Call) -> None:
+        try:
+            await answer_messages(
+                exchange, raw, lambda request, sink: self._send(request, call, sink)
+            )
         finally:
             call.let_go()
 
@@ -201,7 +213,7 @@ def _fields(headers: Mapping[str, str], request_id: str = "") -> bytes:
 
 def _refuse(exchange: Exchange, error: CallError | NoEndpoint, stream: Passed) -> None:
     """Answers as the endpoint did, if it is the client's matter; otherwise raises Refusal."""
-    status = _own_status(error)
+    status = own_status(error)
     if stream.has_begun or status is None or isinstance(error, NoEndpoint):
         raise refusal_of(error)
     fields = JSON if error.body[:1] in b"{[" else TEXT
@@ -212,20 +224,13 @@ def _refuse(exchange: Exchange, error: CallError | NoEndpoint, stream: Passed) -
     exchange.respond(status, error.body, fields)
 
 
-def _own_status(error: CallError | NoEndpoint) -> int | None:
-    """The status that the endpoint answered with, if the error is its client's matter."""
-    if isinstance(error, NoEndpoint | Refused | Unpaid) or not error.body:
-        return None
-    return error.status if error.status is not None and error.status >= 400 else None
-
-
 def status_of(outcome: Outcome) -> int:
     """The HTTP status with which `pass_back` answers, unless a stream has begun before."""
     error = outcome.error
     if error is None:
         assert outcome.reply is not None
         return outcome.reply.status
-    return _own_status(error) or refusal_of(error).status
+    return own_status(error) or refusal_of(error).status
 
 
 def _without_usage(data: bytes) -> bytes:

@@ -33,6 +33,7 @@ from redline.sim.answers.answers import (
     packed,
 )
 from redline.sim.answers.bodies import MAX_DIMENSIONS, BadCall, decode, texts
+from redline.sim.answers.tool_calls import ToolCall, forced_calls
 from redline.sim.wire import StreamEvent
 
 DEFAULT_DIMENSIONS = 8
@@ -137,6 +138,57 @@ class _Generated:
         return completion_usage(self.prompt_tokens, self.completion_tokens)
 
 
+class _Called(_Generated):
+    """A reply that calls tools and says nothing. A token limit does not cut it."""
+
+    def __init__(self, body: chat.Request, prompt_tokens: int, calls: list[ToolCall]) -> None:
+        tokens = sum(count_tokens(call.arguments) for call in calls)
+        said = [Said("", tokens, is_cut=False)] * (body.n or 1)
+        super().__init__(chat.FORM, body, prompt_tokens, said, None)
+        self._calls = calls
+
+    @property
+    def is_long(self) -> bool:
+        pieces = sum(call.arguments.count(" ") + 2 for call in self._calls) + 2
+        texts = sum(len(call.tool) + len(call.arguments) for call in self._calls)
+        frames = pieces * (_LONGEST_FRAME_BYTES + 6 * len(self._model))
+        return len(self._said) * (6 * texts + frames) > _LONG_BYTES
+
+    def whole(self, number: int, created_s: int) -> Object:
+        choices = []
+        for index in range(len(self._said)):
+            calls = [
+                chat.tool_call(_call_id(number, index, position), call.tool, call.arguments)
+                for position, call in enumerate(self._calls)
+            ]
+            choices.append(chat.FORM.choice(index, None, "tool_calls", tool_calls=calls))
+        return self._writer(number, created_s).whole(choices, self._usage())
+
+    def events(self, number: int, created_s: int) -> Iterator[StreamEvent]:
+        writer = self._writer(number, created_s)
+        encode = writer.encoder()
+        before = 0
+        for index in range(len(self._said)):
+            assert chat.FORM.opening is not None
+            yield StreamEvent(before, encode(chat.FORM.opening(index)))
+            for position, call in enumerate(self._calls):
+                name = _call_id(number, index, position)
+                start = chat.tool_call(name, call.tool, "")
+                yield StreamEvent(before, encode(chat.call_piece(index, position, start)))
+                for tokens, text in _words(call.arguments):
+                    more = {"function": {"arguments": text}}
+                    piece = encode(chat.call_piece(index, position, more))
+                    yield StreamEvent(before + tokens, piece, has_text=True)
+                before += count_tokens(call.arguments)
+            yield StreamEvent(before, encode(chat.FORM.piece(index, "", "tool_calls")))
+        for event in writer.last(self._usage()):
+            yield StreamEvent(before, event_bytes(event))
+
+
+def _call_id(number: int, index: int, position: int) -> str:
+    return f"call_sim{number}_{index}_{position}"
+
+
 class _Whole:
     """A reply that is never streamed."""
 
@@ -208,7 +260,10 @@ def _chat(raw: bytes, answers: Answers) -> Draft:
         if message.role == "user":
             question = text
     most = body.max_completion_tokens or body.max_tokens
-    answer = answers.answer(text if question is None else question, body.response_format, body.seed)
+    question = text if question is None else question
+    if body.tools and (calls := forced_calls(body, question)):
+        return _Called(body, prompt_tokens, calls)
+    answer = answers.answer(question, body.response_format, body.seed)
     said = cut(answer, most)
     return _Generated(chat.FORM, body, prompt_tokens, [said] * (body.n or 1), most)
 

@@ -1,0 +1,9 @@
+"""Anthropic's Messages API in front of chat: requests become chats, chats become messages.
+
+https://platform.claude.com/docs/en/api/messages
+"""
+
+from redline.apis.messages.answers import message_of
+from redline.apis.messages.errors import COUNT_TOKENS, MESSAGES, is_messages_path, messages_error
+from redline.apis.messages.requests import UntranslatableError, chat_of, prompt_of
+from redline.apis.messages.stream import MessageStream

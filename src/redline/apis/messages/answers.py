@@ -1,0 +1,153 @@
+"""Answers of chat as messages.
+
+finish_reason                       stop_reason
+stop, or none                       end_turn; tool_use if tools are called; stop_sequence if the
+                                    server names the one that it found, as vLLM and SGLang do
+length                              max_tokens
+tool_calls, function_call           tool_use
+content_filter, or a refusal        refusal
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from redline.apis.choices import text_of
+from redline.apis.loose_json import decoded
+from redline.apis.usage import read_usage
+from redline.errors import BadReply
+
+Object = dict[str, Any]
+
+# Of a tool's input: holds arguments that are no JSON object.
+INVALID_JSON = "INVALID_JSON"
+_STOP_REASONS = {
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "function_call": "tool_use",
+    "content_filter": "refusal",
+}
+
+
+def message_of(
+    chat: Mapping[str, Any], *, model: str = "", stop_sequences: Collection[str] = ()
+) -> Object:
+    """The message that says what the chat's first choice does.
+
+    model: of an answer that names none. stop_sequences: those of the request. Arguments of a tool
+    that are no JSON object are in its input's INVALID_JSON. What the model thought is left out: a
+    thinking block has a signature, which chat servers do not give. Raises BadReply for an answer
+    that is no chat.
+    """
+    try:
+        choice = chat["choices"][0]
+        said = choice["message"]
+        content = [*_content(said)]
+        is_called = any(block["type"] == "tool_use" for block in content)
+        reason, sequence = stop_of(
+            choice, stop_sequences, is_called=is_called, is_refused=bool(said.get("refusal"))
+        )
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise BadReply("the answer has no message that can be read") from error
+    return {
+        **opening(chat, model),
+        "content": content,
+        "stop_reason": reason,
+        "stop_sequence": sequence,
+        "usage": usage_of(chat.get("usage")),
+    }
+
+
+def opening(chat: Mapping[str, Any], model: str) -> Object:
+    """A message without content that has not ended, from a chat or the first event of one."""
+    name, stated = chat.get("id"), chat.get("model")
+    name = name.removeprefix("chatcmpl-") if isinstance(name, str) else ""
+    return {
+        "id": f"msg_{name or uuid.uuid4().hex}",
+        "type": "message",
+        "role": "assistant",
+        "model": stated if isinstance(stated, str) and stated else model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": usage_of(chat.get("usage")),
+    }
+
+
+def stop_of(
+    choice: Mapping[str, Any],
+    stop_sequences: Collection[str],
+    *,
+    is_called: bool,
+    is_refused: bool = False,
+) -> tuple[str, str | None]:
+    """stop_reason and stop_sequence of a choice that has ended, from its last event at least.
+
+    is_called: it calls a tool. is_refused: it says why the model refuses.
+    """
+    if is_refused:
+        return "refusal", None
+    reason = _STOP_REASONS.get(str(choice.get("finish_reason")))
+    if reason is not None:
+        return reason, None
+    if is_called:
+        return "tool_use", None
+    for name in ("stop_reason", "matched_stop"):
+        found = choice.get(name)
+        if isinstance(found, str) and found in stop_sequences:
+            return "stop_sequence", found
+    return "end_turn", None
+
+
+def usage_of(usage: Any) -> Object:
+    """The usage of a chat as that of a message; zeros if the server states none."""
+    found = read_usage(usage if isinstance(usage, dict) else None)
+    if found is None:
+        return {"input_tokens": 0, "output_tokens": 0}
+    return {
+        "input_tokens": found.input,
+        "cache_creation_input_tokens": found.written,
+        "cache_read_input_tokens": found.cached,
+        "output_tokens": found.output,
+    }
+
+
+def tool_use(call: Mapping[str, Any], arguments: Any = None) -> Object:
+    """The block of a tool call."""
+    name = call.get("id")
+    return {
+        "type": "tool_use",
+        "id": name if isinstance(name, str) and name else f"toolu_{uuid.uuid4().hex}",
+        "name": call["function"]["name"],
+        "input": _input(arguments),
+    }
+
+
+def _content(said: Mapping[str, Any]) -> Iterator[Object]:
+    for text in (text_of(said.get("content")), said.get("refusal")):
+        if text:
+            if not isinstance(text, str):
+                raise TypeError
+            yield {"type": "text", "text": text}
+    for call in said.get("tool_calls") or ():
+        yield tool_use(call, call["function"].get("arguments"))
+
+
+def _input(arguments: Any) -> Object:
+    """The input of a tool."""
+    if isinstance(arguments, dict):
+        return arguments
+    if not arguments:
+        return {}
+    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    if not text.strip():
+        return {}
+    try:
+        found = decoded(text.encode())
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {INVALID_JSON: text}

@@ -1,0 +1,40 @@
+"""Errors as the Messages API writes them: a `type` for each status.
+
+https://platform.claude.com/docs/en/api/errors
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+MESSAGES = "/v1/messages"
+COUNT_TOKENS = "/v1/messages/count_tokens"
+
+_TYPES = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def is_messages_path(path: str) -> bool:
+    """Answers to requests for this path have the shapes of the Messages API."""
+    return path == MESSAGES or path.startswith(f"{MESSAGES}/")
+
+
+def messages_error(status: int, message: str, request_id: str) -> dict[str, Any]:
+    """The body of a request that failed with this HTTP status, or the event of a stream."""
+    kind = _TYPES.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": message},
+        "request_id": request_id,
+    }

@@ -1,0 +1,399 @@
+"""Requests of the Messages API as requests of chat.
+
+a field or block                                    becomes
+system                                              the first message; texts are joined by lines
+messages of one role in a row                       one message: chat templates want turns
+tool_result                                         a `tool` message, right after the calls
+is_error                                            `Error: ` before the result's text
+images of a tool_result                             parts of the user message behind it
+thinking, redacted_thinking; `thinking`             nothing
+documents of text, search results                   their title, source and text
+a PDF in base64                                     a `file` part
+a tool with an input_schema                         a function
+output_config.format                                response_format
+cache_control, service_tier, ... (`_DROPPED`)       nothing: the answer does not depend on it
+a document by URL or file id, tools and blocks      refused
+of tools that Anthropic runs or defines,
+container, mcp_servers, ... (`_REFUSED`)
+a field that the Messages API does not have         itself: it is meant for the server
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+Object = dict[str, Any]
+
+_DROPPED = frozenset(
+    {
+        *("cache_control", "context_management", "diagnostics", "fallbacks", "inference_geo"),
+        *("priority", "service_tier", "speed", "thinking", "user_profile_id"),
+    }
+)
+_REFUSED = {
+    "container": "the server has no container",
+    "mcp_servers": "the server calls no MCP server",
+    "n": "one request has one answer",
+    "output_format": "give it as `output_config.format`",
+}
+# What is made of other fields, or decides the shape of the answer.
+_OURS = frozenset(
+    {
+        *("function_call", "functions", "messages", "parallel_tool_calls", "response_format"),
+        *("stop", "stream_options", "user"),
+    }
+)
+_PATH = re.compile(r"`\$\.?([^`]+)`")
+_VALUE = re.compile(r"Invalid value '(.*)' - at")
+
+
+class UntranslatableError(ValueError):
+    """A request that is not valid, or that chat cannot express. param: the field."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class _Base64(Struct, tag="base64", tag_field="type"):
+    media_type: str
+    data: str
+
+
+class _Url(Struct, tag="url", tag_field="type"):
+    url: str
+
+
+class _PlainText(Struct, tag="text", tag_field="type"):
+    data: str
+
+
+class _Text(Struct, tag="text", tag_field="type"):
+    text: str
+
+
+class _Image(Struct, tag="image", tag_field="type"):
+    source: _Base64 | _Url
+
+
+class _Content(Struct, tag="content", tag_field="type"):
+    content: str | list[_Text | _Image]
+
+
+class _Document(Struct, tag="document", tag_field="type"):
+    source: _Base64 | _PlainText | _Content
+    title: str | None = None
+    context: str | None = None
+
+
+class _SearchResult(Struct, tag="search_result", tag_field="type"):
+    source: str
+    title: str
+    content: list[_Text]
+
+
+class _ToolResult(Struct, tag="tool_result", tag_field="type"):
+    tool_use_id: str
+    content: str | list[_Text | _Image | _Document | _SearchResult] | None = None
+    is_error: bool | None = None
+
+
+class _ToolUse(Struct, tag="tool_use", tag_field="type"):
+    id: str
+    name: str
+    input: Object
+
+
+class _Thinking(Struct, tag="thinking", tag_field="type"):
+    pass
+
+
+class _RedactedThinking(Struct, tag="redacted_thinking", tag_field="type"):
+    pass
+
+
+_Shown = _Text | _Image | _Document | _SearchResult
+
+
+class _User(Struct, tag="user", tag_field="role"):
+    content: str | list[_Text | _Image | _Document | _SearchResult | _ToolResult]
+
+
+class _Assistant(Struct, tag="assistant", tag_field="role"):
+    content: str | list[_Text | _ToolUse | _Thinking | _RedactedThinking]
+
+
+class _System(Struct, tag="system", tag_field="role"):
+    content: str | list[_Text]
+
+
+class _Tool(Struct):
+    name: str
+    type: str | None = None
+    input_schema: Object | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class _Auto(Struct, tag="auto", tag_field="type"):
+    disable_parallel_tool_use: bool | None = None
+
+
+class _Any(Struct, tag="any", tag_field="type"):
+    disable_parallel_tool_use: bool | None = None
+
+
+class _Named(Struct, tag="tool", tag_field="type"):
+    name: str
+    disable_parallel_tool_use: bool | None = None
+
+
+class _None(Struct, tag="none", tag_field="type"):
+    pass
+
+
+class _Format(Struct, tag="json_schema", tag_field="type"):
+    schema: Object
+
+
+class _OutputConfig(Struct):
+    format: _Format | None = None
+
+
+class _Metadata(Struct):
+    user_id: str | None = None
+
+
+class _Prompt(Struct, kw_only=True):
+    """What becomes tokens of the prompt."""
+
+    model: str
+    messages: Annotated[list[_User | _Assistant | _System], Meta(min_length=1)]
+    system: str | list[_Text] | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: _Auto | _Any | _Named | _None | None = None
+    output_config: _OutputConfig | None = None
+
+
+class _Request(_Prompt, kw_only=True):
+    max_tokens: Annotated[int, Meta(ge=1)]
+    metadata: _Metadata | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | int | None = None
+    top_k: int | None = None
+    top_p: float | int | None = None
+
+
+_KNOWN = frozenset((*_Request.__struct_fields__, *_DROPPED, *_OURS, *_REFUSED))
+
+
+def chat_of(body: Any) -> Object:
+    """The chat request that asks the same. A stream ends with its usage.
+
+    Raises UntranslatableError, which names the field.
+    """
+    asked: _Request = _converted(body, _Request)
+    _refuse(body)
+    chat = {name: value for name, value in body.items() if name not in _KNOWN}
+    chat |= _prompt(asked)
+    if "max_completion_tokens" not in chat:
+        # What most servers know. OpenAI's reasoning models take the other name alone.
+        chat["max_tokens"] = asked.max_tokens
+    for name in ("temperature", "top_k", "top_p"):
+        if (value := getattr(asked, name)) is not None:
+            chat[name] = value
+    if asked.stop_sequences:
+        chat["stop"] = asked.stop_sequences
+    if asked.metadata is not None and asked.metadata.user_id:
+        chat["user"] = asked.metadata.user_id
+    if asked.stream:
+        chat |= {"stream": True, "stream_options": {"include_usage": True}}
+    return chat
+
+
+def prompt_of(body: Any) -> Object:
+    """The prompt of a request whose tokens are counted, as a chat request. Raises as chat_of."""
+    asked = _converted(body, _Prompt)
+    _refuse(body)
+    return _prompt(asked)
+
+
+def _converted(body: Any, kind: Any) -> Any:
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        message = str(error)
+    found = _PATH.search(message)
+    param = found[1] if found else None
+    value = _VALUE.match(message)
+    if param is not None and value is not None and param.endswith((".type", ".role")):
+        message = f"`{param}`: `{value[1]}` cannot be translated for a chat server"
+    else:
+        message = f"The body of the request is not valid: {message.replace('`$.', '`')}"
+    raise UntranslatableError(message, param)
+
+
+def _refuse(body: Object) -> None:
+    for name, reason in _REFUSED.items():
+        if body.get(name):
+            raise UntranslatableError(
+                f"`{name}` cannot be translated for a chat server: {reason}", name
+            )
+
+
+def _prompt(asked: _Prompt) -> Object:
+    """model, messages, tools and response format of the chat."""
+    chat: Object = {"model": asked.model, "messages": [*_messages(asked)]}
+    if asked.tools:
+        chat["tools"] = [_function(tool, index) for index, tool in enumerate(asked.tools)]
+        chat |= _choice(asked.tool_choice)
+    if asked.output_config is not None and asked.output_config.format is not None:
+        schema = {"name": "answer", "schema": asked.output_config.format.schema, "strict": True}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return chat
+
+
+def _messages(asked: _Prompt) -> Iterator[Object]:
+    if asked.system:
+        yield {"role": "system", "content": _lines(_blocks(asked.system))}
+    for kind, turn in groupby(asked.messages, type):
+        blocks = [block for message in turn for block in _blocks(message.content)]
+        if kind is _User:
+            yield from _user(blocks)
+        elif kind is _Assistant:
+            yield from _assistant(blocks)
+        else:
+            yield {"role": "system", "content": _lines(blocks)}
+
+
+def _blocks(content: str | Sequence[Any] | None) -> Sequence[Any]:
+    return [_Text(content)] if isinstance(content, str) else content or ()
+
+
+def _user(blocks: Sequence[Any]) -> Iterator[Object]:
+    """The results of tools, each as its own message, and then what the user says."""
+    shown: list[Object] = []
+    for block in blocks:
+        if isinstance(block, _ToolResult):
+            message, media = _tool_message(block)
+            shown += media
+            yield message
+    for block in blocks:
+        if not isinstance(block, _ToolResult):
+            shown += _parts(block)
+    if shown:
+        yield {"role": "user", "content": _shortest(shown)}
+
+
+def _tool_message(result: _ToolResult) -> tuple[Object, list[Object]]:
+    """The message of a tool, and what it cannot hold: it has text only."""
+    parts = [part for block in _blocks(result.content) for part in _parts(block)]
+    text = "\n".join(part["text"] for part in parts if part["type"] == "text")
+    media = [part for part in parts if part["type"] != "text"]
+    if media:
+        text = text or "The result is in the next message."
+        media.insert(0, _text_part(f"Result of the tool call {result.tool_use_id}:"))
+    if result.is_error:
+        text = f"Error: {text}"
+    return {"role": "tool", "tool_call_id": result.tool_use_id, "content": text}, media
+
+
+def _assistant(blocks: Iterable[Any]) -> Iterator[Object]:
+    """What the model has said; nothing for a turn that was thinking alone."""
+    texts: list[str] = []
+    calls: list[Object] = []
+    for block in blocks:
+        if isinstance(block, _Text):
+            texts.append(block.text)
+        elif isinstance(block, _ToolUse):
+            arguments = msgspec.json.encode(block.input).decode()
+            function = {"name": block.name, "arguments": arguments}
+            calls.append({"id": block.id, "type": "function", "function": function})
+    if calls:
+        yield {"role": "assistant", "content": "".join(texts) or None, "tool_calls": calls}
+    elif texts:
+        yield {"role": "assistant", "content": "".join(texts)}
+
+
+def _parts(block: _Shown) -> list[Object]:
+    """The parts of a chat message that show the block."""
+    if isinstance(block, _Text):
+        return [_text_part(block.text)]
+    if isinstance(block, _Document):
+        return _document(block)
+    if isinstance(block, _SearchResult):
+        return [_text_part("\n".join([block.title, block.source, _lines(block.content)]))]
+    source = block.source
+    if isinstance(source, _Url):
+        url = source.url
+    else:
+        url = f"data:{source.media_type};base64,{source.data}"
+    return [{"type": "image_url", "image_url": {"url": url}}]
+
+
+def _document(block: _Document) -> list[Object]:
+    source, title = block.source, block.title
+    about = [text for text in (title, block.context) if text]
+    if isinstance(source, _Base64):
+        data = f"data:{source.media_type};base64,{source.data}"
+        file = {"filename": title or "document.pdf", "file_data": data}
+        texts = [_text_part(block.context)] if block.context else []
+        return [*texts, {"type": "file", "file": file}]
+    if isinstance(source, _PlainText):
+        return [_text_part("\n".join([*about, source.data]))]
+    return [*map(_text_part, about), *(p for one in _blocks(source.content) for p in _parts(one))]
+
+
+def _text_part(text: str) -> Object:
+    return {"type": "text", "text": text}
+
+
+def _shortest(parts: list[Object]) -> str | list[Object]:
+    """Parts that are all text as one: not every server takes a list."""
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return parts
+
+
+def _lines(blocks: Iterable[_Text]) -> str:
+    return "\n".join(block.text for block in blocks)
+
+
+def _function(tool: _Tool, index: int) -> Object:
+    if tool.type not in (None, "custom"):
+        where = f"tools[{index}].type"
+        message = f"`{where}`: `{tool.type}` cannot be translated for a chat server"
+        raise UntranslatableError(f"{message}: give the tool an `input_schema` of its own", where)
+    if tool.input_schema is None:
+        where = f"tools[{index}]"
+        message = f"`{where}` has no `input_schema`, which names the tool's parameters"
+        raise UntranslatableError(message, where)
+    function: Object = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: _Auto | _Any | _Named | _None | None) -> Object:
+    match choice:
+        case None:
+            return {}
+        case _None():
+            return {"tool_choice": "none"}
+        case _Auto():
+            found: Any = "auto"
+        case _Any():
+            found = "required"
+        case _Named(name=name):
+            found = {"type": "function", "function": {"name": name}}
+    parallel = {"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {}
+    return {"tool_choice": found, **parallel}

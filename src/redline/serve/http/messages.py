@@ -1,0 +1,212 @@
+"""Anthropic's Messages API in front of a backend that answers chats.
+
+A request becomes a chat, and its answer a message, see `redline.apis.messages`. Errors have the
+shape of the Messages API: those of the endpoint keep their status and their text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from redline.apis import chat, event_bytes, loose_json
+from redline.apis.errors import read_error
+from redline.apis.messages import (
+    COUNT_TOKENS,
+    MESSAGES,
+    MessageStream,
+    UntranslatableError,
+    chat_of,
+    message_of,
+    messages_error,
+    prompt_of,
+)
+from redline.calls import Chunk, Outcome, Reply, Request, Sink
+from redline.calls.tokens import TokenEstimator
+from redline.errors import CallError, NoEndpoint, Retryable
+from redline.httpserver import JSON, ClientGoneError, Exchange, header_lines
+from redline.serve.http.event_stream import STREAM_HEADERS
+from redline.serve.http.refusals import Refusal, own_status, refusal_of
+from redline.serve.http.replies import body_of
+from redline.serve.http.requests import Asked
+
+# The paths that `answer_messages` answers.
+MESSAGES_CALLS = (MESSAGES, COUNT_TOKENS)
+# Sends the chat request, and its stream to the sink if there is one.
+Send = Callable[[Request, Sink | None], Awaitable[Outcome]]
+# Learns nothing from replies, so one is enough for all.
+_ESTIMATOR = TokenEstimator()
+
+
+async def answer_messages(
+    exchange: Exchange, raw: bytes, send: Send, *, request_id: str = ""
+) -> None:
+    """Answers a request to one of MESSAGES_CALLS. Raises Refusal if it has not begun to.
+
+    raw: the request's body. send: called for a message, not for a count of tokens. request_id: of
+    an answer whose endpoint gave none; made up if empty.
+    """
+    if exchange.path == COUNT_TOKENS:
+        count_tokens(exchange, raw, request_id=request_id)
+        return
+    answer = _Answer(exchange, _translated(raw, chat_of), request_id or new_request_id())
+    del raw
+    try:
+        await answer.finish(await send(answer.request, answer.stream))
+    except Refusal as refusal:
+        if answer.stream is None or not answer.stream.has_begun:
+            raise
+        await answer.stream.fail(refusal)
+
+
+def count_tokens(exchange: Exchange, raw: bytes, *, request_id: str = "") -> None:
+    """Answers a request to COUNT_TOKENS with an estimate. Raises Refusal for one that is not valid.
+
+    raw, request_id: as for `answer_messages`.
+    """
+    cost = _ESTIMATOR.estimate(Request(body=_translated(raw, prompt_of)))
+    counted = msgspec.json.encode({"input_tokens": cost.input_tokens})
+    fields = header_lines({"request-id": request_id or new_request_id()})
+    exchange.respond(200, counted, JSON + fields)
+
+
+def new_request_id() -> str:
+    """An id as no other answer has it."""
+    return f"req_{uuid.uuid4().hex}"
+
+
+def _translated(raw: bytes, translate: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return translate(loose_json.decoded(raw))
+    except UntranslatableError as error:
+        raise Refusal(str(error), param=error.param) from None
+    except (ValueError, RecursionError) as error:
+        raise Refusal(f"The body of the request could not be read as JSON: {error}") from None
+
+
+class _Answer:
+    """The answer to one request. stream: None for a message that comes whole."""
+
+    def __init__(self, exchange: Exchange, body: dict[str, Any], request_id: str) -> None:
+        self._exchange = exchange
+        self._request_id = request_id
+        self._model: str = body["model"]
+        self._stop_sequences: list[str] = body.get("stop", [])
+        self.request = Request(body=body, url=chat.API.path)
+        self.stream: _Stream | None = None
+        if body.get("stream"):
+            translation = MessageStream(model=self._model, stop_sequences=self._stop_sequences)
+            self.stream = _Stream(exchange, translation, request_id)
+
+    async def finish(self, outcome: Outcome) -> None:
+        """Answers with the outcome. Raises Refusal for a failure."""
+        if outcome.error is not None:
+            raise _refusal(outcome.error)
+        reply = outcome.reply
+        assert reply is not None
+        try:
+            if self.stream is None:
+                await self._respond(reply)
+            else:
+                await self.stream.finish(None if self.stream.has_begun else self._whole(reply))
+        except CallError as error:
+            raise refusal_of(error) from error
+
+    async def _respond(self, reply: Reply) -> None:
+        message = message_of(
+            self._whole(reply), model=self._model, stop_sequences=self._stop_sequences
+        )
+        fields = JSON + header_lines({"request-id": _id_of(reply.headers, self._request_id)})
+        self._exchange.respond(200, msgspec.json.encode(message), fields)
+        # In flight until its client has taken it.
+        await self._exchange.drained()
+
+    def _whole(self, reply: Reply) -> Any:
+        """The chat that answers. Raises Refusal if there is none."""
+        asked = Asked(
+            request=self.request, model=self._model, priority=0, is_stream=False, wants_usage=True
+        )
+        try:
+            return loose_json.decoded(body_of(asked, reply))
+        except (ValueError, RecursionError) as error:
+            raise Refusal(f"the answer is not JSON: {error}", status=502) from error
+
+
+class _Stream(Sink):
+    """The sink of a message that is streamed.
+
+    relays: the bytes are read here, and nowhere else. Events of backends that have no bytes are
+    taken, too.
+    """
+
+    relays = True
+
+    def __init__(self, exchange: Exchange, translation: MessageStream, request_id: str) -> None:
+        self._exchange = exchange
+        self._translation = translation
+        self._request_id = request_id
+        self.has_begun = False
+
+    async def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        self._request_id = _id_of(headers, self._request_id)
+
+    async def put(self, chunk: Chunk) -> None:
+        if chunk.raw.lstrip()[:1] == b"{":
+            # The whole answer of an endpoint that does not stream: the reply has it as well.
+            return
+        if chunk.raw:
+            data = self._translation.feed(chunk.raw)
+        else:
+            data = self._translation.take(chunk.data)
+        if data:
+            await self._write(data)
+
+    async def finish(self, whole: Any) -> None:
+        """Ends the stream. whole: the chat of a backend that gave no chunk; None otherwise.
+
+        Raises CallError if the chat is none.
+        """
+        if whole is not None:
+            await self._write(self._translation.take(whole))
+        await self._exchange.end(self._translation.end())
+
+    async def fail(self, refusal: Refusal) -> None:
+        """Breaks off the stream, so that it does not pass for a whole one."""
+        error = messages_error(refusal.status, str(refusal), self._request_id)
+        await self._write(event_bytes(error, "error"))
+        self._exchange.break_off()
+
+    async def _write(self, data: bytes) -> None:
+        try:
+            if self.has_begun:
+                await self._exchange.write(data)
+            else:
+                self.has_begun = True
+                fields = STREAM_HEADERS + header_lines({"request-id": self._request_id})
+                await self._exchange.begin(200, fields, data)
+        except ClientGoneError:
+            # The call is being cancelled. Raised here, the error would be taken for a failure of
+            # what the backend itself reads from.
+            await asyncio.sleep(0)
+
+
+def _id_of(headers: Mapping[str, str], otherwise: str) -> str:
+    """The id that the endpoint gave its answer."""
+    found = headers.get("x-request-id", "")
+    return found if found.isascii() and found.isprintable() and found else otherwise
+
+
+def _refusal(error: CallError | NoEndpoint) -> Refusal:
+    """What a client is told of a failed call: the endpoint's words, if it is its own matter."""
+    status = own_status(error)
+    if status is None or isinstance(error, NoEndpoint):
+        return refusal_of(error)
+    headers = {}
+    if isinstance(error, Retryable) and error.retry_after_s:
+        headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    return Refusal(read_error(error.body).message, status=status, headers=headers)

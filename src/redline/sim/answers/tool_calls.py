@@ -1,0 +1,45 @@
+"""Tool calls of the simulated model: it calls a tool only if the request forces it to.
+
+tool_choice               calls
+none, auto or not given   none
+required                  each tool once; the first one alone if parallel_tool_calls is false
+a function                that one
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from redline.apis import chat
+from redline.sim.answers.bodies import BadCall
+from redline.sim.answers.schema import example
+
+
+class ToolCall(NamedTuple):
+    """One call. arguments: JSON that satisfies the parameters' schema."""
+
+    tool: str
+    arguments: str
+
+
+def forced_calls(body: chat.Request, question: str) -> list[ToolCall]:
+    """The calls that the request forces; question: what decides their arguments.
+
+    Raises BadCall for a tool that is not offered, or a schema that cannot be satisfied.
+    """
+    tools = [tool.function for tool in body.tools or ()]
+    if isinstance(body.tool_choice, chat.ToolChoice):
+        wanted = body.tool_choice.function.name
+        tools = [tool for tool in tools if tool.name == wanted]
+        if not tools:
+            raise BadCall(f"'tool_choice' names no tool that is offered: {wanted}")
+    elif body.tool_choice != "required":
+        return []
+    if body.parallel_tool_calls is False:
+        tools = tools[:1]
+    schemas = [tool.parameters or {"type": "object"} for tool in tools]
+    values = [example(schema, question) for schema in schemas]
+    arguments = [msgspec.json.encode(value).decode() for value in values]
+    return [ToolCall(tool.name, one) for tool, one in zip(tools, arguments, strict=True)]
