@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from redline.clock import SYSTEM, Clock
 from redline.serve.admission import ClassSettings, Gate, Overloaded, QueueFull
-from redline.serve.gateway.metering import Meter
-from redline.serve.http import facts_of
+from redline.serve.gateway.metering import Meter, sized
 from redline.serve.keys import Tenants
 from redline.waist import Backend, Call, Load, Outcome, Request, Sink, failed
 
@@ -50,14 +49,13 @@ class Admitted:
             finally:
                 place.leave()
         meter, tenant = self._admission.meter, self._admission.tenants.of(call.tenant)
-        raw = request.raw or b""
-        facts = facts_of(raw)
+        facts, size_bytes = sized(request)
         try:
             place = await self._gate.enter(
                 klass,
                 tenant=tenant.name,
                 weight=tenant.settings.weight,
-                tokens=meter.estimate(facts, len(raw)).tokens,
+                tokens=meter.estimate(facts, size_bytes).tokens,
                 deadline_s=call.deadline_s,
                 avoid=unfit,
             )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from redline.calls import Call, Health, Outcome, Request
+from redline.calls import Backend, Call, Health, Outcome, Request, Sink
 from redline.calls.cost import DOLLAR
 from redline.clock import SYSTEM
 from redline.httpserver import Exchange
@@ -22,12 +22,14 @@ from redline.serve.gateway.totals import OTHER, Asking, Totals
 from redline.serve.gateway.watch import GatewayWatch
 from redline.serve.http import (
     CALLS,
+    MESSAGES_CALLS,
     BodyFacts,
     Bounds,
     Door,
     Passed,
     Refusal,
     Routes,
+    answer_messages,
     busy,
     facts_of,
     no_model,
@@ -47,9 +49,10 @@ _TIERS = {"flex": "low", "priority": "high"}
 
 
 class Way(NamedTuple):
-    """Where a call goes, and what it has of its tenant's limits."""
+    """Where a call goes, what belongs to it, and what it has of its tenant's limits."""
 
-    target: Target
+    backend: Backend
+    call: Call
     started: Started
 
 
@@ -84,7 +87,7 @@ class Gateway(Door):
         super().__init__(
             models=(),
             address=address,
-            calls=CALLS,
+            calls=(*CALLS, *MESSAGES_CALLS),
             pages=own,
             bounds=bounds,
             routes=Routes(
@@ -182,12 +185,16 @@ class Gateway(Door):
         await super()._handle(exchange)
 
     async def _show_models(self, exchange: Exchange) -> None:
-        """The list of models, or the one that the path names. Raises Refusal for an unknown one."""
-        found: object = {"object": "list", "data": await self._models_known.all()}
+        """The models that a tenant may use, or the one that the path names. Raises Refusal."""
+        tenant = self.tenant_of(exchange)
         if name := exchange.path.removeprefix(_MODELS).removeprefix("/"):
-            found = await self._models_known.one(name)
+            found: object = await self._models_known.one(name) if tenant.may_use(name) else None
             if found is None:
-                raise no_model(name, self._lineup.names)
+                raise self._no_model(name, tenant)
+        else:
+            entries = await self._models_known.all()
+            usable = [entry for entry in entries if tenant.may_use(entry["id"])]
+            found = {"object": "list", "data": usable}
         exchange.respond(200, msgspec.json.encode(found))
 
     async def _answer(self, exchange: Exchange) -> None:
@@ -199,6 +206,7 @@ class Gateway(Door):
         facts = facts_of(raw)
         asking = Asking(
             tenant=tenant,
+            asked=facts.model,
             model=facts.model if self._lineup.has(facts.model) else OTHER,
             klass=class_of(tenant, exchange, facts),
             request_id=self._request_id(),
@@ -210,36 +218,52 @@ class Gateway(Door):
         except Refusal as refusal:
             self._refused(asking, refusal)
             raise
-        with started:
-            await self._pass_on(exchange, raw, facts, asking, Way(target, started))
-
-    async def _pass_on(
-        self, exchange: Exchange, raw: bytes, facts: BodyFacts, asking: Asking, way: Way
-    ) -> None:
-        target, started = way
-        request = Request(raw=raw, url=exchange.path)
         call = Call(
             priority=self._admission.priorities[asking.klass],
             avoid=target.unfit,
             unfit=target.unfit,
-            tenant=asking.tenant.name,
+            tenant=tenant.name,
         )
+        backend = target.anew if facts.stream or _asks_anew(exchange) else target.backend
+        way = Way(backend, call, started)
+        try:
+            with started:
+                if exchange.path in MESSAGES_CALLS:
+                    await self._translate(exchange, raw, asking, way)
+                else:
+                    await self._pass_on(exchange, raw, facts, asking, way)
+        finally:
+            call.let_go()
+
+    async def _pass_on(
+        self, exchange: Exchange, raw: bytes, facts: BodyFacts, asking: Asking, way: Way
+    ) -> None:
+        request = Request(raw=raw, url=exchange.path)
         stream = Passed(
             exchange, has_usage=facts.stream_options is not None, request_id=asking.request_id
         )
-        sink = stream if facts.stream else None
         try:
-            backend = target.anew if sink or _asks_anew(exchange) else target.backend
-            outcome = await self._until_closed(backend.send(request, call, sink))
-            started.settle(SYSTEM.now_s(), *self._meter.used(facts.model, outcome))
-            self._count(asking, outcome)
+            outcome = await self._sent(request, stream if facts.stream else None, asking, way)
             await pass_back(exchange, outcome, stream)
         except Refusal as refusal:
             if not stream.has_begun:
                 raise
             await stream.fail(refusal)
-        finally:
-            call.let_go()
+
+    async def _translate(self, exchange: Exchange, raw: bytes, asking: Asking, way: Way) -> None:
+        """Answers in the shape of Anthropic's API."""
+
+        async def send(request: Request, sink: Sink | None) -> Outcome:
+            return await self._sent(request, sink, asking, way)
+
+        await answer_messages(exchange, raw, send, request_id=asking.request_id)
+
+    async def _sent(self, request: Request, sink: Sink | None, asking: Asking, way: Way) -> Outcome:
+        """What became of the call, settled with its tenant and counted."""
+        outcome = await self._until_closed(way.backend.send(request, way.call, sink))
+        way.started.settle(SYSTEM.now_s(), *self._meter.used(asking.asked, outcome))
+        self._count(asking, outcome)
+        return outcome
 
     def tenant_of(self, exchange: Exchange) -> Tenant:
         """Whose request it is. Raises Refusal without a key that is known."""
@@ -261,9 +285,11 @@ class Gateway(Door):
         """Who answers calls for the model. Raises Refusal if the tenant has no such endpoint."""
         target = self._lineup.target(model)
         if target is None or not tenant.may_use(model or ""):
-            known = [name for name in self._lineup.names if tenant.may_use(name)]
-            raise no_model(model or "", known)
+            raise self._no_model(model or "", tenant)
         return target
+
+    def _no_model(self, name: str, tenant: Tenant) -> Refusal:
+        return no_model(name, [one for one in self._lineup.names if tenant.may_use(one)])
 
     def _count(self, asking: Asking, outcome: Outcome) -> None:
         totals, reply, status = self.totals, outcome.reply, status_of(outcome)
@@ -284,6 +310,8 @@ class Gateway(Door):
         return msgspec.json.encode({"status": "ok"})
 
     def _trouble(self) -> Refusal | None:
+        if not self._lineup.pools:
+            return None
         now_s = SYSTEM.now_s()
         states = {pool.load(now_s).state for pool in self._lineup.pools}
         if states <= {Health.GONE}:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any
-
-import msgspec
 
 from redline.calls import Call
 from redline.clock import SYSTEM, Clock
 from redline.errors import Rejected, TimedOut
 from redline.serve.gateway.lineup import Lineup
-from redline.serve.gateway.metering import Meter
+from redline.serve.gateway.metering import Meter, sized
 from redline.serve.http import BodyFacts
 from redline.serve.keys import Refused, Started, Tenants
 from redline.waist import Health, Load, Outcome, Request, Sink, failed
 
-_ENCODE = msgspec.json.Encoder().encode
 # A limit may come free earlier than it said.
 _LONGEST_PAUSE_S = 5.0
 
@@ -44,14 +40,13 @@ class Lines:
         return min(loads, key=lambda load: load.room_s)
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
-        body = request.body
-        facts = _facts_of(body)
+        facts, size_bytes = sized(request)
         target = self._lineup.target(facts.model)
         tenant = self._tenants.of(call.tenant)
         if target is None or not tenant.may_use(facts.model or ""):
             return failed(Rejected(f"the model {facts.model!r} does not exist", status=404))
         try:
-            started = await call.in_time(self._started(call.tenant, facts, body), self._clock)
+            started = await call.in_time(self._started(call.tenant, facts, size_bytes), self._clock)
         except TimedOut as error:
             return failed(error)
         if isinstance(started, Refused):
@@ -66,19 +61,12 @@ class Lines:
     async def aclose(self) -> None:
         """Its endpoints are closed by their owner."""
 
-    async def _started(self, name: str, facts: BodyFacts, body: Any) -> Started | Refused:
+    async def _started(self, name: str, facts: BodyFacts, size_bytes: int) -> Started | Refused:
         """The call within its tenant's limits, once they allow it; why they never will."""
         limits = self._tenants.of(name).limits
-        estimate = self._meter.estimate(facts, len(_ENCODE(body)))
+        estimate = self._meter.estimate(facts, size_bytes)
         while True:
             found = limits.try_start(self._clock.now_s(), *estimate)
             if isinstance(found, Started) or found.retry_after_s == math.inf:
                 return found
             await asyncio.sleep(min(found.retry_after_s, _LONGEST_PAUSE_S))
-
-
-def _facts_of(body: object) -> BodyFacts:
-    try:
-        return msgspec.convert(body, BodyFacts)
-    except msgspec.ValidationError:
-        return BodyFacts()

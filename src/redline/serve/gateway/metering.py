@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from redline.apis import read_usage
 from redline.calls.cost import Price, Prices
-from redline.serve.http import BodyFacts
-from redline.waist import Outcome
+from redline.serve.http import BodyFacts, facts_of
+from redline.waist import Outcome, Request
 
 # Of a prompt in English, and of the JSON around it; an estimate, settled by the answer.
 _BYTES_PER_TOKEN = 4
@@ -31,6 +33,17 @@ class Used(NamedTuple):
 
 
 NOTHING = Used(0, 0)
+
+
+def sized(request: Request) -> tuple[BodyFacts, int]:
+    """What a request asks for, and how long its body is, in bytes."""
+    if request.raw is not None:
+        return facts_of(request.raw), len(request.raw)
+    try:
+        facts = msgspec.convert(request.body, BodyFacts)
+    except msgspec.ValidationError:
+        facts = BodyFacts()
+    return facts, len(msgspec.json.encode(request.body))
 
 
 class Meter:

@@ -56,9 +56,12 @@ class Durations:
 
 
 class Asking(msgspec.Struct, frozen=True, kw_only=True):
-    """One call, as it is counted. model: that the settings name, or `other`."""
+    """One call, as it is counted. asked: the model, as its client names it. model: the same if the
+    settings name it, otherwise `other`.
+    """
 
     tenant: Tenant
+    asked: str | None
     model: str
     klass: str
     request_id: str
