@@ -65,7 +65,7 @@ async def gateway_of(settings: GatewaySettings) -> AsyncIterator[Served]:
             async with _kept(people, settings, gateway), _begun(batches), gateway:
                 yield Served(settings, gateway, lineup, people)
                 # Both at once: batches stop while interactive calls end.
-                await asyncio.gather(gateway.aclose(), *([batches.aclose()] if batches else []))
+                await asyncio.gather(gateway.aclose(), *([batches.drain()] if batches else []))
         finally:
             await lineup.aclose()
 
