@@ -121,8 +121,11 @@ class Batches:
                 self._begin(record)
         self._keeping = asyncio.create_task(self._keep_house(), name="redline batches")
 
-    async def aclose(self) -> None:
-        """Lets calls in flight end within `grace_s`; unfinished batches go on at the next start."""
+    async def drain(self) -> None:
+        """Lets calls in flight end within `grace_s`; unfinished batches go on at the next start.
+
+        Files and batches are still served, until `aclose`. May be repeated.
+        """
         self._is_closing = True
         if self._keeping is not None:
             self._keeping.cancel()
@@ -131,6 +134,10 @@ class Batches:
             life.stop()
         if self._tasks:
             await asyncio.wait(self._tasks)
+
+    async def aclose(self) -> None:
+        """Drains, and lets go of the state. May be repeated."""
+        await self.drain()
         await self._files.aclose()
         await self._disk.aclose()
         if self._lock is not None:
@@ -140,7 +147,7 @@ class Batches:
         """What goes on now."""
         return Snapshot(
             batches=[self._state_of(life) for life in self._lives.values()],
-            in_flight=self._world.backend.turns.held,
+            in_flight=self._world.backend.held,
             stored=dict(self._files.used()),
         )
 
@@ -299,7 +306,7 @@ class Batches:
                     asyncio.get_running_loop().call_exception_handler(what)
             looks += 1
             await asyncio.sleep(_LOOK_S)
-            self._world.backend.turns.look()
+            self._world.backend.look()
 
     async def _forget(self) -> None:
         """Drops batches that have been over for long."""

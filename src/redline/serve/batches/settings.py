@@ -24,9 +24,9 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     it, files expire and batches that are over are forgotten. most_window_s: the longest completion
     window.
     running: batches that run at once, tenant_running of one tenant; others wait. in_flight: calls
-    that all of them may have at the backend at once, waiting or not. priority: of these calls.
-    retry: of a line. cancel_s: for the calls in flight of a cancelled batch; grace_s: when the
-    server ends.
+    that the backend gets at once of one tenant to one model; fewer if it has fewer slots. priority:
+    of these calls. retry: of a line. cancel_s: for the calls in flight of a cancelled batch;
+    grace_s: when the server ends.
     """
 
     endpoints: tuple[str, ...] = tuple(api.path for api in APIS)

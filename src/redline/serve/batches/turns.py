@@ -10,7 +10,7 @@ from collections.abc import Callable
 from redline.calls import Backend, Call, Load, Outcome, Request, Sink
 from redline.clock import SYSTEM, Clock
 
-# A backend is asked how many calls it can take at most this often.
+# A backend is asked at most this often how many calls it can take.
 _FRESH_S = 0.05
 _LEAST_AHEAD = 16
 
@@ -90,41 +90,87 @@ class Turns:
             line.remove(turn)
 
 
-class Shared:
-    """The backend of all batches: a few calls more than it can take at once, from each tenant in
-    turn.
+class _Group:
+    """The calls of one tenant to one model. room: how many of them the backend gets at once."""
 
-    most: calls at the backend, however many it could take. What waits there holds nobody up who
-    comes with a lower priority number; more waiting there would only fill its queue.
+    def __init__(self, tenant: str, room: Callable[[], int]) -> None:
+        self._tenant = tenant
+        self.turns = Turns(room)
+        self.calls = 0
+
+    async def send(self, backend: Backend, request: Request, call: Call) -> Outcome:
+        await self.turns.acquire(self._tenant)
+        try:
+            return await backend.send(request, call)
+        finally:
+            self.turns.release(self._tenant)
+
+
+class Shared:
+    """The backend of all batches: of each tenant and model a few calls more than can be answered
+    at once.
+
+    most: calls of a tenant to a model, however many could be answered. The backend orders what
+    waits there by priority and arrival: so tenants have equal shares, and neither a tenant whose
+    limits are used up nor a model whose endpoints are down holds up others.
     """
 
     def __init__(self, backend: Backend, most: int, clock: Clock = SYSTEM) -> None:
         self._backend = backend
         self._most = most
         self._clock = clock
-        self._found = most
-        self._found_s = -math.inf
-        self.turns = Turns(self._room)
+        self._groups: dict[tuple[str, str], _Group] = {}
+
+    @property
+    def held(self) -> int:
+        """Calls that the backend has."""
+        return sum(group.turns.held for group in self._groups.values())
+
+    def look(self) -> None:
+        """Gives the backend more, if it has room for more by now."""
+        for group in self._groups.values():
+            group.turns.look()
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
         return self._backend.load(now_s, request)
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
-        tenant = call.tenant
-        await self.turns.acquire(tenant)
+        body = request.body
+        model = body.get("model") if isinstance(body, dict) else None
+        name = call.tenant, model if isinstance(model, str) else ""
+        group = self._groups.get(name)
+        if group is None:
+            room = _Room(self._backend, request, self._most, self._clock)
+            group = self._groups[name] = _Group(call.tenant, room)
+        group.calls += 1
         try:
-            return await self._backend.send(request, call, sink)
+            return await group.send(self._backend, request, call)
         finally:
-            self.turns.release(tenant)
+            group.calls -= 1
+            if not group.calls:
+                del self._groups[name]
 
     async def aclose(self) -> None:
         """Nothing: the backend stays its owner's."""
 
-    def _room(self) -> int:
+
+class _Room:
+    """How many calls like `request` the backend gets at once; asked anew now and then."""
+
+    def __init__(self, backend: Backend, request: Request, most: int, clock: Clock) -> None:
+        self._backend = backend
+        self._request = request
+        self._most = most
+        self._clock = clock
+        self._found = 0
+        self._found_s = -math.inf
+
+    def __call__(self) -> int:
         now_s = self._clock.now_s()
         if now_s - self._found_s >= _FRESH_S:
             self._found_s = now_s
-            slots = self._backend.load(now_s).slots
-            ahead = max(_LEAST_AHEAD, slots // 2)
-            self._found = min(self._most, slots + ahead) if slots else self._most
+            slots = self._backend.load(now_s, self._request).slots
+            self._found = min(self._most, slots + max(_LEAST_AHEAD, slots // 2))
+            if not slots:
+                self._found = self._most
         return self._found

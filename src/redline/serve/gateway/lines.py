@@ -34,7 +34,11 @@ class Lines:
         self._clock = clock
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
-        loads = [pool.load(now_s, request) for pool in self._lineup.pools]
+        pools = self._lineup.pools
+        if request is not None:
+            target = self._lineup.target(_facts_of(request.body).model)
+            pools = [] if target is None else [target.pool]
+        loads = [pool.load(now_s, request) for pool in pools]
         if not loads:
             return Load(state=Health.GONE, room_s=math.inf)
         return min(loads, key=lambda load: load.room_s)

@@ -80,7 +80,7 @@ async def gateway_of(settings: GatewaySettings) -> AsyncIterator[Served]:
             async with _kept(keyring, settings, gateway, tenants), _begun(batches), gateway:
                 yield Served(settings, gateway, lineup, keyring, admission)
                 # Both at once: batches stop while interactive calls end.
-                await asyncio.gather(gateway.aclose(), *([batches.aclose()] if batches else []))
+                await asyncio.gather(gateway.aclose(), *([batches.drain()] if batches else []))
         finally:
             await lineup.aclose()
 

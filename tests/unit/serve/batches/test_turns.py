@@ -116,12 +116,17 @@ def test_room_that_comes_about_is_given_out_when_somebody_looks() -> None:
 
 
 class Sized:
-    """A backend that says how many calls it takes at once."""
+    """A backend that says how many calls to a model it takes at once.
 
-    def __init__(self, slots: int) -> None:
+    lasts_s: how long its calls take, by their model.
+    """
+
+    def __init__(self, slots: int, **lasts_s: float) -> None:
         self.slots = slots
+        self.lasts_s = lasts_s
         self.in_flight = 0
         self.most = 0
+        self.ended: Counter[str] = Counter()
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
         return Load(slots=self.slots)
@@ -129,12 +134,18 @@ class Sized:
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         self.in_flight += 1
         self.most = max(self.most, self.in_flight)
-        await asyncio.sleep(1.0)
+        model = request.body["model"]
+        await asyncio.sleep(self.lasts_s.get(model, 1.0))
         self.in_flight -= 1
+        self.ended[model] += 1
         return Outcome(status="succeeded", reply=Reply(output=""))
 
     async def aclose(self) -> None:
         raise AssertionError("it is its owner's")
+
+
+def asked(model: str = "m") -> Request:
+    return Request(body={"model": model})
 
 
 def test_a_backend_has_a_few_calls_more_than_it_can_take() -> None:
@@ -143,10 +154,9 @@ def test_a_backend_has_a_few_calls_more_than_it_can_take() -> None:
         for slots, expected in ((4, 20), (100, 150), (1000, 512), (0, 512)):
             backend = Sized(slots)
             shared = Shared(backend, 512, VirtualClock(loop))
-            calls = [shared.send(Request(), Call(tenant=str(n % 7))) for n in range(2000)]
-            await asyncio.gather(*calls)
+            await asyncio.gather(*(shared.send(asked(), Call()) for _ in range(2000)))
             assert backend.most == expected
-            assert shared.turns.held == 0
+            assert shared.held == 0
             await shared.aclose()
 
     virtual_run(main())
@@ -156,12 +166,30 @@ def test_a_backend_that_grows_is_given_more() -> None:
     async def main() -> None:
         backend = Sized(10)
         shared = Shared(backend, 512, VirtualClock(asyncio.get_running_loop()))
-        working = [asyncio.create_task(shared.send(Request(), Call())) for _ in range(500)]
+        working = [asyncio.create_task(shared.send(asked(), Call())) for _ in range(500)]
         await asyncio.sleep(0.5)
-        assert backend.most == 26
+        assert shared.held == backend.most == 26
         backend.slots = 200
-        await asyncio.sleep(1.0)
-        assert backend.most == 300
+        shared.look()
+        await asyncio.sleep(0.1)
+        assert shared.held == backend.most == 300
         await asyncio.gather(*working)
+
+    virtual_run(main())
+
+
+def test_calls_that_get_nowhere_hold_up_neither_other_tenants_nor_other_models() -> None:
+    async def main() -> None:
+        backend = Sized(10, stuck=3600.0)
+        shared = Shared(backend, 512, VirtualClock(asyncio.get_running_loop()))
+        stuck = [asyncio.create_task(shared.send(asked("stuck"), Call())) for _ in range(500)]
+        await asyncio.sleep(0.1)
+        others = [shared.send(asked("m"), Call(tenant=tenant)) for tenant in ("", "b") * 100]
+        await asyncio.gather(*others)
+        assert backend.ended == {"m": 200}
+        for task in stuck:
+            task.cancel()
+        await asyncio.wait(stuck)
+        assert shared.held == 0
 
     virtual_run(main())
