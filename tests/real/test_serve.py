@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -248,3 +249,34 @@ def test_https_with_a_certificate_of_its_own(tmp_path: Path) -> None:
             ["curl", "-sk", f"{serve.url}/models"], capture_output=True, text=True, check=True
         )
         assert json.loads(done.stdout)["data"][0]["id"] == "sim"
+
+
+def test_a_function_of_a_list_is_served_and_one_bad_item_fails_alone(tmp_path: Path) -> None:
+    (tmp_path / "lengths.py").write_text(
+        "def one(text):\n"
+        "    return ValueError('too long') if len(text) > 20 else [float(len(text)), 0.5]\n"
+        "def embed(texts):\n"
+        "    return [one(text) for text in texts]\n",
+        "utf-8",
+    )
+    flags = ("--function", "lengths:embed", "--max-wait", "200ms", "--max-batch-size", "32")
+    with Serve(tmp_path, *flags) as serve, ThreadPoolExecutor(32) as threads:
+        client = client_of(serve)
+
+        def embed(number: int) -> list[float] | None:
+            text = "x" * (99 if number == 7 else number % 20)
+            if number == 7:
+                with pytest.raises(openai.BadRequestError, match="too long"):
+                    client.embeddings.create(model="embed", input=text)
+                return None
+            return client.embeddings.create(model="embed", input=text).data[0].embedding
+
+        found = list(threads.map(embed, range(32)))
+        assert found == [None if n == 7 else [float(n % 20), 0.5] for n in range(32)]
+        assert [model.id for model in client.models.list()] == ["embed"]
+        with urllib.request.urlopen(serve.url.removesuffix("/v1") + "/metrics") as page:
+            metrics = page.read().decode()
+        counts = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line[:1] != "#")
+        assert float(counts['redline_batch_items_total{model="embed"}']) == 32
+        assert float(counts['redline_batches_total{model="embed"}']) < 16
+        assert serve.page("/readyz")[0] == 200

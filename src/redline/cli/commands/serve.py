@@ -5,20 +5,20 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from click import Context
 
 from redline.calls import Cache
 from redline.cli.flags import flag, stated
-from redline.cli.session import Configuration, load, resolve_endpoints, say
+from redline.cli.session import Answering, Configuration, load, resolve_endpoints, say
 from redline.errors import ConfigError
 from redline.job.settings import FLAGS, Flags, Kind, flag_of, settings_in, values
 from redline.process import counted
 
 if TYPE_CHECKING:
-    from redline.serve.gateway import Certificate, GatewaySettings
+    from redline.serve.gateway import Certificate, FunctionSettings, GatewaySettings
 
 _FILE = "redline.toml"
 # Of an endpoint: flags that hold for all of them.
@@ -60,6 +60,14 @@ _OWN = (
     flag("cache_size", "SIZE", "Most bytes to keep. Default 1g."),
     flag("cache_sampled", None, "Keep sampled answers, too.", kind=Kind.FLAG),
     flag("check", None, "Check the settings, say what would be served, and end.", kind=Kind.FLAG),
+    flag(
+        "function",
+        "MODULE:NAME",
+        "Serve a Python function of a list in the place of endpoints; calls are batched.",
+        section="A function of your own",
+    ),
+    flag("max_batch_size", "N", "Most items of one call of the function. Default 32."),
+    flag("max_wait", "TIME", "How long a call waits for others. Default 10ms."),
 )
 PARAMS = (
     *_OWN,
@@ -118,12 +126,17 @@ def _settings(given: Flags) -> GatewaySettings:
 
     configuration = _configuration(given)
     calling = {FLAGS[name].key for name in _CALLING}
-    found = resolve_endpoints(
-        {name: value for name, value in given.items() if name in calling},
-        msgspec.structs.replace(
-            configuration,
-            run={name: value for name, value in configuration.run.items() if name in calling},
-        ),
+    function = _function({**configuration.run, **given})
+    found = (
+        Answering(endpoints=())
+        if function is not None
+        else resolve_endpoints(
+            {name: value for name, value in given.items() if name in calling},
+            msgspec.structs.replace(
+                configuration,
+                run={name: value for name, value in configuration.run.items() if name in calling},
+            ),
+        )
     )
     flags = {**configuration.run, **given}
     most = FLAGS["concurrency"].read(flags, "concurrency")
@@ -144,6 +157,7 @@ def _settings(given: Flags) -> GatewaySettings:
     return GatewaySettings(
         endpoints=found.endpoints,
         embedded=found.embedded,
+        function=function,
         state=state,
         classes=classes,
         tenants=parse_tenants(
@@ -166,6 +180,24 @@ def _configuration(given: Flags) -> Configuration:
     stated = {key: value for key, value in configuration.serve.items() if key != "classes"}
     run = settings_in(stated, kinds, f"{path.name}, [serve]")
     return msgspec.structs.replace(configuration, run=run, defaults="serve")
+
+
+def _function(flags: Flags) -> FunctionSettings | None:
+    from redline.serve.gateway import FunctionSettings
+
+    spec = flags.get("function")
+    if spec is None:
+        for name in ("max_batch_size", "max_wait"):
+            if name in flags:
+                raise ConfigError(f"{flag_of(name)} needs --function", hint="add --function")
+        return None
+    if "endpoint" in flags:
+        raise ConfigError("--function and --endpoint exclude each other", hint="leave one out")
+    size, wait_s = values.whole(flags, "max_batch_size", 1), values.duration(flags, "max_wait")
+    stated: dict[str, Any] = {"max_batch_size": size, "max_wait_s": wait_s}
+    return FunctionSettings(
+        spec=spec, **{name: value for name, value in stated.items() if value is not None}
+    )
 
 
 def _cache(flags: Flags, state: Path) -> Cache | None:
@@ -194,6 +226,8 @@ def _certificate(flags: Flags) -> Certificate | None:
 def _summary(settings: GatewaySettings) -> str:
     """What would be served, a line each."""
     lines = [f"{counted(len(settings.endpoints), 'endpoint')}:"]
+    if settings.function is not None:
+        lines = [f"function: {settings.function.spec}"]
     for endpoint in settings.endpoints:
         models = f", models {', '.join(endpoint.models)}" if endpoint.models else ""
         lines.append(f"  {endpoint.label}: {endpoint.base_url}{models}")

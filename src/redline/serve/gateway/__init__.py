@@ -3,4 +3,9 @@
 from redline.serve.gateway.gateway import Gateway
 from redline.serve.gateway.lineup import Lineup
 from redline.serve.gateway.service import Served, gateway_of, serve_gateway
-from redline.serve.gateway.settings import Certificate, GatewaySettings, parse_classes
+from redline.serve.gateway.settings import (
+    Certificate,
+    FunctionSettings,
+    GatewaySettings,
+    parse_classes,
+)

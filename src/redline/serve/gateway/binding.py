@@ -42,6 +42,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 def binding_of(facts: Facts) -> Binding:
     """What holds back the calls that wait, and what would help."""
+    if not facts.loads:
+        return Binding(cause="nothing", sentence="A function answers: it has no endpoint.")
     working = [one for one in facts.states if one in (Health.READY, Health.WARMING)]
     if not working:
         states = ", ".join(sorted({one.value for one in facts.states})) or "none is there"

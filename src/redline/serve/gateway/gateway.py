@@ -21,7 +21,6 @@ from redline.serve.gateway.model_list import ModelList
 from redline.serve.gateway.totals import OTHER, Asking, Totals
 from redline.serve.gateway.watch import GatewayWatch
 from redline.serve.http import (
-    CALLS,
     MESSAGES_CALLS,
     BodyFacts,
     Bounds,
@@ -87,7 +86,7 @@ class Gateway(Door):
         super().__init__(
             models=(),
             address=address,
-            calls=(*CALLS, *MESSAGES_CALLS),
+            calls=lineup.paths,
             pages=own,
             bounds=bounds,
             routes=Routes(

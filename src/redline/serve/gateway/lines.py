@@ -12,7 +12,7 @@ from redline.serve.gateway.lineup import Lineup
 from redline.serve.gateway.metering import Meter, sized
 from redline.serve.http import BodyFacts
 from redline.serve.keys import Refused, Started, Tenants
-from redline.waist import Health, Load, Outcome, Request, Sink, failed
+from redline.waist import Backend, Health, Load, Outcome, Request, Sink, failed
 
 # A limit may come free earlier than it said.
 _LONGEST_PAUSE_S = 5.0
@@ -34,11 +34,11 @@ class Lines:
         self._clock = clock
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
-        pools = self._lineup.pools
+        backends: list[Backend] = [*self._lineup.pools]
         if request is not None:
-            target = self._lineup.target(_facts_of(request.body).model)
-            pools = [] if target is None else [target.pool]
-        loads = [pool.load(now_s, request) for pool in pools]
+            target = self._lineup.target(sized(request)[0].model)
+            backends = [] if target is None else [target.lines]
+        loads = [backend.load(now_s, request) for backend in backends]
         if not loads:
             return Load(state=Health.GONE, room_s=math.inf)
         return min(loads, key=lambda load: load.room_s)

@@ -22,8 +22,10 @@ from redline.calls.wire import Outbox, do_nothing
 from redline.errors import ConfigError
 from redline.route import Pool, Seat, intake_of, seat_of, strategy_of
 from redline.serve.admission import Gate
+from redline.serve.functions import ServedFunction
 from redline.serve.gateway.admitted import Admission, Admitted
 from redline.serve.gateway.failover import Failover
+from redline.serve.http import CALLS, MESSAGES_CALLS
 from redline.waist import Attempts, CacheUse
 
 
@@ -143,7 +145,7 @@ class Lineup:
         self._stores = stores or Stores()
         self.answers = answers
         self._price = price
-        self._intake = intake_of(endpoints)
+        self._intake = intake_of(endpoints) if endpoints else None
         self._outbox = Outbox(do_nothing)
         self._pools: list[tuple[Group, Pool]] = []
         self._leaving = set[asyncio.Task[None]]()
@@ -154,6 +156,11 @@ class Lineup:
         for group in grouped(endpoints):
             self._pools.append((group, self._pool(group)))
         self._aim()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Those that calls may have."""
+        return (*CALLS, *MESSAGES_CALLS)
 
     @property
     def pools(self) -> list[Pool]:
@@ -172,7 +179,8 @@ class Lineup:
     @property
     def aliases(self) -> list[str]:
         """The names that endpoints give to models."""
-        return [*dict.fromkeys(name for one in self.endpoints for name in one.models)]
+        named = dict.fromkeys(name for one in self.endpoints for name in one.models)
+        return [*named] if self._pools else self.names
 
     def unnamed(self) -> list[Backend]:
         """Endpoints whose settings name no model."""
@@ -286,6 +294,27 @@ class Lineup:
         task = asyncio.get_running_loop().create_task(change)
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
+
+
+class FunctionLineup(Lineup):
+    """A function in the place of endpoints, closed with it."""
+
+    def __init__(self, function: ServedFunction, admission: Admission) -> None:
+        self.function = function
+        super().__init__([], admission)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return self.function.paths
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self.function.aclose()
+
+    def _aim(self) -> None:
+        function = self.function
+        self._open = Target(function, function, function)
+        self._targets = {function.name: self._open}
 
 
 def _overlap(some: Group, other: Group) -> bool:

@@ -14,7 +14,7 @@ from redline.clock import SYSTEM
 from redline.errors import ConfigError
 from redline.job.exporter import MetricsPage
 from redline.job.monitor import Family
-from redline.serve.gateway.lineup import Lineup
+from redline.serve.gateway.lineup import FunctionLineup, Lineup
 from redline.serve.gateway.totals import Totals
 from redline.serve.http import Refusal
 from redline.waist import Health
@@ -95,6 +95,24 @@ class GatewayMetrics:
             samples=[({"class": k, "kind": reason}, n) for (k, reason), n in refused.items()],
         )
 
+    def _about_batching(self) -> Iterator[Family]:
+        if not isinstance(self._lineup, FunctionLineup):
+            return
+        figures = self._lineup.function.figures()
+        name = {"model": self._lineup.function.name}
+        for key, about, value in (
+            ("redline_batches", "Batches that the function was called with.", figures.batches),
+            ("redline_batch_items", "Items in them.", figures.items),
+        ):
+            yield Family(name=key, kind="counter", about=about, samples=[(name, value)])
+        efficiency = figures.batch_efficiency
+        yield Family(
+            name="redline_batch_efficiency_ratio",
+            kind="gauge",
+            about="Share of the places in batches that were taken.",
+            samples=[] if efficiency is None else [(name, efficiency)],
+        )
+
     def _about_endpoints(self) -> Iterator[Family]:
         now_s = SYSTEM.now_s()
         members = [member for pool in self._lineup.pools for member in pool.members]
@@ -139,6 +157,7 @@ class GatewayMetrics:
             samples=[({}, sum(way.failover.failovers for way in self._lineup.ways))],
         )
         yield from self._about_classes()
+        yield from self._about_batching()
         if (answers := self._lineup.answers) is not None:
             found = ("hits", "hit"), ("shared", "shared"), ("misses", "miss"), ("passed", "passed")
             yield Family(

@@ -20,10 +20,11 @@ from redline.calls.cache import AnswerStore
 from redline.errors import ConfigError, RedlineError
 from redline.process import counted, end_at_once, on_signals, raise_limit, run_until_told
 from redline.serve.batches import Batches
+from redline.serve.functions import function_backend
 from redline.serve.gateway.admitted import Admission
 from redline.serve.gateway.gateway import Gateway
 from redline.serve.gateway.lines import Lines
-from redline.serve.gateway.lineup import Answers, Lineup
+from redline.serve.gateway.lineup import Answers, FunctionLineup, Lineup
 from redline.serve.gateway.metering import Meter
 from redline.serve.gateway.settings import GatewaySettings
 from redline.serve.http import Bounds
@@ -42,7 +43,7 @@ _FIXED = (
     "most",
     "balance",
     "cache",
-    "classes",
+    *("classes", "function"),
 )
 
 
@@ -52,16 +53,7 @@ async def gateway_of(settings: GatewaySettings) -> AsyncIterator[Served]:
     async with _answering(settings) as endpoints, _remembering(settings) as answers:
         tenants = Tenants(settings.tenants)
         admission = Admission(settings.classes, tenants, Meter(settings.price_table))
-        stores = Stores() if settings.state is None else Stores(recent=settings.state / "limits")
-        lineup = Lineup(
-            endpoints,
-            admission,
-            balance=settings.balance,
-            most=settings.most,
-            stores=stores,
-            answers=answers,
-            price=lambda endpoint: _price(settings, endpoint),
-        )
+        lineup = _lineup(settings, endpoints, admission, answers)
         certificate = settings.certificate
         keyring = Keyring(settings.keys, tenants)
         batches = None
@@ -108,7 +100,7 @@ class Served:
         fixed = [name for name in _FIXED if getattr(settings, name) != getattr(before, name)]
         old, new = before.endpoints, settings.endpoints
         self._keyring.reload()
-        if settings.embedded is None and before.embedded is None:
+        if not (settings.embedded or before.embedded or settings.function or before.function):
             self._lineup.change(settings.endpoints)
         self._admission.tenants.replace(settings.tenants)
         self._admission.meter.change(settings.price_table)
@@ -257,6 +249,31 @@ async def _begun(batches: Batches | None) -> AsyncIterator[None]:
         return
     async with batches:
         yield
+
+
+def _lineup(
+    settings: GatewaySettings,
+    endpoints: tuple[Endpoint, ...],
+    admission: Admission,
+    answers: Answers | None,
+) -> Lineup:
+    """Who answers. Raises ConfigError for a function that cannot be loaded."""
+    function = settings.function
+    if function is not None:
+        served = function_backend(
+            function.spec, max_batch_size=function.max_batch_size, max_wait_s=function.max_wait_s
+        )
+        return FunctionLineup(served, admission)
+    stores = Stores() if settings.state is None else Stores(recent=settings.state / "limits")
+    return Lineup(
+        endpoints,
+        admission,
+        balance=settings.balance,
+        most=settings.most,
+        stores=stores,
+        answers=answers,
+        price=lambda endpoint: _price(settings, endpoint),
+    )
 
 
 def _connections(settings: GatewaySettings) -> int:

@@ -45,8 +45,17 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
         return context
 
 
+class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A function of a list: `module:name`. See DynamicBatcher for the rest."""
+
+    spec: str
+    max_batch_size: int = 32
+    max_wait_s: float = 0.01
+
+
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """endpoints: who answers. embedded: the server that is started for it, in place of the one.
+    function: what answers in the place of endpoints; None for those.
 
     balance: how calls are spread. most: calls at the endpoints of a model together; None for what
     each of them allows. host, port: 0 for a free one. drain_s: for what is in flight at the end.
@@ -59,6 +68,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     endpoints: tuple[Endpoint, ...]
     embedded: Embedded | None = None
+    function: FunctionSettings | None = None
     balance: str = "p2c"
     most: int | None = None
     host: str = "127.0.0.1"
