@@ -43,7 +43,7 @@ SUBFOLDERS = {
         *("report", ""),
     ),
     "tasks": ("answers", "evaluate", "tag", "synth", ""),
-    "serve": ("http", "keys", "batches", "fleet", "dashboard", "gateway", ""),
+    "serve": ("http", "keys", "admission", "batches", "fleet", "dashboard", "gateway", ""),
     "cli": ("flags", "session", "results", "bench", "keys", "commands", ""),
 }
 # What only these parts import: the simulated provider, and virtual time, shipped for users' tests,

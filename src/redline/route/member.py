@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 
 import msgspec
@@ -83,12 +84,28 @@ class PoolMember(Figures):
         state = self.backend.load(now_s).state
         return self.breaker.state if state is Health.READY else state
 
-    def is_open(self, now_s: float, is_broken: bool = False) -> bool:
-        """It can take a call now, unless it is out. is_broken: even if its breaker is open."""
-        breaker, coming = self.breaker, self.coming
+    def is_open(self, now_s: float, is_broken: bool = False, beside: int = 0) -> bool:
+        """It can take a call now, beside so many others, unless it is out.
+
+        is_broken: even if its breaker is open.
+        """
+        breaker, coming = self.breaker, self.coming + beside
         if breaker.state is not Health.READY and not (is_broken or breaker.allows(now_s, coming)):
             return False
         return self.backend.has_room(now_s, coming)
+
+    def room(self, now_s: float, most: int, is_broken: bool = False) -> int:
+        """Calls that it could take now, counted up to `most`. is_broken: see `is_open`."""
+        free = self.steady - self.in_flight
+        if free >= most:
+            return most
+        if most == 1:
+            return int(self.is_open(now_s, is_broken))
+
+        def is_full(calls: int) -> bool:
+            return not self.is_open(now_s, is_broken, beside=calls)
+
+        return bisect_left(range(most), True, key=is_full)
 
     def trust(self, now_s: float) -> None:
         """Has its backend say once for many calls whether it takes them, if nothing is wrong."""

@@ -24,7 +24,7 @@ import asyncio
 import copy
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 from redline.calls.http import is_unreachable
@@ -57,7 +57,7 @@ from redline.route.balance import (
 from redline.route.call_facts import CallFacts
 from redline.route.health import BAD_PAGES, Breaker, usual_share
 from redline.route.member import PoolMember, Seat
-from redline.route.queue import CallQueue, Ticket
+from redline.route.queue import LOOKED_AT, CallQueue, Ticket
 from redline.route.traffic import Traffic
 from redline.waist import Call, Health, Load, Outcome, Request, Sink, failed
 
@@ -109,6 +109,8 @@ class Pool:
         self._review_s = -math.inf
         self._reviewer: asyncio.TimerHandle | None = None
         self._queue = CallQueue()
+        self._on_room: Callable[[], None] | None = None
+        self._is_awaited = False  # its holder was told that there is no room
         self._traffic = Traffic()
         self._given: dict[Ticket, PoolMember] = {}  # whose turn it is
         self._all_degraded = False
@@ -154,6 +156,51 @@ class Pool:
     def is_full(self) -> bool:
         """As many calls are at the endpoints as may be together."""
         return not self._spare
+
+    def held_by(self, on_room: Callable[[], None]) -> None:
+        """Calls it from now on when a call could be taken again, after `has_room` has said no.
+
+        A call has ended, a park has, or an endpoint has recovered or was added. It may be called
+        more often, and must not wait.
+        """
+        self._on_room = on_room
+
+    def has_room(self, now_s: float, coming: int = 0, avoid: Collection[str] = frozenset()) -> bool:
+        """It could take a call now that avoids these endpoints, beside `coming` calls.
+
+        Also if no endpoint is left and none may come: the call ends at once.
+        """
+        if self._unwatched:
+            self._watch()
+        left, members = coming, self._open
+        if self._spare > coming and len(self._queue.tickets) < LOOKED_AT:
+            for name, member in [*members.items()]:
+                if name in avoid:
+                    continue
+                left -= member.room(now_s, left + 1, self._all_degraded)
+                if left < 0:
+                    return True
+                if not member.is_open(now_s, self._all_degraded):
+                    self._close(member, now_s)
+        # Calls that end are looked at from now on.
+        self._is_awaited, self._usual = True, None
+        return self._is_lost
+
+    def slots(self, now_s: float) -> int:
+        """Calls at its endpoints at once, at most, as they are now; 0 if no bound is known.
+
+        Of an endpoint that takes none, those that it still has count.
+        """
+        total = 0.0
+        for one in self._members:
+            load = one.backend.load(now_s)
+            is_working = self._all_degraded or one.breaker.is_working
+            if one.is_out or not is_working or load.parked_until_s > now_s:
+                total += one.in_flight
+            else:
+                total += load.slots or math.inf
+        most = min(total, self._most)
+        return 0 if most == math.inf else int(most)
 
     def waits_s(self) -> Iterator[float]:
         """How long each of the calls that wait for an endpoint has waited."""
@@ -324,7 +371,7 @@ class Pool:
             self._improved(member)
         if member.name not in self._open:
             self._look(member)
-        elif self._queue.tickets:
+        elif self._queue.tickets or self._is_awaited:
             self._dispatch()
         return True
 
@@ -423,6 +470,17 @@ class Pool:
         return member
 
     def _dispatch(self) -> None:
+        """Gives calls that wait to endpoints that can take them; their holder then has its turn."""
+        self._give_turns()
+        if self._is_awaited and self._open and self._spare:
+            self._tell_holder()
+
+    def _tell_holder(self) -> None:
+        self._is_awaited = False
+        if self._on_room is not None:
+            self._on_room()
+
+    def _give_turns(self) -> None:
         """Gives calls that wait to endpoints that can take them, in their order."""
         queue = self._queue
         while queue and self._open and self._spare:
@@ -608,6 +666,7 @@ class Pool:
             self._listener.on_event(EndpointOut(now_s, member.name, error.what, left, of))
         if all(one.is_out for one in self._members):
             self._refuse_all(error)
+            self._tell_holder()
 
     def _refuse_all(self, error: CallError | NoEndpoint) -> None:
         """No call that waits can be sent."""
@@ -615,11 +674,16 @@ class Pool:
             if ticket.turn is not None and not ticket.turn.done():
                 ticket.turn.set_exception(copy.copy(error))
 
+    @property
+    def _is_lost(self) -> bool:
+        """Errors have taken out the last endpoint."""
+        members = self._members
+        return any(one.error for one in members) and all(one.is_out for one in members)
+
     def _check_left(self) -> None:
         """Raises what took the last endpoint out, if none is left."""
-        errors = [one.error for one in self._members if one.error is not None]
-        if errors and all(one.is_out for one in self._members):
-            raise copy.copy(errors[-1])
+        if self._is_lost:
+            raise copy.copy([one.error for one in self._members if one.error][-1])
 
     def _watch(self) -> None:
         """Begins to ask servers how they are."""

@@ -11,7 +11,7 @@ from redline.route.balance import Asked
 from redline.waist import Call
 
 # If the first calls may not use the endpoint that is free, so many of them are passed over.
-_LOOKED_AT = 64
+LOOKED_AT = 64
 # Later calls that may go before a call, because they suit the endpoints that have room better.
 MOST_PASSED = 64
 
@@ -69,7 +69,7 @@ class CallQueue:
 
     def first(self) -> Iterator[Ticket]:
         """The first tickets in their order, no more than are worth looking at."""
-        return islice(self.tickets, _LOOKED_AT)
+        return islice(self.tickets, LOOKED_AT)
 
     def first_alike(self) -> list[Ticket]:
         """The first tickets of one priority, up to one that has been passed MOST_PASSED times."""

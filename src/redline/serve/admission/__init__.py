@@ -1,0 +1,7 @@
+"""Which call may start now, which waits, and which is refused."""
+
+from redline.serve.admission.admission import Room
+from redline.serve.admission.errors import Overloaded, QueueFull
+from redline.serve.admission.gate import Gate, Place
+from redline.serve.admission.settings import CLASSES, ClassSettings
+from redline.serve.admission.state import AdmissionState, ClassState

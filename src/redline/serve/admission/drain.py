@@ -1,0 +1,58 @@
+"""How fast a queue drains, observed while it is not empty."""
+
+from __future__ import annotations
+
+from collections import deque
+
+# Starts that the rate counts: the latest ones, of the last WINDOW_S, and not fewer than LEAST if
+# they are slow.
+MOST = 512
+LEAST = 16
+WINDOW_S = 30.0
+# Fewer say nothing yet.
+FIRST = 3
+
+
+class Drain:
+    """The rate at which calls leave a queue. Time in which nothing waits does not count."""
+
+    def __init__(self) -> None:
+        # When each start was, by the time that something has waited; and its tokens.
+        self._starts: deque[tuple[float, float]] = deque()
+        self._tokens = 0.0
+        self._from_s = 0.0  # of the time that the starts cover
+        self._waited_s = 0.0
+        self._since_s: float | None = None
+
+    def begins(self, now_s: float) -> None:
+        """The queue is not empty any more."""
+        self._since_s = now_s
+
+    def ends(self, now_s: float) -> None:
+        """The queue is empty."""
+        self._waited_s, self._since_s = self._clock_s(now_s), None
+
+    def started(self, now_s: float, tokens: float) -> None:
+        """A call has left the queue because it may start."""
+        starts, at_s = self._starts, self._clock_s(now_s)
+        starts.append((at_s, tokens))
+        self._tokens += tokens
+        while len(starts) > MOST or (len(starts) > LEAST and starts[0][0] < at_s - WINDOW_S):
+            self._from_s, gone = starts.popleft()
+            self._tokens -= gone
+
+    def calls_per_s(self, now_s: float) -> float | None:
+        """None if too few have left it to say."""
+        return self._rate(len(self._starts), now_s)
+
+    def tokens_per_s(self, now_s: float) -> float | None:
+        """None if too few calls have left it to say."""
+        return self._rate(self._tokens, now_s)
+
+    def _rate(self, amount: float, now_s: float) -> float | None:
+        took_s = self._clock_s(now_s) - self._from_s
+        return amount / took_s if len(self._starts) >= FIRST and took_s > 0 else None
+
+    def _clock_s(self, now_s: float) -> float:
+        since_s = self._since_s
+        return self._waited_s if since_s is None else self._waited_s + now_s - since_s

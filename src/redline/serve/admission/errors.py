@@ -1,0 +1,19 @@
+"""Calls that admission refuses: both kinds say when to ask again."""
+
+from __future__ import annotations
+
+from redline.errors import RateLimited, ServerFailed
+
+
+class QueueFull(RateLimited):
+    """The tenant, or its class, has as many calls waiting as it may: HTTP 429."""
+
+    def __init__(self, what: str, *, hint: str, retry_after_s: float) -> None:
+        super().__init__(what, hint=hint, status=429, retry_after_s=retry_after_s)
+
+
+class Overloaded(ServerFailed):
+    """The call would wait longer than it may, or has: HTTP 503."""
+
+    def __init__(self, what: str, *, hint: str, retry_after_s: float) -> None:
+        super().__init__(what, hint=hint, status=503, retry_after_s=retry_after_s)

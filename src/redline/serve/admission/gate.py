@@ -1,0 +1,230 @@
+"""The gate in front of the endpoints: a call goes on, waits for its turn, or is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from types import TracebackType
+
+from redline.clock import SYSTEM, Clock
+from redline.serve.admission.admission import REVIEW_S, Admission, Line, Room
+from redline.serve.admission.fair_queue import Flow, Step, Waiter
+from redline.serve.admission.settings import CLASSES, ClassSettings
+from redline.serve.admission.state import AdmissionState
+
+# An estimate beyond this is a mistake.
+_MOST_TOKENS = 1e9
+_ALL: frozenset[str] = frozenset()
+
+
+class Place:
+    """What a call holds from its start to its end; to be left once, by `with` or by `leave`."""
+
+    __slots__ = ("_flow", "_gate", "_is_left", "_line", "_tokens")
+
+    def __init__(
+        self, gate: Gate, line: Line, flow: Flow | None = None, tokens: float = 0.0
+    ) -> None:
+        self._gate = gate
+        self._line = line
+        self._flow = flow
+        self._tokens = tokens
+        self._is_left = False
+
+    def settle(self, tokens: float) -> None:
+        """The tokens that the call has used, in place of its estimate. Not after it has left."""
+        if self._flow is not None:
+            self._line.queue.settle(self._flow, tokens - self._tokens)
+            self._tokens = tokens
+
+    def leave(self) -> None:
+        """The call is over. May be called again."""
+        if not self._is_left:
+            self._is_left = True
+            self._gate._left(self._line, self._flow)
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.leave()
+
+
+class Gate:
+    """Lets calls through to a pool, by class and fairly between tenants.
+
+    room: where they go. All calls to it pass this gate. classes: see ClassSettings. most: calls in
+    flight at once, beside what the endpoints allow; None for no such bound.
+    Raises ConfigError for classes that are none or alike.
+    """
+
+    def __init__(
+        self,
+        room: Room,
+        classes: Sequence[ClassSettings] = CLASSES,
+        *,
+        most: int | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._admission = Admission(room, classes, most, clock.now_s())
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
+        room.held_by(self._look)
+
+    def try_enter(self, klass: str, avoid: frozenset[str] = _ALL) -> Place | None:
+        """A place for a call that may start at once; None if it has to wait, with `enter`.
+
+        Raises ConfigError for an unknown class.
+        """
+        admission = self._admission
+        line = admission.line(klass)
+        return Place(self, line) if admission.enter(line, self._clock.now_s(), avoid) else None
+
+    async def enter(
+        self,
+        klass: str,
+        *,
+        tenant: str = "",
+        weight: float = 1.0,
+        tokens: float = 1.0,
+        deadline_s: float = math.inf,
+        avoid: frozenset[str] = _ALL,
+    ) -> Place:
+        """A place for a call, when it is its turn.
+
+        tenant: who shares the class, in proportion to `weight`, above 0. tokens: an estimate of
+        what the call uses. deadline_s: when it has to start, by the monotonic clock. avoid:
+        endpoints that it cannot use.
+        Raises QueueFull, or Overloaded: at once if it would start too late, or when it is too late;
+        ConfigError for an unknown class.
+        """
+        place = self.try_enter(klass, avoid)
+        if place is not None:
+            return place
+        admission, now_s = self._admission, self._clock.now_s()
+        line = admission.line(klass)
+        tokens = min(max(1.0, tokens), _MOST_TOKENS)
+        waiter = Waiter(line.queue.flow(tenant, weight), tokens, avoid, now_s)
+        until_s = min(deadline_s, now_s + line.settings.longest_wait_s)
+        admission.add(line, waiter, until_s, now_s)
+        self._look()
+        if waiter.step is Step.WAITING:
+            await self._turn(line, waiter, until_s)
+        self._arrived()
+        return Place(self, line, waiter.flow, tokens)
+
+    def admitted(
+        self,
+        *,
+        klass: str,
+        tenant: str = "",
+        weight: float = 1.0,
+        tokens: float = 1.0,
+        deadline_s: float = math.inf,
+        avoid: frozenset[str] = _ALL,
+    ) -> Admitted:
+        """`async with` it: the call's place inside, left at the end. As `enter`."""
+        return Admitted(self, klass, (tenant, weight, tokens, deadline_s, avoid))
+
+    def state(self) -> AdmissionState:
+        """How it is now."""
+        return self._admission.state(self._clock.now_s())
+
+    async def _turn(self, line: Line, waiter: Waiter, until_s: float) -> None:
+        """Returns when the call may start. Raises Overloaded when it is too late."""
+        loop, admission = asyncio.get_running_loop(), self._admission
+        waiter.turn = loop.create_future()
+        timer = None
+        if until_s < math.inf:
+            timer = loop.call_later(until_s - self._clock.now_s(), self._late, line, waiter)
+        try:
+            await waiter.turn
+        except BaseException:
+            if waiter.step is Step.STARTED:
+                # It was its turn in the same moment.
+                self._arrived()
+                self._left(line, waiter.flow)
+            elif waiter.step is Step.WAITING:
+                admission.give_up(line, waiter, self._clock.now_s())
+                self._look()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if waiter.step is Step.LATE:
+            raise admission.lateness(line, waiter, self._clock.now_s())
+
+    def _late(self, line: Line, waiter: Waiter) -> None:
+        if waiter.step is Step.WAITING:
+            self._admission.late(line, waiter, self._clock.now_s())
+            self._look()
+
+    def _arrived(self) -> None:
+        """A call goes on to the pool in this turn of the loop."""
+        if self._admission.arrived() and self._admission.waiting:
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _left(self, line: Line, flow: Flow | None) -> None:
+        self._admission.leave(line, flow)
+        if self._admission.waiting:
+            self._look()
+
+    def _look(self) -> None:
+        """Starts the calls that may start now."""
+        admission = self._admission
+        if admission.waiting:
+            now_s = self._clock.now_s()
+            while (waiter := admission.next(now_s)) is not None:
+                waiter.turns(Step.STARTED)
+        if not admission.waiting:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+        elif self._timer is None:
+            # Slots may become more without a word of the pool.
+            self._timer = asyncio.get_running_loop().call_later(REVIEW_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self._look()
+
+
+class Admitted:
+    """See `Gate.admitted`."""
+
+    __slots__ = ("_asked", "_gate", "_klass", "_place")
+
+    def __init__(
+        self, gate: Gate, klass: str, asked: tuple[str, float, float, float, frozenset[str]]
+    ) -> None:
+        self._gate = gate
+        self._klass = klass
+        self._asked = asked
+        self._place: Place | None = None
+
+    async def __aenter__(self) -> Place:
+        tenant, weight, tokens, deadline_s, avoid = self._asked
+        self._place = place = await self._gate.enter(
+            self._klass,
+            tenant=tenant,
+            weight=weight,
+            tokens=tokens,
+            deadline_s=deadline_s,
+            avoid=avoid,
+        )
+        return place
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._place is not None
+        self._place.leave()

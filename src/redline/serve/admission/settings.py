@@ -1,0 +1,73 @@
+"""Priority classes, and what each may take and keep waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from redline.errors import ConfigError
+
+
+class ClassSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One priority class.
+
+    name: how keys and settings refer to it. priority: the lower number goes first.
+    reserved: 0 to 1. Of the slots that this class and those above it do not use, the share that
+    stays free of lower classes.
+    most_waiting: calls of the class that wait at once. most_waiting_each: of one tenant; 0 for a
+    quarter of them. longest_wait_s: a call that would wait longer is refused.
+    Raises ConfigError for a value out of its range.
+    """
+
+    name: str
+    priority: int
+    reserved: float = 0.0
+    most_waiting: int = 1000
+    most_waiting_each: int = 0
+    longest_wait_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        where = f"class {self.name}"
+        if not self.name:
+            raise ConfigError("a class needs a name")
+        if not 0 <= self.reserved < 1:
+            raise ConfigError(
+                f"reserved must be 0 or more and below 1, not {self.reserved:g}",
+                where=where,
+                hint="0.1 keeps a tenth of what the class leaves free of lower classes",
+            )
+        if self.most_waiting < 0 or self.most_waiting_each < 0:
+            raise ConfigError("a number of waiting calls cannot be below 0", where=where)
+        if not self.longest_wait_s >= 0:
+            raise ConfigError(
+                f"the longest wait must be 0 s or more, not {self.longest_wait_s:g} s", where=where
+            )
+
+    @property
+    def of_a_tenant(self) -> int:
+        """Calls of one tenant that wait at once, at most."""
+        return self.most_waiting_each or -(-self.most_waiting // 4)
+
+
+# Together, a low class leaves 15 % of what `high` does not use: it gets at least 80 % even if calls
+# start late, and a burst of `high` finds slots free.
+CLASSES = (
+    ClassSettings(name="high", priority=0, reserved=0.15, longest_wait_s=30.0),
+    ClassSettings(name="normal", priority=10, reserved=0.10, longest_wait_s=60.0),
+    ClassSettings(name="low", priority=20, most_waiting=10_000, longest_wait_s=3600.0),
+)
+
+
+def in_order(classes: Sequence[ClassSettings]) -> list[ClassSettings]:
+    """The classes, highest first. Raises ConfigError for none, or two that are alike."""
+    if not classes:
+        raise ConfigError("admission needs a class")
+    for what in ("name", "priority"):
+        values = [getattr(one, what) for one in classes]
+        for value in values:
+            if values.count(value) > 1:
+                raise ConfigError(
+                    f"two classes have the {what} {value}", hint=f"give each its own {what}"
+                )
+    return sorted(classes, key=lambda one: one.priority)
