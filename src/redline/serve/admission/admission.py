@@ -4,11 +4,13 @@ A call of a class may start when
 
   no call of its class or a higher one waits, or it is the next of those that do;
   the endpoints have room for it;
-  more slots are free than stay free for the classes above: of those that these do not use, the
-  shares that are reserved for them.
+  the classes below each higher class are within what that class leaves them.
 
-The last is trunk reservation: a low class takes no slot that a burst of a higher one is about to
-need, and still gets nearly all that the higher ones leave, however much that is.
+The last is trunk reservation. Of the slots that a class and those above it do not use, on average
+over the last while, it keeps a share free of all lower classes. So a burst finds free slots, and a
+batch still gets nearly all that the others leave, however much that is. The average matters: if
+lower classes could fill each gap between two bursts, their long calls would be in the way of the
+second one.
 """
 
 from __future__ import annotations
@@ -21,13 +23,12 @@ from typing import Protocol
 from redline.errors import ConfigError, nearest
 from redline.serve.admission.drain import Drain
 from redline.serve.admission.errors import Overloaded, QueueFull
-from redline.serve.admission.fair_queue import FairQueue, Flow, Step, Waiter
+from redline.serve.admission.fair_queue import FairQueue, Fits, Flow, Step, Waiter
 from redline.serve.admission.settings import ClassSettings, in_order
-from redline.serve.admission.state import AdmissionState, ClassState
+from redline.serve.admission.state import AdmissionState, ClassLoad
 from redline.waist import Load, Request
 
-# A class is taken to use what it has used of late, on average over about as many seconds: many
-# calls of it, so that lower classes do not fill each gap between two of its bursts with long calls.
+# What a class uses is its average over about so many seconds, which is many calls.
 MEAN_S = 30.0
 # Seconds for which slots are taken to be as they were.
 REVIEW_S = 0.25
@@ -48,7 +49,10 @@ class Room(Protocol):
 
 
 class Line:
-    """The calls of one class: those that wait, those in flight, and counts since the start."""
+    """The calls of one class: those that wait, those in flight, and counts since the start.
+
+    usual: how many are in flight on average, over about MEAN_S.
+    """
 
     def __init__(self, settings: ClassSettings, now_s: float) -> None:
         self.settings = settings
@@ -78,10 +82,41 @@ class Line:
         """A call is over."""
         self.in_flight -= 1
 
-    def state(self, now_s: float) -> ClassState:
+    def add(self, waiter: Waiter, now_s: float) -> None:
+        """A call waits."""
+        if not self.queue.waiting:
+            self.drain.begins(now_s)
+        self.queue.add(waiter)
+
+    def take(self, fits: Fits, now_s: float) -> Waiter | None:
+        """The call that waits and starts now; None if none fits."""
+        waiter = self.queue.take(fits)
+        if waiter is not None:
+            self.begin()
+            self.drain.started(now_s, waiter.tokens)
+            if not self.queue.waiting:
+                self.drain.ends(now_s)
+        return waiter
+
+    def remove(self, waiter: Waiter, step: Step, now_s: float) -> None:
+        """A call waits no more, and does not start."""
+        self.queue.remove(waiter)
+        if not self.queue.waiting:
+            self.drain.ends(now_s)
+        waiter.turns(step)
+
+    def refuse(self, reason: str) -> None:
+        """Counts a call that is refused."""
+        self.refused[reason] += 1
+
+    def give_up(self) -> None:
+        """Counts a call that was cancelled while it waited."""
+        self.gave_up += 1
+
+    def state(self, now_s: float) -> ClassLoad:
         flows = [*self.queue.flows()]
         oldest_s = min((head.since_s for flow in flows for head in flow.heads()), default=now_s)
-        return ClassState(
+        return ClassLoad(
             name=self.settings.name,
             priority=self.settings.priority,
             waiting=self.queue.waiting,
@@ -126,6 +161,13 @@ class Admission:
             hint = nearest(klass, self._by_name)
             raise ConfigError(f"there is no class {klass}", hint=hint) from None
 
+    def class_of(self, priority: int) -> str:
+        """The name of the highest class that goes no sooner than this, or of the lowest."""
+        for line in self._lines:
+            if line.settings.priority >= priority:
+                break
+        return line.settings.name
+
     def enter(self, line: Line, now_s: float, avoid: frozenset[str]) -> bool:
         """Starts a call that comes now, if it may start."""
         if self.waiting:
@@ -148,15 +190,13 @@ class Admission:
         wait_s = self.wait_s(line, waiter.flow, waiter.tokens, now_s)
         most_s = max(0.0, until_s - now_s)
         if not most_s or (wait_s or 0.0) > most_s:
-            line.refused["wait"] += 1
+            line.refuse("wait")
             raise Overloaded(
                 f"the call would wait for {wait_s or 0.0:.1f} s, and may for {most_s:.1f} s",
                 hint="ask again later, or allow more time",
                 retry_after_s=self._again_s(line, wait_s and wait_s - most_s, now_s),
             )
-        if not line.queue.waiting:
-            line.drain.begins(now_s)
-        line.queue.add(waiter)
+        line.add(waiter, now_s)
         self.waiting += 1
 
     def next(self, now_s: float) -> Waiter | None:
@@ -178,15 +218,11 @@ class Admission:
             if not self._is_free(line):
                 # More slots stay free of lower classes.
                 return None
-            waiter = line.queue.take(fits)
+            waiter = line.take(fits, now_s)
             if waiter is not None:
                 self.waiting -= 1
                 self.in_flight += 1
                 self.coming += 1
-                line.begin()
-                line.drain.started(now_s, waiter.tokens)
-                if not line.queue.waiting:
-                    line.drain.ends(now_s)
                 return waiter
         return None
 
@@ -205,13 +241,15 @@ class Admission:
 
     def give_up(self, line: Line, waiter: Waiter, now_s: float) -> None:
         """A call that waited has been cancelled."""
-        line.gave_up += 1
-        self._remove(line, waiter, Step.GONE, now_s)
+        line.give_up()
+        line.remove(waiter, Step.GONE, now_s)
+        self.waiting -= 1
 
     def late(self, line: Line, waiter: Waiter, now_s: float) -> None:
         """A call has waited for as long as it may; its task asks `lateness` what to raise."""
-        line.refused["late"] += 1
-        self._remove(line, waiter, Step.LATE, now_s)
+        line.refuse("late")
+        line.remove(waiter, Step.LATE, now_s)
+        self.waiting -= 1
 
     def lateness(self, line: Line, waiter: Waiter, now_s: float) -> Overloaded:
         """What a late call is refused with."""
@@ -263,7 +301,7 @@ class Admission:
         is_tenants = flow.waiting >= settings.of_a_tenant
         if not is_tenants and line.queue.waiting < settings.most_waiting:
             return
-        line.refused["tenant" if is_tenants else "class"] += 1
+        line.refuse("tenant" if is_tenants else "class")
         whose = f"tenant {flow.tenant}" if is_tenants else f"class {settings.name}"
         waiting = flow.waiting if is_tenants else line.queue.waiting
         wait_s = self.wait_s(line, flow, waiter.tokens, now_s)
@@ -280,13 +318,6 @@ class Admission:
         self._review_s = now_s + REVIEW_S
         self._slots = min(self._room.slots(now_s) or math.inf, self._most)
         self._parked_until_s = self._room.load(now_s).parked_until_s
-
-    def _remove(self, line: Line, waiter: Waiter, step: Step, now_s: float) -> None:
-        line.queue.remove(waiter)
-        self.waiting -= 1
-        if not line.queue.waiting:
-            line.drain.ends(now_s)
-        waiter.turns(step)
 
     def _again_s(self, line: Line, wait_s: float | None, now_s: float) -> float:
         """When to ask again: not before one more call could have started."""

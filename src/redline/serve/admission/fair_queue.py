@@ -11,16 +11,13 @@ Transactions on Networking 4(3), 1996.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from redline.errors import ConfigError
-
-if TYPE_CHECKING:
-    import asyncio
 
 # A quantum is the mean cost of as many calls.
 _MEMORY = 64
@@ -52,6 +49,11 @@ class Waiter:
         self.number = 0
         self.step = Step.WAITING
         self.turn: asyncio.Future[None] | None = None
+
+    def wait(self) -> asyncio.Future[None]:
+        """Done when the call does not wait any more."""
+        self.turn = asyncio.get_running_loop().create_future()
+        return self.turn
 
     def turns(self, step: Step) -> None:
         """It does not wait any more; its task is told."""

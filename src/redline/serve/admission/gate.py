@@ -77,6 +77,10 @@ class Gate:
         self._timer: asyncio.TimerHandle | None = None
         room.held_by(self._look)
 
+    def class_of(self, priority: int) -> str:
+        """The class of calls with this priority: the highest that goes no sooner, or the lowest."""
+        return self._admission.class_of(priority)
+
     def try_enter(self, klass: str, avoid: frozenset[str] = _ALL) -> Place | None:
         """A place for a call that may start at once; None if it has to wait, with `enter`.
 
@@ -139,12 +143,11 @@ class Gate:
     async def _turn(self, line: Line, waiter: Waiter, until_s: float) -> None:
         """Returns when the call may start. Raises Overloaded when it is too late."""
         loop, admission = asyncio.get_running_loop(), self._admission
-        waiter.turn = loop.create_future()
         timer = None
         if until_s < math.inf:
             timer = loop.call_later(until_s - self._clock.now_s(), self._late, line, waiter)
         try:
-            await waiter.turn
+            await waiter.wait()
         except BaseException:
             if waiter.step is Step.STARTED:
                 # It was its turn in the same moment.

@@ -13,8 +13,8 @@ class ClassSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One priority class.
 
     name: how keys and settings refer to it. priority: the lower number goes first.
-    reserved: 0 to 1. Of the slots that this class and those above it do not use, the share that
-    stays free of lower classes.
+    reserved: 0 or more, and below 1. Of the slots that this class and those above it do not use on
+    average, the share that stays free of lower classes, rounded down to whole slots.
     most_waiting: calls of the class that wait at once. most_waiting_each: of one tenant; 0 for a
     quarter of them. longest_wait_s: a call that would wait longer is refused.
     Raises ConfigError for a value out of its range.
@@ -50,8 +50,7 @@ class ClassSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.most_waiting_each or -(-self.most_waiting // 4)
 
 
-# Together, a low class leaves 15 % of what `high` does not use: it gets at least 80 % even if calls
-# start late, and a burst of `high` finds slots free.
+# With 15 %, `low` gets at least 80 % of what `high` leaves, since it cannot fill every gap at once.
 CLASSES = (
     ClassSettings(name="high", priority=0, reserved=0.15, longest_wait_s=30.0),
     ClassSettings(name="normal", priority=10, reserved=0.10, longest_wait_s=60.0),

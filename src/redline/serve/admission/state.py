@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class ClassState(msgspec.Struct, frozen=True, kw_only=True):
+class ClassLoad(msgspec.Struct, frozen=True, kw_only=True):
     """One class. Counts are since the start.
 
     waiting, in_flight: calls now. admitted: calls that could start. refused: by reason: `tenant`
@@ -32,7 +32,7 @@ class AdmissionState(msgspec.Struct, frozen=True, kw_only=True):
 
     slots: int
     in_flight: int
-    classes: tuple[ClassState, ...]
+    classes: tuple[ClassLoad, ...]
 
     @property
     def waiting(self) -> int:

@@ -14,7 +14,7 @@ from redline.clock import SYSTEM
 from redline.httpserver import Exchange
 from redline.serve.batches import Batches
 from redline.serve.dashboard import BatchView, ClassView, Dashboard, TenantView
-from redline.serve.gateway.admitted import Admission
+from redline.serve.gateway.classes import Admission
 from redline.serve.gateway.lineup import Lineup, Target
 from redline.serve.gateway.metrics import GatewayMetrics
 from redline.serve.gateway.model_list import ModelList

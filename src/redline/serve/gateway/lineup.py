@@ -23,7 +23,7 @@ from redline.errors import ConfigError
 from redline.route import Pool, Seat, intake_of, seat_of, strategy_of
 from redline.serve.admission import Gate
 from redline.serve.functions import ServedFunction
-from redline.serve.gateway.admitted import Admission, Admitted
+from redline.serve.gateway.classes import Admission
 from redline.serve.gateway.failover import Failover
 from redline.serve.http import CALLS, MESSAGES_CALLS
 from redline.waist import Attempts, CacheUse
@@ -247,8 +247,8 @@ class Lineup:
         before = {id(way.pool): way for way in self.ways}
         self.ways = [before.get(id(pool)) or self._way(pool) for _, pool in self._pools]
         for (group, _), way in zip(self._pools, self.ways, strict=True):
-            anew = Admitted(way.gate, way.failover, self._admission)
-            lines = Admitted(way.gate, way.pool, self._admission)
+            anew = self._admission.gated(way.failover, way.gate)
+            lines = self._admission.gated(way.pool, way.gate)
             backend = self._remembering(anew, group)
             for name, unfit in group.unfit.items():
                 self._targets[name] = Target(backend, anew, lines, unfit)

@@ -21,7 +21,7 @@ from redline.errors import ConfigError, RedlineError
 from redline.process import counted, end_at_once, on_signals, raise_limit, run_until_told
 from redline.serve.batches import Batches
 from redline.serve.functions import function_backend
-from redline.serve.gateway.admitted import Admission
+from redline.serve.gateway.classes import Admission
 from redline.serve.gateway.gateway import Gateway
 from redline.serve.gateway.lines import Lines
 from redline.serve.gateway.lineup import Answers, FunctionLineup, Lineup

@@ -1,0 +1,74 @@
+"""A backend behind a gate: its calls wait for their turn, or fail with what refused them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from redline.clock import SYSTEM, Clock
+from redline.serve.admission.errors import Overloaded, QueueFull
+from redline.serve.admission.gate import Gate
+from redline.waist import Backend, Call, Load, Outcome, Request, Sink, failed
+
+
+def _one(request: Request) -> float:
+    return 1.0
+
+
+def _alike(tenant: str) -> float:
+    return 1.0
+
+
+class Gated:
+    """Sends each call in the class of its priority, as a call of its tenant.
+
+    gate: of the pool that `backend` leads to. tokens_of: estimates what a request will use.
+    weight_of: the weight of a tenant. Both are asked only for calls that have to wait. An answer
+    with usage settles the estimate.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        gate: Gate,
+        *,
+        tokens_of: Callable[[Request], float] = _one,
+        weight_of: Callable[[str], float] = _alike,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._backend = backend
+        self._gate = gate
+        self._tokens_of = tokens_of
+        self._weight_of = weight_of
+        self._clock = clock
+
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        return self._backend.load(now_s, request)
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        gate, since_s = self._gate, None
+        klass = gate.class_of(call.priority)
+        place = gate.try_enter(klass, call.avoid)
+        if place is None:
+            since_s = self._clock.now_s()
+            try:
+                place = await gate.enter(
+                    klass,
+                    tenant=call.tenant,
+                    weight=self._weight_of(call.tenant),
+                    tokens=self._tokens_of(request),
+                    deadline_s=call.deadline_s,
+                    avoid=call.avoid,
+                )
+            except (QueueFull, Overloaded) as error:
+                return failed(error)
+        with place:
+            outcome = await self._backend.send(request, call, sink)
+            reply = outcome.reply
+            if reply is not None and not (reply.input_tokens is reply.output_tokens is None):
+                place.settle((reply.input_tokens or 0) + (reply.output_tokens or 0))
+        if since_s is not None:
+            outcome.was_queued(since_s)
+        return outcome
+
+    async def aclose(self) -> None:
+        await self._backend.aclose()

@@ -1,0 +1,315 @@
+"""A gate lets calls start in the order of their classes, and refuses those that come too late."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from redline.calls import Call, Request
+from redline.errors import ConfigError
+from redline.serve.admission import ClassSettings, Gate, Gated, Overloaded, Place, QueueFull
+from redline.testing import virtual_run
+from support.admitting import CLOCK, Site, assert_empty, error_of, pool_of, servers
+
+PLAIN = (
+    ClassSettings(name="high", priority=0),
+    ClassSettings(name="normal", priority=10),
+    ClassSettings(name="low", priority=20),
+)
+
+
+def gate_of(slots: int, *classes: ClassSettings, most: int | None = None) -> Gate:
+    """In front of one server; with the usual three classes unless others are given."""
+    return Gate(pool_of(servers(1, slots=slots)), classes or PLAIN, most=most, clock=CLOCK)
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def settled() -> None:
+    """All that can go on without time passing has gone on."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def entering(gate: Gate, klass: str = "normal", **asked: Any) -> asyncio.Task[Place]:
+    return asyncio.create_task(gate.enter(klass, **asked))
+
+
+def in_virtual_time(main: Coroutine[Any, Any, None]) -> None:
+    virtual_run(main)
+
+
+def test_a_call_starts_at_once_while_slots_are_free() -> None:
+    async def main() -> None:
+        gate = gate_of(2)
+        first, second = gate.try_enter("low"), gate.try_enter("high")
+        assert first is not None
+        assert second is not None
+        assert gate.try_enter("high") is None
+        assert gate.state().slots == 2
+        assert gate.state().in_flight == 2
+        first.leave()
+        first.leave()
+        assert gate.state().in_flight == 1
+        with second:
+            pass
+        assert_empty(gate)
+
+    in_virtual_time(main())
+
+
+def test_the_highest_class_goes_first_and_each_class_in_order() -> None:
+    async def main() -> None:
+        gate, order = gate_of(1), list[str]()
+
+        async def call(klass: str, name: str) -> None:
+            async with gate.admitted(klass=klass):
+                order.append(name)
+                await asyncio.sleep(1.0)
+
+        first = gate.try_enter("normal")
+        assert first is not None
+        async with asyncio.TaskGroup() as group:
+            for name in ("low-1", "normal-1", "high-1", "low-2", "normal-2", "high-2"):
+                group.create_task(call(name.partition("-")[0], name))
+            await settled()
+            first.leave()
+        assert order == ["high-1", "high-2", "normal-1", "normal-2", "low-1", "low-2"]
+        assert_empty(gate)
+
+    in_virtual_time(main())
+
+
+def test_a_new_call_does_not_pass_those_that_wait() -> None:
+    async def main() -> None:
+        gate = gate_of(1)
+        first = gate.try_enter("normal")
+        assert first is not None
+        waiting = entering(gate, "normal")
+        await settled()
+        first.leave()
+        # The slot is the waiting call's, before its task has run.
+        assert gate.try_enter("normal") is None
+        (await waiting).leave()
+        assert_empty(gate)
+
+    in_virtual_time(main())
+
+
+def test_lower_classes_leave_the_share_that_is_reserved() -> None:
+    async def main() -> None:
+        high = ClassSettings(name="high", priority=0, reserved=0.25)
+        gate = gate_of(8, high, ClassSettings(name="low", priority=20))
+        low = [gate.try_enter("low") for _ in range(7)]
+        assert [place is not None for place in low] == [True] * 6 + [False]
+        assert gate.try_enter("high") is not None
+        assert gate.try_enter("high") is not None
+        assert gate.try_enter("high") is None
+
+    in_virtual_time(main())
+
+
+def test_what_a_class_uses_is_not_kept_free_beside_it() -> None:
+    async def main() -> None:
+        high = ClassSettings(name="high", priority=0, reserved=0.25)
+        gate = gate_of(8, high, ClassSettings(name="low", priority=20))
+        assert all(gate.try_enter("high") for _ in range(4))
+        for _ in range(60):
+            await asyncio.sleep(1.0)
+            gate.state()
+        # It has used 4 of 8 for long: a quarter of the others is 1.
+        low = [gate.try_enter("low") for _ in range(4)]
+        assert [place is not None for place in low] == [True] * 3 + [False]
+
+    in_virtual_time(main())
+
+
+def test_a_stated_bound_counts_beside_the_endpoints() -> None:
+    async def main() -> None:
+        gate = gate_of(8, most=2)
+        assert gate.state().slots == 2
+        assert [gate.try_enter("high") is None for _ in range(3)] == [False, False, True]
+
+    in_virtual_time(main())
+
+
+def test_a_full_queue_is_429_and_only_for_whom_it_is_full() -> None:
+    async def main() -> None:
+        only = ClassSettings(name="normal", priority=0, most_waiting=3, most_waiting_each=2)
+        gate = gate_of(1, only)
+        assert gate.try_enter("normal")
+        tasks = [entering(gate, tenant="greedy") for _ in range(3)]
+        await settled()
+        assert tasks[2].done()
+        error = error_of(tasks[2])
+        assert isinstance(error, QueueFull)
+        assert error.status == 429
+        assert error.retry_after_s
+        assert "2 calls of tenant greedy" in error.what
+        tasks.append(entering(gate, tenant="other"))
+        await settled()
+        assert not tasks[3].done()
+        tasks.append(entering(gate, tenant="third"))
+        await settled()
+        assert "class normal" in error_of(tasks[4]).what
+        state = gate.state().classes[0]
+        assert state.tenants == {"greedy": 2, "other": 1}
+        assert state.refused == {"tenant": 1, "class": 1}
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert gate.state().classes[0].gave_up == 3
+
+    in_virtual_time(main())
+
+
+def test_a_call_that_has_waited_for_as_long_as_it_may_is_503() -> None:
+    async def main() -> None:
+        only = ClassSettings(name="normal", priority=0, longest_wait_s=5.0)
+        gate = gate_of(1, only)
+        place = gate.try_enter("normal")
+        assert place is not None
+        begun_s = now_s()
+        slow = entering(gate)
+        hasty = entering(gate, deadline_s=begun_s + 2.0)
+        past = entering(gate, deadline_s=begun_s)
+        await settled()
+        assert error_of(past).status == 503
+        await asyncio.wait([hasty])
+        assert now_s() - begun_s == pytest.approx(2.0)
+        assert isinstance(error_of(hasty), Overloaded)
+        await asyncio.wait([slow])
+        assert now_s() - begun_s == pytest.approx(5.0)
+        assert error_of(slow).status == 503
+        assert gate.state().classes[0].refused == {"wait": 1, "late": 2}
+        place.leave()
+        assert_empty(gate)
+
+    in_virtual_time(main())
+
+
+def test_a_call_that_would_wait_too_long_is_refused_at_once_and_told_when_to_come() -> None:
+    async def main() -> None:
+        site = Site(count=1, slots=4)  # 4 calls a second
+        async with asyncio.TaskGroup() as group:
+            for _ in range(100):
+                group.create_task(site.call("normal", 1.0))
+            await asyncio.sleep(5.5)
+            # 76 wait, which takes 19 s.
+            state = site.gate.state().classes[1]
+            assert state.waiting == 76
+            assert state.drain_per_s == pytest.approx(4.0, rel=0.2)
+            assert state.oldest_wait_s == pytest.approx(5.5)
+            refused = entering(site.gate, deadline_s=now_s() + 10.0)
+            await settled()
+            error = error_of(refused)
+            assert isinstance(error, Overloaded)
+            assert error.retry_after_s == pytest.approx(9.0, abs=2.0)
+            # Another tenant has its turn much sooner.
+            other = entering(site.gate, tenant="other", deadline_s=now_s() + 10.0)
+            begun_s = now_s()
+            (await other).leave()
+            assert now_s() - begun_s < 2.0
+        assert len(site.latencies_s["normal"]) == 100
+        assert_empty(site.gate)
+
+    in_virtual_time(main())
+
+
+@pytest.mark.parametrize("moment", ["waiting", "given", "late"])
+def test_a_cancelled_call_leaves_nothing_behind(moment: str) -> None:
+    async def main() -> None:
+        gate = gate_of(1, ClassSettings(name="normal", priority=0, longest_wait_s=3.0))
+        first = gate.try_enter("normal")
+        assert first is not None
+        task = entering(gate)
+        await settled()
+        if moment == "given":
+            first.leave()
+        elif moment == "late":
+            # Its timer has rung, and its task has not run yet.
+            asyncio.get_running_loop().call_later(3.0, task.cancel)
+        if moment != "late":
+            task.cancel()
+        await asyncio.wait([task])
+        first.leave()
+        assert_empty(gate)
+        last = gate.try_enter("normal")
+        assert last is not None
+
+    in_virtual_time(main())
+
+
+def test_an_endpoint_that_is_full_holds_back_only_the_calls_that_need_it() -> None:
+    async def main() -> None:
+        pool = pool_of(servers(2, slots=1))
+        gate = Gate(pool, PLAIN, clock=CLOCK)
+
+        async def call(tenant: str, avoid: str) -> float:
+            names = frozenset({avoid})
+            async with gate.admitted(klass="high", tenant=tenant, avoid=names):
+                await pool.send(Request(body={"work": 10.0}), Call(avoid=names))
+            return now_s()
+
+        begun_s = now_s()
+        async with asyncio.TaskGroup() as group:
+            on_first = [group.create_task(call("a", "server-1")) for _ in range(3)]
+            await asyncio.sleep(1.0)
+            on_second = group.create_task(call("a", "server-0"))
+        assert on_second.result() - begun_s == pytest.approx(11.0)
+        assert [one.result() - begun_s for one in on_first] == pytest.approx([10.0, 20.0, 30.0])
+        assert_empty(gate)
+
+    in_virtual_time(main())
+
+
+def test_a_gated_backend_has_the_class_of_the_priority_and_fails_what_is_refused() -> None:
+    async def main() -> None:
+        pool = pool_of(servers(1, slots=1))
+        only = ClassSettings(name="low", priority=20, most_waiting=1)
+        gate = Gate(pool, (ClassSettings(name="high", priority=0), only), clock=CLOCK)
+        backend = Gated(pool, gate, clock=CLOCK)
+        sends = [
+            asyncio.create_task(backend.send(Request(body={"work": 1.0}), Call(priority=priority)))
+            for priority in (0, 20, 20, 7)
+        ]
+        await settled()
+        outcomes = [await send for send in sends]
+        assert [one.status for one in outcomes] == [
+            "succeeded",
+            "succeeded",
+            "exhausted",
+            "exhausted",
+        ]
+        assert all(isinstance(one.error, QueueFull) for one in outcomes[2:])
+        assert outcomes[1].tried[0].queued_s is not None
+        assert_empty(gate)
+
+    in_virtual_time(main())
+
+
+def test_classes_and_weights_are_checked() -> None:
+    async def main() -> None:
+        for classes in [(), (PLAIN[0], PLAIN[0])]:
+            with pytest.raises(ConfigError):
+                Gate(pool_of(servers(1, slots=1)), classes, clock=CLOCK)
+        with pytest.raises(ConfigError, match="reserved"):
+            ClassSettings(name="high", priority=0, reserved=1.0)
+        gate = gate_of(1)
+        with pytest.raises(ConfigError, match="urgent"):
+            gate.try_enter("urgent")
+        assert gate.try_enter("high")
+        for weight in (0.0, -1.0, math.inf):
+            with pytest.raises(ConfigError, match="weight"):
+                await gate.enter("high", tenant="a", weight=weight)
+        assert [gate.class_of(priority) for priority in (-5, 0, 1, 10, 20, 99)] == [
+            *("high", "high", "normal", "normal", "low", "low")
+        ]
+
+    in_virtual_time(main())
