@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -60,6 +61,7 @@ _OWN = (
     flag("cache_size", "SIZE", "Most bytes to keep. Default 1g."),
     flag("cache_sampled", None, "Keep sampled answers, too.", kind=Kind.FLAG),
     flag("check", None, "Check the settings, say what would be served, and end.", kind=Kind.FLAG),
+    flag("schema", None, "Print the JSON Schema of the file, for editors.", kind=Kind.FLAG),
     flag(
         "function",
         "MODULE:NAME",
@@ -80,7 +82,7 @@ PARAMS = (
         for name in _CALLING
     ),
 )
-_ONLY_FLAGS = ("config", "check")
+_ONLY_FLAGS = ("config", "check", "schema")
 
 
 def serve(ctx: Context) -> None:
@@ -104,6 +106,13 @@ def serve(ctx: Context) -> None:
     Exit status: 0 ended by a signal, 2 bad usage or settings, 3 a defect in redline.
     """
     flags = stated(ctx)
+    if "schema" in flags:
+        # Imported here: only editors ask for it.
+        from redline.cli.commands.toml_schema import toml_schema
+
+        of_serve = (option for option in PARAMS if option.key not in _ONLY_FLAGS)
+        say(json.dumps(toml_schema(of_serve), indent=2) + "\n")
+        return
     settings = _settings(flags)
     if "check" in flags:
         say(_summary(settings))
@@ -125,19 +134,6 @@ def _settings(given: Flags) -> GatewaySettings:
     from redline.serve.keys import parse_tenants
 
     configuration = _configuration(given)
-    calling = {FLAGS[name].key for name in _CALLING}
-    function = _function({**configuration.run, **given})
-    found = (
-        Answering(endpoints=())
-        if function is not None
-        else resolve_endpoints(
-            {name: value for name, value in given.items() if name in calling},
-            msgspec.structs.replace(
-                configuration,
-                run={name: value for name, value in configuration.run.items() if name in calling},
-            ),
-        )
-    )
     flags = {**configuration.run, **given}
     most = FLAGS["concurrency"].read(flags, "concurrency")
     classes = parse_classes(configuration.serve.get("classes", {}), configuration.file)
@@ -154,6 +150,19 @@ def _settings(given: Flags) -> GatewaySettings:
         "certificate": _certificate(flags),
         "keys": None if flags.get("keys") is None else Path(flags["keys"]),
     }
+    calling = {FLAGS[name].key for name in _CALLING}
+    function = _function({**configuration.run, **given})
+    found = (
+        Answering(endpoints=())
+        if function is not None
+        else resolve_endpoints(
+            {name: value for name, value in given.items() if name in calling},
+            msgspec.structs.replace(
+                configuration,
+                run={name: value for name, value in configuration.run.items() if name in calling},
+            ),
+        )
+    )
     return GatewaySettings(
         endpoints=found.endpoints,
         embedded=found.embedded,

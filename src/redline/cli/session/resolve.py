@@ -124,6 +124,12 @@ def resolve_endpoints(given: Flags, configuration: Configuration) -> Answering:
     chosen = {**defaults, **stated}
     if "endpoint" not in chosen and configuration.endpoints:
         chosen["endpoint"] = [*configuration.endpoints]
+    if "endpoint" not in chosen:
+        raise ConfigError(
+            "a gateway needs an endpoint",
+            hint="--endpoint http://10.0.0.5:8000/v1, or [endpoints.NAME] in redline.toml; to try "
+            "things out, --endpoint sim",
+        )
     servers = _servers(chosen, configuration)
     if (embedded := servers[0].embedded) is not None:
         with _located(stated, servers, configuration):

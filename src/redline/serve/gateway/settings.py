@@ -98,7 +98,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         return Prices(self.prices, models, {one.label: one.tariff for one in self.endpoints})
 
 
-_CLASS_KEYS = {
+CLASS_KEYS = {
     "priority": Kind.TEXT,
     "reserved": Kind.TEXT,
     "most_waiting": Kind.TEXT,
@@ -115,7 +115,7 @@ def parse_classes(tables: object, file: str) -> tuple[ClassSettings, ...]:
     found = {one.name: one for one in CLASSES}
     for name, table in table_in(tables, "serve.classes", file).items():
         where = f"{file}, [serve.classes.{name}]"
-        stated = settings_in(table_in(table, f"serve.classes.{name}", file), _CLASS_KEYS, where)
+        stated = settings_in(table_in(table, f"serve.classes.{name}", file), CLASS_KEYS, where)
         try:
             found[name] = _class(name, stated, found.get(name))
         except ConfigError as error:

@@ -5,6 +5,6 @@ from redline.serve.keys.key_file import KEYS_FILE, Key, add_key, check_tenant, r
 from redline.serve.keys.keyring import DEFAULT_TENANT, InvalidKey, Keyring
 from redline.serve.keys.spending_file import SpendingFile, SpendingKeeper, spending_path
 from redline.serve.keys.tenant_limits import Refused, Started, TenantLimits
-from redline.serve.keys.tenant_settings import CLASSES, TenantSettings, parse_tenants
+from redline.serve.keys.tenant_settings import CLASSES, TENANT_KEYS, TenantSettings, parse_tenants
 from redline.serve.keys.tenants import Tenant, Tenants
 from redline.serve.keys.window import EXACT, SlidingWindow

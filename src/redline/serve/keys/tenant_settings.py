@@ -14,7 +14,7 @@ from redline.limits.rule import MAX_CONCURRENCY
 from redline.serve.keys.key_file import check_tenant
 
 CLASSES = ("high", "normal", "low")
-_KINDS = {
+TENANT_KEYS = {
     "class": Kind.TEXT,
     "classes": Kind.LIST,
     "weight": Kind.TEXT,
@@ -61,7 +61,7 @@ def parse_tenants(
     for name, table in table_in(tables, "tenants", file).items():
         check_tenant(name, f"{file}, [tenants]")
         where = f"{file}, [tenants.{name}]"
-        stated = settings_in(table_in(table, f"tenants.{name}", file), _KINDS, where)
+        stated = settings_in(table_in(table, f"tenants.{name}", file), TENANT_KEYS, where)
         try:
             found[name] = _tenant(stated, classes)
         except ConfigError as error:

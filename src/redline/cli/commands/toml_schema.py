@@ -1,0 +1,67 @@
+"""The JSON Schema of redline.toml, for editors that complete and check what is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from redline.calls.cost import PRICE_KEYS
+from redline.cli.session import ENDPOINT_KEYS, RUN_KEYS
+from redline.job.settings import FLAGS, OF_ENDPOINT, Kind, Option
+from redline.serve.gateway import CLASS_KEYS
+from redline.serve.keys import TENANT_KEYS
+
+_SCALAR = {"type": ["string", "number"]}
+_TYPES: dict[Kind, dict[str, Any]] = {
+    Kind.TEXT: _SCALAR,
+    Kind.FLAG: {"type": "boolean"},
+    Kind.LIST: {"anyOf": [_SCALAR, {"type": "array", "items": _SCALAR}]},
+    Kind.PAGE: {"type": ["boolean", "string"]},
+    Kind.TABLE: {"type": "object", "additionalProperties": _SCALAR},
+}
+
+
+def toml_schema(of_serve: Iterable[Option]) -> dict[str, Any]:
+    """The schema of the whole file. of_serve: the settings of [serve]."""
+    prices = _tables(_table(dict.fromkeys(PRICE_KEYS, Kind.TEXT), {}))
+    endpoint = _table(ENDPOINT_KEYS, _help(OF_ENDPOINT.values()))
+    endpoint["properties"]["prices"] = prices
+    options = list(of_serve)
+    serve = _table({option.key: option.kind for option in options}, _help(options))
+    serve["properties"]["classes"] = _tables(_table(CLASS_KEYS, {}))
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "redline.toml",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "run": _table(RUN_KEYS, _help(FLAGS.values())),
+            "endpoints": _tables({**endpoint, "required": ["base_url"]}),
+            "prices": prices,
+            "serve": serve,
+            "tenants": _tables(_table(TENANT_KEYS, {})),
+            "alerts": {"type": "object"},
+            "otel": {"type": "object"},
+        },
+    }
+
+
+def _help(options: Iterable[Option]) -> dict[str, str]:
+    return {option.key: option.help for option in options if option.help}
+
+
+def _tables(each: dict[str, Any]) -> dict[str, Any]:
+    """A table of tables, by names that the file chooses."""
+    return {"type": "object", "additionalProperties": each}
+
+
+def _table(kinds: Mapping[str, Kind], about: Mapping[str, str]) -> dict[str, Any]:
+    """A table with these keys, which may have dashes."""
+    properties: dict[str, Any] = {}
+    for key, kind in kinds.items():
+        properties[key] = dict(_TYPES[kind])
+        if key in about:
+            properties[key]["description"] = about[key]
+        if "_" in key:
+            properties[key.replace("_", "-")] = _TYPES[kind]
+    return {"type": "object", "properties": properties, "additionalProperties": False}
