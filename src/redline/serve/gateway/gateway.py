@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from redline.calls import Call, Health, Outcome, Request
+from redline.apis.messages import COUNT_TOKENS
+from redline.calls import Call, Health, Outcome, Request, Sink
 from redline.calls.cost import DOLLAR
 from redline.clock import SYSTEM
 from redline.httpserver import Exchange
@@ -22,13 +23,17 @@ from redline.serve.gateway.totals import OTHER, Asking, Totals
 from redline.serve.gateway.watch import GatewayWatch
 from redline.serve.http import (
     CALLS,
+    MESSAGES_CALLS,
     BodyFacts,
     Bounds,
     Door,
     Passed,
     Refusal,
     Routes,
+    Send,
+    answer_messages,
     busy,
+    count_tokens,
     facts_of,
     no_model,
     pass_back,
@@ -84,7 +89,7 @@ class Gateway(Door):
         super().__init__(
             models=(),
             address=address,
-            calls=CALLS,
+            calls=(*CALLS, *MESSAGES_CALLS),
             pages=own,
             bounds=bounds,
             routes=Routes(
@@ -196,6 +201,10 @@ class Gateway(Door):
         # First: whoever has no key does not get to send a body.
         tenant = self.tenant_of(exchange)
         raw = await self._until_closed(read_body(exchange))
+        if exchange.path == COUNT_TOKENS:
+            # An estimate: no endpoint is asked.
+            count_tokens(exchange, raw, request_id=self._request_id())
+            return
         facts = facts_of(raw)
         asking = Asking(
             tenant=tenant,
@@ -217,29 +226,60 @@ class Gateway(Door):
         self, exchange: Exchange, raw: bytes, facts: BodyFacts, asking: Asking, way: Way
     ) -> None:
         target, started = way
-        request = Request(raw=raw, url=exchange.path)
         call = Call(
             priority=self._admission.priorities[asking.klass],
             avoid=target.unfit,
             unfit=target.unfit,
             tenant=asking.tenant.name,
         )
-        stream = Passed(
-            exchange, has_usage=facts.stream_options is not None, request_id=asking.request_id
-        )
-        sink = stream if facts.stream else None
-        try:
+
+        async def send(request: Request, sink: Sink | None) -> Outcome:
             backend = target.anew if sink or _asks_anew(exchange) else target.backend
             outcome = await self._until_closed(backend.send(request, call, sink))
             started.settle(SYSTEM.now_s(), *self._meter.used(facts.model, outcome))
             self._count(asking, outcome)
+            return outcome
+
+        try:
+            if exchange.path in MESSAGES_CALLS:
+                await self._answer_messages(exchange, raw, asking, send)
+            else:
+                await self._relay(exchange, raw, facts, asking, send)
+        finally:
+            call.let_go()
+
+    async def _relay(
+        self, exchange: Exchange, raw: bytes, facts: BodyFacts, asking: Asking, send: Send
+    ) -> None:
+        """Passes bytes on, in both directions."""
+        has_usage = facts.stream_options is not None
+        stream = Passed(exchange, has_usage=has_usage, request_id=asking.request_id)
+        try:
+            request = Request(raw=raw, url=exchange.path)
+            outcome = await send(request, stream if facts.stream else None)
             await pass_back(exchange, outcome, stream)
         except Refusal as refusal:
             if not stream.has_begun:
                 raise
             await stream.fail(refusal)
-        finally:
-            call.let_go()
+
+    async def _answer_messages(
+        self, exchange: Exchange, raw: bytes, asking: Asking, send: Send
+    ) -> None:
+        """Translates a message. One that cannot be translated is counted as refused."""
+        was_sent = False
+
+        async def sent(request: Request, sink: Sink | None) -> Outcome:
+            nonlocal was_sent
+            was_sent = True
+            return await send(request, sink)
+
+        try:
+            await answer_messages(exchange, raw, sent, request_id=asking.request_id)
+        except Refusal as refusal:
+            if not was_sent:
+                self._refused(asking, refusal)
+            raise
 
     def tenant_of(self, exchange: Exchange) -> Tenant:
         """Whose request it is. Raises Refusal without a key that is known."""
