@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -32,6 +33,8 @@ from redline.sim import SimSettings
 from redline.sim.server import Sim
 from support.fronting import Told, piece, root, until
 from support.raw_server import RawServer, Seen, answer, chat
+from support.serve_process import Serve, keys_of
+from support.sim_process import fleet_of
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 
@@ -414,3 +417,43 @@ def test_a_client_that_leaves_ends_the_call(run: Run) -> None:
             await until(lambda: door.in_flight == 0)
 
     run(main())
+
+
+# In front of `redline serve`.
+
+
+def test_the_gateway_translates_for_tenants_and_within_their_limits(tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, "one", "few")
+    with fleet_of(2) as sims:
+        endpoints = "".join(
+            f'[endpoints.e{i}]\nbase_url = "{sim.base_url}"\nmodels = {{ fast = "real" }}\n'
+            for i, sim in enumerate(sims)
+        )
+        toml = f'[serve]\nkeys = "keys.jsonl"\n{endpoints}\n[tenants.few]\nrequests = "1/60s"\n'
+        with Serve(tmp_path, toml=toml) as serve:
+
+            def client(key: str) -> anthropic.Anthropic:
+                url = serve.url.removesuffix("/v1")
+                return anthropic.Anthropic(base_url=url, api_key=key, max_retries=0)
+
+            asked: Any = {**ASKED, "model": "fast"}
+            with client(keys["one"]) as one, client(keys["few"]) as few, client("no") as nobody:
+                assert said_in(one.messages.create(**asked)) == ["You said: hello there"]
+                with one.messages.stream(**asked, tools=TOOLS, tool_choice={"type": "any"}) as got:
+                    assert got.get_final_message().stop_reason == "tool_use"
+                with pytest.raises(anthropic.NotFoundError, match="`other` does not exist"):
+                    one.messages.create(**{**asked, "model": "other"})
+                with pytest.raises(anthropic.BadRequestError, match="`container`") as caught:
+                    one.messages.create(**asked, container="c")
+                assert str(caught.value.request_id).startswith("req_")
+                with pytest.raises(anthropic.AuthenticationError) as unknown:
+                    nobody.messages.create(**asked)
+                assert unknown.value.type == "authentication_error"
+                # A count is no call.
+                for _ in range(3):
+                    assert few.messages.count_tokens(model="fast", messages=HELLO).input_tokens > 1
+                few.messages.create(**asked)
+                with pytest.raises(anthropic.RateLimitError) as limited:
+                    few.messages.create(**asked)
+                assert int(limited.value.response.headers["retry-after"]) > 0
+                assert limited.value.type == "rate_limit_error"

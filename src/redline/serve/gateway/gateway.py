@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from redline.apis.messages import COUNT_TOKENS
 from redline.calls import Backend, Call, Health, Outcome, Request, Sink
 from redline.calls.cost import DOLLAR
 from redline.clock import SYSTEM
@@ -30,6 +31,7 @@ from redline.serve.http import (
     Routes,
     answer_messages,
     busy,
+    count_tokens,
     facts_of,
     no_model,
     pass_back,
@@ -211,6 +213,10 @@ class Gateway(Door):
             request_id=self._request_id(),
             began_s=began_s,
         )
+        if exchange.path == COUNT_TOKENS:
+            # An estimate, made here.
+            count_tokens(exchange, raw, request_id=asking.request_id)
+            return
         try:
             target = self._target(facts.model, tenant)
             started = self._started(tenant, facts, len(raw))
@@ -252,10 +258,21 @@ class Gateway(Door):
     async def _translate(self, exchange: Exchange, raw: bytes, asking: Asking, way: Way) -> None:
         """Answers in the shape of Anthropic's API."""
 
+        was_sent = False
+
         async def send(request: Request, sink: Sink | None) -> Outcome:
+            nonlocal was_sent
+            was_sent = True
             return await self._sent(request, sink, asking, way)
 
-        await answer_messages(exchange, raw, send, request_id=asking.request_id)
+        try:
+            await answer_messages(exchange, raw, send, request_id=asking.request_id)
+        except Refusal as refusal:
+            if not was_sent:
+                # It cannot be translated: nothing of it is spent.
+                way.started.cancel()
+                self._refused(asking, refusal)
+            raise
 
     async def _sent(self, request: Request, sink: Sink | None, asking: Asking, way: Way) -> Outcome:
         """What became of the call, settled with its tenant and counted."""
