@@ -280,3 +280,60 @@ def test_a_function_of_a_list_is_served_and_one_bad_item_fails_alone(tmp_path: P
         assert float(counts['redline_batch_items_total{model="embed"}']) == 32
         assert float(counts['redline_batches_total{model="embed"}']) < 16
         assert serve.page("/readyz")[0] == 200
+
+
+def test_a_full_queue_refuses_with_the_time_to_come_back_and_the_rest_is_answered(
+    tmp_path: Path,
+) -> None:
+    with SimProcess("--latency", "0.2") as sim:
+        toml = f"""
+            [serve]
+            concurrency = 2
+            [serve.classes.normal]
+            most_waiting = 8
+            most_waiting_each = 8
+            [endpoints.one]
+            base_url = "{sim.base_url}"
+        """
+        with Serve(tmp_path, toml=toml) as serve, ThreadPoolExecutor(40) as threads:
+            client = client_of(serve)
+
+            def ask(_: int) -> int:
+                try:
+                    client.chat.completions.create(model="m", messages=HELLO)
+                except openai.RateLimitError as error:
+                    return int(error.response.headers["retry-after"])
+                return 0
+
+            waits = list(threads.map(ask, range(40)))
+            refused = [wait for wait in waits if wait]
+            # 2 in flight and 8 waiting at a time; those that come later find room again.
+            assert 10 <= len(waits) - len(refused) <= 39
+            assert all(1 <= wait <= 10 for wait in refused)
+            _, state = serve.page("/status")
+            [normal] = [one for one in state["classes"] if one["name"] == "normal"]
+            assert normal["refused"] == len(refused)
+            assert (normal["running"], normal["waiting"]) == (0, 0)
+        assert sim.stats()["received"] == len(waits) - len(refused)
+
+
+def test_a_client_that_leaves_ends_its_call_and_a_stream_that_breaks_says_so(
+    tmp_path: Path,
+) -> None:
+    with (
+        SimProcess("--latency", "2") as slow,
+        SimProcess("--faults", "half=1") as broken,
+        Serve(tmp_path, "--endpoint", slow.base_url) as serve,
+        Serve(tmp_path, "--endpoint", broken.base_url, "--state", "other") as other,
+    ):
+        with pytest.raises(openai.APITimeoutError):
+            client_of(serve, timeout=0.5).chat.completions.create(model="m", messages=HELLO)
+        until(lambda: slow.stats()["abandoned"] == 1)
+        command = ["curl", "-sN", f"{other.url}/chat/completions", "-d"]
+        body = json.dumps({"model": "m", "messages": HELLO, "stream": True})
+        done = subprocess.run([*command, body], capture_output=True, text=True, check=False)
+        # 18: the body has ended before it was whole.
+        assert done.returncode == 18
+        events = [line for line in done.stdout.splitlines() if line.startswith("data: ")]
+        assert "error" in json.loads(events[-1].removeprefix("data: "))
+        assert "[DONE]" not in done.stdout

@@ -15,7 +15,7 @@ from redline.process.files import (
     write_all,
 )
 from redline.process.loading import load_object
-from redline.process.open_files import raise_limit
+from redline.process.open_files import raise_limit, raise_limit_fully
 from redline.process.output import (
     counted,
     duration,

@@ -38,3 +38,10 @@ def _open_files() -> int:
         return len(os.listdir("/dev/fd"))
     except OSError:
         return 0
+
+
+def raise_limit_fully() -> None:
+    """Allows as many open files as the system does: each connection of a server is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
 
 
 _MODELS = "/v1/models"
+# Bodies of calls in flight and waiting, of all clients together.
+_MOST_HELD_BYTES = 2**30
+# The status that is counted for a call whose client has left; nginx has the same number.
+_LEFT = 499
 # OpenAI's own words for how soon a call is wanted.
 _TIERS = {"flex": "low", "priority": "high"}
 
@@ -106,6 +111,7 @@ class Gateway(Door):
             is_draining=lambda: self.is_draining,
         )
         self._dashboard = Dashboard(self.watch.snapshot, self._check_admin)
+        self._held_bytes = 0
         # Unique over processes and restarts, and cheap.
         self._prefix, self._numbers = f"req_{os.urandom(6).hex()}", count(1)
 
@@ -204,6 +210,8 @@ class Gateway(Door):
         # First: whoever has no key does not get to send a body.
         tenant = self.tenant_of(exchange)
         raw = await self._until_closed(read_body(exchange))
+        if self._held_bytes + len(raw) > _MOST_HELD_BYTES:
+            raise busy("The requests in flight are as long as they may be.", "overloaded")
         facts = facts_of(raw)
         asking = Asking(
             tenant=tenant,
@@ -231,13 +239,19 @@ class Gateway(Door):
         )
         backend = target.anew if facts.stream or _asks_anew(exchange) else target.backend
         way = Way(backend, call, started)
+        self._held_bytes += len(raw)
         try:
             with started:
                 if exchange.path in MESSAGES_CALLS:
                     await self._translate(exchange, raw, asking, way)
                 else:
                     await self._pass_on(exchange, raw, facts, asking, way)
+        except asyncio.CancelledError:
+            # Its client has left.
+            self.totals.answered(asking, _LEFT, SYSTEM.now_s() - began_s)
+            raise
         finally:
+            self._held_bytes -= len(raw)
             call.let_go()
 
     async def _pass_on(

@@ -18,7 +18,7 @@ import msgspec
 from redline.calls import Endpoint, Stores
 from redline.calls.cache import AnswerStore
 from redline.errors import ConfigError, RedlineError
-from redline.process import counted, end_at_once, on_signals, raise_limit, run_until_told
+from redline.process import counted, end_at_once, on_signals, raise_limit_fully, run_until_told
 from redline.serve.batches import Batches
 from redline.serve.functions import function_backend
 from redline.serve.gateway.classes import Admission
@@ -32,6 +32,8 @@ from redline.serve.keys import Keyring, SpendingKeeper, Tenants, spending_path
 from redline.waist import CacheUse
 
 _LOOK_S = 1.0
+# More than all classes keep waiting, so that it is a class that refuses.
+_MOST_REQUESTS = 16_384
 # What cannot change while it serves.
 _FIXED = (
     "host",
@@ -65,7 +67,11 @@ async def gateway_of(settings: GatewaySettings) -> AsyncIterator[Served]:
             admission,
             batches,
             address=(settings.host, settings.port),
-            bounds=Bounds(grace_s=settings.drain_s, most_body_bytes=settings.most_body_bytes),
+            bounds=Bounds(
+                most_requests=_MOST_REQUESTS,
+                grace_s=settings.drain_s,
+                most_body_bytes=settings.most_body_bytes,
+            ),
             ssl=None if certificate is None else certificate.context(),
         )
         try:
@@ -136,7 +142,7 @@ def serve_gateway(
             stop.set()
 
         on_signals(close)
-        raise_limit(_connections(settings))
+        raise_limit_fully()
         async with gateway_of(settings) as served:
             _on_hangup(lambda: _reread(served, reread, on_note))
             on_url(served.gateway.base_url)
@@ -274,12 +280,6 @@ def _lineup(
         answers=answers,
         price=lambda endpoint: _price(settings, endpoint),
     )
-
-
-def _connections(settings: GatewaySettings) -> int:
-    """How many it may hold at once: clients and endpoints."""
-    slots = sum(endpoint.limits.slots() for endpoint in settings.endpoints)
-    return slots + Bounds().most_requests
 
 
 def _price(settings: GatewaySettings, endpoint: Endpoint) -> float:

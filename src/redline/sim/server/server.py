@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from redline.clock import SYSTEM, Clock
 from redline.httpserver import PROMETHEUS, Exchange, HttpBounds, HttpServer
-from redline.process import run_until_told
+from redline.process import raise_limit_fully, run_until_told
 from redline.sim.answers import ENDPOINTS, BadCall
 from redline.sim.batches import BatchDoor, refusal
 from redline.sim.server.provider import Provider
@@ -124,12 +123,5 @@ def serve_forever(
             await stop.wait()
         on_note(sim.summary())
 
-    _allow_connections()
+    raise_limit_fully()
     run_until_told(main)
-
-
-def _allow_connections() -> None:
-    """Raises the limit on open files to what the system allows: each connection is one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
