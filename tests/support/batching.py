@@ -1,131 +1,239 @@
-"""Files and batches behind a relay, and the openai SDK as the client of each tenant."""
+"""A backend of lists, plans of calls to a batcher in front of it, and the law that they keep."""
 
 from __future__ import annotations
 
 import asyncio
-import io
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import openai
+import msgspec
 
-from redline.calls import Backend, Call, Load, Outcome, Request, Sink
-from redline.clock import SYSTEM, Clock
-from redline.httpserver import Exchange
-from redline.serve.batches import Batches, BatchSettings
-from redline.serve.http import Bounds, Refusal, Relay, Routes
+from redline.calls import (
+    Backend,
+    Call,
+    DynamicBatcher,
+    Load,
+    Outcome,
+    Reply,
+    Request,
+    Sink,
+    failed,
+)
+from redline.errors import CallError, RateLimited, Rejected, ServerFailed, TimedOut
+from redline.testing import VirtualClock, virtual_run
 
-CHAT: Any = "/v1/chat/completions"
-GOING = ("validating", "in_progress", "finalizing", "cancelling")
-QUICK = BatchSettings(grace_s=5.0, cancel_s=5.0, in_flight=64)
-
-
-def line(name: str, **fields: Any) -> dict[str, Any]:
-    """One request of a file."""
-    body = {"model": "m", "messages": [{"role": "user", "content": f"say {name}"}]}
-    return {"custom_id": name, "method": "POST", "url": CHAT, "body": body, **fields}
-
-
-def lines(count: int) -> bytes:
-    """A file of so many requests."""
-    return b"".join(json.dumps(line(f"r{number}")).encode() + b"\n" for number in range(count))
+URL = "/v1/embeddings"
+FIXED_S, EACH_S = 0.05, 0.001
 
 
-def named(data: bytes, name: str = "in.jsonl") -> io.BytesIO:
-    """What the SDK uploads."""
-    file = io.BytesIO(data)
-    file.name = name
-    return file
+def vector_of(text: str) -> list[float]:
+    """What the server answers to a text: no other text has the same."""
+    return [float(ord(letter)) for letter in text]
 
 
-def tenant_of(exchange: Exchange) -> str:
-    """The key itself; without one, nobody."""
-    kind, _, key = exchange.headers.get("authorization", "").partition(" ")
-    if kind != "Bearer" or not key:
-        raise Refusal("No key.", status=401)
-    return key
+class Seen(msgspec.Struct):
+    """A call as the server saw it."""
+
+    texts: list[str]
+    begun_s: float
+    fault: str = ""
+    is_cancelled: bool = False
 
 
-class Counted:
-    """A backend whose calls are counted, and which may be told to wait.
+class ListServer:
+    """Embeds texts, at a fixed cost a call and one for each item.
 
-    most: in flight at once, so far. tenants, priorities: of all calls.
+    A list with a text that begins with `bad` is refused as a whole. faults: by the number of the
+    call, from 1, a 429 or 503 in place of the answer.
     """
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self.calls = 0
+    label = "server"
+
+    def __init__(self, faults: dict[int, str] | None = None) -> None:
+        self.seen: list[Seen] = []
+        self.calls: list[Call] = []
+        self.requests: list[Request] = []
         self.in_flight = 0
-        self.most = 0
-        self.tenants: list[str] = []
-        self.priorities: set[int] = set()
-        self.go = asyncio.Event()
-        self.go.set()
+        self.most_in_flight = 0
+        self.is_closed = False
+        self._faults = faults or {}
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
-        return self._backend.load(now_s, request)
+        return Load(in_flight=self.in_flight)
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
-        self.calls += 1
-        self.tenants.append(call.tenant)
-        self.priorities.add(call.priority)
-        self.in_flight += 1
-        self.most = max(self.most, self.in_flight)
+        value = request.body["input"]
+        texts = [value] if isinstance(value, str) else value
+        loop = asyncio.get_running_loop()
         try:
-            await self.go.wait()
-            return await self._backend.send(request, call, sink)
+            if call.on_write is not None:
+                call.on_write()
+        except CallError as error:
+            return failed(error, endpoint=self.label)
+        seen = Seen(texts, loop.time(), self._faults.get(len(self.seen) + 1, ""))
+        self.seen.append(seen)
+        self.calls.append(call)
+        self.requests.append(request)
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            await asyncio.sleep(FIXED_S + EACH_S * len(texts))
+        except asyncio.CancelledError:
+            seen.is_cancelled = True
+            raise
         finally:
             self.in_flight -= 1
+        return self._outcome(seen)
 
     async def aclose(self) -> None:
-        await self._backend.aclose()
+        self.is_closed = True
+
+    def _outcome(self, seen: Seen) -> Outcome:
+        if seen.fault == "429":
+            return failed(
+                RateLimited("slow down", status=429, retry_after_s=2.0), endpoint=self.label
+            )
+        if seen.fault:
+            return failed(ServerFailed(f"quoting {seen.texts[0]}", status=503), endpoint=self.label)
+        bad = [text for text in seen.texts if text.startswith("bad")]
+        if bad:
+            return failed(Rejected(f"cannot read {bad[0]}", status=400), endpoint=self.label)
+        data = [
+            {"object": "embedding", "index": index, "embedding": vector_of(text)}
+            for index, text in enumerate(seen.texts)
+        ]
+        tokens = sum(map(len, seen.texts))
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        # Servers need not keep the order, and say so by the index.
+        body = {"object": "list", "data": data[::-1], "model": "m", "usage": usage}
+        vectors = [one["embedding"] for one in data]
+        reply = Reply(
+            output=vectors[0] if len(vectors) == 1 else vectors,
+            usage=usage,
+            input_tokens=tokens,
+            body=msgspec.json.encode(body),
+        )
+        return Outcome(status="succeeded", reply=reply, endpoint=self.label)
 
 
-@asynccontextmanager
-async def publishing(
-    state: Path,
-    backend: Backend,
-    settings: BatchSettings = QUICK,
-    *,
-    clock: Clock = SYSTEM,
-    bounds: Bounds | None = None,
-) -> AsyncIterator[tuple[Relay, Batches]]:
-    """A relay with files and batches, whose tenants are their keys."""
-    batches = Batches(state, backend, settings, clock=clock)
-    routes = Routes(batches.routes, tenant_of)
-    bounds = bounds or Bounds(grace_s=0.2)
-    async with batches, Relay(backend, routes=routes, bounds=bounds) as relay:
-        yield relay, batches
+class Asking(msgspec.Struct, frozen=True):
+    """One call of a plan. after_s: since the one before. texts: how many, bad: which of them are.
+
+    patience_s: until it is cancelled. deadline_s: from its start. model: those of the same share
+    calls.
+    """
+
+    after_s: float = 0.0
+    texts: int = 1
+    bad: bool = False
+    patience_s: float | None = None
+    deadline_s: float | None = None
+    model: str = "m"
+    priority: int = 0
 
 
-def client_of(relay: Relay, key: str = "a") -> openai.AsyncOpenAI:
-    """The SDK with the key of a tenant."""
-    return openai.AsyncOpenAI(base_url=relay.base_url, api_key=key, max_retries=0, timeout=30)
+class Ended(msgspec.Struct):
+    """What became of a call. outcome: None if it was cancelled, at `at_s`.
+
+    is_sent: its Call says that it is still in flight.
+    """
+
+    asking: Asking
+    texts: list[str]
+    outcome: Outcome | None
+    at_s: float
+    is_sent: bool = False
 
 
-async def begun(client: openai.AsyncOpenAI, data: bytes, **fields: Any) -> Any:
-    """A batch of the lines in `data`."""
-    file = await client.files.create(file=named(data), purpose="batch")
-    asked = {"endpoint": CHAT, "completion_window": "24h", **fields}
-    return await client.batches.create(input_file_id=file.id, **asked)
+def batcher_of(backend: Backend | Callable[..., Any], **settings: Any) -> DynamicBatcher:
+    return DynamicBatcher(backend, **settings, clock=VirtualClock(asyncio.get_running_loop()))
 
 
-async def over(client: openai.AsyncOpenAI, batch_id: str, *, within_s: float = 30.0) -> Any:
-    """The batch, once it is over."""
-    async with asyncio.timeout(within_s):
-        while True:
-            batch = await client.batches.retrieve(batch_id)
-            if batch.status not in GOING:
-                return batch
-            await asyncio.sleep(0.05)
+def request_of(texts: Sequence[str] | str, model: str = "m") -> Request:
+    return Request(url=URL, body={"model": model, "input": texts})
 
 
-async def results(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:
-    """The lines of an output or error file; none without one."""
-    if file_id is None:
-        return []
-    content = await client.files.content(file_id)
-    return [json.loads(text) for text in content.text.splitlines()]
+Make = Callable[[Backend], DynamicBatcher]
+
+
+def lived(plan: Sequence[Asking], faults: dict[int, str], make: Make) -> None:
+    """Runs a plan in virtual time. Raises AssertionError if the law is broken.
+
+    Every caller has its own answer, exactly once; what is cancelled before it left is not sent; at
+    the end nothing waits, and nothing is in flight.
+    """
+    virtual_run(_live(plan, faults, make))
+
+
+async def _live(plan: Sequence[Asking], faults: dict[int, str], make: Make) -> None:
+    server = ListServer(faults)
+    batcher = make(server)
+    loop = asyncio.get_running_loop()
+    numbers = itertools.count(1)
+    ended: list[Ended] = []
+
+    async def ask(asking: Asking) -> None:
+        texts = [f"{'bad' if asking.bad else 'text'}-{next(numbers)}" for _ in range(asking.texts)]
+        call = Call(priority=asking.priority)
+        if asking.deadline_s is not None:
+            call.deadline_s = loop.time() + asking.deadline_s
+        request = request_of(texts[0] if len(texts) == 1 else texts, asking.model)
+        try:
+            async with asyncio.timeout(asking.patience_s):
+                outcome = await batcher.send(request, call)
+        except TimeoutError:
+            ended.append(Ended(asking, texts, None, loop.time()))
+        else:
+            ended.append(Ended(asking, texts, outcome, loop.time()))
+        ended[-1].is_sent = call.sent_s is not None
+
+    async with asyncio.TaskGroup() as group:
+        for asking in plan:
+            await asyncio.sleep(asking.after_s)
+            group.create_task(ask(asking))
+    await asyncio.sleep(0)
+    check(ended, server, batcher)
+    assert len(ended) == len(plan)
+    await batcher.aclose()
+    assert server.is_closed
+
+
+def check(ended: list[Ended], server: ListServer, batcher: DynamicBatcher) -> None:
+    for one in ended:
+        assert not one.is_sent
+        calls = [seen for seen in server.seen if set(one.texts) & set(seen.texts)]
+        for seen in calls:
+            shared = [text for text in seen.texts if text in one.texts]
+            assert shared == one.texts, "a request's items stay together, in their order"
+        if one.outcome is None:
+            late = [seen for seen in calls if seen.begun_s > one.at_s]
+            assert not late, f"{one.texts} was sent after it was cancelled"
+            continue
+        _check_outcome(one, one.outcome, calls)
+    figures = batcher.figures()
+    assert (figures.waiting, figures.in_flight, server.in_flight) == (0, 0, 0)
+    load = batcher.load(asyncio.get_running_loop().time())
+    assert (load.in_flight, load.waiting, load.room_s) == (0, 0, 0.0)
+
+
+def _check_outcome(one: Ended, outcome: Outcome, calls: list[Seen]) -> None:
+    error = outcome.error
+    if isinstance(error, TimedOut):
+        assert one.asking.deadline_s is not None
+    elif isinstance(error, RateLimited | ServerFailed):
+        fault = "429" if isinstance(error, RateLimited) else "503"
+        assert calls[-1].fault == fault
+    elif one.asking.bad:
+        assert isinstance(error, Rejected), f"{one.texts} was answered with {outcome}"
+        assert calls[-1].texts == one.texts
+    else:
+        assert error is None, f"{one.texts} failed: {error}"
+        own = [vector_of(text) for text in one.texts]
+        assert outcome.output == (own[0] if len(own) == 1 else own)
+        answered = [seen for seen in calls if not seen.fault and not seen.is_cancelled]
+        assert answered
+        assert outcome.reply is not None
+        body = msgspec.json.decode(outcome.reply.body)
+        assert sorted(item["index"] for item in body["data"]) == [*range(len(own))]
+        assert outcome.reply.input_tokens == sum(map(len, one.texts))

@@ -147,8 +147,8 @@ class _Writing:
 
     def __call__(self) -> None:
         self.refused = []
-        for member in self._members:
-            if member.answer.done() or member.call.on_write is None:
+        for member in self._waiting():
+            if member.call.on_write is None:
                 continue
             try:
                 member.call.on_write()
@@ -157,22 +157,26 @@ class _Writing:
         if self.refused:
             raise Withdrawn("a member of the batch is not to be sent")
         sent_s = self._clock.now_s()
-        for member in self._members:
+        for member in self._waiting():
             member.call.sent_s = sent_s
             member.call.requests += 1
 
     def wait(self) -> None:
         """The call waits for its next attempt."""
-        for member in self._members:
+        for member in self._waiting():
             member.call.sent_s = None
             if member.call.on_wait is not None:
                 member.call.on_wait()
 
     def end(self, call: Call) -> None:
         """The call is over."""
-        for member in self._members:
+        for member in self._waiting():
             member.call.sent_s = None
             member.call.refused += call.refused
+
+    def _waiting(self) -> list[Member]:
+        """Those that have not left: a Call may be on another way by now."""
+        return [member for member in self._members if not member.answer.done()]
 
 
 def _joint_call(members: Sequence[Member], writing: _Writing) -> Call:

@@ -196,6 +196,7 @@ class DynamicBatcher:
 
     def _leave(self, member: Member) -> None:
         """Its caller does not wait any longer, with the answer or without."""
+        member.call.sent_s = None
         if self._queue.remove(member):
             if not self._queue.waiting:
                 self._stop_timer()

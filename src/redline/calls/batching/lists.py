@@ -132,7 +132,8 @@ def _of_part(outcome: Outcome, found: Reply | CallError | NoEndpoint) -> Outcome
 def _length(part: Part) -> int:
     """Of its items: tokens, or bytes."""
     items = [bytes(item) for item in part.items]
-    return sum(item.count(b",") + 1 if item[:1] == b"[" else len(item) for item in items)
+    # A text stands in quotation marks.
+    return sum(item.count(b",") + 1 if item[:1] == b"[" else len(item) - 2 for item in items)
 
 
 def _items(value: msgspec.Raw) -> tuple[str, list[msgspec.Raw]] | None:
@@ -180,7 +181,7 @@ def _split_body(parts: Sequence[Part], reply: Reply) -> list[Reply | CallError |
         raise BadReply(f"the answer cannot be taken apart: {error}") from error
     ends = _ends(parts)
     slices = [answers[begin:end] for begin, end in pairwise(ends)]
-    usages = _usages(parts, slices, reply.usage)
+    usages = _usages(parts, slices, _usage_of(whole))
     found: list[Reply | CallError | NoEndpoint] = []
     for part, own, usage in zip(parts, slices, usages, strict=True):
         if form.is_indexed:

@@ -31,6 +31,8 @@ Why = Literal["full", "waited", "idle"]
 _PATIENCE = 0.1
 # What is known of company follows the last four requests or so that came to an idle backend.
 _NEWS = 0.25
+# A timer may come early by the rounding of its time; the next one would come no later.
+_SLACK_S = 1e-6
 _MOST_SIZE = 65_536
 _MOST_WAIT_S = 60.0
 
@@ -237,7 +239,7 @@ class Queue(Generic[W]):
     def _why(self, group: _Group[W], now_s: float) -> Why | None:
         if group.is_full(self._rule):
             return "full"
-        return "waited" if group.due_s <= now_s else None
+        return "waited" if group.due_s <= now_s + _SLACK_S else None
 
     def _close(self, group: _Group[W], why: Why) -> Closed[W]:
         waiters = group.first(self._rule)
