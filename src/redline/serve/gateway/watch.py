@@ -47,7 +47,7 @@ class Sources(Protocol):
 
 
 class _Look(msgspec.Struct, frozen=True):
-    """Counts at one moment. answered: attempts that are over, by
+    """Counts at one moment. cpu_s: of the event loop's thread. answered: attempts that are over, by
     endpoint. buckets: of the durations of all classes."""
 
     at_s: float
@@ -152,7 +152,7 @@ class GatewayWatch:
         totals, members, attempts = self._totals, self._members(), self._lineup.attempts
         look = _Look(
             SYSTEM.now_s(),
-            time.process_time(),
+            time.thread_time(),
             totals.answers.total(),
             totals.tokens.total(),
             {name: one.attempts - one.in_flight for name, one in attempts.items()},
