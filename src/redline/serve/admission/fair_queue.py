@@ -200,7 +200,6 @@ class FairQueue:
         self.tokens -= waiter.tokens
         if not flow.waiting:
             self.weights -= flow.weight
-            flow.credit = min(0.0, flow.credit)
             flow.left_at = self._turned
         if not self.waiting:
             self._clear()
@@ -220,7 +219,7 @@ class FairQueue:
         return flow.tokens + max(0.0, of_others)
 
     def _pay_off(self, flow: Flow) -> None:
-        """A tenant that does not wait pays its debts with what it would have got."""
+        """A tenant that does not wait pays debts with what it would have got. It saves nothing."""
         earned = (self._turned - flow.left_at) * flow.weight
         flow.credit = min(0.0, flow.credit + earned)
         flow.left_at = self._turned

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from redline.calls import Call, Request
+from redline.calls import Call, Load, Request
 from redline.errors import ConfigError
 from redline.serve.admission import ClassSettings, Gate, Gated, Overloaded, Place, QueueFull
 from redline.testing import virtual_run
 from support.admitting import CLOCK, Site, assert_empty, error_of, pool_of, servers
+from support.fleet import ModelServer
 
 PLAIN = (
     ClassSettings(name="high", priority=0),
@@ -265,6 +266,108 @@ def test_an_endpoint_that_is_full_holds_back_only_the_calls_that_need_it() -> No
         assert on_second.result() - begun_s == pytest.approx(11.0)
         assert [one.result() - begun_s for one in on_first] == pytest.approx([10.0, 20.0, 30.0])
         assert_empty(gate)
+
+    in_virtual_time(main())
+
+
+class Unstated(ModelServer):
+    """Says whether it has room, and not how many slots. parked_until_s: it has none before."""
+
+    parked_until_s = 0.0
+
+    def has_room(self, now_s: float, coming: int = 0) -> bool:
+        return now_s >= self.parked_until_s and super().has_room(now_s, coming)
+
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        return Load(in_flight=self.in_flight, parked_until_s=self.parked_until_s)
+
+
+def test_without_stated_slots_room_decides_and_nothing_waits_in_the_pool() -> None:
+    async def main() -> None:
+        pool = pool_of([Unstated("server-0", slots=2, bound=2)])
+        gate = Gate(pool, PLAIN, clock=CLOCK)
+        backend, begun_s = Gated(pool, gate, clock=CLOCK), now_s()
+        outcomes = await asyncio.gather(
+            *(backend.send(Request(body={"work": 1.1}), Call()) for _ in range(6))
+        )
+        assert gate.state().slots == 0
+        assert now_s() - begun_s == pytest.approx(3.3)
+        assert not pool.traffic.waits
+        assert all(one.is_success for one in outcomes)
+
+    in_virtual_time(main())
+
+
+def test_calls_start_as_soon_as_an_endpoint_is_not_parked_any_more() -> None:
+    async def main() -> None:
+        server = Unstated("server-0", slots=2, bound=2)
+        pool = pool_of([server])
+        gate = Gate(pool, PLAIN, clock=CLOCK)
+        server.parked_until_s = begun_s = now_s() + 1.13
+        places = [entering(gate) for _ in range(2)]
+        hasty = entering(gate, deadline_s=now_s() + 0.5)
+        await settled()
+        # Until then nothing can start, which is known.
+        assert error_of(hasty).retry_after_s == pytest.approx(0.63)
+        for place in places:
+            (await place).leave()
+            assert now_s() == pytest.approx(begun_s)
+        await pool.aclose()
+
+    in_virtual_time(main())
+
+
+def test_a_call_that_one_about_to_start_holds_back_starts_in_the_same_moment() -> None:
+    async def main() -> None:
+        pool = pool_of(servers(2, slots=1))
+        gate = Gate(pool, PLAIN, clock=CLOCK)
+        starts_s = list[float]()
+
+        async def call(avoid: str) -> None:
+            names = frozenset({avoid})
+            async with gate.admitted(klass="high", avoid=names):
+                starts_s.append(now_s())
+                await pool.send(Request(body={"work": 1.1}), Call(avoid=names))
+
+        begun_s = now_s()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(call("server-0"))
+                group.create_task(call("server-1"))
+        waits_s = [at_s - begun_s for at_s in starts_s]
+        assert waits_s == pytest.approx([0.0, 0.0, 1.1, 1.1, 2.2, 2.2])
+
+    in_virtual_time(main())
+
+
+def test_calls_of_one_tenant_start_in_order_whatever_they_avoid() -> None:
+    async def main() -> None:
+        gate, order = gate_of(1), list[int]()
+
+        async def call(number: int, *avoid: str) -> None:
+            async with gate.admitted(klass="high", avoid=frozenset(avoid)):
+                order.append(number)
+                await asyncio.sleep(1.0)
+
+        async with asyncio.TaskGroup() as group:
+            for number, avoid in enumerate([(), ("x",), (), ("y",), ("x",), ()]):
+                group.create_task(call(number, *avoid))
+        assert order == [0, 1, 2, 3, 4, 5]
+
+    in_virtual_time(main())
+
+
+def test_time_in_which_nothing_waits_says_nothing_of_the_rate() -> None:
+    async def main() -> None:
+        site = Site(count=1, slots=4)
+        for _ in range(3):
+            async with asyncio.TaskGroup() as group:
+                for _ in range(40):
+                    group.create_task(site.call("normal", 1.0))
+                await asyncio.sleep(5.5)
+                rate = site.gate.state().classes[1].drain_per_s
+                assert rate == pytest.approx(4.0, rel=0.2)
+            await asyncio.sleep(1000.0)
 
     in_virtual_time(main())
 
