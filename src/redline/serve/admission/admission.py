@@ -30,6 +30,8 @@ from redline.waist import Load, Request
 
 # What a class uses is its average over about so many seconds, which is many calls.
 MEAN_S = 30.0
+# Nothing is kept free for a class that has had no call for so long: many gateways have one class.
+UNUSED_S = 600.0
 # Seconds for which slots are taken to be as they were.
 REVIEW_S = 0.25
 # Until a queue has drained for a while, nobody knows how long it takes.
@@ -51,7 +53,7 @@ class Room(Protocol):
 class Line:
     """The calls of one class: those that wait, those in flight, and counts since the start.
 
-    usual: how many are in flight on average, over about MEAN_S.
+    usual: how many are in flight on average, over about MEAN_S. is_used: it has had a call of late.
     """
 
     def __init__(self, settings: ClassSettings, now_s: float) -> None:
@@ -63,6 +65,9 @@ class Line:
         self.refused = Counter[str]()
         self.gave_up = 0
         self.usual = 0.0
+        self.is_used = False
+        self._used_s = -math.inf
+        self._known = 0
         self._at_s = now_s
         self._seen_s = 0.0
 
@@ -72,6 +77,9 @@ class Line:
         self._at_s = now_s
         share = max(past_s / self._seen_s, -math.expm1(-past_s / MEAN_S)) if past_s > 0 else 0.0
         self.usual += (self.in_flight - self.usual) * share
+        if self.admitted != self._known or self.in_flight:
+            self._known, self._used_s = self.admitted, now_s
+        self.is_used = now_s - self._used_s < UNUSED_S
 
     def begin(self) -> None:
         """A call starts."""
@@ -290,6 +298,8 @@ class Admission:
                 break
             below -= one.in_flight
             left -= one.usual
+            if not one.is_used:
+                continue
             guard = int(one.settings.reserved * left)
             if guard and below >= left - guard:
                 return False

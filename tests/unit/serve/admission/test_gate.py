@@ -107,11 +107,37 @@ def test_lower_classes_leave_the_share_that_is_reserved() -> None:
     async def main() -> None:
         high = ClassSettings(name="high", priority=0, reserved=0.25)
         gate = gate_of(8, high, ClassSettings(name="low", priority=20))
+        first = gate.try_enter("high")
+        assert first is not None
+        first.leave()
+        await asyncio.sleep(1.0)
         low = [gate.try_enter("low") for _ in range(7)]
         assert [place is not None for place in low] == [True] * 6 + [False]
         assert gate.try_enter("high") is not None
         assert gate.try_enter("high") is not None
         assert gate.try_enter("high") is None
+
+    in_virtual_time(main())
+
+
+def test_nothing_is_kept_free_for_a_class_that_is_not_used() -> None:
+    async def main() -> None:
+        high = ClassSettings(name="high", priority=0, reserved=0.25)
+        gate = gate_of(8, high, ClassSettings(name="low", priority=20))
+        low = [gate.try_enter("low") for _ in range(8)]
+        assert all(low)
+        for place in low:
+            assert place is not None
+            place.leave()
+        first = gate.try_enter("high")
+        assert first is not None
+        first.leave()
+        await asyncio.sleep(1.0)
+        assert sum(gate.try_enter("low") is not None for _ in range(8)) == 6
+        # Ten minutes later it is as if there were no such class.
+        await asyncio.sleep(660.0)
+        gate.state()
+        assert sum(gate.try_enter("low") is not None for _ in range(8)) == 2
 
     in_virtual_time(main())
 
