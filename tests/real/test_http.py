@@ -95,10 +95,19 @@ class Relays(Keeps):
     def __init__(self) -> None:
         super().__init__()
         self.raw = b""
+        self.at_once = 0
 
     async def put(self, chunk: Chunk) -> None:
         await super().put(chunk)
         self.raw += chunk.raw
+
+    def put_now(self, raw: bytes) -> bool:
+        # Sometimes it would have to wait.
+        is_taken = len(self.raw) % 3 > 0
+        if is_taken:
+            self.at_once += 1
+            self.raw += raw
+        return is_taken
 
 
 def replying(*answers: bytes | None) -> Any:
@@ -1125,6 +1134,37 @@ def test_a_stream_is_relayed_byte_for_byte(run: Run) -> None:
         assert (outcome.output, outcome.reply.finish_reason) == (None, "stop")
         assert (outcome.reply.input_tokens, outcome.reply.output_tokens) == (3, 2)
         assert outcome.reply.headers["content-type"] == "text/event-stream"
+
+    run(main())
+
+
+def test_a_stream_that_comes_event_by_event_is_relayed_byte_for_byte(run: Run) -> None:
+    named = A.replace(b"{", b'{"id":"c","model":"m",', 1)
+    texts = [named.replace(b'"a"', b'"%b"' % (b"a" * size)) for size in range(40)]
+    usage = b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}'
+    data = [b"data: %b\n\n" % event for event in (named, *texts, END, usage, b"[DONE]")]
+
+    async def write(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        head = b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(b"HTTP/1.1 200 OK\r\n" + head)
+        for number, event in enumerate(data):
+            chunk = b"%x\r\n%b\r\n" % (len(event), event)
+            # Some come in two reads.
+            cut = 9 * (number % 4 == 1)
+            for part in (chunk[:cut], chunk[cut:]):
+                writer.write(part)
+                await asyncio.sleep(0.001)
+        writer.write(b"0\r\n\r\n")
+
+    async def main() -> None:
+        async with RawServer(write) as server:
+            backend, sink = backend_of(server), Relays()
+            outcome = await backend.send(ASK, Call(), sink)
+            await backend.aclose()
+        assert sink.raw == b"".join(data)
+        assert outcome.reply is not None
+        assert (outcome.reply.input_tokens, outcome.reply.output_tokens) == (3, 2)
+        assert sink.at_once > 10
 
     run(main())
 

@@ -79,6 +79,15 @@ class EventParser:
             return [first, *((raw, _data_of(raw)) for raw in raws[1:])]
         return [(raw, _data_of(raw)) for raw in raws]
 
+    def line(self, data: bytes) -> bytes | None:
+        """The data of the one event that `data` is, if it is a line and nothing came before it.
+
+        None for anything else. Keeps nothing: what is not fed to `blocks` was not seen.
+        """
+        if self._rest or self._pieces or self._is_first or not _is_line(data):
+            return None
+        return data[6:-2].strip() or None
+
     def rest(self) -> bytes | None:
         """The data of an event that the stream's end has cut short; None for none."""
         rest = self.left()

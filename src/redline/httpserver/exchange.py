@@ -271,6 +271,19 @@ class Exchange:
         if self._channel.is_write_paused:
             await self._channel.drained()
 
+    def write_now(self, data: bytes) -> bool:
+        """Sends the next part of the body, which is not empty, and waits for nothing.
+
+        False if it was not sent: the client has left or has no room, or nothing was sent before.
+        """
+        channel = self._channel
+        if channel.is_write_paused or channel.is_lost:
+            return False
+        if self.state is not _STREAMING or self._unsent_head or not self._is_chunked:
+            return False
+        channel.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
     async def end(self, data: bytes = b"") -> None:
         """Sends the last part of the body, and its end. Raises ClientGoneError."""
         self._send(self._framed(data) + self._last())

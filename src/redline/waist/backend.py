@@ -215,6 +215,14 @@ class Sink(Protocol):
 
     async def put(self, chunk: Chunk) -> None: ...
 
+    def put_now(self, raw: bytes) -> bool:
+        """Takes the bytes of an event that has nothing but text, and waits for nothing.
+
+        False if it has not taken them: they are for `put`. Asked of sinks that relay, after the
+        first chunk.
+        """
+        return False
+
 
 class Backend(Protocol):
     """One HTTP endpoint, a retry around one, a user's own coroutine: all are backends."""

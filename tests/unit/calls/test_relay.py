@@ -22,11 +22,13 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Relay(Sink):
-    """A sink that wants bytes alone."""
+    """A sink that wants bytes alone. room: how many events it takes without waiting."""
 
     relays = True
 
-    def __init__(self) -> None:
+    def __init__(self, room: int = 0) -> None:
+        self.room = room
+        self.at_once = 0
         self.heads: list[tuple[int, Mapping[str, str]]] = []
         self.raws: list[bytes] = []
 
@@ -38,6 +40,14 @@ class Relay(Sink):
         assert self.heads
         assert (chunk.text, chunk.data) == ("", None)
         self.raws.append(chunk.raw)
+
+    def put_now(self, raw: bytes) -> bool:
+        assert self.raws
+        if self.at_once == self.room:
+            return False
+        self.at_once += 1
+        self.raws.append(raw)
+        return True
 
 
 class Reads(Sink):
@@ -107,7 +117,8 @@ def read(sink: Sink, *parts: bytes) -> tuple[Reply, Call]:
     async def main() -> Reply:
         reader.head(200, {"x": "y"})
         for part in parts:
-            await reader.take(part)
+            if not (reader.relays and reader.take_now(part)):
+                await reader.take(part)
         reply = reader.finish()
         await reader.end()
         return reply
@@ -120,14 +131,80 @@ def cut(data: bytes, *cuts: int) -> list[bytes]:
     return [data[start:end] for start, end in itertools.pairwise(edges)]
 
 
-def check(data: bytes, reason: str, parts: list[bytes]) -> None:
-    relay = Relay()
+def check(data: bytes, reason: str, parts: list[bytes], room: int = 0) -> None:
+    relay = Relay(room)
     reply, call = read(relay, *parts)
     assert b"".join(relay.raws) == data
     assert relay.heads == [(200, {"x": "y"})]
     assert call.committed
     assert (reply.input_tokens, reply.output_tokens) == (7, 2)
     assert (reply.finish_reason, reply.model) == (reason, "m")
+
+
+LONG = [
+    event_bytes(chat(said("", index=0))),
+    *(event_bytes(chat(said(f"{number}"))) for number in range(10)),
+    event_bytes(chat(said("", "stop"))),
+    event_bytes(chat(usage=USAGE)),
+    DONE,
+]
+
+
+@pytest.mark.parametrize("room", [0, 1, 5, 100])
+def test_events_of_text_alone_need_not_be_waited_for(room: int) -> None:
+    relay = Relay(room)
+    reply, _ = read(relay, *LONG)
+    assert relay.raws == LONG
+    # The first one begins the answer; the last three say what it has used and that it is over.
+    assert relay.at_once == min(room, 10)
+    assert (reply.input_tokens, reply.output_tokens) == (7, 2)
+    assert reply.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("name", STREAMS)
+def test_what_need_not_be_waited_for_is_in_its_place(name: str, end: str) -> None:
+    data, reason = STREAMS[name]
+    blocks = [block + b"\n\n" for block in data.split(b"\n\n")]
+    blocks = [block.replace(b"\n", ENDS[end]) for block in (*blocks[:-1], blocks[-1][:-2])]
+    for room in (1, 2, 100):
+        check(b"".join(blocks), reason, blocks, room)
+        halves = [half for block in blocks for half in (block[:9], block[9:])]
+        check(b"".join(blocks), reason, halves, room)
+        twos = [b"".join(blocks[at : at + 2]) for at in range(0, len(blocks), 2)]
+        check(b"".join(blocks), reason, twos, room)
+
+
+def test_an_error_in_the_stream_is_not_passed_on_at_once() -> None:
+    relay = Relay(100)
+    wrong = event_bytes({"error": {"message": "broken", "code": 500}})
+    with pytest.raises(CallError, match="broken"):
+        read(relay, *LONG[:3], wrong, *LONG[3:])
+    assert relay.raws == LONG[:3]
+
+
+def test_nothing_overtakes_what_is_waited_for() -> None:
+    class Slow(Relay):
+        async def begin(self, status: int, headers: Mapping[str, str]) -> None:
+            await asyncio.sleep(0)
+            await super().begin(status, headers)
+
+        async def put(self, chunk: Chunk) -> None:
+            await asyncio.sleep(0)
+            await super().put(chunk)
+
+    async def main() -> None:
+        relay = Slow(100)
+        reader = StreamReader(relay, Call())
+        reader.head(200, {})
+        for first in (LONG[0], LONG[1] + LONG[2]):
+            taking = asyncio.ensure_future(reader.take(first))
+            await asyncio.sleep(0)
+            assert not reader.take_now(LONG[3])
+            await taking
+            assert reader.take_now(LONG[3])
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("end", ENDS)

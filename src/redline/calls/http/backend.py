@@ -147,6 +147,8 @@ class _Attempt(Exchange):
     def on_streamed(self, status: int, headers: Mapping[str, str]) -> None:
         if self.reader is not None:
             self.reader.head(status, headers)
+            if self.reader.relays:
+                self.take_now = self.reader.take_now
 
     def on_sent(self, sent_s: float) -> None:
         self._backend.wrote(self, self.call, sent_s)

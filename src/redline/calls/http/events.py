@@ -90,8 +90,14 @@ class StreamReader:
         self._headers: Mapping[str, str] = {}
         # For a sink that relays: what has come before the first event, such as comments.
         self._held = b""
+        self._is_handing_on = False
         self.first_s: float | None = None
         self.has_begun = False
+
+    @property
+    def relays(self) -> bool:
+        """The sink wants the bytes alone."""
+        return self._sink.relays
 
     def head(self, status: int, headers: Mapping[str, str]) -> None:
         """The answer that is streamed has this head; called before `take`."""
@@ -104,6 +110,16 @@ class StreamReader:
         """
         blocks = self._parser.blocks(data)
         return self._relay(blocks) if self._sink.relays else self._hand_on(blocks)
+
+    def take_now(self, data: bytes) -> bool:
+        """Hands on `data` if it is an event of text alone, for which nothing is to be waited.
+
+        Most of a stream is that. False for anything else, which is then for `take`.
+        """
+        if self.first_s is None or self._is_handing_on or self._is_done or self._held:
+            return False
+        event = self._parser.line(data)
+        return event is not None and self._answer.skim(event) and self._sink.put_now(data)
 
     async def _hand_on(self, blocks: list[tuple[bytes, bytes | None]]) -> None:
         """Hands each event on as a chunk with its text and its JSON."""
@@ -138,9 +154,11 @@ class StreamReader:
         held = self._held = b"".join(passed)
         if has_event and held:
             self._held = b""
+            self._is_handing_on = True
             if self.first_s is None:
                 await self._begin()
             await self._sink.put(Chunk("", None, held))
+            self._is_handing_on = False
         if failure is not None:
             raise failure
 

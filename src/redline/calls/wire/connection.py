@@ -493,6 +493,11 @@ class Connection(asyncio.Protocol):
         if size > self._most_bytes:
             self._refusal = BadReply(f"the answer is longer than {self._most_bytes:,} bytes")
             raise self._refusal
+        if self._is_streamed and not self._parts:
+            # What its reader has not taken comes first.
+            take_now = self._exchange.take_now if self._exchange is not None else None
+            if take_now is not None and take_now(data):
+                return
         self._parts.append(data)
         if self._is_streamed:
             self._waiting += len(data)

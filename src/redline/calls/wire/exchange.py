@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -117,6 +117,8 @@ class Exchange(ABC):
     failed: CallError | None = None
     failed_sent_s = 0.0
     doubted = b""
+    # Takes a part of a streamed body without waiting, or not, and says which.
+    take_now: Callable[[bytes], bool] | None = None
 
     def __init__(self, timeouts: Timeouts, clock: Clock) -> None:
         self._timing = Timing(timeouts, clock)

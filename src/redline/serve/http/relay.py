@@ -161,6 +161,10 @@ class Passed(Sink):
         if data:
             await self._write(data)
 
+    def put_now(self, raw: bytes) -> bool:
+        # It has no usage that the client has not asked for.
+        return self._exchange.write_now(raw)
+
     async def fail(self, refusal: Refusal) -> None:
         """Breaks off the stream, so that it does not pass for a whole one."""
         await self._write(event_bytes(refusal.body))
