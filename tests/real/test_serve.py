@@ -337,3 +337,30 @@ def test_a_client_that_leaves_ends_its_call_and_a_stream_that_breaks_says_so(
         events = [line for line in done.stdout.splitlines() if line.startswith("data: ")]
         assert "error" in json.loads(events[-1].removeprefix("data: "))
         assert "[DONE]" not in done.stdout
+
+
+def test_a_server_that_is_stopped_dead_under_load_loses_no_call(tmp_path: Path) -> None:
+    with (
+        fleet_of(2, "--latency", "0.05") as (one, two),
+        Serve(tmp_path, *flags_of((one, two)), "--first-byte-timeout", "3s") as serve,
+        ThreadPoolExecutor(16) as threads,
+    ):
+        client = client_of(serve)
+
+        def ask(number: int) -> str | None:
+            told = client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": f"call {number}"}]
+            )
+            return told.choices[0].message.content
+
+        stopper = threading.Timer(0.3, one.stop)
+        stopper.start()
+        answers = list(threads.map(ask, range(300)))
+        stopper.join()
+        assert answers == [f"You said: call {number}" for number in range(300)]
+        # It takes connections, and is left alone all the same.
+        _, state = serve.page("/status")
+        stopped = next(each for each in state["endpoints"] if str(one.port) in each["name"])
+        assert stopped["state"] == "degraded"
+        one.go_on()
+        until(lambda: ask(0) is not None and one.stats()["in_flight"] == 0)
