@@ -33,8 +33,8 @@ class Target(msgspec.Struct, frozen=True):
     """Who answers calls for a model.
 
     backend: of calls that somebody waits for. anew: the same without the cache. lines: of calls of
-    batches, which are tried again elsewhere. unfit: endpoints
-    of the pool that do not have the model.
+    batches, which are tried again elsewhere. unfit: endpoints of the pool that do not have the
+    model.
     """
 
     backend: Backend

@@ -36,16 +36,8 @@ _LOOK_S = 1.0
 _MOST_REQUESTS = 16_384
 # What cannot change while it serves.
 _FIXED = (
-    "host",
-    "port",
-    "certificate",
-    "embedded",
-    "state",
-    "keys",
-    "most",
-    "balance",
-    "cache",
-    *("classes", "function"),
+    *("host", "port", "certificate", "embedded", "function"),
+    *("state", "keys", "most", "balance", "cache", "classes"),
 )
 
 
@@ -181,8 +173,10 @@ async def _answering(settings: GatewaySettings) -> AsyncIterator[tuple[Endpoint,
         yield settings.endpoints
         return
     async with settings.embedded.open() as base_url:
-        inside = msgspec.structs.replace(settings.endpoints[0], base_url=base_url, proxy="")
-        yield (inside,)
+        # Its port is another one each time; what answers is told apart by the group.
+        whose = settings.embedded.identity()
+        stated = settings.endpoints[0]
+        yield (msgspec.structs.replace(stated, base_url=base_url, proxy="", group=whose),)
 
 
 @asynccontextmanager
@@ -278,11 +272,11 @@ def _lineup(
         most=settings.most,
         stores=stores,
         answers=answers,
-        price=lambda endpoint: _price(settings, endpoint),
+        price=_price,
     )
 
 
-def _price(settings: GatewaySettings, endpoint: Endpoint) -> float:
+def _price(endpoint: Endpoint) -> float:
     """What a token costs there, of input and output each; 0 if that is unknown."""
     costs = [price.input + price.output for price in endpoint.tariff.values()]
     return float(max(costs, default=0))
