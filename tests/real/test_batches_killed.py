@@ -13,8 +13,8 @@ import pytest
 
 from redline.calls import Endpoint, HttpBackend
 from redline.sim.server import Sim
+from support.batch_files import begun, client_of, lines, over, publishing, results
 from support.batch_server import batch_server
-from support.batching import begun, client_of, lines, over, publishing, results
 from support.fronting import until
 from support.sim_process import SimProcess
 

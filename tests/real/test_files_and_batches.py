@@ -19,7 +19,7 @@ from redline.serve.batches import Batches, BatchSettings
 from redline.serve.http import Relay
 from redline.sim import Constant, SimSettings, parse_faults
 from redline.sim.server import Sim
-from support.batching import (
+from support.batch_files import (
     CHAT,
     QUICK,
     Counted,

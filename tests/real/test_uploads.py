@@ -20,7 +20,7 @@ from redline.calls import Reply
 from redline.errors import ConfigError
 from redline.serve.http import Relay
 from redline.testing import ManualClock, ScriptedBackend
-from support.batching import QUICK, begun, client_of, lines, named, over, publishing
+from support.batch_files import QUICK, begun, client_of, lines, named, over, publishing
 from support.fronting import port_of, until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120), pytest.mark.usefixtures("no_proxy")]

@@ -12,9 +12,8 @@ from redline.serve.http.door import Door
 from redline.serve.http.event_stream import EventStream
 from redline.serve.http.messages import MESSAGES_CALLS, answer_messages
 from redline.serve.http.refusals import Refusal, busy, no_model, refusal_of
-from redline.serve.http.relay import facts_of
 from redline.serve.http.replies import body_of
-from redline.serve.http.requests import Bounds, read_body, read_call
+from redline.serve.http.requests import Bounds, facts_of, read_body, read_call
 from redline.serve.http.routes import Routes
 
 CALLS = tuple(api.path for api in APIS)

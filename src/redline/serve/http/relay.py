@@ -6,7 +6,6 @@ import asyncio
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -17,7 +16,7 @@ from redline.httpserver import JSON, TEXT, ClientGoneError, Exchange, header_lin
 from redline.serve.http.door import Door, Page
 from redline.serve.http.messages import MESSAGES_CALLS, answer_messages
 from redline.serve.http.refusals import Refusal, own_status, refusal_of
-from redline.serve.http.requests import Bounds, read_body
+from redline.serve.http.requests import Bounds, facts_of, read_body
 from redline.serve.http.routes import Routes
 
 CALLS = tuple(api.path for api in APIS)
@@ -114,27 +113,6 @@ class Relay(Door):
             del self._held[wait]
 
 
-class BodyFacts(msgspec.Struct):
-    """What of a relayed body is read here; the rest is for the endpoint."""
-
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: Any = None
-    priority: int | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
-    service_tier: str | None = None
-
-    @property
-    def most_tokens(self) -> int | None:
-        """The most tokens of its answer, as far as the body says it."""
-        return self.max_tokens or self.max_completion_tokens or self.max_output_tokens
-
-
-_FACTS = msgspec.json.Decoder(BodyFacts)
-
-
 class Passed(Sink):
     """Hands the bytes of a stream on to the client of an exchange.
 
@@ -177,14 +155,6 @@ class Passed(Sink):
             # The call is being cancelled. Raised here, the error would be taken for a failure of
             # what the backend itself reads from.
             await asyncio.sleep(0)
-
-
-def facts_of(raw: bytes) -> BodyFacts:
-    """What a body asks for. One that cannot be read is for the endpoint to refuse."""
-    try:
-        return _FACTS.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return BodyFacts()
 
 
 async def pass_back(exchange: Exchange, outcome: Outcome, stream: Passed) -> None:

@@ -89,3 +89,32 @@ def read_call(path: str, raw: bytes, models: Collection[str]) -> Asked:
         is_stream=bool(known.stream) and api_of(path).is_streamed,
         wants_usage=options is not None and bool(options.include_usage),
     )
+
+
+class BodyFacts(msgspec.Struct):
+    """What of a relayed body is read here; the rest is for the endpoint."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: Any = None
+    priority: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    service_tier: str | None = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens of its answer, as far as the body says it."""
+        return self.max_tokens or self.max_completion_tokens or self.max_output_tokens
+
+
+_FACTS = msgspec.json.Decoder(BodyFacts)
+
+
+def facts_of(raw: bytes) -> BodyFacts:
+    """What a body asks for. One that cannot be read is for the endpoint to refuse."""
+    try:
+        return _FACTS.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return BodyFacts()

@@ -14,7 +14,7 @@ from redline.journal import Result, failure_writer, line_writer
 from redline.serve.batches.checking import check_file
 from redline.serve.batches.output import Folder
 from redline.sources import MAX_ROW_BYTES, Row
-from support.batching import CHAT, line, lines
+from support.batch_files import CHAT, line, lines
 
 BODY = {"usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}}
 
