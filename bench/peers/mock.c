@@ -27,7 +27,7 @@
 enum { MOST_UPSTREAMS = 16, MOST_REQUEST = 1 << 20, FILLER = 1 << 18, EVENTS_AT_ONCE = 256 };
 
 struct counters {
-    unsigned long calls, streams, tokens, body_bytes;
+    unsigned long calls, streams, tokens, prompt_tokens, body_bytes;
     unsigned long not_whole, wrong_key, client_key, left;
 };
 
@@ -36,7 +36,7 @@ struct connection {
     char *data; /* of a request */
     size_t size, room;
     int left; /* events of its stream; 0: it has none */
-    unsigned long number;
+    unsigned long number, prompt_tokens;
     uint64_t due_ns;
     struct connection *earlier, *later; /* streams by `due_ns` */
 };
@@ -77,8 +77,8 @@ static void write_answers(void) {
     snprintf(body, sizeof body,
              "{%s,\"object\":\"chat.completion\",\"choices\":[{\"index\":0,\"message\":{\"role\":"
              "\"assistant\",\"content\":\"%s\",\"refusal\":null},\"finish_reason\":\"stop\","
-             "\"logprobs\":null}],\"usage\":{\"prompt_tokens\":250,\"completion_tokens\":%d,"
-             "\"total_tokens\":%d}}", ABOUT, text, tokens, 250 + tokens);
+             "\"logprobs\":null}],\"usage\":{\"prompt_tokens\":00000000,\"completion_tokens\":%d,"
+             "\"total_tokens\":00000000}}", ABOUT, text, tokens);
     whole_size = (size_t)sprintf(whole, HEAD, strlen(body));
     whole_size += (size_t)sprintf(whole + whole_size, "%s", body);
     snprintf(part, sizeof part,
@@ -91,8 +91,8 @@ static void write_answers(void) {
     end_size = chunk(end_of_stream, part);
     snprintf(part, sizeof part,
              "data: {%s,\"object\":\"chat.completion.chunk\",\"choices\":[],\"usage\":{"
-             "\"prompt_tokens\":250,\"completion_tokens\":%d,\"total_tokens\":%d}}\n\n",
-             ABOUT, tokens, 250 + tokens);
+             "\"prompt_tokens\":00000000,\"completion_tokens\":%d,\"total_tokens\":00000000}}\n\n",
+             ABOUT, tokens);
     end_size += chunk(end_of_stream + end_size, part);
     end_size += chunk(end_of_stream + end_size, "data: [DONE]\n\n");
     end_size += (size_t)sprintf(end_of_stream + end_size, "0\r\n\r\n");
@@ -123,11 +123,23 @@ static void close_connection(struct connection *it) {
     free(it);
 }
 
-/* Sets the number in the ids of an answer: a client may take the same answer again for a mistake. */
+/* Writes a number of eight digits behind each such text of an answer. */
+static void set(char *answer, size_t size, const char *behind, const char *form, unsigned long number) {
+    char digits[16], *at = answer, *end = answer + size;
+    snprintf(digits, sizeof digits, form, number % 100000000);
+    while ((at = memmem(at, (size_t)(end - at), behind, strlen(behind))))
+        memcpy(at += strlen(behind), digits, 8);
+}
+
+/* Sets the id of an answer, for a client may take the same answer again for a mistake. */
 static void set_number(char *answer, size_t size, unsigned long number) {
-    char digits[9], *at = answer, *end = answer + size;
-    snprintf(digits, sizeof digits, "%08lu", number % 100000000);
-    while ((at = memmem(at, (size_t)(end - at), "chatcmpl-", 9))) memcpy(at += 9, digits, 8);
+    set(answer, size, "chatcmpl-", "%08lu", number);
+}
+
+/* A prompt has a token for four bytes of its body, so that clients that estimate learn the truth. */
+static void set_usage(char *answer, size_t size, unsigned long prompt_tokens) {
+    set(answer, size, "prompt_tokens\":", "%8lu", prompt_tokens);
+    set(answer, size, "total_tokens\":", "%8lu", prompt_tokens + (unsigned long)tokens);
 }
 
 /* Sends all of it; false if the peer does not take it, and its connection is to be closed. */
@@ -150,10 +162,11 @@ static int give_page(struct connection *to, const char *path) {
             struct counters *of = &counted[i];
             size += (size_t)sprintf(
                 page + size,
-                "%s{\"calls\":%lu,\"streams\":%lu,\"tokens\":%lu,\"body_bytes\":%lu,"
+                "%s{\"calls\":%lu,\"streams\":%lu,\"tokens\":%lu,\"prompt_tokens\":%lu,"
+                "\"body_bytes\":%lu,"
                 "\"not_whole\":%lu,\"wrong_key\":%lu,\"client_key\":%lu,\"left\":%lu}",
-                i ? "," : "", of->calls, of->streams, of->tokens, of->body_bytes, of->not_whole,
-                of->wrong_key, of->client_key, of->left);
+                i ? "," : "", of->calls, of->streams, of->tokens, of->prompt_tokens,
+                of->body_bytes, of->not_whole, of->wrong_key, of->client_key, of->left);
         }
         strcpy(page + size, "]");
         return give_json(to, page);
@@ -180,6 +193,8 @@ static int answer(struct connection *to, char *head, const char *body, size_t si
     if (!strncmp(head, "GET ", 4)) return give_page(to, head + 4);
     of->calls++;
     of->body_bytes += size;
+    to->prompt_tokens = size / 4;
+    of->prompt_tokens += to->prompt_tokens;
     check_body(of, body, size);
     of->wrong_key += !strcasestr(head, authorization);
     of->client_key += strstr(head, " rl-") || strstr(head, " sk-");
@@ -193,6 +208,7 @@ static int answer(struct connection *to, char *head, const char *body, size_t si
         return give(to, STREAM, sizeof STREAM - 1);
     }
     set_number(whole, whole_size, ++answers);
+    set_usage(whole, whole_size, to->prompt_tokens);
     return give(to, whole, whole_size);
 }
 
@@ -261,6 +277,7 @@ static void stream_on(void) {
         char *part = is_token ? event : end_of_stream;
         size_t size = is_token ? event_size : end_size;
         set_number(part, size, to->number);
+        if (!is_token) set_usage(part, size, to->prompt_tokens);
         is_given = give(to, part, size);
         unlink_stream(to);
         if (is_token) {

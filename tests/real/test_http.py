@@ -1138,11 +1138,17 @@ def test_a_stream_is_relayed_byte_for_byte(run: Run) -> None:
     run(main())
 
 
+# Where chunks are cut: within their size, behind it, within the event, in front of the last byte.
+CUTS = {1: 1, 3: 4, 5: 20, 7: -1}
+BETWEEN = 20
+
+
 def test_a_stream_that_comes_event_by_event_is_relayed_byte_for_byte(run: Run) -> None:
     named = A.replace(b"{", b'{"id":"c","model":"m",', 1)
     texts = [named.replace(b'"a"', b'"%b"' % (b"a" * size)) for size in range(40)]
     usage = b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}'
     data = [b"data: %b\n\n" % event for event in (named, *texts, END, usage, b"[DONE]")]
+    data[BETWEEN] = b"%x\r\n%b" % (len(data[BETWEEN]), data[BETWEEN])
 
     async def write(seen: Seen, writer: asyncio.StreamWriter) -> None:
         head = b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -1150,7 +1156,10 @@ def test_a_stream_that_comes_event_by_event_is_relayed_byte_for_byte(run: Run) -
         for number, event in enumerate(data):
             chunk = b"%x\r\n%b\r\n" % (len(event), event)
             # Some come in two reads.
-            cut = 9 * (number % 4 == 1)
+            cut = CUTS.get(number % 8, 0)
+            if number == BETWEEN:
+                # In the second of them what would be a chunk, if it did not stand within one.
+                cut = chunk.find(b"data") - 4
             for part in (chunk[:cut], chunk[cut:]):
                 writer.write(part)
                 await asyncio.sleep(0.001)

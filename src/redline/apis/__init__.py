@@ -47,7 +47,15 @@ from redline.apis.choices import (
 )
 from redline.apis.error_inside import ErrorInside, judge_part
 from redline.apis.errors import error_body, judge
-from redline.apis.event_stream import DONE, DONE_EVENT, ErrorData, EventParser, event_bytes
+from redline.apis.event_stream import (
+    DONE,
+    DONE_EVENT,
+    ErrorData,
+    EventForm,
+    EventParser,
+    event_bytes,
+    event_form_of,
+)
 from redline.apis.loose_json import BOM, number
 from redline.apis.replies import APIS, PLAIN, api_of
 from redline.apis.request_parts import Inputs, JsonSchema, ResponseFormat, StreamOptions

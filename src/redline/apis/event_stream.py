@@ -21,6 +21,16 @@ _LINE_ENDS = (b"\n", b"\r")
 _BLANK_LINE = re.compile(rb"(?>\r\n?|\n)(?>\r\n?|\n)")
 # Its LF may be on its way; a server that ends lines with CR alone is not waited for.
 _MAY_GO_ON = frozenset({b"\r\n\r", b"\n\r"})
+# In front of what a model says: the end of a key, and the begin of a string. Within a string of
+# JSON, the same has a backslash.
+_KEYS = tuple(
+    b'%b":%b"' % (key, space)
+    for key in (b"content", b"text", b"arguments")
+    for space in (b"", b" ")
+)
+# The inside of a JSON string.
+_INSIDE = re.compile(rb'[^"\\\x00-\x1f]*(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*)*')
+_INSIDE_AT, _IS_INSIDE = _INSIDE.match, _INSIDE.fullmatch
 
 
 def event_bytes(event: object, name: str = "") -> bytes:
@@ -79,12 +89,17 @@ class EventParser:
             return [first, *((raw, _data_of(raw)) for raw in raws[1:])]
         return [(raw, _data_of(raw)) for raw in raws]
 
+    @property
+    def is_amid(self) -> bool:
+        """Part of an event has come, or nothing yet: the next bytes need not begin an event."""
+        return bool(self._rest or self._pieces or self._is_first)
+
     def line(self, data: bytes) -> bytes | None:
         """The data of the one event that `data` is, if it is a line and nothing came before it.
 
         None for anything else. Keeps nothing: what is not fed to `blocks` was not seen.
         """
-        if self._rest or self._pieces or self._is_first or not _is_line(data):
+        if self.is_amid or not _is_line(data):
             return None
         return data[6:-2].strip() or None
 
@@ -103,6 +118,41 @@ class EventParser:
     def _check_size(self) -> None:
         if self._size > _LONGEST_EVENT_BYTES:
             raise BadReply(f"a streamed event is longer than {_LONGEST_EVENT_BYTES:,} bytes")
+
+
+class EventForm(msgspec.Struct, frozen=True):
+    """Events like one before, byte for byte but for what a model says in them.
+
+    A reader that passes over that would read the same of all.
+    begin, end: the event in front of the text and behind it, with `data: ` and its blank line.
+    begin_bytes, end_bytes: their lengths.
+    """
+
+    begin: bytes
+    end: bytes
+    begin_bytes: int
+    end_bytes: int
+
+    def fits(self, data: bytes) -> bool:
+        """It is one event of this form."""
+        return (
+            data.startswith(self.begin)
+            and data.endswith(self.end)
+            and _IS_INSIDE(data, self.begin_bytes, len(data) - self.end_bytes) is not None
+        )
+
+
+def event_form_of(data: bytes) -> EventForm | None:
+    """The form of an event of one line, which is JSON; None if it has no text."""
+    for key in _KEYS:
+        at = data.find(key)
+        if at >= 0:
+            start = at + len(key)
+            inside = _INSIDE_AT(data, start)
+            assert inside is not None  # it may be empty
+            begin, end = data[:start], data[inside.end() :]
+            return EventForm(begin, end, len(begin), len(end)) if end[:1] == b'"' else None
+    return None
 
 
 def _split(whole: bytes) -> tuple[list[bytes], bytes]:

@@ -183,6 +183,46 @@ def test_an_error_in_the_stream_is_not_passed_on_at_once() -> None:
     assert relay.raws == LONG[:3]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        (b'"finish_reason":null', b'"finish_reason":"stop"'),
+        (b'"usage":null', b'"usage":{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9}'),
+        (b'"5"', b'"5","finish_reason":"stop","a":"'),
+        (b'"5"', b'"5"},"error":{"message":"5"'),
+        (b'"5"', b'"\n"'),
+        (b"\n\n", b"\n"),
+        (b"data", b"event"),
+    ],
+)
+def test_events_that_are_nearly_like_those_before_are_read(change: tuple[bytes, bytes]) -> None:
+    at = 6
+    other = LONG[at].replace(*change)
+    assert other != LONG[at]
+
+    async def main() -> None:
+        relay = Relay(100)
+        reader = StreamReader(relay, Call())
+        reader.head(200, {})
+        await reader.take(LONG[0])
+        assert all(reader.take_now(event) for event in LONG[1:at])
+        assert not reader.take_now(other)
+        assert reader.take_now(LONG[at])
+        assert relay.raws == LONG[: at + 1]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("text", ["", "é", 'a "quote"', "line\nline", "\\", "\u2028", "{}[]:,"])
+def test_events_with_any_text_are_like_those_before(text: str) -> None:
+    more = [event_bytes(chat(said(text))), json.dumps(chat(said(text))).encode()]
+    more[1] = b"data: %b\n\n" % more[1]
+    relay = Relay(100)
+    read(relay, *LONG[:3], *more, *more, *LONG[3:])
+    assert relay.at_once == 14
+    assert relay.raws == [*LONG[:3], *more, *more, *LONG[3:]]
+
+
 def test_nothing_overtakes_what_is_waited_for() -> None:
     class Slow(Relay):
         async def begin(self, status: int, headers: Mapping[str, str]) -> None:

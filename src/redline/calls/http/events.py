@@ -11,9 +11,11 @@ from redline.apis import (
     PLAIN,
     ErrorData,
     ErrorInside,
+    EventForm,
     EventParser,
     StreamedAnswer,
     api_of,
+    event_form_of,
     judge_part,
     loose_json,
     read_event,
@@ -26,6 +28,8 @@ from redline.waist import Call, Chunk, Reply, Request, Sink
 
 # What servers that are lenient about types take for true.
 _TRUE = frozenset({"true", "1", "yes", "on", "t", "y"})
+# A server that writes each event in another way is not worth a form for each.
+_MOST_FORMS = 8
 _PARTIAL = frozenset({"stream", "background"})
 
 
@@ -91,6 +95,8 @@ class StreamReader:
         # For a sink that relays: what has come before the first event, such as comments.
         self._held = b""
         self._is_handing_on = False
+        self._form: EventForm | None = None  # of its events, as they mostly are
+        self._forms_left = _MOST_FORMS
         self.first_s: float | None = None
         self.has_begun = False
 
@@ -118,8 +124,16 @@ class StreamReader:
         """
         if self.first_s is None or self._is_handing_on or self._is_done or self._held:
             return False
+        form = self._form
+        if form is not None and form.fits(data) and not self._parser.is_amid:
+            return self._sink.put_now(data)
         event = self._parser.line(data)
-        return event is not None and self._answer.skim(event) and self._sink.put_now(data)
+        if event is None or not self._answer.skim(event):
+            return False
+        if self._forms_left:
+            self._forms_left -= 1
+            self._form = event_form_of(data)
+        return self._sink.put_now(data)
 
     async def _hand_on(self, blocks: list[tuple[bytes, bytes | None]]) -> None:
         """Hands each event on as a chunk with its text and its JSON."""

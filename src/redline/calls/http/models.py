@@ -29,6 +29,6 @@ def renamed(request: Request, models: Mapping[str, str]) -> Request:
     else:
         body = request.body
         asked = body.get("model") if isinstance(body, dict) else None
-    if isinstance(asked, str) and asked in models:
+    if isinstance(asked, str) and models.get(asked, asked) != asked:
         return request.with_fields(model=models[asked])
     return request

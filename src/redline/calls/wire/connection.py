@@ -9,8 +9,8 @@
   done      the answer is whole                            idle, closed
   closed    it is of no use any more
 
-A short answer of a form that the connection has seen is read in one go, from waiting to done; see
-answer_form.py. llhttp reads all others.
+A short answer of a form that the connection has seen is read in one go, from waiting to done, and
+of a stream, a chunk with one event of text; see answer_form.py. llhttp reads all others.
 
 What a server sends while nothing was asked, or behind its answer, ends the connection: the next
 answer on it could be that of another request. It is looked for once more before a request is
@@ -27,7 +27,7 @@ from typing import cast
 
 import httptools
 
-from redline.calls.wire.answer_form import AnswerForm, form_of
+from redline.calls.wire.answer_form import CHUNK_END, AnswerForm, chunk_in, form_of
 from redline.calls.wire.deadlines import Deadlines
 from redline.calls.wire.exchange import Exchange, answer_headers
 from redline.calls.wire.inflate import cut_short, damaged, inflate_for
@@ -64,8 +64,9 @@ class Connection(asyncio.Protocol):
     # An object with more than 30 attributes in a dict is slow to use (CPython 3.11).
     __slots__ = (
         *("_alarm", "_bare_bytes", "_error", "_due", "_exchange", "_form", "_forms_left"),
-        *("_has_unread", "_inflate", "_intake", "_interim", "_is_clogged", "_is_lost"),
-        *("_is_paused", "_is_reusable", "_is_streamed", "_loop", "_most_bytes"),
+        *("_has_unread", "_inflate", "_intake", "_interim", "_is_between_chunks"),
+        *("_is_clogged", "_is_lost", "_is_paused", "_is_reusable", "_is_streamed"),
+        *("_loop", "_most_bytes"),
         *("_on_lost", "_pairs", "_parser", "_parts", "_refusal", "_short_bytes", "_size"),
         *("_transport", "_unwritten", "_waiter", "_waiting"),
         *("asked", "body", "headers", "is_done", "is_stale", "is_used"),
@@ -120,6 +121,7 @@ class Connection(asyncio.Protocol):
         self._inflate: Inflate | None = None
         self._is_paused = False
         self._is_streamed = False
+        self._is_between_chunks = False  # of a streamed body, and nothing of the next has come
 
     @property
     def is_open(self) -> bool:
@@ -359,7 +361,8 @@ class Connection(asyncio.Protocol):
             self._wake()
             return
         if exchange.first_byte_s is not None:
-            self._parse(data)
+            if not (self._is_between_chunks and self._pass_on(exchange, data)):
+                self._parse(data)
             return
         exchange.headers_came()
         form = self._form
@@ -376,8 +379,22 @@ class Connection(asyncio.Protocol):
         if self.is_done and self._forms_left:
             self._learn_form(data)
 
+    def _pass_on(self, exchange: Exchange, data: bytes) -> bool:
+        """Hands on `data` if it is one chunk for which nothing is to be waited; llhttp passes over
+        it, which would be between two chunks behind it as well.
+        """
+        take_now = exchange.take_now
+        if take_now is None or self._parts or self._inflate is not None:
+            return False
+        body = chunk_in(data)
+        if body is None or self._size + len(body) > self._most_bytes or not take_now(body):
+            return False
+        self._size += len(body)
+        return True
+
     def _parse(self, data: bytes) -> None:
         size_bytes = len(data)
+        self._is_between_chunks = False
         self._bare_bytes += size_bytes
         try:
             self._parser.feed_data(data)
@@ -396,6 +413,9 @@ class Connection(asyncio.Protocol):
                     self._is_reusable = False
             elif self._bare_bytes > MOST_HEADER_BYTES:
                 self.fail(_too_long_headers())
+            elif self._is_between_chunks:
+                # Behind the chunk, the size of the next may have come.
+                self._is_between_chunks = data.endswith(CHUNK_END)
 
     def _learn_form(self, data: bytes) -> None:
         """The next answer may be of the form of this one, which came whole in one read."""
@@ -487,6 +507,7 @@ class Connection(asyncio.Protocol):
         if self.is_done:
             return
         self._bare_bytes = 0
+        self._is_between_chunks = False
         if self._inflate is not None and not (data := self._inflated(self._inflate, data)):
             return
         size = self._size = self._size + len(data)
@@ -514,6 +535,9 @@ class Connection(asyncio.Protocol):
         except BadCompressionError as error:
             self._refusal = damaged(error)
             raise self._refusal from None
+
+    def on_chunk_complete(self) -> None:
+        self._is_between_chunks = self._is_streamed
 
     def on_message_complete(self) -> None:
         if self.is_done:

@@ -36,7 +36,6 @@ from redline.serve.http import (
     facts_of,
     no_model,
     pass_back,
-    read_body,
     status_of,
 )
 from redline.serve.keys import Keyring, Refused, Started, Tenant
@@ -209,7 +208,7 @@ class Gateway(Door):
         began_s = SYSTEM.now_s()
         # First: whoever has no key does not get to send a body.
         tenant = self.tenant_of(exchange)
-        raw = await self._until_closed(read_body(exchange))
+        raw = await self._body(exchange)
         if self._held_bytes + len(raw) > _MOST_HELD_BYTES:
             raise busy("The requests in flight are as long as they may be.", "overloaded")
         facts = facts_of(raw)

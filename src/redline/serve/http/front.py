@@ -13,7 +13,7 @@ from redline.serve.http.event_stream import EventStream
 from redline.serve.http.messages import MESSAGES_CALLS, answer_messages
 from redline.serve.http.refusals import Refusal, busy, no_model, refusal_of
 from redline.serve.http.replies import body_of
-from redline.serve.http.requests import Bounds, facts_of, read_body, read_call
+from redline.serve.http.requests import Bounds, facts_of, read_call
 from redline.serve.http.routes import Routes
 
 CALLS = tuple(api.path for api in APIS)
@@ -50,7 +50,7 @@ class Front(Door):
         )
 
     async def _answer(self, exchange: Exchange) -> None:
-        raw = await self._until_closed(read_body(exchange))
+        raw = await self._body(exchange)
         if exchange.path in MESSAGES_CALLS:
             await self._answer_messages(exchange, raw)
             return

@@ -6,6 +6,7 @@ import asyncio
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -16,13 +17,14 @@ from redline.httpserver import JSON, TEXT, ClientGoneError, Exchange, header_lin
 from redline.serve.http.door import Door, Page
 from redline.serve.http.messages import MESSAGES_CALLS, answer_messages
 from redline.serve.http.refusals import Refusal, own_status, refusal_of
-from redline.serve.http.requests import Bounds, facts_of, read_body
+from redline.serve.http.requests import Bounds, facts_of
 from redline.serve.http.routes import Routes
 
 CALLS = tuple(api.path for api in APIS)
 # Of an answer's headers, those that its reader is to see.
 _PASSED = ("content-type", "x-request-id")
 _CACHED = header_lines({"content-type": "application/json", "x-redline-cache": "hit"})
+_ID_LINE = b"x-request-id: %b\r\n"
 # The event with the usage, which the endpoint asks for to settle its limits, has no choices.
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 
@@ -69,7 +71,7 @@ class Relay(Door):
         return self._find_trouble()
 
     async def _answer(self, exchange: Exchange) -> None:
-        raw = await self._until_closed(read_body(exchange))
+        raw = await self._body(exchange)
         facts = facts_of(raw)
         request = Request(raw=raw, url=exchange.path)
         call = Call(priority=facts.priority or 0)
@@ -177,12 +179,19 @@ async def pass_back(exchange: Exchange, outcome: Outcome, stream: Passed) -> Non
 def _fields(headers: Mapping[str, str], request_id: str = "") -> bytes:
     """The header lines of an answer that came with these headers."""
     passed = {name: headers[name] for name in _PASSED if name in headers}
-    if request_id:
-        passed.setdefault("x-request-id", request_id)
     try:
-        return header_lines(passed)
+        if "x-request-id" in passed:
+            return header_lines(passed)
+        fields = _usual_lines(*passed.items())
     except ValueError:
         return JSON
+    return fields + _ID_LINE % request_id.encode() if request_id else fields
+
+
+@lru_cache(maxsize=64)
+def _usual_lines(*headers: tuple[str, str]) -> bytes:
+    """Those of headers that answers have alike. Raises ValueError."""
+    return header_lines(dict(headers))
 
 
 def _refuse(exchange: Exchange, error: CallError | NoEndpoint, stream: Passed) -> None:
