@@ -4,7 +4,16 @@ from redline.serve.http.door import Door, Page
 from redline.serve.http.front import Front
 from redline.serve.http.messages import MESSAGES_CALLS, Send, answer_messages, count_tokens
 from redline.serve.http.refusals import Refusal, busy, come_back, no_model, refusal_of
-from redline.serve.http.relay import CALLS, BodyFacts, Passed, Relay, facts_of, pass_back, status_of
+from redline.serve.http.relay import (
+    CALLS,
+    BodyFacts,
+    Passed,
+    Relay,
+    facts_of,
+    names_one_model,
+    pass_back,
+    status_of,
+)
 from redline.serve.http.replies import body_of, events_of
-from redline.serve.http.requests import Asked, Bounds, read_body, read_call
+from redline.serve.http.requests import Asked, Bounds, read_body, read_call, read_part
 from redline.serve.http.routes import Answer, Route, Routes, wrong_method

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -133,6 +134,14 @@ class BodyFacts(msgspec.Struct):
 
 
 _FACTS = msgspec.json.Decoder(BodyFacts)
+_FIELDS = msgspec.structs.fields(BodyFacts)
+_STATED = msgspec.json.Decoder(
+    msgspec.defstruct("_Stated", [(field.name, Any, None) for field in _FIELDS])
+)
+# The key `model`, also with escapes; servers in Go read it in upper case as well.
+_MODEL_KEY = re.compile(
+    rb'(?i)"(?:m|\\u00[46]d)(?:o|\\u00[46]f)(?:d|\\u00[46]4)(?:e|\\u00[46]5)(?:l|\\u00[46]c)"\s*:'
+)
 
 
 class Passed(Sink):
@@ -180,11 +189,42 @@ class Passed(Sink):
 
 
 def facts_of(raw: bytes) -> BodyFacts:
-    """What a body asks for. One that cannot be read is for the endpoint to refuse."""
+    """What a body asks for. What of it cannot be read is for the endpoint to refuse."""
     try:
         return _FACTS.decode(raw)
+    except msgspec.ValidationError:
+        return _valid_facts(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return BodyFacts()
+
+
+def _valid_facts(raw: bytes) -> BodyFacts:
+    """What a body asks for whose fields are not all of the right types: those that are."""
+    try:
+        stated = _STATED.decode(raw)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return BodyFacts()
+    found: dict[str, Any] = {}
+    for field in _FIELDS:
+        try:
+            found[field.name] = msgspec.convert(getattr(stated, field.name), field.type)
+        except msgspec.ValidationError:
+            continue
+    return BodyFacts(**found)
+
+
+def names_one_model(raw: bytes) -> bool:
+    """No reader of the body takes another model for the one that it names than `facts_of` does.
+
+    Of a repeated key some servers take the first, others the last; some look at no case.
+    """
+    if len(_MODEL_KEY.findall(raw)) < 2:
+        return True
+    try:
+        pairs = json.loads(raw, object_pairs_hook=list)
+    except (ValueError, RecursionError):
+        return False
+    return [key.lower() for key, _ in pairs].count("model") < 2
 
 
 async def pass_back(exchange: Exchange, outcome: Outcome, stream: Passed) -> None:

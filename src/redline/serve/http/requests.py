@@ -19,12 +19,14 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """What a front takes at most, and how long it waits for its clients. All above 0.
 
     most_requests: answered at once; more get 503. most_body_bytes: of one request.
+    most_held_bytes: of the bodies that come and of those that are answered, together.
     body_s: until a body has come. unread_s: a client that takes less than 64 KiB of its answer
     within it is cut off. grace_s: for what is in flight when the front closes.
     """
 
     most_requests: int = 1024
     most_body_bytes: int = 32 * 2**20
+    most_held_bytes: int = 2**30
     body_s: float = 120.0
     unread_s: float = 120.0
     grace_s: float = 10.0
@@ -58,9 +60,20 @@ async def read_body(exchange: Exchange) -> bytes:
     try:
         return await exchange.body()
     except BodyError as error:
-        message = f"{error.reason[:1].upper()}{error.reason[1:]}."
-        code = _BODY_CODES.get(error.status)
-        raise Refusal(message, status=error.status, code=code) from None
+        raise _refused(error) from None
+
+
+async def read_part(exchange: Exchange) -> bytes:
+    """The next part of the body; empty at its end. Raises Refusal as `read_body` does."""
+    try:
+        return await exchange.part()
+    except BodyError as error:
+        raise _refused(error) from None
+
+
+def _refused(error: BodyError) -> Refusal:
+    message = f"{error.reason[:1].upper()}{error.reason[1:]}."
+    return Refusal(message, status=error.status, code=_BODY_CODES.get(error.status))
 
 
 def read_call(path: str, raw: bytes, models: Collection[str]) -> Asked:
