@@ -244,13 +244,21 @@ class Unpriced(Final):
 def nearest(name: str, known: Iterable[str]) -> str:
     """`did you mean X?` for the known name that differs by a slip of typing, or an empty string.
 
-    A name that is merely alike is left out: a wrong hint is worse than none.
+    A name that is merely alike is left out: a wrong hint is worse than none. The time is bounded by
+    the known names: one that differs more in length than by slips is not compared.
     """
-    slips = {each: _slips(name.lower(), each.lower()) for each in known}
+    slips = {
+        each: _slips(name.lower(), each.lower())
+        for each in known
+        if abs(len(name) - len(each)) <= _most_slips(name, each)
+    }
     close = min(slips, key=slips.__getitem__, default="")
-    # One for each four letters, and never all of them.
-    most = min(max(1, min(len(name.strip("-")), len(close.strip("-"))) // 4), len(name) - 1)
-    return f"did you mean {close}?" if close and slips[close] <= most else ""
+    return f"did you mean {close}?" if close and slips[close] <= _most_slips(name, close) else ""
+
+
+def _most_slips(name: str, known: str) -> int:
+    """One for each four letters, and never all of them."""
+    return min(max(1, min(len(name.strip("-")), len(known.strip("-"))) // 4), len(name) - 1)
 
 
 def _slips(one: str, other: str) -> int:

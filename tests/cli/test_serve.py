@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,7 @@ def test_the_schema_takes_what_the_command_takes(
     ("old", "new", "what", "where"),
     [
         ("port = 8080", "prot = 8080", "unknown setting: prot", "redline.toml, [serve]"),
+        ("port = 8080", "port = true", "port must be text or a number", "redline.toml, [serve]"),
         ("cache = true", "cache = 'yes'", "cache must be true or false", "redline.toml, [serve]"),
         ("most_waiting = 5", "most = 5", "unknown setting: most", "[serve.classes.low]"),
         ("base_url = \"", "base = \"", "unknown setting: base", "[endpoints.one]"),
@@ -105,12 +107,79 @@ def test_what_is_wrong_is_named_with_its_table_and_found_by_the_schema(
         ([], "a gateway needs an endpoint"),
         (["--port", "70000"], "--port"),
         (["--balance", "p3c"], "did you mean p2c?"),
+        (["--drain", "48h"], "--drain must be above 0 s and at most 24 h"),
+        (["--endpoint", "sim", "--body-size", "0"], "body size must be above 0"),
+        (["--endpoint", "sim", "--body-size", "2g"], "body size must be above 0 and at most 1g"),
+        (["--endpoint", "sim", "--keys", "none.jsonl"], "redline keys add TENANT makes it"),
+        (["--endpoint", "sim", "--keys", "junk"], "line 1 is not a key"),
+        (["--endpoint", "sim", "--state", "junk/state"], "junk is not a folder"),
+        (["--endpoint", "sim", "--tls-cert", "junk", "--tls-key", "junk"], "both are PEM files"),
+        (["--function", "nowhere:embed"], "there is no module nowhere"),
+        (["--function", "json:decoder"], "json:decoder cannot be called"),
     ],
 )  # fmt: skip
 def test_flags_that_cannot_be(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], what: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("junk").write_text("junk\n", "utf-8")
     told = cli("serve", "--check", *flags)
     assert told.status == 2
     assert what in told.err
+    assert told.out == ""
+
+
+@pytest.mark.parametrize(
+    ("toml", "what", "where"),
+    [
+        ("[serve]\nport = 80.5", "--port is not a whole number: 80.5", "redline.toml, [serve]"),
+        ("[serve]\ndrain = '-5'", "--drain is not a time: -5", "redline.toml, [serve]"),
+        ("[serve]\nbody_size = 'big'", "--body-size is not a size", "redline.toml, [serve]"),
+        ("[serve]\nrpm = 'many'", "--rpm is not a number: many", "redline.toml, [serve]"),
+        ("[serve]\nendpoint = []", "a gateway needs an endpoint", ""),
+        (
+            "[serve.classes.mine]\npriority = 10",
+            "the classes normal and mine have the priority 10",
+            "redline.toml, [serve.classes.mine]",
+        ),
+        (
+            "[endpoints.two]\nbase_url = 'http://127.0.0.1:9000/v1'",
+            "the endpoints one and two are one server under one key",
+            "",
+        ),
+    ],
+)
+def test_values_of_the_file_that_cannot_be_are_named_with_their_table(
+    cli: Cli, toml: str, what: str, where: str
+) -> None:
+    one = '[endpoints.one]\nbase_url = "http://127.0.0.1:9000/v1"\n'
+    Path("redline.toml").write_text(one + toml, "utf-8")
+    told = cli("serve", "--check")
+    assert told.status == 2
+    assert what in told.err
+    assert where in told.err
+    assert "Traceback" not in told.err
+
+
+def test_a_value_of_the_command_line_is_not_blamed_on_the_file(cli: Cli) -> None:
+    Path("redline.toml").write_text("[serve]\nport = 1\n", "utf-8")
+    told = cli("serve", "--check", "--endpoint", "sim", "--port", "x")
+    assert "--port is not a whole number: x" in told.err
+    assert "redline.toml" not in told.err
+
+
+def test_a_start_says_what_stands_in_its_way_and_what_to_do(cli: Cli) -> None:
+    Path("junk").write_text("junk\n", "utf-8")
+    sim = ("serve", "--endpoint", "http://127.0.0.1:9/v1", "--port")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        told = cli(*sim, str(port))
+        assert told.status == 2
+        assert f"cannot listen: Address already in use\nwhere: 127.0.0.1:{port}" in told.err
+        assert "choose another port" in told.err
+    told = cli(*sim, "0", "--host", "203.0.113.9")
+    assert "cannot listen: Cannot assign requested address" in told.err
+    assert "the host is an address of this machine" in told.err
+    told = cli(*sim, "0", "--state", "junk")
+    assert "the state cannot be kept in junk" in told.err
+    assert "--state" in told.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
 
 import pytest
 
@@ -143,3 +144,15 @@ def test_a_disconnection_remembers_whether_anything_was_sent() -> None:
 def test_the_nearest_known_name() -> None:
     assert nearest("conccurency", ["concurrency", "model"]) == "did you mean concurrency?"
     assert nearest("zzz", ["concurrency", "model"]) == ""
+
+
+def test_a_long_name_costs_no_more_than_a_short_one() -> None:
+    def cpu_s(name: str) -> float:
+        begun_s = time.process_time()
+        for _ in range(20):
+            assert nearest(name, ["/v1/chat/completions", "/v1/embeddings"]) == ""
+        return time.process_time() - begun_s
+
+    short, long = ([cpu_s("x" * length) for _ in range(5)] for length in (20, 50_000))
+    # Compared, it would cost 2,500 times as much.
+    assert min(long) < 10 * min(short)

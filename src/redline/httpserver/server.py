@@ -10,6 +10,8 @@ closed    the end no connection                   is cancelled
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from functools import partial
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
 
 # Thousands of connections may be opened at once; the kernel lowers this to its own bound.
 _BACKLOG = 4096
+# What to do about an address that cannot be listened on; otherwise the host is the matter.
+_HINTS = {
+    errno.EADDRINUSE: "stop what listens there, or choose another port: 0 picks a free one",
+    errno.EACCES: "only root may use a port below 1024; 0 picks a free one",
+}
+_OTHER_HINT = "the host is an address of this machine, such as 127.0.0.1; 0.0.0.0 is all of them"
 # For what was written to go out, and for handlers that are cancelled.
 _LAST_WORDS_S = 1.0
 
@@ -96,10 +104,13 @@ class HttpServer(ABC):
                 ssl_handshake_timeout=handshake_s,
             )
         except OSError as error:
+            number = error.errno or 0
+            # asyncio has a sentence about the address around the system's words.
+            reason = os.strerror(number) if number > 0 else error.strerror or str(error)
             raise ConfigError(
-                f"{self._name} cannot listen: {error.strerror or error}",
+                f"{self._name} cannot listen: {reason}",
                 where=f"{host}:{port}",
-                hint="port 0 picks a free one",
+                hint=_HINTS.get(number, _OTHER_HINT),
             ) from error
         self._service = service
         self._sweep_on(loop)

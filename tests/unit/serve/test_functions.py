@@ -59,7 +59,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (":embed", "not module:name"),
         ("served_gone:embed", "there is no module served_gone"),
         ("served_mine:emded", "served_mine has no emded .*did you mean embed"),
-        ("served_mine:number", "is int, and cannot be called"),
+        ("served_mine:number", "cannot be called: its type is int"),
         ("served_mine:Model", r"is a class, and not a function: .*`answer = Model\(\)`"),
         ("served_mine:nothing", "nothing takes no list"),
         ("served_mine:needs", "needs `key`, .*give `key` a default"),

@@ -313,5 +313,5 @@ def _unsealed(key: bytes, sealed: object) -> bytes | None:
 def _unusable(folder: Path, reason: str) -> ConfigError:
     return ConfigError(
         f"answers cannot be kept in {folder}: {reason}",
-        hint="name another folder by --cache-dir, or leave the cache out",
+        hint="name another folder (--cache-dir; for serve, --state), or leave the cache out",
     )

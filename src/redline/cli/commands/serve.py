@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,6 +117,7 @@ def serve(ctx: Context) -> None:
         return
     settings = _settings(flags)
     if "check" in flags:
+        settings.check()
         say(_summary(settings))
         return
     # Imported here: no other command pays for a server's start-up.
@@ -123,7 +126,7 @@ def serve(ctx: Context) -> None:
     serve_gateway(
         settings,
         reread=lambda: _settings(flags),
-        on_url=partial(print, flush=True),
+        on_url=lambda url: say(f"{url}\n"),
         on_note=partial(print, file=sys.stderr, flush=True),
     )
 
@@ -135,21 +138,10 @@ def _settings(given: Flags) -> GatewaySettings:
 
     configuration = _configuration(given)
     flags = {**configuration.run, **given}
-    most = FLAGS["concurrency"].read(flags, "concurrency")
     classes = parse_classes(configuration.serve.get("classes", {}), configuration.file)
     state = Path(flags.get("state") or "redline.serve")
-    stated = {
-        "cache": _cache(flags, state),
-        "cache_ttl_s": values.duration(flags, "cache_ttl"),
-        "host": flags.get("host"),
-        "port": values.whole(flags, "port", 0, 65_535),
-        "balance": FLAGS["balance"].read(flags, "balance"),
-        "most": most if isinstance(most, int) else None,
-        "drain_s": values.duration(flags, "drain"),
-        "most_body_bytes": values.size(flags, "body_size"),
-        "certificate": _certificate(flags),
-        "keys": None if flags.get("keys") is None else Path(flags["keys"]),
-    }
+    with _placed(configuration, given):
+        stated = _own_settings(flags, state)
     calling = {FLAGS[name].key for name in _CALLING}
     function = _function({**configuration.run, **given})
     found = (
@@ -175,6 +167,37 @@ def _settings(given: Flags) -> GatewaySettings:
         prices=configuration.prices,
         **{name: value for name, value in stated.items() if value is not None},
     )
+
+
+def _own_settings(flags: Flags, state: Path) -> dict[str, Any]:
+    """What the flags say of the gateway itself, by field of GatewaySettings; None for nothing."""
+    from redline.serve.gateway import MOST_DRAIN_S
+
+    most = FLAGS["concurrency"].read(flags, "concurrency")
+    return {
+        "cache": _cache(flags, state),
+        "cache_ttl_s": values.duration(flags, "cache_ttl"),
+        "host": flags.get("host"),
+        "port": values.whole(flags, "port", 0, 65_535),
+        "balance": FLAGS["balance"].read(flags, "balance"),
+        "most": most if isinstance(most, int) else None,
+        "drain_s": values.duration(flags, "drain", MOST_DRAIN_S),
+        "most_body_bytes": values.size(flags, "body_size"),
+        "certificate": _certificate(flags),
+        "keys": None if flags.get("keys") is None else Path(flags["keys"]),
+    }
+
+
+@contextmanager
+def _placed(configuration: Configuration, given: Flags) -> Iterator[None]:
+    """Names the file in errors of values that it has; they begin with the name of the flag."""
+    try:
+        yield
+    except ConfigError as error:
+        found = [flag_of(name) for name in configuration.run if name not in given]
+        if not error.where and error.what.partition(" ")[0] in found:
+            error.where = f"{configuration.file}, [serve]"
+        raise
 
 
 def _configuration(given: Flags) -> Configuration:

@@ -124,7 +124,7 @@ def resolve_endpoints(given: Flags, configuration: Configuration) -> Answering:
     chosen = {**defaults, **stated}
     if "endpoint" not in chosen and configuration.endpoints:
         chosen["endpoint"] = [*configuration.endpoints]
-    if "endpoint" not in chosen:
+    if not chosen.get("endpoint"):
         raise ConfigError(
             "a gateway needs an endpoint",
             hint="--endpoint http://10.0.0.5:8000/v1, or [endpoints.NAME] in redline.toml; to try "

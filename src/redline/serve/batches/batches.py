@@ -317,15 +317,20 @@ class Batches:
 
     def _load(self) -> None:
         """Takes the state, reads its records and removes what has none. Blocks."""
-        with telling(self._state):
+        try:
             self._state.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             lock = LockedFile(os.open(self._state / "lock", flags, 0o600))
+        except OSError as error:
+            raise ConfigError(
+                f"the state cannot be kept in {self._state}: {error.strerror}",
+                hint="name a folder that can be written: --state",
+            ) from error
         if not lock.try_lock():
             lock.close()
             raise ConfigError(
                 f"{self._state} belongs to another redline serve that runs",
-                hint="stop it, or name another folder for the state",
+                hint="stop it, or name another folder for the state: --state",
             )
         self._lock = lock
         try:

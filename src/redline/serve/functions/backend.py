@@ -157,7 +157,7 @@ def function_backend(
         )
     if not callable(function):
         raise ConfigError(
-            f"{spec} is {type(function).__name__}, and cannot be called",
+            f"{spec} cannot be called: its type is {type(function).__name__}",
             hint="name a function that takes a list and returns a list of the same length",
         )
     return ServedFunction(

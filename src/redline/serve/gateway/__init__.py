@@ -5,6 +5,7 @@ from redline.serve.gateway.lineup import Lineup
 from redline.serve.gateway.service import Served, gateway_of, serve_gateway
 from redline.serve.gateway.settings import (
     CLASS_KEYS,
+    MOST_DRAIN_S,
     Certificate,
     FunctionSettings,
     GatewaySettings,

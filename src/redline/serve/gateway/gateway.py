@@ -13,7 +13,7 @@ from redline.apis.messages import COUNT_TOKENS
 from redline.calls import Backend, Call, Health, Outcome, Request, Sink
 from redline.calls.cost import DOLLAR
 from redline.clock import SYSTEM
-from redline.httpserver import Exchange
+from redline.httpserver import Exchange, State
 from redline.serve.batches import Batches
 from redline.serve.dashboard import BatchView, ClassView, Dashboard, TenantView
 from redline.serve.gateway.classes import Admission
@@ -34,8 +34,10 @@ from redline.serve.http import (
     busy,
     count_tokens,
     facts_of,
+    names_one_model,
     no_model,
     pass_back,
+    read_part,
     status_of,
 )
 from redline.serve.keys import Keyring, Refused, Started, Tenant
@@ -45,8 +47,6 @@ if TYPE_CHECKING:
 
 
 _MODELS = "/v1/models"
-# Bodies of calls in flight and waiting, of all clients together.
-_MOST_HELD_BYTES = 2**30
 # The status that is counted for a call whose client has left; nginx has the same number.
 _LEFT = 499
 # OpenAI's own words for how soon a call is wanted.
@@ -204,20 +204,29 @@ class Gateway(Door):
         exchange.respond(200, msgspec.json.encode(found))
 
     async def _answer(self, exchange: Exchange) -> None:
+        request_id = self._request_id()
+        try:
+            await self._answer_call(exchange, request_id)
+        except Refusal as refusal:
+            if exchange.state is not State.WAITING:
+                raise
+            # With the id under which the call is counted.
+            refusal.send(exchange, request_id)
+
+    async def _answer_call(self, exchange: Exchange, request_id: str) -> None:
         """Whose call it is, what it asks for, and whether it may start; then it is passed on."""
         began_s = SYSTEM.now_s()
         # First: whoever has no key does not get to send a body.
         tenant = self.tenant_of(exchange)
         raw = await self._body(exchange)
-        if self._held_bytes + len(raw) > _MOST_HELD_BYTES:
-            raise busy("The requests in flight are as long as they may be.", "overloaded")
+        self._check_held(len(raw))
         facts = facts_of(raw)
         asking = Asking(
             tenant=tenant,
             asked=facts.model,
             model=facts.model if self._lineup.has(facts.model) else OTHER,
             klass=class_of(tenant, exchange, facts),
-            request_id=self._request_id(),
+            request_id=request_id,
             began_s=began_s,
         )
         if exchange.path == COUNT_TOKENS:
@@ -226,6 +235,8 @@ class Gateway(Door):
             return
         try:
             target = self._target(facts.model, tenant)
+            if tenant.settings.models is not None and not names_one_model(raw):
+                raise Refusal("The body of the request names several models.", param="model")
             started = self._started(tenant, facts, len(raw))
         except Refusal as refusal:
             self._refused(asking, refusal)
@@ -246,12 +257,36 @@ class Gateway(Door):
                 else:
                     await self._pass_on(exchange, raw, facts, asking, way)
         except asyncio.CancelledError:
-            # Its client has left.
-            self.totals.answered(asking, _LEFT, SYSTEM.now_s() - began_s)
+            # Its client has left; before the end of the answer, the call has not been counted.
+            if exchange.state is not State.OVER:
+                self.totals.answered(asking, _LEFT, SYSTEM.now_s() - began_s)
             raise
         finally:
             self._held_bytes -= len(raw)
             call.let_go()
+
+    async def _body(self, exchange: Exchange) -> bytes:
+        if exchange.is_complete and exchange.error is None:
+            return exchange.received()
+        return await self._until_closed(self._held_body(exchange))
+
+    async def _held_body(self, exchange: Exchange) -> bytes:
+        """The whole body. What has come of it counts as held. Raises Refusal."""
+        parts, size = list[bytes](), 0
+        try:
+            while part := await read_part(exchange):
+                self._check_held(len(part))
+                self._held_bytes += len(part)
+                size += len(part)
+                parts.append(part)
+            return b"".join(parts)
+        finally:
+            self._held_bytes -= size
+
+    def _check_held(self, more_bytes: int) -> None:
+        """Raises Refusal if there is no room for so many more bytes of bodies."""
+        if self._held_bytes + more_bytes > self._bounds.most_held_bytes:
+            raise busy("The requests in flight are as long as they may be.", "overloaded")
 
     async def _pass_on(
         self, exchange: Exchange, raw: bytes, facts: BodyFacts, asking: Asking, way: Way
@@ -313,6 +348,9 @@ class Gateway(Door):
     def _target(self, model: str | None, tenant: Tenant) -> Target:
         """Who answers calls for the model. Raises Refusal if the tenant has no such endpoint."""
         target = self._lineup.target(model)
+        if model is None and (target is None or tenant.settings.models is not None):
+            what = "The body of the request is not JSON, or it names no model."
+            raise Refusal(what, param="model")
         if target is None or not tenant.may_use(model or ""):
             raise self._no_model(model or "", tenant)
         return target

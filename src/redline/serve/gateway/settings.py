@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,16 @@ from redline.errors import ConfigError
 from redline.job.settings import Embedded, Kind, settings_in, table_in, values
 from redline.route import check_balance
 from redline.serve.admission import CLASSES, ClassSettings
-from redline.serve.keys import TenantSettings
+from redline.serve.functions import function_backend
+from redline.serve.gateway.lineup import grouped
+from redline.serve.keys import Keyring, Tenants, TenantSettings
 
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-_MOST_DRAIN_S = 86_400.0
+MOST_DRAIN_S = 86_400.0
+# As much as a gateway holds of all bodies together.
+_MOST_BODY_BYTES = 2**30
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,14 +93,44 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         check_balance(self.balance)
         if not 0 <= self.port <= 65_535:
             raise ConfigError(f"port must be 0 to 65535, not {self.port}", hint="0: a free one")
-        if not 0 < self.drain_s <= _MOST_DRAIN_S:
+        if not 0 < self.drain_s <= MOST_DRAIN_S:
             raise ConfigError(f"drain must be above 0 and at most 24h, not {self.drain_s:g} s")
+        if not 0 < self.most_body_bytes <= _MOST_BODY_BYTES:
+            raise ConfigError(
+                f"the body size must be above 0 and at most 1g, not {self.most_body_bytes:,} bytes",
+                hint="write it like 500k or 32m",
+            )
+
+    def check(self) -> None:
+        """Raises ConfigError for what a start would refuse, but for its address.
+
+        Imports the function, if there is one.
+        """
+        grouped(self.endpoints)
+        if self.certificate is not None:
+            self.certificate.context()
+        Keyring(self.keys, Tenants(self.tenants))
+        if self.function is not None:
+            function_backend(self.function.spec)
+        if self.state is not None:
+            _check_folder(self.state)
 
     @property
     def price_table(self) -> Prices:
         """Also of models for which an endpoint has another name or another price."""
         models = {one.label: one.models for one in self.endpoints}
         return Prices(self.prices, models, {one.label: one.tariff for one in self.endpoints})
+
+
+def _check_folder(folder: Path) -> None:
+    """Raises ConfigError if neither it nor its nearest parent that exists can be written."""
+    found = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not found.is_dir() or not os.access(found, os.W_OK | os.X_OK):
+        reason = "cannot be written" if found.is_dir() else "is not a folder"
+        raise ConfigError(
+            f"the state cannot be kept in {folder}: {found} {reason}",
+            hint="name a folder that can be written: --state",
+        )
 
 
 CLASS_KEYS = {
@@ -121,6 +156,14 @@ def parse_classes(tables: object, file: str) -> tuple[ClassSettings, ...]:
         except ConfigError as error:
             error.where = where
             raise
+    names: dict[int, str] = {}
+    for name, one in found.items():
+        if (other := names.setdefault(one.priority, name)) != name:
+            raise ConfigError(
+                f"the classes {other} and {name} have the priority {one.priority}",
+                where=f"{file}, [serve.classes.{name}]",
+                hint="give each its own: the lower number goes first",
+            )
     return tuple(sorted(found.values(), key=lambda one: one.priority))
 
 

@@ -13,6 +13,7 @@ from redline.serve.keys import Tenant
 
 # Shown on the dashboard.
 _KEPT_FAULTS = 50
+_LONGEST_FAULT = 500
 # A name that clients make up must not become a label of its own.
 OTHER = "other"
 
@@ -116,7 +117,7 @@ class Totals:
         fault = Fault(
             at_s=SYSTEM.wall_s(),
             status=status,
-            what=what,
+            what=what[:_LONGEST_FAULT],
             request_id=asking.request_id,
             model=asking.model,
             tenant=asking.tenant.name,

@@ -6,5 +6,14 @@ from redline.serve.http.messages import MESSAGES_CALLS, Send, answer_messages, c
 from redline.serve.http.refusals import Refusal, busy, come_back, no_model, refusal_of
 from redline.serve.http.relay import CALLS, Passed, Relay, pass_back, status_of
 from redline.serve.http.replies import body_of, events_of
-from redline.serve.http.requests import Asked, BodyFacts, Bounds, facts_of, read_body, read_call
+from redline.serve.http.requests import (
+    Asked,
+    BodyFacts,
+    Bounds,
+    facts_of,
+    names_one_model,
+    read_body,
+    read_call,
+    read_part,
+)
 from redline.serve.http.routes import Answer, Route, Routes, wrong_method

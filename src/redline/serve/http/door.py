@@ -21,7 +21,7 @@ from redline.clock import SYSTEM
 from redline.errors import nearest
 from redline.httpserver import JSON, PROMETHEUS, Exchange, HttpBounds, HttpServer, State
 from redline.process import counted
-from redline.serve.http.refusals import Refusal, busy, hinted, no_model
+from redline.serve.http.refusals import Refusal, busy, hinted, no_model, shortened
 from redline.serve.http.requests import Bounds, read_body
 from redline.serve.http.routes import Answer, Found, Routes, wrong_method
 
@@ -134,7 +134,7 @@ class Door(HttpServer):
             page = partial(self._show_model, name)
         if page is None:
             near = nearest(path, [*self._calls, *self._routes.paths, *self._pages])
-            message = hinted(f"Unknown URL: {exchange.method} {path}", near)
+            message = hinted(f"Unknown URL: {exchange.method} {shortened(path)}", near)
             raise Refusal(message, status=404, code="unknown_url")
         if exchange.method not in ("GET", "HEAD"):
             raise wrong_method(exchange, "GET, HEAD")

@@ -43,6 +43,8 @@ from redline.httpserver import JSON, Exchange, header_lines
 # the user's, like `this[...]`.
 _PARAMETER = re.compile(r"`([a-z]\w*(?:\[(?:\d+|\.{3})\]|\.\w+)*)`")
 _LATEST_S = 86_400.0
+# Of what a client has sent, so much is repeated to it.
+_LONGEST_ECHO = 200
 # The rest of such a request may still be on its way.
 _CLOSING = frozenset({408, 413})
 
@@ -88,6 +90,11 @@ def hinted(what: str, hint: str) -> str:
     return f"{what}: {hint}" if hint else what
 
 
+def shortened(text: str) -> str:
+    """Text of a client's for a message, with its end left out if it is long."""
+    return text if len(text) <= _LONGEST_ECHO else f"{text[:_LONGEST_ECHO]}..."
+
+
 def busy(message: str, code: str, *, wait_s: float | None = None) -> Refusal:
     """Refuses what may be asked again soon, after `wait_s` if that is known."""
     return Refusal(message, status=503, code=code, headers=come_back(wait_s))
@@ -95,7 +102,7 @@ def busy(message: str, code: str, *, wait_s: float | None = None) -> Refusal:
 
 def no_model(name: str, known: Collection[str]) -> Refusal:
     """Refuses a model that is none of those `known`."""
-    message = hinted(f"The model `{name}` does not exist", nearest(name, known))
+    message = hinted(f"The model `{shortened(name)}` does not exist", nearest(name, known))
     return Refusal(message, status=404, code="model_not_found", param="model")
 
 

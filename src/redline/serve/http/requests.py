@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection
 from typing import Annotated, Any
@@ -19,12 +20,14 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """What a front takes at most, and how long it waits for its clients. All above 0.
 
     most_requests: answered at once; more get 503. most_body_bytes: of one request.
+    most_held_bytes: of the bodies that come and of those that are answered, together.
     body_s: until a body has come. unread_s: a client that takes less than 64 KiB of its answer
     within it is cut off. grace_s: for what is in flight when the front closes.
     """
 
     most_requests: int = 1024
     most_body_bytes: int = 32 * 2**20
+    most_held_bytes: int = 2**30
     body_s: float = 120.0
     unread_s: float = 120.0
     grace_s: float = 10.0
@@ -58,9 +61,20 @@ async def read_body(exchange: Exchange) -> bytes:
     try:
         return await exchange.body()
     except BodyError as error:
-        message = f"{error.reason[:1].upper()}{error.reason[1:]}."
-        code = _BODY_CODES.get(error.status)
-        raise Refusal(message, status=error.status, code=code) from None
+        raise _refused(error) from None
+
+
+async def read_part(exchange: Exchange) -> bytes:
+    """The next part of the body; empty at its end. Raises Refusal as `read_body` does."""
+    try:
+        return await exchange.part()
+    except BodyError as error:
+        raise _refused(error) from None
+
+
+def _refused(error: BodyError) -> Refusal:
+    message = f"{error.reason[:1].upper()}{error.reason[1:]}."
+    return Refusal(message, status=error.status, code=_BODY_CODES.get(error.status))
 
 
 def read_call(path: str, raw: bytes, models: Collection[str]) -> Asked:
@@ -110,11 +124,50 @@ class BodyFacts(msgspec.Struct):
 
 
 _FACTS = msgspec.json.Decoder(BodyFacts)
+_FIELDS = msgspec.structs.fields(BodyFacts)
+_STATED = msgspec.json.Decoder(
+    msgspec.defstruct("_Stated", [(field.name, Any, None) for field in _FIELDS])
+)
+# The key `model`, also with escapes; servers in Go read it in upper case as well.
+_MODEL_KEY = re.compile(
+    rb'(?i)"(?:m|\\u00[46]d)(?:o|\\u00[46]f)(?:d|\\u00[46]4)(?:e|\\u00[46]5)(?:l|\\u00[46]c)"\s*:'
+)
 
 
 def facts_of(raw: bytes) -> BodyFacts:
-    """What a body asks for. One that cannot be read is for the endpoint to refuse."""
+    """What a body asks for. What of it cannot be read is for the endpoint to refuse."""
     try:
         return _FACTS.decode(raw)
+    except msgspec.ValidationError:
+        return _valid_facts(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return BodyFacts()
+
+
+def _valid_facts(raw: bytes) -> BodyFacts:
+    """What a body asks for whose fields are not all of the right types: those that are."""
+    try:
+        stated = _STATED.decode(raw)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return BodyFacts()
+    found: dict[str, Any] = {}
+    for field in _FIELDS:
+        try:
+            found[field.name] = msgspec.convert(getattr(stated, field.name), field.type)
+        except msgspec.ValidationError:
+            continue
+    return BodyFacts(**found)
+
+
+def names_one_model(raw: bytes) -> bool:
+    """No reader of the body takes another model for the one that it names than `facts_of` does.
+
+    Of a repeated key some servers take the first, others the last; some look at no case.
+    """
+    if len(_MODEL_KEY.findall(raw)) < 2:
+        return True
+    try:
+        pairs = json.loads(raw, object_pairs_hook=list)
+    except (ValueError, RecursionError):
+        return False
+    return [key.lower() for key, _ in pairs].count("model") < 2

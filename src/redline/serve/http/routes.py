@@ -9,7 +9,7 @@ import msgspec
 
 from redline.errors import RedlineError
 from redline.httpserver import Exchange
-from redline.serve.http.refusals import Refusal
+from redline.serve.http.refusals import Refusal, shortened
 
 # Gets the exchange, its tenant, and the ids of its path; raises Refusal before it has answered.
 Answer = Callable[..., Awaitable[None]]
@@ -88,5 +88,5 @@ class Routes:
 
 def wrong_method(exchange: Exchange, right: str) -> Refusal:
     """Refuses a method. right: those that the path takes."""
-    message = f"{exchange.path} takes {right}, not {exchange.method}."
+    message = f"{shortened(exchange.path)} takes {right}, not {exchange.method}."
     return Refusal(message, status=405, code="method_not_allowed", headers={"allow": right})
