@@ -216,6 +216,8 @@ def test_sigterm_answers_what_is_in_flight_and_refuses_the_rest(tmp_path: Path) 
         kept.request("GET", "/readyz")
         told = kept.getresponse()
         assert (told.status, told.headers["connection"]) == (503, "close")
+        told.read()
+        kept.close()
         with pytest.raises(ConnectionRefusedError):
             http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10).connect()
         assert all(one.result().choices for one in asked)

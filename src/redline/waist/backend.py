@@ -26,6 +26,15 @@ class _Counts(TypedDict, total=False):
 
 
 _COUNTS = msgspec.json.Decoder(_Counts)
+
+
+class _Named(TypedDict, total=False):
+    """The same of the model."""
+
+    model: str
+
+
+_NAMED = msgspec.json.Decoder(_Named)
 # The values of an object as the bytes that they were written with.
 _RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -88,6 +97,33 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
             return _COUNTS.decode(raw)
         except (ValueError, RecursionError):
             return self.body
+
+    @property
+    def model(self) -> str | None:
+        """The model that the body names; None if it names none."""
+        read = self.__dict__
+        if "model" not in read:
+            read["model"] = self._named()
+        model: str | None = read["model"]
+        return model
+
+    @classmethod
+    def read(cls, raw: bytes, url: str, model: str | None) -> Request:
+        """A request with this body, of which its model is known already."""
+        request = cls(raw=raw, url=url)
+        request.__dict__["model"] = model
+        return request
+
+    def _named(self) -> str | None:
+        raw = self.raw
+        if raw is None or "body" in self.__dict__:
+            body = self.body
+            found = body.get("model") if isinstance(body, dict) else None
+            return found if isinstance(found, str) else None
+        try:
+            return _NAMED.decode(raw).get("model")
+        except (ValueError, RecursionError):
+            return None
 
     def with_fields(self, **fields: Any) -> Request:
         """The request with these fields of its JSON object replaced or added.

@@ -291,7 +291,7 @@ class Gateway(Door):
     async def _pass_on(
         self, exchange: Exchange, raw: bytes, facts: BodyFacts, asking: Asking, way: Way
     ) -> None:
-        request = Request(raw=raw, url=exchange.path)
+        request = Request.read(raw, exchange.path, facts.model)
         stream = Passed(
             exchange, has_usage=facts.stream_options is not None, request_id=asking.request_id
         )
