@@ -24,5 +24,6 @@ from redline.process.output import (
     printable_json,
     three_digits,
 )
+from redline.process.shared_table import MOST_PROCESSES, SharedTable
 from redline.process.signals import end_at_once, on_signals, run_until_told
 from redline.process.threads import DaemonThreads

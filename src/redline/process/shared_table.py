@@ -1,0 +1,165 @@
+"""Numbers in memory that several processes of one command share, under one lock.
+
+The memory has no name: a process gets it by inheriting its descriptor, and it is gone with the last
+one that has it. The lock is the kernel's (fcntl, not flock: an inherited descriptor is one open
+file), so a holder that is killed lets it go. What it was changing must make sense at every moment:
+each number is written in one step, and a row of numbers has one word for each process, written by
+that process alone.
+
+kind     a region                         when a process is lost
+plain    any words                        stays as it is
+counts   a word for each process          its word is 0
+amounts  the same, behind one for what    its word is added to the first one, and is 0
+         lost processes had
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import tempfile
+from enum import IntEnum
+from hashlib import blake2b
+from types import TracebackType
+from typing import Self
+
+from redline.errors import ConfigError, RedlineError
+
+MOST_PROCESSES = 64
+# Only what is written takes memory.
+_SIZE_BYTES = 1 << 30
+_WORD_BYTES = 8
+_END, _PROCESSES, _FIRST = 0, 1, 8
+# Of a region: size, kind, and a digest of its name in two words.
+_HEAD_WORDS = 4
+
+
+class Kind(IntEnum):
+    """What becomes of a region's words when a process is lost."""
+
+    PLAIN = 0
+    COUNTS = 1
+    AMOUNTS = 2
+
+
+class SharedTable:
+    """Regions of words by name. words: whole numbers; reals: the same words as floats.
+
+    fd: of the memory. Use it in a `with` block to be alone with it for a few microseconds; blocks
+    may be nested. For one thread.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        memory = memoryview(mmap.mmap(fd, _SIZE_BYTES))
+        self.words = memory.cast("q")
+        self.reals = memory.cast("d")
+        self._depth = 0
+        self._known: dict[tuple[int, int], int] = {}
+        self._seen = _FIRST
+
+    @classmethod
+    def make(cls, processes: int) -> Self:
+        """A new one for so many processes. Raises ConfigError if there is no memory for it."""
+        if not 1 <= processes <= MOST_PROCESSES:
+            raise ConfigError(f"1 to {MOST_PROCESSES} processes, not {processes}")
+        try:
+            fd = _memory()
+            os.ftruncate(fd, _SIZE_BYTES)
+            table = cls(fd)
+        except OSError as error:
+            raise ConfigError(f"no shared memory: {error.strerror or error}") from error
+        table.words[_PROCESSES] = processes
+        table.words[_END] = _FIRST
+        return table
+
+    @property
+    def processes(self) -> int:
+        return self.words[_PROCESSES]
+
+    def __enter__(self) -> Self:
+        if not self._depth:
+            fcntl.lockf(self.fd, fcntl.LOCK_EX)
+        self._depth += 1
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._depth -= 1
+        if not self._depth:
+            fcntl.lockf(self.fd, fcntl.LOCK_UN)
+
+    def region(self, name: str, size: int, kind: Kind = Kind.PLAIN) -> int:
+        """The index of the first word of a region, which is made if there is none, full of zeros.
+
+        name: the same for all processes, as are its size in words and its kind. Raises
+        RedlineError if the memory is full.
+        """
+        digest = blake2b(name.encode(), digest_size=16).digest()
+        key = (_word(digest[:8]), _word(digest[8:]))
+        if key in self._known:
+            return self._known[key]
+        with self:
+            self._look()
+            if key not in self._known:
+                self._add(key, size, kind)
+        return self._known[key]
+
+    def counts(self, name: str) -> int:
+        """A row of counts."""
+        return self.region(name, self.processes, Kind.COUNTS)
+
+    def amounts(self, name: str) -> int:
+        """A row of amounts; the word of the first process is the second one."""
+        return self.region(name, 1 + self.processes, Kind.AMOUNTS)
+
+    def forget(self, process: int) -> None:
+        """A process is lost: nothing is in flight of it, and what it used stays used."""
+        words = self.words
+        with self:
+            at, end = _FIRST, words[_END]
+            while at < end:
+                size, kind, start = words[at], words[at + 1], at + _HEAD_WORDS
+                if kind == Kind.COUNTS:
+                    words[start + process] = 0
+                elif kind == Kind.AMOUNTS:
+                    own = start + 1 + process
+                    words[start] += words[own]
+                    words[own] = 0
+                at = start + size
+
+    def _look(self) -> None:
+        """Takes up the regions that others have made."""
+        words, end = self.words, self.words[_END]
+        while self._seen < end:
+            at = self._seen
+            self._known[words[at + 2], words[at + 3]] = at + _HEAD_WORDS
+            self._seen = at + _HEAD_WORDS + words[at]
+
+    def _add(self, key: tuple[int, int], size: int, kind: Kind) -> None:
+        words, at = self.words, self.words[_END]
+        start = at + _HEAD_WORDS
+        if (start + size) * _WORD_BYTES > _SIZE_BYTES:
+            raise RedlineError("the memory that workers share is full", hint="start them anew")
+        words[at], words[at + 1] = size, kind
+        words[at + 2], words[at + 3] = key
+        # From here on it is there.
+        words[_END] = start + size
+        self._look()
+
+
+def _word(data: bytes) -> int:
+    return int.from_bytes(data, "little", signed=True)
+
+
+def _memory() -> int:
+    """A new file without a name."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("redline")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
