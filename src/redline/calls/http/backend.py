@@ -179,6 +179,8 @@ class HttpBackend:
         self._models = endpoint.models
         self._steering = EndpointLimits(endpoint, clock, shared)
         self.slots = self._steering.slots
+        if on_room is not None:
+            self.slots.tell(on_room)
         self._ahead = self._steering.ahead
         self.limiter = self._steering.limiter
         self._finds_limits = not self._steering.is_stated
@@ -225,7 +227,7 @@ class HttpBackend:
         elif room_s > 0 and not never:
             binds = limiter.binds(cost, now_s)
         if limiter.is_unlimited and self._steering.is_stated and parked_until_s <= now_s:
-            steady = min(slots.count, ahead.count)
+            steady = min(slots.steady, ahead.count)
         return Load(
             state=state,
             in_flight=slots.in_use,
@@ -345,7 +347,7 @@ class HttpBackend:
     def has_room(self, now_s: float, coming: int = 0) -> bool:
         slots, ahead = self.slots, self._ahead
         return (
-            slots.in_use + coming < slots.count
+            slots.has_room(coming)
             and ahead.in_use + coming < ahead.count
             and self.limiter.parked_until_s <= now_s
             and self._outage.again_s <= now_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -54,13 +55,15 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 
     limiter: of its limits. stores: files in which they outlive a run. intake: what bounds the
     answers of all backends that are given it. outbox: through it, their requests leave together,
-    after what it does before.
+    after what it does before. slots: makes the slots of an endpoint, given their number, if that is
+    stated.
     """
 
     limiter: RateLimiter | None = None
     stores: Stores = Stores()
     intake: ReplyMemory | None = None
     outbox: Outbox | None = None
+    slots: Callable[[Endpoint, int], Slots] | None = None
 
 
 class EndpointLimits:
@@ -82,7 +85,10 @@ class EndpointLimits:
         self._reader = HeaderReader()
         # The provider takes prompt + max_tokens off its limits when a call comes, for good.
         self.charges_reserved = _charges_reserved(endpoint)
-        self.slots = Slots(limits.slots())
+        if shared.slots is None or limits.is_adaptive:
+            self.slots = Slots(limits.slots())
+        else:
+            self.slots = shared.slots(endpoint, limits.slots())
         self.ahead = Slots(limits.ahead())
         self.limiter = shared.limiter or limiter_of(endpoint, clock)
         self._is_auto = limits.rate == AUTO
@@ -180,6 +186,7 @@ class EndpointLimits:
         found = self.search.found if self.search is not None else None
         if self._memory is not None and found is not None:
             self._memory.remember(self._base_url, self._key, self._model, found)
+        self.slots.close()
         await self.limiter.aclose()
 
     def _adapt(

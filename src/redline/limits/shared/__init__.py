@@ -13,7 +13,9 @@ from redline.limits.shared.schedule import (
     State,
     described,
     lease_s_of,
+    rated,
     rules_of,
     transact,
 )
+from redline.limits.shared.shared_slots import LOOK_S, SharedCount, SharedSlots, Sharer
 from redline.limits.shared.timetable import Caller, Slot

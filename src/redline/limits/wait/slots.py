@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from redline.limits.wait.queue import WaitQueue
 
@@ -24,9 +25,24 @@ class Slots:
         return self.in_use < self.count and (not queue.waiting or queue.head() is None)
 
     @property
+    def steady(self) -> int:
+        """While fewer are in use, one is surely free."""
+        return self.count
+
+    @property
     def waiting(self) -> int:
         """Callers in the queue."""
         return self._queue.waiting
+
+    def has_room(self, coming: int = 0) -> bool:
+        """One would be free once so many more are taken, whoever waits."""
+        return self.in_use + coming < self.count
+
+    def tell(self, on_room: Callable[[], None]) -> None:
+        """`on_room` is to be called when slots come free that `release` has not been called for."""
+
+    def close(self) -> None:
+        """Nobody is called any more. May be repeated."""
 
     def take_free(self) -> bool:
         """Takes a slot if one is free and the queue is empty; False otherwise."""

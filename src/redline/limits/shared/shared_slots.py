@@ -1,0 +1,211 @@
+"""Slots that several processes share: together they use no more than there are.
+
+Each process counts in a word of its own how many it uses; who takes one locks the table, adds the
+words up and compares. Nothing is leased ahead, so that one process may use all slots, idle ones
+hold none, and a lost one holds none as soon as its words are cleared.
+
+A process that finds no slot free says that it wants one, and looks again every LOOK_S: another one
+that gives a slot back cannot wake it. If several want a slot, it goes to the one that uses fewest
+for what its clients ask of it: to that with the lowest (in use + 1) / demand. So calls wait about
+as long in each process, however clients are spread over them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from redline.clock import SYSTEM, Clock
+from redline.limits.wait import Slots
+from redline.process import SharedTable
+
+LOOK_S = 0.005
+# A process that has not looked for so long is busy with something else.
+_FRESH_S = 0.05
+
+
+class Sharer(msgspec.Struct, frozen=True, eq=False):
+    """One of the processes that share a table.
+
+    number: from 0. demand: calls that its clients have asked for and that are not over. clock: the
+    same for all.
+    """
+
+    table: SharedTable
+    number: int
+    demand: Callable[[], int] = lambda: 1
+    clock: Clock = SYSTEM
+
+
+class SharedCount:
+    """How many of `most` all processes use. name: the same for all of them."""
+
+    def __init__(self, sharer: Sharer, name: str, most: int) -> None:
+        table = sharer.table
+        self.most = most
+        self._sharer = sharer
+        self._words, self._reals = table.words, table.reals
+        self._processes = table.processes
+        self._used = table.counts(f"{name}/used")
+        self._wants = table.counts(f"{name}/wants")  # when it looked last
+        self._taken = table.counts(f"{name}/taken")  # when it took one last
+        self._demand = table.counts("demand")
+        self._own = self._used + sharer.number
+
+    @property
+    def used(self) -> int:
+        """By all processes."""
+        return sum(self._words[self._used : self._used + self._processes])
+
+    def has_room(self, now_s: float, coming: int = 0) -> bool:
+        """This process may take one, once it has taken so many more."""
+        if self.used + coming >= self.most:
+            return False
+        wants, own = self._wants, self._sharer.number
+        since_s = now_s - _FRESH_S
+        others = [
+            number
+            for number, looked_s in enumerate(self._reals[wants : wants + self._processes])
+            if looked_s > since_s and number != own
+        ]
+        if not others:
+            return True
+        self._words[self._demand + own] = self._sharer.demand()
+        turn = self._turn(own)
+        return all(turn <= self._turn(number) for number in others)
+
+    def take(self, now_s: float) -> None:
+        """This process uses one more. To be alone with the table."""
+        self._words[self._own] += 1
+        self._reals[self._taken + self._sharer.number] = now_s
+
+    def release(self) -> None:
+        """This process uses one less."""
+        self._words[self._own] -= 1
+
+    def want(self, now_s: float) -> None:
+        """This process waits for one."""
+        number = self._sharer.number
+        self._words[self._demand + number] = self._sharer.demand()
+        self._reals[self._wants + number] = now_s
+
+    def want_none(self) -> None:
+        """This process does not wait any more."""
+        self._reals[self._wants + self._sharer.number] = 0.0
+
+    def resize(self, most: int) -> None:
+        """There are so many from now on."""
+        self.most = most
+
+    def _turn(self, number: int) -> tuple[float, float]:
+        """The lowest goes first; among equals, who has waited longer."""
+        demand = self._words[self._demand + number]
+        share = (self._words[self._used + number] + 1) / demand if demand > 0 else math.inf
+        return share, self._reals[self._taken + number]
+
+
+class SharedSlots(Slots):
+    """The slots of one endpoint. For one event loop.
+
+    counts: what a call takes one of each of, the slots themselves first.
+    """
+
+    def __init__(self, sharer: Sharer, counts: Sequence[SharedCount]) -> None:
+        super().__init__(counts[0].most)
+        self._table = sharer.table
+        self._clock = sharer.clock
+        self._counts = counts
+        self._on_room: Callable[[], None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def steady(self) -> int:
+        """Others may take all of them at any time."""
+        return 0
+
+    @property
+    def is_free(self) -> bool:
+        return self._is_first() and self._may_take(self._clock.now_s())
+
+    def has_room(self, coming: int = 0) -> bool:
+        now_s = self._clock.now_s()
+        if self._may_take(now_s, coming):
+            return True
+        self._want(now_s)
+        return False
+
+    def tell(self, on_room: Callable[[], None]) -> None:
+        self._on_room = on_room
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._want_none()
+
+    def take_free(self) -> bool:
+        if self._is_first() and self._take():
+            return True
+        self._want(self._clock.now_s())
+        return False
+
+    def release(self) -> None:
+        self.in_use -= 1
+        for count in self._counts:
+            count.release()
+        self._hand_out()
+
+    def resize(self, count: int) -> None:
+        self.count = count
+        self._counts[0].resize(count)
+        self._hand_out()
+
+    def _is_first(self) -> bool:
+        """Nobody waits in the queue."""
+        return not self._queue.waiting or self._queue.head() is None
+
+    def _may_take(self, now_s: float, coming: int = 0) -> bool:
+        return all(count.has_room(now_s, coming) for count in self._counts)
+
+    def _take(self) -> bool:
+        with self._table:
+            now_s = self._clock.now_s()
+            if not self._may_take(now_s):
+                return False
+            for count in self._counts:
+                count.take(now_s)
+        self.in_use += 1
+        return True
+
+    def _hand_out(self) -> None:
+        """Gives what is free to those in the queue."""
+        queue = self._queue
+        while queue.waiting and queue.head() is not None and self._take():
+            queue.wake_head(None)
+
+    def _want(self, now_s: float) -> None:
+        for count in self._counts:
+            count.want(now_s)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _want_none(self) -> None:
+        self._timer = None
+        for count in self._counts:
+            count.want_none()
+
+    def _look(self) -> None:
+        """Takes what others have given back, or looks again later."""
+        self._timer = None
+        now_s = self._clock.now_s()
+        if not self._may_take(now_s):
+            self._want(now_s)
+            return
+        self._want_none()
+        self._hand_out()
+        if not self._is_first():
+            self._want(now_s)
+        if self._on_room is not None:
+            self._on_room()
