@@ -3,6 +3,8 @@
 from redline.serve.keys.day_money import DAY_S, DayMoney
 from redline.serve.keys.key_file import KEYS_FILE, Key, add_key, check_tenant, read_keys, revoke_key
 from redline.serve.keys.keyring import DEFAULT_TENANT, InvalidKey, Keyring
+from redline.serve.keys.limit_store import OWN, LimitStore
+from redline.serve.keys.shared_store import SharedStore
 from redline.serve.keys.spending_file import SpendingFile, SpendingKeeper, spending_path
 from redline.serve.keys.tenant_limits import Refused, Started, TenantLimits
 from redline.serve.keys.tenant_settings import CLASSES, TENANT_KEYS, TenantSettings, parse_tenants

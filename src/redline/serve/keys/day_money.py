@@ -24,8 +24,8 @@ class DayMoney:
     def begin(self, day: int) -> None:
         """It is this day, counted from 1970-01-01."""
         if day != self.day:
-            self.day = day
             self.spent = self.reserved = self.others = self._kept = 0
+            self.day = day
 
     @property
     def committed(self) -> int:
@@ -46,8 +46,8 @@ class DayMoney:
     def settle(self, day: int, reserved: int, actual: int) -> None:
         """A call that began on `day` has cost `actual`."""
         if day == self.day:
-            self.reserved -= reserved
             self.spent += actual
+            self.reserved -= reserved
 
     def unkept(self) -> int:
         """What the others do not know; below 0 if calls cost less than was reserved for them."""

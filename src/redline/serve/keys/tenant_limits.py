@@ -12,7 +12,7 @@ not used is given back. What was used beyond the estimate counts from when it is
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -22,9 +22,9 @@ from redline.limits import Rate
 from redline.limits.rule import limit_text
 from redline.process import counted
 from redline.serve.http import Refusal, come_back
-from redline.serve.keys.day_money import DAY_S, DayMoney
+from redline.serve.keys.day_money import DAY_S
+from redline.serve.keys.limit_store import OWN, CountedWindow, Entry, LimitStore
 from redline.serve.keys.tenant_settings import TenantSettings
-from redline.serve.keys.window import Admitted, SlidingWindow
 
 # How long calls take is the mean of about as many of the latest.
 _RECENT_CALLS = 8
@@ -63,7 +63,7 @@ class Started:
     def __init__(
         self,
         limits: TenantLimits,
-        records: tuple[list[Admitted], list[Admitted]],
+        records: tuple[list[Entry], list[Entry]],
         since_s: float,
         tokens: int,
         picodollars: int,
@@ -85,27 +85,30 @@ class Started:
             return
         self._is_over = True
         limits = self._limits
-        limits.ended(now_s - self._since_s)
-        if tokens is not None:
-            if tokens > self._tokens:
-                limits.use_tokens(tokens - self._tokens, now_s)
-            elif tokens < self._tokens:
-                for record in self._of_tokens:
-                    record.give_back(self._tokens - tokens)
         cost = self._picodollars if picodollars is None else picodollars
-        limits.money.settle(self._day, self._picodollars, cost)
+        with limits.alone:
+            limits.ended(now_s - self._since_s)
+            if tokens is not None:
+                if tokens > self._tokens:
+                    limits.use_tokens(tokens - self._tokens, now_s)
+                elif tokens < self._tokens:
+                    for record in self._of_tokens:
+                        record.give_back(self._tokens - tokens)
+            limits.money.settle(self._day, self._picodollars, cost)
 
     def cancel(self) -> None:
         """The call was not sent: nothing of it counts."""
         if self._is_over:
             return
         self._is_over = True
-        self._limits.in_flight -= 1
-        for record in self._of_requests:
-            record.give_back(1)
-        for record in self._of_tokens:
-            record.give_back(self._tokens)
-        self._limits.money.settle(self._day, self._picodollars, 0)
+        limits = self._limits
+        with limits.alone:
+            limits.flights.add(-1)
+            for record in self._of_requests:
+                record.give_back(1)
+            for record in self._of_tokens:
+                record.give_back(self._tokens)
+            limits.money.settle(self._day, self._picodollars, 0)
 
     def __enter__(self) -> Started:
         return self
@@ -118,27 +121,42 @@ class Started:
 class TenantLimits:
     """The limits of `settings`, and what counts against them. For one event loop.
 
-    in_flight: calls that have started and not ended.
+    store: where it is counted. alone: the store, if a limit is set; to be entered before anything
+    is changed.
     """
 
-    def __init__(self, tenant: str, settings: TenantSettings, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self,
+        tenant: str,
+        settings: TenantSettings,
+        clock: Clock = SYSTEM,
+        store: LimitStore = OWN,
+    ) -> None:
         self._tenant = tenant
+        self._store = store
         self._clock = clock
         self.now_s = clock.now_s
         self._wall_s = clock.wall_s
-        self.in_flight = 0
         self._call_s = _FIRST_CALL_S
-        self.money = DayMoney(None)
-        self._requests: tuple[SlidingWindow, ...] = ()
-        self._tokens: tuple[SlidingWindow, ...] = ()
+        self.flights = store.flights(tenant)
+        self.money = store.money(tenant)
+        self._requests: tuple[CountedWindow, ...] = ()
+        self._tokens: tuple[CountedWindow, ...] = ()
         self.reshape(settings)
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that have started and not ended."""
+        return self.flights.count
 
     def reshape(self, settings: TenantSettings) -> None:
         """Other limits from now on. What has started still counts."""
         self._most = settings.concurrency
-        self._requests = _windows(settings.requests, self._requests)
-        self._tokens = _windows(settings.tokens, self._tokens)
+        self._requests = self._windows("requests", settings.requests, self._requests)
+        self._tokens = self._windows("tokens", settings.tokens, self._tokens)
         self.money.allow(settings.picodollars_per_day)
+        limits = (settings.requests, settings.tokens, self._most, self.money.allowance)
+        self.alone: LimitStore = OWN if all(not one for one in limits) else self._store
 
     def try_start(
         self, now_s: float, tokens: int = 0, picodollars: int | None = 0
@@ -148,11 +166,15 @@ class TenantLimits:
         now_s: monotonic, never decreasing. tokens: of input and output. picodollars: None if no
         price is known. A call that is refused counts nowhere.
         """
+        with self.alone:
+            return self._try_start(now_s, tokens, picodollars)
+
+    def _try_start(self, now_s: float, tokens: int, picodollars: int | None) -> Started | Refused:
         money = self.money
         day = int(self._wall_s() // DAY_S)
         if day != money.day:
             money.begin(day)
-        has_room = self._most is None or self.in_flight < self._most
+        has_room = self._most is None or self.flights.count < self._most
         for window in self._requests:
             has_room = window.has_room(1, now_s) and has_room
         for window in self._tokens:
@@ -161,7 +183,7 @@ class TenantLimits:
             has_room = has_room and picodollars is not None and money.has_room(picodollars)
         if not has_room:
             return self._refused(now_s, tokens, picodollars)
-        self.in_flight += 1
+        self.flights.add(1)
         cost = picodollars or 0
         money.reserve(cost)
         records = (
@@ -172,7 +194,7 @@ class TenantLimits:
 
     def ended(self, took_s: float) -> None:
         """A call has ended."""
-        self.in_flight -= 1
+        self.flights.add(-1)
         self._call_s += (took_s - self._call_s) / _RECENT_CALLS
 
     def use_tokens(self, amount: int, now_s: float) -> None:
@@ -192,7 +214,7 @@ class TenantLimits:
         return max(reasons, key=lambda reason: reason.retry_after_s)
 
     def _window_refusals(
-        self, kind: str, windows: Iterable[SlidingWindow], amount: int, now_s: float
+        self, kind: str, windows: Iterable[CountedWindow], amount: int, now_s: float
     ) -> Iterable[Refused]:
         for window in windows:
             wait_s = window.wait_s(amount, now_s)
@@ -228,18 +250,17 @@ class TenantLimits:
     ) -> Refused:
         return Refused(f"Tenant {self._tenant}: {what}.", retry_after_s, code)
 
-
-def _windows(rates: Iterable[Rate], before: tuple[SlidingWindow, ...]) -> tuple[SlidingWindow, ...]:
-    """A window for each rate, with what counted in those before it."""
-    old = {window.rate.window_s: window for window in before}
-    longest = max(before, key=lambda window: window.rate.window_s, default=None)
-    made = []
-    for rate in rates:
-        window = old.pop(rate.window_s, None)
-        if window is not None:
-            window.reshape(rate)
-        else:
-            # As far back as is known. Nothing of it is given back: calls have the other records.
-            window = SlidingWindow(rate, () if longest is None else longest.records)
-        made.append(window)
-    return tuple(made)
+    def _windows(
+        self, kind: str, rates: Iterable[Rate], before: Sequence[CountedWindow]
+    ) -> tuple[CountedWindow, ...]:
+        """A window for each rate, with what counted in those before it."""
+        old = {window.rate.window_s: window for window in before}
+        made = []
+        for rate in rates:
+            window = old.pop(rate.window_s, None)
+            if window is not None:
+                window.reshape(rate)
+            else:
+                window = self._store.window(self._tenant, kind, rate, before)
+            made.append(window)
+        return tuple(made)

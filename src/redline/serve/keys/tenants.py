@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from redline.clock import SYSTEM, Clock
 from redline.serve.keys.day_money import DAY_S
+from redline.serve.keys.limit_store import OWN, LimitStore
 from redline.serve.keys.tenant_limits import TenantLimits
 from redline.serve.keys.tenant_settings import TenantSettings
 
@@ -17,10 +18,12 @@ class Tenant:
 
     __slots__ = ("limits", "name", "settings")
 
-    def __init__(self, name: str, settings: TenantSettings, clock: Clock) -> None:
+    def __init__(
+        self, name: str, settings: TenantSettings, clock: Clock, store: LimitStore
+    ) -> None:
         self.name = name
         self.settings = settings
-        self.limits = TenantLimits(name, settings, clock)
+        self.limits = TenantLimits(name, settings, clock, store)
 
     def __repr__(self) -> str:
         return f"Tenant({self.name!r})"
@@ -39,12 +42,17 @@ class Tenant:
 class Tenants:
     """By name: those of the settings, and any other that a key belongs to, without limits.
 
-    One that was made stays until the process ends, with what counts against it.
+    One that was made stays until the process ends, with what counts against it. store: where that
+    is counted.
     """
 
     def __init__(
-        self, settings: Mapping[str, TenantSettings] | None = None, clock: Clock = SYSTEM
+        self,
+        settings: Mapping[str, TenantSettings] | None = None,
+        clock: Clock = SYSTEM,
+        store: LimitStore = OWN,
     ) -> None:
+        self._store = store
         self._settings = dict(settings or {})
         self._clock = clock
         self._tenants: dict[str, Tenant] = {}
@@ -58,10 +66,12 @@ class Tenants:
         """The tenant of this name, which is made if there is none."""
         tenant = self._tenants.get(name)
         if tenant is None:
-            tenant = Tenant(name, self._settings.get(name, _USUAL), self._clock)
+            tenant = Tenant(name, self._settings.get(name, _USUAL), self._clock, self._store)
             day, totals = self._totals
-            tenant.limits.money.begin(day)
-            tenant.limits.money.kept(day, 0, totals.get(name, 0))
+            money = tenant.limits.money
+            if money.day <= day:
+                money.begin(day)
+                money.kept(day, 0, totals.get(name, 0))
             self._tenants[name] = tenant
         return tenant
 

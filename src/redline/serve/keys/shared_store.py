@@ -1,0 +1,287 @@
+"""What counts against tenants' limits, shared by the workers of a gateway.
+
+part      kept as                                          of a worker that is lost
+in flight a count of each worker                           is not in flight any more
+a window  one ring of records for all                      counts until it leaves the window
+money     what each worker has spent and reserved today    stays spent, both
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from redline.limits import Rate
+from redline.process import SharedTable
+from redline.serve.keys.limit_store import CountedWindow, Flights, Money
+from redline.serve.keys.window import EXACT
+
+# EXACT records, and one for each part of a window beyond them; what comes on top shares the last.
+_RECORDS = 2 * EXACT + 8
+_HEAD, _TAIL, _USED, _IS_CHANGING, _FIRST = 0, 1, 2, 3, 4
+_FIRST_S, _LAST_S, _LEFT, _RECORD_WORDS = 0, 1, 2, 3
+_DAY, _OTHERS, _KEPT, _MONEY_WORDS = 0, 1, 2, 3
+
+
+class SharedFlights:
+    """Calls of a tenant in all workers."""
+
+    def __init__(self, table: SharedTable, name: str, worker: int) -> None:
+        self._words = table.words
+        self._first = table.counts(name)
+        self._end = self._first + table.processes
+        self._own = self._first + worker
+
+    @property
+    def count(self) -> int:
+        return sum(self._words[self._first : self._end])
+
+    def add(self, more: int) -> None:
+        self._words[self._own] += more
+
+
+class SharedEntry:
+    """A record of a ring, by its number."""
+
+    __slots__ = ("_number", "_window")
+
+    def __init__(self, window: SharedWindow, number: int) -> None:
+        self._window = window
+        self._number = number
+
+    def give_back(self, amount: int) -> None:
+        self._window.give_back(self._number, amount)
+
+
+class SharedWindow:
+    """A SlidingWindow in shared memory; to be used alone with the table.
+
+    A ring of records, numbered from 0 without end: those from head to tail count. `used` is their
+    sum, which is counted again if a worker was killed while it changed it.
+    """
+
+    def __init__(self, table: SharedTable, name: str, rate: Rate) -> None:
+        self._words, self._reals = table.words, table.reals
+        self._base = table.region(name, _FIRST + _RECORDS * _RECORD_WORDS)
+        self.reshape(rate)
+
+    def reshape(self, rate: Rate) -> None:
+        self.rate = rate
+        self._count = rate.count
+        self._window_s = rate.window_s
+        self._grain_s = rate.window_s / EXACT
+
+    @property
+    def is_new(self) -> bool:
+        """Nothing was ever let in."""
+        return not self._words[self._base + _TAIL]
+
+    def has_room(self, amount: int, now_s: float) -> bool:
+        self._sweep(now_s)
+        return self._words[self._base + _USED] + amount <= self._count
+
+    def wait_s(self, amount: int, now_s: float) -> float:
+        if self.has_room(amount, now_s):
+            return 0.0
+        if amount > self._count:
+            return math.inf
+        words, reals, base = self._words, self._reals, self._base
+        excess = words[base + _USED] + amount - self._count
+        last_s = now_s
+        for number in range(words[base + _HEAD], words[base + _TAIL]):
+            at = self._at(number)
+            excess -= words[at + _LEFT]
+            last_s = reals[at + _LAST_S]
+            if excess <= 0:
+                break
+        return last_s + self._window_s - now_s
+
+    def take(self, amount: int, now_s: float) -> SharedEntry:
+        self._sweep(now_s)
+        return SharedEntry(self, self._add(amount, now_s, now_s))
+
+    def take_up(self, older: SharedWindow) -> None:
+        """Counts what another one counts; nothing of it is given back."""
+        words, reals, base = older._words, older._reals, older._base
+        for number in range(words[base + _HEAD], words[base + _TAIL]):
+            at = older._at(number)
+            self._add(words[at + _LEFT], reals[at + _FIRST_S], reals[at + _LAST_S])
+
+    def give_back(self, number: int, amount: int) -> None:
+        """So much of a record has not been used; a record that has left the window counts not."""
+        words, base = self._words, self._base
+        self._mend()
+        if words[base + _HEAD] <= number:
+            at = self._at(number)
+            words[base + _IS_CHANGING] = 1
+            amount = min(amount, words[at + _LEFT])
+            words[at + _LEFT] -= amount
+            words[base + _USED] -= amount
+            words[base + _IS_CHANGING] = 0
+
+    def _add(self, amount: int, first_s: float, last_s: float) -> int:
+        """The number of the record that counts it."""
+        words, reals, base = self._words, self._reals, self._base
+        head, tail = words[base + _HEAD], words[base + _TAIL]
+        length, number = tail - head, tail
+        words[base + _IS_CHANGING] = 1
+        if length:
+            # Two workers may have asked for the time in the other order.
+            at = self._at(tail - 1)
+            last_s = max(last_s, reals[at + _LAST_S])
+            if length >= _RECORDS or (
+                length >= EXACT and last_s - reals[at + _FIRST_S] < self._grain_s
+            ):
+                number = tail - 1
+                reals[at + _LAST_S] = last_s
+                words[at + _LEFT] += amount
+        if number == tail:
+            at = self._at(tail)
+            reals[at + _FIRST_S], reals[at + _LAST_S] = first_s, last_s
+            words[at + _LEFT] = amount
+            words[base + _TAIL] = tail + 1
+        words[base + _USED] += amount
+        words[base + _IS_CHANGING] = 0
+        return number
+
+    def _sweep(self, now_s: float) -> None:
+        """Forgets what has left the window."""
+        self._mend()
+        words, reals, base = self._words, self._reals, self._base
+        head, tail = words[base + _HEAD], words[base + _TAIL]
+        horizon_s, used, number = now_s - self._window_s, words[base + _USED], head
+        while number < tail:
+            at = self._at(number)
+            if reals[at + _LAST_S] > horizon_s:
+                break
+            used -= words[at + _LEFT]
+            number += 1
+        if number > head:
+            words[base + _IS_CHANGING] = 1
+            words[base + _HEAD], words[base + _USED] = number, used
+            words[base + _IS_CHANGING] = 0
+
+    def _mend(self) -> None:
+        """Counts again what a worker was changing when it was killed."""
+        words, base = self._words, self._base
+        if words[base + _IS_CHANGING]:
+            numbers = range(words[base + _HEAD], words[base + _TAIL])
+            words[base + _USED] = sum(words[self._at(number) + _LEFT] for number in numbers)
+            words[base + _IS_CHANGING] = 0
+
+    def _at(self, number: int) -> int:
+        return self._base + _FIRST + number % _RECORDS * _RECORD_WORDS
+
+
+class SharedMoney:
+    """A DayMoney that all workers spend. Of spent and reserved, each worker writes its own part."""
+
+    def __init__(self, table: SharedTable, name: str, worker: int) -> None:
+        self._table = table
+        self._words = table.words
+        self._base = table.region(f"{name}/day", _MONEY_WORDS)
+        self._spent = table.amounts(f"{name}/spent")
+        # Nobody gives back what a lost worker had reserved.
+        self._reserved = table.amounts(f"{name}/reserved")
+        self._width = 1 + table.processes
+        self._own = 1 + worker
+        self.allowance: int | None = None
+
+    @property
+    def day(self) -> int:
+        return self._words[self._base + _DAY]
+
+    @property
+    def spent(self) -> int:
+        return sum(self._words[self._spent : self._spent + self._width])
+
+    @property
+    def reserved(self) -> int:
+        return sum(self._words[self._reserved : self._reserved + self._width])
+
+    @property
+    def others(self) -> int:
+        return self._words[self._base + _OTHERS]
+
+    @property
+    def committed(self) -> int:
+        return self.spent + self.reserved + self.others
+
+    def begin(self, day: int) -> None:
+        with self._table:
+            if day == self.day:
+                return
+            words, base = self._words, self._base
+            for first in (self._spent, self._reserved):
+                for at in range(first, first + self._width):
+                    words[at] = 0
+            words[base + _OTHERS] = words[base + _KEPT] = 0
+            words[base + _DAY] = day
+
+    def allow(self, allowance: int | None) -> None:
+        self.allowance = allowance
+
+    def has_room(self, amount: int) -> bool:
+        return self.allowance is None or self.committed + amount <= self.allowance
+
+    def reserve(self, amount: int) -> None:
+        self._words[self._reserved + self._own] += amount
+
+    def settle(self, day: int, reserved: int, actual: int) -> None:
+        if day == self.day:
+            # In this order: a worker that is killed in between has spent too much, and not nothing.
+            self._words[self._spent + self._own] += actual
+            self._words[self._reserved + self._own] -= reserved
+
+    def unkept(self) -> int:
+        return self.spent + self.reserved - self._words[self._base + _KEPT]
+
+    def kept(self, day: int, told: int, total: int) -> None:
+        words, base = self._words, self._base
+        others = max(0, total - words[base + _KEPT] - told)
+        if day != self.day or (not told and others == words[base + _OTHERS]):
+            return
+        with self._table:
+            if day == self.day:
+                words[base + _KEPT] += told
+                words[base + _OTHERS] = others
+
+
+class SharedStore:
+    """What all workers count. worker: the number of this one, from 0."""
+
+    def __init__(self, table: SharedTable, worker: int) -> None:
+        self._table = table
+        self._worker = worker
+
+    def __enter__(self) -> Self:
+        self._table.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._table.__exit__(kind, error, trace)
+
+    def flights(self, tenant: str) -> Flights:
+        return SharedFlights(self._table, f"tenant/{tenant}/flights", self._worker)
+
+    def money(self, tenant: str) -> Money:
+        return SharedMoney(self._table, f"tenant/{tenant}/money", self._worker)
+
+    def window(
+        self, tenant: str, kind: str, rate: Rate, before: Sequence[CountedWindow]
+    ) -> CountedWindow:
+        name = f"tenant/{tenant}/{kind}/{rate.window_s:.15g}"
+        older = [window for window in before if isinstance(window, SharedWindow)]
+        with self._table:
+            window = SharedWindow(self._table, name, rate)
+            if older and window.is_new:
+                # Another worker that changes to it later finds it full already.
+                window.take_up(max(older, key=lambda one: one.rate.window_s))
+        return window
