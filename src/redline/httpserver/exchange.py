@@ -15,7 +15,7 @@ from enum import Enum
 from functools import cached_property
 from socket import SO_LINGER, SOL_SOCKET
 from typing import Protocol
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 from redline.httpserver.framing import Fault, Line
 from redline.httpserver.heads import BODILESS, CONTINUE, JSON, TEXT, shown, status_line
@@ -133,6 +133,12 @@ class Exchange:
         """The value of one header, by its name in lower case; quicker than all of them."""
         value = self._fields.get(name)
         return None if value is None else value.decode("latin-1")
+
+    @property
+    def target(self) -> str:
+        """The path and the query, as they may be asked for again."""
+        query = self._query.decode("latin-1")
+        return quote(self.path) + (f"?{query}" if query else "")
 
     @cached_property
     def query(self) -> Mapping[str, str]:

@@ -14,8 +14,9 @@ import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from redline.errors import ConfigError, RedlineError
 from redline.httpserver.bounds import HttpBounds
@@ -37,27 +38,53 @@ _OTHER_HINT = "the host is an address of this machine, such as 127.0.0.1; 0.0.0.
 _LAST_WORDS_S = 1.0
 
 
+def cannot_listen(name: str, address: tuple[str, int], error: OSError) -> ConfigError:
+    """Why a server of this name cannot listen there, and what to do."""
+    host, port = address
+    number = error.errno or 0
+    # asyncio has a sentence about the address around the system's words.
+    reason = os.strerror(number) if number > 0 else error.strerror or str(error)
+    return ConfigError(
+        f"{name} cannot listen: {reason}",
+        where=f"{host}:{port}",
+        hint=_HINTS.get(number, _OTHER_HINT),
+    )
+
+
+class Address(NamedTuple):
+    """Where a server listens. port: 0 for a free one.
+
+    is_shared: other processes listen there, too. door: a Unix socket beside it, without TLS.
+    """
+
+    host: str
+    port: int
+    is_shared: bool = False
+    door: str = ""
+
+
 class HttpServer(ABC):
     """Serves while it is entered, or from `start` to `aclose`; starts once.
 
-    Runs inside the loop that starts it. name: in messages. address: host and port, 0 for a free
-    one. ssl: makes it an HTTPS server.
+    Runs inside the loop that starts it. name: in messages. address: an Address, or its host and
+    port. ssl: makes it an HTTPS server.
     """
 
     def __init__(
         self,
         name: str,
-        address: tuple[str, int],
+        address: tuple[str, int] | Address,
         *,
         bounds: HttpBounds | None = None,
         ssl: SSLContext | None = None,
     ) -> None:
         self._name = name
-        self._address = address
+        self._address = Address(*address)
         self._http_bounds = bounds if bounds is not None else HttpBounds()
         self._ssl = ssl
         self._service: Service | None = None
         self._listener: asyncio.Server | None = None
+        self._door: asyncio.Server | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._base_url = ""
 
@@ -90,7 +117,7 @@ class HttpServer(ABC):
         if self._service is not None:
             raise RedlineError(f"{self._name} has already been started")
         loop = asyncio.get_running_loop()
-        host, port = self._address
+        host, port, is_shared, door = self._address
         service = Service(self._handle, self._http_bounds)
         # None, not a number, where there is no TLS: asyncio refuses that.
         handshake_s = self._http_bounds.head_s if self._ssl is not None else None
@@ -102,17 +129,16 @@ class HttpServer(ABC):
                 backlog=_BACKLOG,
                 ssl=self._ssl,
                 ssl_handshake_timeout=handshake_s,
+                reuse_port=is_shared or None,
             )
         except OSError as error:
-            number = error.errno or 0
-            # asyncio has a sentence about the address around the system's words.
-            reason = os.strerror(number) if number > 0 else error.strerror or str(error)
-            raise ConfigError(
-                f"{self._name} cannot listen: {reason}",
-                where=f"{host}:{port}",
-                hint=_HINTS.get(number, _OTHER_HINT),
-            ) from error
+            raise cannot_listen(self._name, (host, port), error) from error
         self._service = service
+        if door:
+            with suppress(FileNotFoundError):
+                # Of a process that was killed.
+                os.unlink(door)
+            self._door = await loop.create_unix_server(partial(Connection, service), door)
         self._sweep_on(loop)
         scheme = "http" if self._ssl is None else "https"
         shown = f"[{host}]" if ":" in host else host
@@ -126,6 +152,8 @@ class HttpServer(ABC):
         if listener is None or service is None:
             return
         listener.close()
+        if self._door is not None:
+            self._door.close()
         service.begin_draining()
         try:
             await self._drain()

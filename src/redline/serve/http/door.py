@@ -19,7 +19,7 @@ import msgspec
 
 from redline.clock import SYSTEM
 from redline.errors import nearest
-from redline.httpserver import JSON, PROMETHEUS, Exchange, HttpBounds, HttpServer, State
+from redline.httpserver import JSON, PROMETHEUS, Address, Exchange, HttpBounds, HttpServer, State
 from redline.process import counted
 from redline.serve.http.refusals import Refusal, busy, hinted, no_model, shortened
 from redline.serve.http.requests import Bounds, read_body
@@ -49,7 +49,7 @@ class Door(HttpServer):
         self,
         *,
         models: Sequence[str],
-        address: tuple[str, int],
+        address: tuple[str, int] | Address,
         calls: Collection[str],
         pages: Mapping[str, Page],
         bounds: Bounds | None,
