@@ -44,8 +44,8 @@ SUBFOLDERS = {
     ),
     "tasks": ("answers", "evaluate", "tag", "synth", ""),
     "serve": (
-        *("http", "functions", "keys", "admission", "batches", "fleet", "dashboard", "gateway"),
-        "",
+        *("http", "functions", "keys", "admission", "batches", "fleet", "dashboard", "workers"),
+        *("gateway", ""),
     ),
     "cli": ("flags", "session", "results", "bench", "keys", "commands", ""),
 }

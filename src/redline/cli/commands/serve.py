@@ -46,6 +46,7 @@ _OWN = (
     ),
     flag("host", "HOST", "Address to listen on. Default 127.0.0.1: this machine only."),
     flag("port", "N", "Port. Default 8080; 0 for a free one."),
+    flag("workers", "N", "Processes that serve the address and share its limits. Default 1."),
     flag("tls_cert", "FILE", "Serve HTTPS with this certificate and its chain, in PEM form."),
     flag("tls_key", "FILE", "The certificate's private key, in PEM form."),
     flag("keys", "FILE", "Ask for keys: those of this file, which redline keys add writes."),
@@ -107,7 +108,12 @@ def serve(ctx: Context) -> None:
 
     Exit status: 0 ended by a signal, 2 bad usage or settings, 3 a defect in redline.
     """
-    flags = stated(ctx)
+    # Imported here: no other command pays for a server's start-up.
+    from redline.serve.gateway import serve_gateway, serve_workers
+    from redline.serve.workers import this_worker
+
+    worker = this_worker()
+    flags = stated(ctx) if worker is None else worker.flags
     if "schema" in flags:
         # Imported here: only editors ask for it.
         from redline.cli.commands.toml_schema import toml_schema
@@ -120,15 +126,20 @@ def serve(ctx: Context) -> None:
         settings.check()
         say(_summary(settings))
         return
-    # Imported here: no other command pays for a server's start-up.
-    from redline.serve.gateway import serve_gateway
-
+    on_note = partial(print, file=sys.stderr, flush=True)
+    if worker is None and settings.workers > 1:
+        ctx.exit(serve_workers(settings, flags, on_url=_say_url, on_note=on_note))
     serve_gateway(
         settings,
         reread=lambda: _settings(flags),
-        on_url=lambda url: say(f"{url}\n"),
-        on_note=partial(print, file=sys.stderr, flush=True),
+        on_url=_say_url,
+        on_note=on_note,
+        worker=worker,
     )
+
+
+def _say_url(url: str) -> None:
+    say(f"{url}\n")
 
 
 def _settings(given: Flags) -> GatewaySettings:
@@ -179,6 +190,7 @@ def _own_settings(flags: Flags, state: Path) -> dict[str, Any]:
         "cache_ttl_s": values.duration(flags, "cache_ttl"),
         "host": flags.get("host"),
         "port": values.whole(flags, "port", 0, 65_535),
+        "workers": values.whole(flags, "workers", 1),
         "balance": FLAGS["balance"].read(flags, "balance"),
         "most": most if isinstance(most, int) else None,
         "drain_s": values.duration(flags, "drain", MOST_DRAIN_S),
@@ -264,5 +276,6 @@ def _summary(settings: GatewaySettings) -> str:
         models = f", models {', '.join(endpoint.models)}" if endpoint.models else ""
         lines.append(f"  {endpoint.label}: {endpoint.base_url}{models}")
     scheme = "http" if settings.certificate is None else "https"
-    lines.append(f"address: {scheme}://{settings.host}:{settings.port}/v1")
+    workers = f", {settings.workers} workers" if settings.workers > 1 else ""
+    lines.append(f"address: {scheme}://{settings.host}:{settings.port}/v1{workers}")
     return "\n".join(lines) + "\n"

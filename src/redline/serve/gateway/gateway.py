@@ -13,15 +13,15 @@ from redline.apis.messages import COUNT_TOKENS
 from redline.calls import Backend, Call, Health, Outcome, Request, Sink
 from redline.calls.cost import DOLLAR
 from redline.clock import SYSTEM
-from redline.httpserver import Exchange, State
+from redline.httpserver import Address, Exchange, State
 from redline.serve.batches import Batches
-from redline.serve.dashboard import BatchView, ClassView, Dashboard, TenantView
+from redline.serve.dashboard import BatchView, ClassView, Dashboard, Snapshot, TenantView
 from redline.serve.gateway.classes import Admission
 from redline.serve.gateway.lineup import Lineup, Target
 from redline.serve.gateway.metrics import GatewayMetrics
 from redline.serve.gateway.model_list import ModelList
 from redline.serve.gateway.totals import OTHER, Asking, Totals
-from redline.serve.gateway.watch import GatewayWatch
+from redline.serve.gateway.watch import GatewayWatch, quantile
 from redline.serve.http import (
     MESSAGES_CALLS,
     BodyFacts,
@@ -41,6 +41,7 @@ from redline.serve.http import (
     status_of,
 )
 from redline.serve.keys import Keyring, Refused, Started, Tenant
+from redline.serve.workers import Elsewhere, Fellows, Published, together
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -61,11 +62,20 @@ class Way(NamedTuple):
     started: Started
 
 
+class Listening(NamedTuple):
+    """Where a gateway listens, and within what bounds. ssl: makes it an HTTPS server."""
+
+    address: Address = Address("127.0.0.1", 0)
+    bounds: Bounds | None = None
+    ssl: SSLContext | None = None
+
+
 class Gateway(Door):
     """Serves while it is entered, or from `start` to `aclose`; starts once.
 
     lineup: its endpoints, closed by their owner. keyring, admission: who may ask, and
-    when. batches: started and closed by their owner. totals: what it counts.
+    when. batches: started and closed by their owner. fellows: other workers behind the same
+    address. totals: what it counts.
     """
 
     def __init__(
@@ -73,32 +83,34 @@ class Gateway(Door):
         lineup: Lineup,
         keyring: Keyring,
         admission: Admission,
-        batches: Batches | None = None,
+        batches: Batches | Elsewhere | None = None,
+        fellows: Fellows | None = None,
         *,
-        address: tuple[str, int] = ("127.0.0.1", 0),
-        bounds: Bounds | None = None,
-        ssl: SSLContext | None = None,
+        listening: Listening | None = None,
     ) -> None:
+        listening = listening or Listening()
         self._lineup = lineup
         self._keyring = keyring
         self._admission = admission
         self._tenants, self._meter = admission.tenants, admission.meter
         self.totals = Totals()
+        self._fellows = fellows
+        self._metrics = GatewayMetrics(lineup, self.totals, fellows)
         own = {
             "/healthz": self._is_alive,
             "/readyz": self._health,
-            "/metrics": GatewayMetrics(lineup, self.totals).page,
+            "/metrics": self._metrics.page,
         }
         super().__init__(
             models=(),
-            address=address,
+            address=listening.address,
             calls=lineup.paths,
             pages=own,
-            bounds=bounds,
+            bounds=listening.bounds,
             routes=Routes(
                 [] if batches is None else batches.routes, lambda each: self.tenant_of(each).name
             ),
-            ssl=ssl,
+            ssl=listening.ssl,
         )
         self._batches = batches
         self._models_known = ModelList(lineup)
@@ -108,8 +120,9 @@ class Gateway(Door):
             self,
             waiting=lambda: sum(way.gate.state().waiting for way in lineup.ways),
             is_draining=lambda: self.is_draining,
+            on_look=self._publish,
         )
-        self._dashboard = Dashboard(self.watch.snapshot, self._check_admin)
+        self._dashboard = Dashboard(self._snapshot, self._check_admin)
         self._held_bytes = 0
         # Unique over processes and restarts, and cheap.
         self._prefix, self._numbers = f"req_{os.urandom(6).hex()}", count(1)
@@ -124,6 +137,30 @@ class Gateway(Door):
         finally:
             await self.watch.aclose()
             await self._models_known.aclose()
+
+    def _publish(self) -> None:
+        """Shows the other workers what this one does."""
+        if self._fellows is not None:
+            published = Published(
+                at_s=SYSTEM.now_s(),
+                families=self._metrics.families(),
+                snapshot=self.watch.snapshot(),
+                buckets=self.watch.buckets(),
+            )
+            self._fellows.publish(published)
+
+    def _snapshot(self) -> Snapshot:
+        """The state now, of all workers."""
+        own = self.watch.snapshot()
+        if self._fellows is None or not (others := self._fellows.fresh()):
+            return own
+        buckets = [self.watch.buckets(), *(one.buckets for one in others)]
+        counts = [sum(each) for each in zip(*buckets, strict=True)]
+        return msgspec.structs.replace(
+            together([own, *(one.snapshot for one in others)]),
+            latency_p50_s=quantile(counts, 0.5),
+            latency_p95_s=quantile(counts, 0.95),
+        )
 
     def classes(self) -> list[ClassView]:
         """Those of all pools together."""

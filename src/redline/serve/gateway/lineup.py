@@ -20,6 +20,7 @@ from redline.calls.cache import AnswerStore, Cached, identity
 from redline.calls.http import account_of
 from redline.calls.wire import Outbox, do_nothing
 from redline.errors import ConfigError
+from redline.limits import Slots
 from redline.route import Pool, Seat, intake_of, seat_of, strategy_of
 from redline.serve.admission import Gate
 from redline.serve.functions import ServedFunction
@@ -27,6 +28,23 @@ from redline.serve.gateway.classes import Admission
 from redline.serve.gateway.failover import Failover
 from redline.serve.http import CALLS, MESSAGES_CALLS
 from redline.waist import Attempts, CacheUse
+
+# Given an endpoint, the number of its slots, and its pool: a name, and how many calls may be at all
+# of its endpoints together.
+SlotsOf = Callable[[Endpoint, int, tuple[str, int | None]], Slots]
+
+
+class Pooling(msgspec.Struct, frozen=True, kw_only=True):
+    """How the endpoints of a pool share its calls.
+
+    balance: how it chooses among them. most: calls at all of them together; None for what each of
+    them allows. slots: makes those that are shared with other processes, which then keep to `most`
+    together; None for own ones.
+    """
+
+    balance: str = "p2c"
+    most: int | None = None
+    slots: SlotsOf | None = None
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -122,10 +140,9 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
 class Lineup:
     """The pools of a gateway, and the way from a model's name to one of them.
 
-    admission: who may start a call, and who waits. balance: how a pool chooses among its endpoints.
-    most: calls at the endpoints of a pool together; None for what each of them allows. stores:
-    where their limits outlive the process. answers: kept for calls that somebody waits for; closed
-    by their owner. price: see Figures.
+    admission: who may start a call, and who waits. stores: where limits of endpoints outlive the
+    process. answers: kept for calls that somebody waits for; closed by their owner. price: see
+    Figures.
     """
 
     def __init__(
@@ -133,15 +150,13 @@ class Lineup:
         endpoints: Sequence[Endpoint],
         admission: Admission,
         *,
-        balance: str = "p2c",
-        most: int | None = None,
+        pooling: Pooling | None = None,
         stores: Stores | None = None,
         answers: Answers | None = None,
         price: Callable[[Endpoint], float] = lambda _: 0.0,
     ) -> None:
         self._admission = admission
-        self._balance = balance
-        self._most = most
+        self._pooling = pooling or Pooling()
         self._stores = stores or Stores()
         self.answers = answers
         self._price = price
@@ -231,15 +246,23 @@ class Lineup:
             await pool.aclose()
 
     def _pool(self, group: Group) -> Pool:
-        seats = [self._seat(one) for one in group.endpoints]
-        strategy = strategy_of(self._balance, random.Random())
-        return Pool(seats, strategy, most=self._most, may_be_empty=True)
+        seats = [self._seat(one, group.endpoints) for one in group.endpoints]
+        pooling = self._pooling
+        strategy = strategy_of(pooling.balance, random.Random())
+        most = pooling.most if pooling.slots is None else None
+        return Pool(seats, strategy, most=most, may_be_empty=True)
 
-    def _seat(self, endpoint: Endpoint) -> Seat:
+    def _seat(self, endpoint: Endpoint, group: Sequence[Endpoint]) -> Seat:
+        """group: all endpoints of its pool."""
         attempts = self.attempts.setdefault(endpoint.label, Attempts())
-        shared = Shared(stores=self._stores, intake=self._intake, outbox=self._outbox)
-        parts = {"shared": shared, "attempts": attempts}
-        return seat_of(endpoint, price=self._price(endpoint), **parts)
+        make, pool = self._pooling.slots, (group[0].label, self._pooling.most)
+        shared = Shared(
+            stores=self._stores,
+            intake=self._intake,
+            outbox=self._outbox,
+            slots=None if make is None else lambda one, count: make(one, count, pool),
+        )
+        return seat_of(endpoint, price=self._price(endpoint), shared=shared, attempts=attempts)
 
     def _aim(self) -> None:
         """Sets the ways from names to pools."""
@@ -276,13 +299,13 @@ class Lineup:
         """Endpoints leave a pool and join it; one that is stated anew does both."""
         for endpoint in new:
             if all(endpoint.label != one.label for one in old):
-                pool.add(self._seat(endpoint))
+                pool.add(self._seat(endpoint, new))
         for endpoint in old:
             if endpoint not in new:
                 await pool.remove(endpoint.label)
                 for changed in new:
                     if changed.label == endpoint.label:
-                        pool.add(self._seat(changed))
+                        pool.add(self._seat(changed, new))
 
     async def _end(self, pool: Pool, old: Iterable[Endpoint]) -> None:
         """A pool that no model leads to any more ends its calls, and itself."""

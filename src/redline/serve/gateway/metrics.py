@@ -17,13 +17,15 @@ from redline.job.monitor import Family
 from redline.serve.gateway.lineup import FunctionLineup, Lineup
 from redline.serve.gateway.totals import Totals
 from redline.serve.http import Refusal
+from redline.serve.workers import Fellows, added
 from redline.waist import Health
 
 
 class GatewayMetrics:
     """The page of a gateway, made when it is asked for: most gateways are not watched."""
 
-    def __init__(self, lineup: Lineup, totals: Totals) -> None:
+    def __init__(self, lineup: Lineup, totals: Totals, fellows: Fellows | None) -> None:
+        self._fellows = fellows
         self._lineup = lineup
         self._totals = totals
         self._page: MetricsPage | None = None
@@ -36,8 +38,15 @@ class GatewayMetrics:
             except ConfigError as error:
                 message = f"{error.what}: {error.hint}"
                 raise Refusal(message, status=501, code="not_installed") from error
+        found = self.families()
+        if self._fellows is not None:
+            found = added([self._fellows.whole(found), *self._fellows.families()])
+        return self._page.of(found)
+
+    def families(self) -> list[Family]:
+        """Of this process."""
         found = (*self._about_calls(), *self._about_endpoints())
-        return self._page.of(family for family in found if family.samples)
+        return [family for family in found if family.samples]
 
     def _about_calls(self) -> Iterator[Family]:
         totals = self._totals

@@ -9,26 +9,31 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from redline.calls import Endpoint, Stores
 from redline.calls.cache import AnswerStore
 from redline.errors import ConfigError, RedlineError
+from redline.httpserver import Address
+from redline.job.settings import Flags
 from redline.process import counted, end_at_once, on_signals, raise_limit_fully, run_until_told
 from redline.serve.batches import Batches
 from redline.serve.functions import function_backend
 from redline.serve.gateway.classes import Admission
-from redline.serve.gateway.gateway import Gateway
+from redline.serve.gateway.gateway import Gateway, Listening
 from redline.serve.gateway.lines import Lines
-from redline.serve.gateway.lineup import Answers, FunctionLineup, Lineup
+from redline.serve.gateway.lineup import Answers, FunctionLineup, Lineup, Pooling, SlotsOf
 from redline.serve.gateway.metering import Meter
 from redline.serve.gateway.settings import GatewaySettings
 from redline.serve.http import Bounds
-from redline.serve.keys import Keyring, SpendingKeeper, Tenants, spending_path
+from redline.serve.keys import OWN, Keyring, SharedStore, SpendingKeeper, Tenants, spending_path
+from redline.serve.workers import Elsewhere, Fellows, Plan, Worker, slots_of, supervise
 from redline.waist import CacheUse
 
 _LOOK_S = 1.0
@@ -36,43 +41,79 @@ _LOOK_S = 1.0
 _MOST_REQUESTS = 16_384
 # What cannot change while it serves.
 _FIXED = (
-    *("host", "port", "certificate", "embedded", "function"),
+    *("host", "port", "workers", "certificate", "embedded", "function"),
     *("state", "keys", "most", "balance", "cache", "classes"),
 )
 
 
 @asynccontextmanager
-async def gateway_of(settings: GatewaySettings) -> AsyncIterator[Served]:
-    """A gateway that serves while it is entered. Raises ConfigError."""
-    async with _answering(settings) as endpoints, _remembering(settings) as answers:
-        tenants = Tenants(settings.tenants)
+async def gateway_of(
+    settings: GatewaySettings, worker: Worker | None = None
+) -> AsyncIterator[Served]:
+    """A gateway that serves while it is entered, or the part of it that a worker is.
+
+    Raises ConfigError.
+    """
+    inside = None if worker is None else worker.inside
+    async with _answering(settings, inside) as endpoints, _remembering(settings) as answers:
+        store = OWN if worker is None else SharedStore(worker.table, worker.number)
+        tenants = Tenants(settings.tenants, store=store)
         admission = Admission(settings.classes, tenants, Meter(settings.price_table))
-        lineup = _lineup(settings, endpoints, admission, answers)
-        certificate = settings.certificate
+        slots = None
+        if worker is not None:
+            sharer = worker.sharer(demand=lambda: gateway.in_flight)
+            slots = partial(slots_of, sharer)
+        lineup = _lineup(settings, endpoints, admission, answers, slots)
         keyring = Keyring(settings.keys, tenants)
         batches = None
         if settings.state is not None:
             batches = Batches(settings.state / "batches", Lines(lineup, tenants, admission.meter))
+        is_first = worker is None or worker.is_first
         gateway = Gateway(
             lineup,
             keyring,
             admission,
-            batches,
-            address=(settings.host, settings.port),
-            bounds=Bounds(
-                most_requests=_MOST_REQUESTS,
-                grace_s=settings.drain_s,
-                most_body_bytes=settings.most_body_bytes,
-            ),
-            ssl=None if certificate is None else certificate.context(),
+            _beside(batches, worker),
+            None if worker is None else Fellows(worker.folder, worker.number, worker.workers),
+            listening=_listening(settings, worker),
         )
+        own = batches if is_first else None
         try:
-            async with _kept(keyring, settings, gateway, tenants), _begun(batches), gateway:
+            async with (
+                _following(keyring, settings, gateway),
+                _keeping(settings if is_first else None, gateway, tenants),
+                _begun(own),
+                gateway,
+            ):
                 yield Served(settings, gateway, lineup, keyring, admission)
                 # Both at once: batches stop while interactive calls end.
-                await asyncio.gather(gateway.aclose(), *([batches.drain()] if batches else []))
+                await asyncio.gather(gateway.aclose(), *([own.drain()] if own else []))
         finally:
             await lineup.aclose()
+
+
+def _beside(batches: Batches | None, worker: Worker | None) -> Batches | Elsewhere | None:
+    """Files and batches, which only the first worker has."""
+    if batches is None or worker is None or worker.is_first:
+        return batches
+    return Elsewhere(worker.door, batches.routes)
+
+
+def _listening(settings: GatewaySettings, worker: Worker | None) -> Listening:
+    certificate = settings.certificate
+    address = Address(settings.host, settings.port)
+    if worker is not None:
+        door = str(worker.door) if worker.is_first else ""
+        address = Address(settings.host, settings.port, is_shared=True, door=door)
+    return Listening(
+        address,
+        Bounds(
+            most_requests=_MOST_REQUESTS,
+            grace_s=settings.drain_s,
+            most_body_bytes=settings.most_body_bytes,
+        ),
+        None if certificate is None else certificate.context(),
+    )
 
 
 class Served:
@@ -121,11 +162,13 @@ def serve_gateway(
     reread: Callable[[], GatewaySettings],
     on_url: Callable[[str], None],
     on_note: Callable[[str], None],
+    worker: Worker | None = None,
 ) -> None:
     """Serves until SIGINT or SIGTERM; a second one ends the process at once.
 
     reread: the settings as they are stated now, asked for on SIGHUP. on_url: told the base URL,
-    once connections are accepted. on_note: told what happens, a line each. Raises ConfigError.
+    once connections are accepted. on_note: told what happens, a line each. worker: if it is one of
+    several processes. Raises ConfigError.
     """
 
     async def main(stop: asyncio.Event) -> None:
@@ -134,16 +177,62 @@ def serve_gateway(
             stop.set()
 
         on_signals(close)
+        if worker is not None:
+            worker.on_orphaned(stop.set)
         raise_limit_fully()
-        async with gateway_of(settings) as served:
-            _on_hangup(lambda: _reread(served, reread, on_note))
+        async with gateway_of(_worked(settings, worker), worker) as served:
+            # All of them read the same: one says so.
+            told = on_note if worker is None or worker.is_first else _forget
+            _on_hangup(lambda: _reread(served, lambda: _worked(reread(), worker), told))
             on_url(served.gateway.base_url)
             await stop.wait()
             if in_flight := served.gateway.in_flight:
+                who = "" if worker is None else f"worker {worker.number + 1}: "
                 calls = counted(in_flight, "call")
-                on_note(f"ending {calls}, within {settings.drain_s:g} s")
+                on_note(f"{who}ending {calls}, within {settings.drain_s:g} s")
 
     run_until_told(main)
+
+
+def serve_workers(
+    settings: GatewaySettings,
+    flags: Flags,
+    *,
+    on_url: Callable[[str], None],
+    on_note: Callable[[str], None],
+) -> int:
+    """As `serve_gateway`, by several processes; their exit status.
+
+    flags: of the command line, from which each has its settings.
+    """
+    status = 0
+    plan = Plan(
+        workers=settings.workers,
+        host=settings.host,
+        port=settings.port,
+        embedded=settings.embedded,
+        flags=dict(flags),
+    )
+
+    async def main(stop: asyncio.Event) -> None:
+        nonlocal status
+        status = await supervise(plan, stop, on_url, on_note)
+
+    run_until_told(main)
+    return status
+
+
+def _worked(settings: GatewaySettings, worker: Worker | None) -> GatewaySettings:
+    """The settings as a worker has them: its port, and rates that all keep to together."""
+    if worker is None:
+        return settings
+    state = settings.state or worker.folder
+    endpoints = tuple(worker.sharing(one, state / "limits") for one in settings.endpoints)
+    return msgspec.structs.replace(settings, port=worker.port, endpoints=endpoints)
+
+
+def _forget(_: str) -> None:
+    """Says nothing."""
 
 
 def _reread(
@@ -167,12 +256,14 @@ def _on_hangup(told: Callable[[], None]) -> None:
 
 
 @asynccontextmanager
-async def _answering(settings: GatewaySettings) -> AsyncIterator[tuple[Endpoint, ...]]:
-    """The endpoints, while the server inside, if there is one, runs."""
+async def _answering(
+    settings: GatewaySettings, inside: str | None
+) -> AsyncIterator[tuple[Endpoint, ...]]:
+    """The endpoints, while the server inside, if there is one, runs. inside: its URL if it does."""
     if settings.embedded is None:
         yield settings.endpoints
         return
-    async with settings.embedded.open() as base_url:
+    async with nullcontext(inside) if inside else settings.embedded.open() as base_url:
         # Its port is another one each time; what answers is told apart by the group.
         whose = settings.embedded.identity()
         stated = settings.endpoints[0]
@@ -201,11 +292,11 @@ async def _remembering(settings: GatewaySettings) -> AsyncIterator[Answers | Non
 
 
 @asynccontextmanager
-async def _kept(
-    keyring: Keyring, settings: GatewaySettings, gateway: Gateway, tenants: Tenants
+async def _keeping(
+    settings: GatewaySettings | None, gateway: Gateway, tenants: Tenants
 ) -> AsyncIterator[None]:
-    """Follows the file of keys, and keeps what tenants spend beside it for the next start."""
-    if settings.keys is None:
+    """Keeps what tenants spend beside the file of keys for the next start, if that is stated."""
+    if settings is None or settings.keys is None:
         yield
         return
 
@@ -214,16 +305,31 @@ async def _kept(
 
     keeper = SpendingKeeper(spending_path(settings.keys), tenants, on_error)
     keeper.keep()
-    tasks = [
-        asyncio.create_task(keeper.run()),
-        asyncio.create_task(_follow_keys(keyring, gateway)),
-    ]
+    async with _beside_it(keeper.run()):
+        yield
+
+
+@asynccontextmanager
+async def _following(
+    keyring: Keyring, settings: GatewaySettings, gateway: Gateway
+) -> AsyncIterator[None]:
+    """Follows the file of keys, if there is one."""
+    if settings.keys is None:
+        yield
+        return
+    async with _beside_it(_follow_keys(keyring, gateway)):
+        yield
+
+
+@asynccontextmanager
+async def _beside_it(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """The work goes on while it is entered."""
+    task = asyncio.create_task(work)
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def _follow_keys(keyring: Keyring, gateway: Gateway) -> None:
@@ -256,6 +362,7 @@ def _lineup(
     endpoints: tuple[Endpoint, ...],
     admission: Admission,
     answers: Answers | None,
+    slots: SlotsOf | None,
 ) -> Lineup:
     """Who answers. Raises ConfigError for a function that cannot be loaded."""
     function = settings.function
@@ -264,12 +371,13 @@ def _lineup(
             function.spec, max_batch_size=function.max_batch_size, max_wait_s=function.max_wait_s
         )
         return FunctionLineup(served, admission)
-    stores = Stores() if settings.state is None else Stores(recent=settings.state / "limits")
+    # Files of what this process has sent; workers share a ledger instead.
+    state = settings.state
+    stores = Stores() if state is None or slots is not None else Stores(recent=state / "limits")
     return Lineup(
         endpoints,
         admission,
-        balance=settings.balance,
-        most=settings.most,
+        pooling=Pooling(balance=settings.balance, most=settings.most, slots=slots),
         stores=stores,
         answers=answers,
         price=_price,

@@ -13,6 +13,7 @@ from redline.calls import Cache, Endpoint
 from redline.calls.cost import Price, Prices
 from redline.errors import ConfigError
 from redline.job.settings import Embedded, Kind, settings_in, table_in, values
+from redline.process import MOST_PROCESSES
 from redline.route import check_balance
 from redline.serve.admission import CLASSES, ClassSettings
 from redline.serve.functions import function_backend
@@ -63,7 +64,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     function: what answers in the place of endpoints; None for those.
 
     balance: how calls are spread. most: calls at the endpoints of a model together; None for what
-    each of them allows. host, port: 0 for a free one. drain_s: for what is in flight at the end.
+    each of them allows. host, port: 0 for a free one. workers: processes that listen there.
+    drain_s: for what is in flight at the end.
     most_body_bytes: of a request. state: a folder for what outlives the process.
     keys: the file of those who may ask; None for everybody. tenants: what each may do, by name.
     classes: of priority, highest first.
@@ -78,6 +80,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     most: int | None = None
     host: str = "127.0.0.1"
     port: int = 8080
+    workers: int = 1
     certificate: Certificate | None = None
     drain_s: float = 60.0
     most_body_bytes: int = 32 * 2**20
@@ -93,6 +96,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         check_balance(self.balance)
         if not 0 <= self.port <= 65_535:
             raise ConfigError(f"port must be 0 to 65535, not {self.port}", hint="0: a free one")
+        if not 1 <= self.workers <= MOST_PROCESSES:
+            raise ConfigError(f"workers must be 1 to {MOST_PROCESSES}, not {self.workers}")
         if not 0 < self.drain_s <= MOST_DRAIN_S:
             raise ConfigError(f"drain must be above 0 and at most 24h, not {self.drain_s:g} s")
         if not 0 < self.most_body_bytes <= _MOST_BODY_BYTES:

@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from redline._version import __version__
+from redline.calls.wire import do_nothing
 from redline.clock import SYSTEM
 from redline.job.monitor import BOUNDS_S
 from redline.route import PoolMember
@@ -61,7 +62,8 @@ class _Look(msgspec.Struct, frozen=True):
 class GatewayWatch:
     """The state of a gateway.
 
-    waiting: calls that wait, besides those in pools. is_draining: it takes no new calls.
+    waiting: calls that wait, besides those in pools. is_draining: it takes no new calls. on_look:
+    called once a second.
     """
 
     def __init__(
@@ -72,12 +74,14 @@ class GatewayWatch:
         *,
         waiting: Callable[[], int],
         is_draining: Callable[[], bool],
+        on_look: Callable[[], None] = do_nothing,
     ) -> None:
         self._lineup = lineup
         self._totals = totals
         self._sources = sources
         self._waiting = waiting
         self._is_draining = is_draining
+        self._on_look = on_look
         self._since_s = SYSTEM.now_s()
         self._looks = deque[_Look](maxlen=61)
         self._history = deque[Second](maxlen=_KEPT_S)
@@ -146,6 +150,7 @@ class GatewayWatch:
         while True:
             await asyncio.sleep(_EVERY_S)
             self._look()
+            self._on_look()
 
     def _look(self) -> None:
         """Takes the counts of this moment, and notes what has changed."""
@@ -224,11 +229,13 @@ class GatewayWatch:
 
     def _quantiles(self) -> tuple[float | None, float | None]:
         """Median and 95th percentile of the last minute, by the bounds of the histogram."""
-        if len(self._looks) < 2:
-            return None, None
+        counts = self.buckets()
+        return quantile(counts, 0.5), quantile(counts, 0.95)
+
+    def buckets(self) -> list[int]:
+        """How many calls of the last minute took how long, by the bounds of the histogram."""
         first, last = self._looks[0].buckets, self._looks[-1].buckets
-        counts = [now - before for before, now in zip(first, last, strict=True)]
-        return _quantile(counts, 0.5), _quantile(counts, 0.95)
+        return [now - before for before, now in zip(first, last, strict=True)]
 
     def _endpoints(self, now_s: float) -> list[EndpointView]:
         stated = {one.label: one for one in self._lineup.endpoints}
@@ -272,7 +279,7 @@ def _state(member: PoolMember, now_s: float) -> tuple[str, str]:
     return health.value, ""
 
 
-def _quantile(counts: Sequence[int], q: float) -> float | None:
+def quantile(counts: Sequence[int], q: float) -> float | None:
     """Of durations in the buckets of BOUNDS_S: linear within one, as Prometheus estimates it."""
     total = sum(counts)
     if not total:

@@ -1,0 +1,53 @@
+"""An address that several processes listen on."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+from redline.errors import ConfigError
+from redline.httpserver import cannot_listen
+
+
+@contextmanager
+def reserved(host: str, port: int) -> Iterator[int]:
+    """The port, a free one for 0, while it is entered: only SO_REUSEPORT of this user shares it.
+
+    Listens on nothing. Raises ConfigError if others listen there.
+    """
+    if not hasattr(socket, "SO_REUSEPORT"):
+        raise ConfigError("this system lets one process listen on an address", hint="--workers 1")
+    with ExitStack() as stack:
+        try:
+            for family, place in _places(host):
+                with closing(_bound(family, place, port)):
+                    # Nobody else listens there: sharing would hide that.
+                    pass
+                held = stack.enter_context(closing(_bound(family, place, port, is_shared=True)))
+                port = held.getsockname()[1]
+        except OSError as error:
+            raise cannot_listen("the server", (host, port), error) from error
+        yield port
+
+
+def _places(host: str) -> list[tuple[socket.AddressFamily, str]]:
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys((family, str(place[0])) for family, _, _, _, place in found))
+
+
+def _bound(
+    family: socket.AddressFamily, place: str, port: int, *, is_shared: bool = False
+) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind((place, port))
+    except BaseException:
+        made.close()
+        raise
+    return made

@@ -1,0 +1,140 @@
+"""Files and batches, which one worker has: the others pass requests for them on to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import httptools
+
+from redline.errors import Disconnected
+from redline.httpserver import BodyError, Exchange
+from redline.serve.batches import Snapshot
+from redline.serve.http import Refusal, Route, busy
+
+_CONNECT_S = 5.0
+_PIECE_BYTES = 64 * 1024
+# Of one connection.
+_HOP = {
+    *("connection", "keep-alive", "transfer-encoding", "content-length", "te", "trailer"),
+    *("upgrade", "expect", "proxy-connection"),
+}
+# Bodies have been decompressed here.
+_NOT_SENT = frozenset(_HOP | {"content-encoding"})
+_NOT_GIVEN_BACK = frozenset(_HOP | {"date"})
+
+
+class Elsewhere:
+    """The routes of another worker. door: its socket. routes: what it answers."""
+
+    def __init__(self, door: Path, routes: Sequence[Route]) -> None:
+        self._door = door
+        self.routes = [
+            Route(route.method, route.pattern, self._answer, route.most_body_bytes)
+            for route in routes
+        ]
+
+    def snapshot(self) -> Snapshot:
+        """Nothing: the other worker has them."""
+        return Snapshot(batches=[], in_flight=0, stored={})
+
+    async def _answer(self, exchange: Exchange, tenant: str, *ids: str) -> None:
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                reader, writer = await asyncio.open_unix_connection(str(self._door))
+        except (OSError, TimeoutError):
+            raise _away() from None
+        try:
+            await _Passing(exchange, reader, writer).run()
+        finally:
+            writer.transport.abort()
+
+
+def _away() -> Refusal:
+    return busy("The worker that has files and batches is being started.", "overloaded")
+
+
+class _Passing:
+    """One request, passed on as it comes, and its response."""
+
+    def __init__(
+        self, exchange: Exchange, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._exchange = exchange
+        self._reader = reader
+        self._writer = writer
+        self._fields: list[bytes] = []
+        self._data = bytearray()
+        self._is_head = self._is_over = self._has_begun = False
+        self._parser = httptools.HttpResponseParser(self)
+
+    async def run(self) -> None:
+        """Returns when the client has the response.
+
+        Raises Refusal before it has begun, and BodyError for a request that cannot be read.
+        """
+        sending = asyncio.ensure_future(self._send())
+        answering = asyncio.ensure_future(self._pass_back())
+        both = (sending, answering)
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done() and isinstance(error := sending.exception(), BodyError):
+                raise error
+            # A request may be refused before it has been sent to its end.
+            await answering
+        except (OSError, httptools.HttpParserError, Disconnected):
+            if not self._has_begun:
+                raise _away() from None
+            self._exchange.break_off()
+        finally:
+            for task in both:
+                task.cancel()
+            await asyncio.wait(both)
+
+    async def _send(self) -> None:
+        exchange, writer = self._exchange, self._writer
+        lines = [f"{exchange.method} {exchange.target} HTTP/1.1", "connection: close"]
+        headers = exchange.headers.items()
+        lines += [f"{name}: {value}" for name, value in headers if name not in _NOT_SENT]
+        part = await exchange.part()
+        if part:
+            lines.append("transfer-encoding: chunked")
+        writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        while part:
+            writer.write(b"%x\r\n%b\r\n" % (len(part), part))
+            await writer.drain()
+            part = await exchange.part()
+            if not part:
+                writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+    async def _pass_back(self) -> None:
+        exchange = self._exchange
+        while not self._is_over:
+            data = await self._reader.read(_PIECE_BYTES)
+            if not data:
+                raise Disconnected("the worker has closed the connection")
+            self._parser.feed_data(data)
+            if self._is_head and not self._has_begun:
+                self._has_begun = True
+                await exchange.begin(self._parser.get_status_code(), b"".join(self._fields))
+            if self._data and self._has_begun:
+                part, self._data = bytes(self._data), bytearray()
+                await exchange.write(part)
+        await exchange.end()
+
+    # What the parser calls.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.decode("latin-1").lower() not in _NOT_GIVEN_BACK:
+            self._fields.append(b"%b: %b\r\n" % (name, value))
+
+    def on_headers_complete(self) -> None:
+        self._is_head = True
+
+    def on_body(self, body: bytes) -> None:
+        self._data += body
+
+    def on_message_complete(self) -> None:
+        self._is_over = True

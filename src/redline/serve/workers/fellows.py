@@ -1,0 +1,90 @@
+"""What each worker shows of itself, for the pages that any of them answers for all.
+
+Each writes its figures into a file once a second. Counters of a worker that was lost go on in the
+one that takes its place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from redline.clock import SYSTEM
+from redline.job.monitor import Family
+from redline.serve.dashboard import Snapshot
+from redline.serve.workers.summing import added
+
+# Of a worker that has not written for longer, only what never falls counts.
+_FRESH_S = 5.0
+
+
+class Published(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker. at_s: monotonic. families: its metrics. snapshot: its part of the dashboard.
+
+    buckets: durations of the last minute, by the bounds of a histogram.
+    """
+
+    at_s: float
+    families: list[Family]
+    snapshot: Snapshot
+    buckets: list[int]
+
+
+_ENCODE = msgspec.msgpack.Encoder().encode
+_DECODER = msgspec.msgpack.Decoder(Published)
+
+
+class Fellows:
+    """The other workers. folder: where all of them write. number: of this one, from 0."""
+
+    def __init__(self, folder: Path, number: int, workers: int) -> None:
+        self._own = folder / f"{number}.figures"
+        self._others = [folder / f"{one}.figures" for one in range(workers) if one != number]
+        before = _read(self._own)
+        self._before = [] if before is None else growing(before.families)
+
+    def publish(self, published: Published) -> None:
+        """Shows this to the others."""
+        published = msgspec.structs.replace(published, families=self.whole(published.families))
+        beside = self._own.with_suffix(".new")
+        try:
+            beside.write_bytes(_ENCODE(published))
+            os.replace(beside, self._own)
+        except OSError:
+            # The others show what they know.
+            return
+
+    def whole(self, families: Sequence[Family]) -> list[Family]:
+        """With what the lost workers had counted whose place this one has."""
+        return added([self._before, families])
+
+    def families(self) -> list[list[Family]]:
+        """The metrics of the others."""
+        horizon_s = SYSTEM.now_s() - _FRESH_S
+        return [
+            one.families if one.at_s > horizon_s else growing(one.families) for one in self._read()
+        ]
+
+    def fresh(self) -> list[Published]:
+        """What those show that serve."""
+        horizon_s = SYSTEM.now_s() - _FRESH_S
+        return [one for one in self._read() if one.at_s > horizon_s]
+
+    def _read(self) -> list[Published]:
+        found = map(_read, self._others)
+        return [one for one in found if one is not None]
+
+
+def growing(families: Sequence[Family]) -> list[Family]:
+    """Those that never fall."""
+    return [family for family in families if family.kind != "gauge"]
+
+
+def _read(path: Path) -> Published | None:
+    try:
+        return _DECODER.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return None

@@ -1,0 +1,157 @@
+"""The figures of several workers as those of one gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import TypeVar
+
+import msgspec
+
+from redline.job.monitor import Family, Histogram
+from redline.serve.dashboard import (
+    BatchView,
+    ClassView,
+    EndpointView,
+    Event,
+    Second,
+    Snapshot,
+    TenantView,
+)
+
+T = TypeVar("T")
+
+# What holds if it holds in one of them.
+_HIGHEST = frozenset({"redline_endpoint_state", "redline_build_info"})
+_KEPT_EVENTS = 50
+
+
+def added(parts: Iterable[Sequence[Family]]) -> list[Family]:
+    """Metrics of several, sample by sample."""
+    found: dict[str, Family] = {}
+    sums: dict[str, dict[tuple[tuple[str, str], ...], float | Histogram]] = {}
+    for families in parts:
+        for family in families:
+            found.setdefault(family.name, family)
+            samples = sums.setdefault(family.name, {})
+            for labels, value in family.samples:
+                key = tuple(sorted(labels.items()))
+                before = samples.get(key)
+                samples[key] = value if before is None else _sum(family.name, before, value)
+    return [
+        msgspec.structs.replace(
+            family, samples=[(dict(key), value) for key, value in sums[name].items()]
+        )
+        for name, family in found.items()
+    ]
+
+
+def _sum(name: str, one: float | Histogram, other: float | Histogram) -> float | Histogram:
+    if isinstance(one, Histogram):
+        assert isinstance(other, Histogram)
+        counts = tuple(map(sum, zip(one.counts, other.counts, strict=True)))
+        return Histogram(counts, one.sum_s + other.sum_s)
+    assert not isinstance(other, Histogram)
+    return max(one, other) if name in _HIGHEST else one + other
+
+
+def together(snapshots: Sequence[Snapshot]) -> Snapshot:
+    """The first one, with the figures of all. Its latencies are its own."""
+    own = snapshots[0]
+    bound = max(snapshots, key=lambda one: (one.binding.cause != "nothing", one.waiting))
+    return msgspec.structs.replace(
+        own,
+        binding=bound.binding,
+        up_s=max(one.up_s for one in snapshots),
+        answers_per_s=sum(one.answers_per_s for one in snapshots),
+        tokens_per_s=sum(one.tokens_per_s for one in snapshots),
+        running=sum(one.running for one in snapshots),
+        waiting=sum(one.waiting for one in snapshots),
+        classes=_joined([one.classes for one in snapshots], _class),
+        endpoints=_joined([one.endpoints for one in snapshots], _endpoint),
+        tenants=_joined([one.tenants for one in snapshots], _tenant),
+        batches=_all_batches(snapshots),
+        changes=_latest([one.changes for one in snapshots]),
+        faults=_latest([one.faults for one in snapshots]),
+        history=_history(snapshots),
+    )
+
+
+def _joined(parts: Iterable[Sequence[T]], join: Callable[[T, T], T]) -> list[T]:
+    """Those of one name joined."""
+    name = attrgetter("name")
+    found: dict[str, T] = {}
+    for part in parts:
+        for one in part:
+            before = found.get(name(one))
+            found[name(one)] = one if before is None else join(before, one)
+    return [*found.values()]
+
+
+def _class(one: ClassView, other: ClassView) -> ClassView:
+    return ClassView(
+        name=one.name,
+        running=one.running + other.running,
+        waiting=one.waiting + other.waiting,
+        oldest_s=max(one.oldest_s, other.oldest_s),
+        admitted=one.admitted + other.admitted,
+        refused=one.refused + other.refused,
+    )
+
+
+def _endpoint(one: EndpointView, other: EndpointView) -> EndpointView:
+    """Its state as the one sees it that has a reason for it."""
+    seen = other if other.reason and not one.reason else one
+    latencies = [each.latency_s for each in (one, other) if each.latency_s]
+    return msgspec.structs.replace(
+        seen,
+        in_flight=one.in_flight + other.in_flight,
+        slots=max(one.slots, other.slots),
+        per_s=one.per_s + other.per_s,
+        latency_s=sum(latencies) / len(latencies) if latencies else 0.0,
+        errors=one.errors + other.errors,
+    )
+
+
+def _tenant(one: TenantView, other: TenantView) -> TenantView:
+    """Its limits are shared: each knows what runs and what is spent in all of them."""
+    return msgspec.structs.replace(
+        one,
+        calls=one.calls + other.calls,
+        refused=one.refused + other.refused,
+        tokens=one.tokens + other.tokens,
+        running=max(one.running, other.running),
+        spent_usd=max(one.spent_usd or 0.0, other.spent_usd or 0.0) or None,
+    )
+
+
+def _all_batches(snapshots: Sequence[Snapshot]) -> list[BatchView]:
+    return [batch for one in snapshots for batch in one.batches]
+
+
+def _latest(parts: Iterable[Sequence[Event]]) -> list[Event]:
+    events = sorted((event for part in parts for event in part), key=lambda event: event.at_s)
+    return events[-_KEPT_EVENTS:]
+
+
+def _history(snapshots: Sequence[Snapshot]) -> list[Second]:
+    """By whole seconds of the wall clock; of the own ones, each with what others did in it."""
+    others: dict[int, Second] = {}
+    for one in snapshots[1:]:
+        for second in one.history:
+            at = int(second.at_s)
+            others[at] = _second(second, others[at]) if at in others else second
+    return [
+        _second(second, others[at]) if (at := int(second.at_s)) in others else second
+        for second in snapshots[0].history
+    ]
+
+
+def _second(one: Second, other: Second) -> Second:
+    return Second(
+        one.at_s,
+        one.answers + other.answers,
+        one.tokens + other.tokens,
+        one.running + other.running,
+        one.waiting + other.waiting,
+    )

@@ -1,0 +1,223 @@
+"""Starts workers, keeps as many of them, and ends them all.
+
+a worker  from              until
+starting  a new process     it has printed its base URL, or has ended
+serving   that              it ends, or is told to
+lost      its end untold    a pause: its counts are cleared at once; then starting again
+ending    SIGTERM           its calls are over
+
+A worker ends by itself, as after SIGTERM, when its standard input ends: with this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from redline.clock import SYSTEM
+from redline.job.settings import Embedded
+from redline.process import SharedTable, on_signals
+from redline.serve.workers.address import reserved
+from redline.serve.workers.worker import Task
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
+# One that has served for so long is not lost for what it was started with.
+_SETTLED_S = 30.0
+_COMMAND = (sys.executable, "-P", "-m", "redline", "serve")
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """workers: how many. embedded: a server that all of them use, and this process runs.
+
+    flags: of the command line.
+    """
+
+    workers: int
+    host: str
+    port: int
+    embedded: Embedded | None
+    flags: dict[str, Any]
+
+
+async def supervise(
+    plan: Plan, stop: asyncio.Event, on_url: Callable[[str], None], on_note: Callable[[str], None]
+) -> int:
+    """The exit status of the workers once `stop` is set, or one cannot be started at all.
+
+    on_url: told the base URL once all of them listen. on_note: told what happens. A signal after
+    the first one ends all at once, and this process. Raises ConfigError.
+    """
+    table = SharedTable.make(plan.workers)
+    folder = tempfile.mkdtemp(prefix="redline-")
+    try:
+        with reserved(plan.host, plan.port) as port:
+            async with _running(plan.embedded) as inside:
+                tasks = [
+                    Task(
+                        number=number,
+                        workers=plan.workers,
+                        fd=table.fd,
+                        folder=folder,
+                        port=port,
+                        inside=inside,
+                        flags=plan.flags,
+                    )
+                    for number in range(plan.workers)
+                ]
+                return await _Supervisor(tasks, table, stop, on_note).run(on_url)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@asynccontextmanager
+async def _running(embedded: Embedded | None) -> AsyncIterator[str | None]:
+    if embedded is None:
+        yield None
+        return
+    async with embedded.open() as base_url:
+        yield base_url
+
+
+class _Child:
+    """One worker: a process, and after that is lost another one."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.name = f"worker {task.number + 1}"
+        self._process: Process | None = None
+        self._is_ending = False
+
+    async def start(self) -> str:
+        """Its base URL once it listens; empty if it has ended before that."""
+        self._process = await asyncio.create_subprocess_exec(
+            *_COMMAND,
+            stdin=PIPE,
+            stdout=PIPE,
+            env=self.task.environment(),
+            pass_fds=(self.task.fd,),
+            # Ctrl-C is for this process, which tells its workers.
+            start_new_session=True,
+        )
+        if self._is_ending:
+            self.tell(signal.SIGTERM)
+        assert self._process.stdout is not None
+        return (await self._process.stdout.readline()).decode().strip()
+
+    async def wait(self) -> int:
+        """Its exit status; 128 and the number of a signal that has ended it."""
+        if self._process is None:
+            return 0
+        status = await self._process.wait()
+        if self._is_ending and status == -signal.SIGTERM:
+            # It had not begun to serve.
+            return 0
+        return status if status >= 0 else 128 - status
+
+    def end(self) -> None:
+        """Tells it to end, once: the second time it would do so without its calls."""
+        if not self._is_ending:
+            self._is_ending = True
+            self.tell(signal.SIGTERM)
+
+    def tell(self, number: int) -> None:
+        """Sends a signal, if it runs."""
+        if self._process is not None and self._process.returncode is None:
+            try:
+                self._process.send_signal(number)
+            except ProcessLookupError:
+                pass
+
+
+class _Supervisor:
+    def __init__(
+        self,
+        tasks: list[Task],
+        table: SharedTable,
+        stop: asyncio.Event,
+        on_note: Callable[[str], None],
+    ) -> None:
+        self._children = [_Child(task) for task in tasks]
+        self._folder = tasks[0].folder
+        self._table = table
+        self._stop = stop
+        self._on_note = on_note
+
+    async def run(self, on_url: Callable[[str], None]) -> int:
+        """The highest exit status of the workers."""
+        on_signals(self._close)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        starting = loop.create_task(self._start_all())
+        stopping = loop.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+            url = starting.result() if starting.done() else ""
+            if url:
+                on_url(url)
+                keeping = [loop.create_task(self._keep(child)) for child in self._children]
+                await stopping
+                await asyncio.gather(*keeping)
+        finally:
+            starting.cancel()
+            stopping.cancel()
+            for child in self._children:
+                child.end()
+        return max([await child.wait() for child in self._children])
+
+    async def _start_all(self) -> str:
+        """Their base URL; empty if one has ended instead."""
+        first, *others = self._children
+        # What only one can have, it has before the others need it.
+        url = await first.start()
+        if not url:
+            return ""
+        return url if all(await asyncio.gather(*(child.start() for child in others))) else ""
+
+    async def _keep(self, child: _Child) -> None:
+        """Starts a worker again whenever it ends, until all are to end."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            began_s = SYSTEM.now_s()
+            status = await child.wait()
+            # All that it had in flight is over.
+            self._table.forget(child.task.number)
+            if self._stop.is_set():
+                return
+            if SYSTEM.now_s() - began_s > _SETTLED_S:
+                pause_s = _FIRST_PAUSE_S
+            self._on_note(f"{child.name} has ended with status {status}; starting it again")
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._stop.wait()
+                return
+            except TimeoutError:
+                pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
+            try:
+                await child.start()
+            except OSError as error:
+                self._on_note(f"{child.name} cannot be started: {error.strerror or error}")
+
+    def _close(self, number: int) -> None:
+        """All workers end; at the second signal, at once."""
+        if self._stop.is_set():
+            for child in self._children:
+                child.tell(signal.SIGKILL)
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os._exit(128 + number)
+        self._stop.set()
+        for child in self._children:
+            child.end()
+
+    def _hang_up(self) -> None:
+        for child in self._children:
+            child.tell(signal.SIGHUP)

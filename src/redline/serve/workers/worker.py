@@ -1,0 +1,121 @@
+"""What one of several workers is told by the process that started it, and what they share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from redline.calls import Endpoint
+from redline.calls.http import account_of
+from redline.limits import Slots
+from redline.limits.rule import AUTO
+from redline.limits.shared import SharedCount, SharedSlots, Sharer, described, rated
+from redline.process import SharedTable
+
+_VARIABLE = "REDLINE_WORKER"
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """number: from 0. fd: of the shared table. folder: for what they tell each other.
+
+    inside: the base URL of the server that runs in the first process, if there is one. flags: of
+    the command line.
+    """
+
+    number: int
+    workers: int
+    fd: int
+    folder: str
+    port: int
+    inside: str | None
+    flags: dict[str, Any]
+
+    def environment(self) -> dict[str, str]:
+        """The variables of the process that is to do it."""
+        return {**os.environ, _VARIABLE: msgspec.json.encode(self).decode()}
+
+
+def this_worker() -> Worker | None:
+    """The worker that this process is to be, once; None if it is none."""
+    text = os.environ.pop(_VARIABLE, None)
+    return None if text is None else Worker(msgspec.json.decode(text, type=Task))
+
+
+class Worker:
+    """This process among those that serve one address. is_first: it has what only one can have."""
+
+    def __init__(self, task: Task) -> None:
+        # What it starts itself does not inherit it.
+        os.set_inheritable(task.fd, False)
+        self._task = task
+        self.number = task.number
+        self.is_first = not task.number
+        self.workers = task.workers
+        self.port = task.port
+        self.inside = task.inside
+        self.flags = task.flags
+        self.folder = Path(task.folder)
+
+    @cached_property
+    def table(self) -> SharedTable:
+        return SharedTable(self._task.fd)
+
+    @property
+    def door(self) -> Path:
+        """The socket of the first worker for the others."""
+        return self.folder / "door"
+
+    def sharer(self, demand: Callable[[], int]) -> Sharer:
+        """It, among those that share slots. demand: see Sharer."""
+        return Sharer(self.table, self.number, demand)
+
+    def sharing(self, endpoint: Endpoint, state: Path) -> Endpoint:
+        """The endpoint with rates that all workers keep to together, by a ledger in `state`.
+
+        Those that are found, and not stated, are each worker's own.
+        """
+        limits = endpoint.limits
+        if limits.share or limits.rate == AUTO or not rated(limits):
+            return endpoint
+        # Other rates are another ledger: while settings change, some keep to the old ones.
+        words = f"{account_of(endpoint)} {described(limits)}"
+        name = blake2b(words.encode(), digest_size=8).hexdigest()
+        state.mkdir(parents=True, exist_ok=True)
+        share = str(state / f"{name}.ledger")
+        return msgspec.structs.replace(
+            endpoint, limits=msgspec.structs.replace(limits, share=share)
+        )
+
+    def on_orphaned(self, told: Callable[[], object]) -> None:
+        """The running event loop calls it when the process that started this one is gone."""
+        loop = asyncio.get_running_loop()
+        fd = sys.stdin.fileno()
+
+        def ended() -> None:
+            loop.remove_reader(fd)
+            # Nobody else is left to do it.
+            shutil.rmtree(self.folder, ignore_errors=True)
+            told()
+
+        loop.add_reader(fd, ended)
+
+
+def slots_of(sharer: Sharer, endpoint: Endpoint, count: int, pool: tuple[str, int | None]) -> Slots:
+    """The slots of an endpoint, shared by all workers.
+
+    pool: its name, and how many calls may be at all of its endpoints together.
+    """
+    name, most = pool
+    counts = [SharedCount(sharer, f"endpoint/{account_of(endpoint)}", count)]
+    if most is not None:
+        counts.append(SharedCount(sharer, f"pool/{name}", most))
+    return SharedSlots(sharer, counts)
