@@ -1,0 +1,286 @@
+"""`redline serve --workers N`: one address, one set of limits, and workers that may be killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from support.serve_process import Serve, keys_of
+from support.sim_process import SimProcess
+from support.worker_lines import Line, Load, close_lines, lines_on_one, workers_of
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.usefixtures("no_proxy"),
+    pytest.mark.skipif(sys.platform != "linux", reason="looks for workers in /proc"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    close_lines()
+
+
+def until(is_so: Callable[[], object], within_s: float = 60.0) -> None:
+    until_s = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+
+
+def processes_below(pid: int) -> list[int]:
+    """Those that it has started, in the order of their start."""
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return sorted(map(int, path.read_text().split()))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def has(pid: int, line: Line) -> bool:
+    """The process has the other end of the connection."""
+    server, client = line.ports
+    ends = f":{server:04X} ", f":{client:04X} 01"
+    inodes = {
+        row.split()[9]
+        for row in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+        if all(end in row for end in ends)
+    }
+    links = (os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir())
+    return any(link.removeprefix("socket:[").removesuffix("]") in inodes for link in links)
+
+
+def spread(url: str, count: int, key: str = "") -> list[Line]:
+    """So many connections to each of two workers."""
+    return [line for name in workers_of(url, 2) for line in lines_on_one(url, count, name, key)]
+
+
+@pytest.mark.parametrize("is_spread", [False, True])
+def test_a_rate_is_not_passed_and_is_used_wherever_the_connections_are(
+    tmp_path: Path, is_spread: bool
+) -> None:
+    flags = ("--requests", "50/1s")
+    used = []
+    with SimProcess(*flags) as sim:
+        for workers in ("1", "2"):
+            place = tmp_path / workers
+            place.mkdir()
+            with Serve(place, "--workers", workers, "--endpoint", sim.base_url, *flags) as serve:
+                on_one = lines_on_one(serve.url, 30)
+                lines = spread(serve.url, 15) if is_spread and workers == "2" else on_one
+                with Load(lines) as load:
+                    time.sleep(1.0)
+                    before, began_s = sim.stats()["received"], time.monotonic()
+                    time.sleep(4.0)
+                    after, ended_s = sim.stats()["received"], time.monotonic()
+                used.append((after - before) / (ended_s - began_s))
+                assert set(load.statuses) == {200}
+        stats = sim.stats()
+    assert stats["by_status"] == {"200": stats["received"]}
+    # As one process does on the same machine, whatever else it does.
+    assert used[1] > 0.8 * used[0]
+
+
+def test_slots_are_shared_and_one_worker_may_have_them_all(tmp_path: Path) -> None:
+    with (
+        SimProcess("--latency", "0.2") as sim,
+        Serve(tmp_path, "--workers", "2", "--endpoint", sim.base_url, "-c", "8") as serve,
+    ):
+        with Load(lines_on_one(serve.url, 24)) as alone:
+            until(lambda: sum(alone.statuses.values()) > 60)
+        # One is kept free of all but the highest class.
+        assert sim.stats()["most_in_flight"] in (7, 8)
+        with Load(spread(serve.url, 16)) as both:
+            until(lambda: sum(both.statuses.values()) > 60)
+        assert sim.stats()["most_in_flight"] in (7, 8)
+        assert set(alone.statuses) | set(both.statuses) == {200}
+
+
+TENANTS = """
+    [serve]
+    keys = "keys.jsonl"
+    workers = 2
+    drain = "2s"
+    concurrency = 6
+    endpoint = "{url}"
+    [tenants.few]
+    requests = "10/1h"
+    [tenants.narrow]
+    concurrency = 4
+"""
+
+
+def test_tenants_have_their_limits_once_and_not_for_each_worker(tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, "few", "narrow")
+    with SimProcess("--latency", "0.3") as sim:
+        with Serve(tmp_path, toml=TENANTS.format(url=sim.base_url)) as serve:
+            lines = spread(serve.url, 8, keys["few"])
+            statuses = [line.ask() for _ in range(2) for line in lines]
+            assert sorted(statuses) == [200] * 10 + [429] * 22
+            with Load(spread(serve.url, 8, keys["narrow"])) as load:
+                until(lambda: load.statuses[200] > 20)
+            assert set(load.statuses) == {200, 429}
+        assert sim.stats()["most_in_flight"] == 4
+
+
+def test_a_worker_that_is_killed_leaks_nothing_and_is_replaced(tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, "few", "narrow")
+    with (
+        SimProcess("--latency", "30") as sim,
+        Serve(tmp_path, toml=TENANTS.format(url=sim.base_url)) as serve,
+    ):
+        workers = processes_below(serve.process.pid)
+        names = workers_of(serve.url, 2)
+        lines = [
+            *lines_on_one(serve.url, 2, names[0], keys["few"]),
+            *lines_on_one(serve.url, 2, names[0], keys["narrow"]),
+            *lines_on_one(serve.url, 2, names[1], keys["narrow"]),
+        ]
+        other = lines_on_one(serve.url, 1, names[1], keys["narrow"])[0]
+        few = lines_on_one(serve.url, 1, names[1], keys["few"])[0]
+        load = Load(lines)
+        with load:
+            # All six slots, and all that `narrow` may have at once.
+            until(lambda: sim.stats()["in_flight"] == 6)
+            assert other.ask() == 429
+            sim.disturb(latency="0.01")
+            killed = [pid for pid in workers if has(pid, lines[0])]
+            assert len(killed) == 1
+            os.kill(killed[0], signal.SIGKILL)
+            began_s = time.monotonic()
+            until(lambda: other.ask() == 200)
+            assert time.monotonic() - began_s < 5
+            # What it had in flight is lost, and its clients see that.
+            until(lambda: load.statuses[0] == 4)
+            # What it began is spent: two of the ten of `few`.
+            assert [few.ask() for _ in range(10)] == [200] * 8 + [429] * 2
+            until(lambda: len(processes_below(serve.process.pid)) == 2)
+            new = next(name for name in workers_of(serve.url, 2) if name != names[1])
+            assert lines_on_one(serve.url, 1, new, keys["few"])[0].ask() == 429
+            load.end()
+            workers = processes_below(serve.process.pid)
+            os.kill(serve.process.pid, signal.SIGKILL)
+            serve.process.communicate()
+            until(lambda: not any(map(is_running, workers)))
+
+
+def test_hangup_reaches_all_workers_and_sigterm_drains_all(tmp_path: Path) -> None:
+    toml = """
+        [serve]
+        workers = 2
+        [endpoints.one]
+        base_url = "{url}"
+        models = {{ {names} }}
+    """
+    with SimProcess("--latency", "0.2") as sim:
+        first = toml.format(url=sim.base_url, names='a = "m"')
+        with Serve(tmp_path, toml=first) as serve:
+            names = workers_of(serve.url, 2)
+            lines = [lines_on_one(serve.url, 1, name)[0] for name in names]
+            assert [line.post({"model": "b"})[0] for line in lines] == [404, 404]
+            serve.write(toml.format(url=sim.base_url, names='m = "m", b = "m"'))
+            serve.process.send_signal(signal.SIGHUP)
+            until(lambda: all(line.ask(model="b") == 200 for line in lines))
+            with Load(spread(serve.url, 8)) as load:
+                until(lambda: load.statuses[200] > 30)
+                status, err = serve.end()
+            assert status == 0, err
+            # A connection is closed behind its last answer; that is no broken call.
+            assert set(load.statuses) == {200, 0}
+            assert load.statuses[0] == 16
+        assert sim.stats()["answered"] == sim.stats()["received"]
+        assert err.count("settings read: ") == 2
+
+
+def test_files_and_batches_are_one_shelf_whichever_worker_is_asked(tmp_path: Path) -> None:
+    with (
+        SimProcess() as sim,
+        Serve(tmp_path, "--workers", "2", "--endpoint", sim.base_url) as serve,
+    ):
+        names = workers_of(serve.url, 2)
+        rows = [
+            {
+                "custom_id": f"row-{number}",
+                "method": "POST",
+                "url": "/v1/chat/completions",
+                "body": {"model": "m", "messages": [{"role": "user", "content": "x" * 5_000}]},
+            }
+            for number in range(200)
+        ]
+        (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        # A new connection for each request.
+        client = openai.OpenAI(
+            base_url=serve.url,
+            api_key="none",
+            default_headers={"connection": "close"},
+            max_retries=0,
+        )
+        files = []
+        for _ in range(6):
+            with (tmp_path / "in.jsonl").open("rb") as file:
+                files.append(client.files.create(file=file, purpose="batch"))
+        listed = [lines_on_one(serve.url, 1, name)[0].get("/v1/files") for name in names]
+        assert [len(answer["data"]) for answer in listed] == [6, 6]
+        batch = client.batches.create(
+            input_file_id=files[0].id,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+        )
+        until(lambda: client.batches.retrieve(batch.id).status == "completed")
+        done = client.batches.retrieve(batch.id)
+        assert done.output_file_id is not None
+        for _ in range(4):
+            lines = client.files.content(done.output_file_id).text.splitlines()
+            assert {json.loads(line)["custom_id"] for line in lines} == {
+                row["custom_id"] for row in rows
+            }
+        with pytest.raises(openai.NotFoundError):
+            client.files.retrieve("file-none")
+
+
+def test_metrics_and_status_are_those_of_all_workers(tmp_path: Path) -> None:
+    with (
+        SimProcess() as sim,
+        Serve(tmp_path, "--workers", "2", "--endpoint", sim.base_url) as serve,
+    ):
+        for line in spread(serve.url, 3):
+            assert line.ask() == 200
+        asked = [lines_on_one(serve.url, 1, name)[0] for name in workers_of(serve.url, 2)]
+        for line in asked:
+            until(lambda line=line: line.get("/status")["tenants"][0]["calls"] == 6)
+            text = line.text("/metrics")
+            found = [one for one in text.splitlines() if one.startswith("redline_requests_total")]
+            assert found[0].endswith(" 6.0")
+            assert "redline_build_info" in text
+
+
+def test_settings_that_cannot_be_served_end_all_with_the_reason(tmp_path: Path) -> None:
+    with SimProcess() as sim, Serve(tmp_path, "--endpoint", sim.base_url) as serve:
+        port = serve.url.rpartition(":")[2].partition("/")[0]
+        place = tmp_path / "other"
+        place.mkdir()
+        command = [sys.executable, "-m", "redline", "serve", "--workers", "2", "--port", port]
+        done = subprocess.run(
+            [*command, "--endpoint", sim.base_url],
+            cwd=place,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 2
+    assert "cannot listen" in done.stderr
+    assert done.stdout == ""
