@@ -111,6 +111,7 @@ def _listening(settings: GatewaySettings, worker: Worker | None) -> Listening:
             most_requests=_MOST_REQUESTS,
             grace_s=settings.drain_s,
             most_body_bytes=settings.most_body_bytes,
+            most_held_bytes=settings.most_held_bytes,
         ),
         None if certificate is None else certificate.context(),
     )

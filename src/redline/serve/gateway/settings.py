@@ -66,7 +66,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     balance: how calls are spread. most: calls at the endpoints of a model together; None for what
     each of them allows. host, port: 0 for a free one. workers: processes that listen there.
     drain_s: for what is in flight at the end.
-    most_body_bytes: of a request. state: a folder for what outlives the process.
+    most_body_bytes: of a request. most_held_bytes: see Bounds. state: a folder for what outlives
+    the process.
     keys: the file of those who may ask; None for everybody. tenants: what each may do, by name.
     classes: of priority, highest first.
     cache: where answers are kept, for cache_ttl_s; None for nowhere.
@@ -84,6 +85,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     certificate: Certificate | None = None
     drain_s: float = 60.0
     most_body_bytes: int = 32 * 2**20
+    most_held_bytes: int = 2**30
     state: Path | None = None
     keys: Path | None = None
     tenants: dict[str, TenantSettings] = {}

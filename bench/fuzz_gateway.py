@@ -1,0 +1,51 @@
+"""The fuzz campaign of the gateway: generated requests to `redline serve`, valid and not.
+
+A part is one property of tests/support/door_fuzzing.py with a seed of its own, over a gateway and a
+simulated provider in processes of their own. It fails if the law breaks, if the gateway writes to
+stderr, and if anything is in flight in the end.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import record
+
+sys.path.insert(0, str(record.ROOT / "tests"))
+
+from support.door_fuzzing import PROPERTIES, Door
+from support.serve_process import Serve, keys_of
+from support.sim_process import SimProcess
+
+EXAMPLES = 2_000
+SEEDS = 4
+
+Work = Callable[[Path], dict[str, Any]]
+
+
+def parts() -> Iterator[tuple[str, int, Work]]:
+    """Name, seed and work of each part."""
+    for seed in range(1, SEEDS + 1):
+        for check in PROPERTIES:
+            yield f"{check.__name__.replace('_', ' ')}, seed {seed}", seed, _work(check, seed)
+
+
+def _work(check: Callable[[Door, int, int | None], None], seed: int) -> Work:
+    def work(folder: Path) -> dict[str, Any]:
+        key = keys_of(folder, "one")["one"]
+        with (
+            SimProcess() as sim,
+            Serve(folder, "--endpoint", sim.base_url, "--keys", "keys.jsonl") as serve,
+        ):
+            door = Door(serve.url, key)
+            check(door, EXAMPLES, seed)
+            assert serve.end() == (0, ""), "the gateway has written to stderr"
+            assert sim.stats()["in_flight"] == 0, "a call is still in flight"
+        statuses = {str(status): count for status, count in sorted(door.statuses.items())}
+        print(f"  {door.statuses.total():,} requests: {statuses}")
+        return {"requests": door.statuses.total(), "statuses": statuses}
+
+    return work
