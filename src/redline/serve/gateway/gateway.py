@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 
 _MODELS = "/v1/models"
+# Of a model's name. Tables keep names, so a name of a body's length would take much memory.
+_LONGEST_MODEL = 1000
 # The status that is counted for a call whose client has left; nginx has the same number.
 _LEFT = 499
 # OpenAI's own words for how soon a call is wanted.
@@ -384,6 +386,8 @@ class Gateway(Door):
 
     def _target(self, model: str | None, tenant: Tenant) -> Target:
         """Who answers calls for the model. Raises Refusal if the tenant has no such endpoint."""
+        if model is not None and len(model) > _LONGEST_MODEL:
+            raise self._no_model(model, tenant)
         target = self._lineup.target(model)
         if model is None and (target is None or tenant.settings.models is not None):
             what = "The body of the request is not JSON, or it names no model."
