@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
-
-from support.serve_process import Serve
 
 
 def cpu_s(pid: int) -> float:
@@ -23,9 +21,24 @@ def memory_mb(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def descriptors(pid: int) -> int:
-    """Files and sockets that the process has open."""
-    return len(os.listdir(f"/proc/{pid}/fd"))
+def descriptors(pid: int, *ports: int) -> int:
+    """Files and sockets that the process has open, but for connections to these ports."""
+    found = 0
+    passed = _connected(ports)
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            found += os.readlink(f"/proc/{pid}/fd/{name}") not in passed
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def _connected(ports: Collection[int]) -> set[str]:
+    """Sockets whose other end is one of these ports (proc(5), net/tcp)."""
+    if not ports:
+        return set()
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {f"socket:[{line[9]}]" for line in lines if int(line[2].rpartition(":")[2], 16) in ports}
 
 
 def held(status: dict[str, Any]) -> dict[str, int]:
@@ -39,15 +52,14 @@ def held(status: dict[str, Any]) -> dict[str, int]:
     return {name: value for name, value in found.items() if value}
 
 
-def settle(serve: Serve, most_descriptors: int, *, read: Callable[[], Any] | None = None) -> None:
-    """Returns once the gateway is at rest with so many descriptors. read: its status page.
+def settle(read: Callable[[], Any], opened: Callable[[], int], most_descriptors: int) -> None:
+    """Returns once a gateway is at rest with so many descriptors. read: its status page.
 
     Raises AssertionError with what is left if that takes too long.
     """
-    read = read or (lambda: serve.page("/status")[1])
     until_s = time.monotonic() + 30
     while True:
-        left, open_now = held(read()), descriptors(serve.process.pid)
+        left, open_now = held(read()), opened()
         if not left and open_now <= most_descriptors:
             return
         assert time.monotonic() < until_s, (left, open_now, most_descriptors)
