@@ -28,10 +28,13 @@ RESULTS = ROOT / "bench" / "results"
 sys.path.insert(0, str(ROOT / "tests"))
 
 import budget_campaign  # noqa: E402
+import client_campaign  # noqa: E402
 import fault_campaign  # noqa: E402
+import fuzz_gateway  # noqa: E402
 import fuzz_server  # noqa: E402
 import fuzz_transport  # noqa: E402
 import limit_campaign  # noqa: E402
+import serve_soak  # noqa: E402
 import step_campaign  # noqa: E402
 import stream_campaign  # noqa: E402
 from imports import files_of  # noqa: E402
@@ -45,16 +48,19 @@ _RUN = (
     "tests",
     "bench/budget_campaign.py",
     "bench/campaign.py",
+    "bench/client_campaign.py",
     "bench/engine_equality.py",
     "bench/engine_law_campaign.py",
     "bench/engine_pipeline.py",
     "bench/fault_campaign.py",
+    "bench/fuzz_gateway.py",
     "bench/fuzz_server.py",
     "bench/fuzz_transport.py",
     "bench/limit_campaign.py",
     "bench/limits.py",
     "bench/peers",
     "bench/record.py",
+    "bench/serve_soak.py",
     "bench/step_campaign.py",
     "bench/stream_campaign.py",
     "bench/vllm_campaign.py",
@@ -121,6 +127,21 @@ def fuzz_requests() -> list[Part]:
     return [Part(name, seed, work) for name, seed, work in fuzz_server.parts()]
 
 
+def fuzz_gateway_requests() -> list[Part]:
+    """40,000 generated requests to a gateway: valid ones succeed, others are refused in shape."""
+    return [Part(name, seed, work) for name, seed, work in fuzz_gateway.parts()]
+
+
+def gateway_clients() -> list[Part]:
+    """litellm, langchain-openai and instructor as clients of a gateway."""
+    return [Part(name, seed, work) for name, seed, work in client_campaign.parts()]
+
+
+def gateway_soak() -> list[Part]:
+    """30 minutes of a gateway at half load: memory, descriptors and tasks stay flat."""
+    return [Part(name, seed, work) for name, seed, work in serve_soak.parts()]
+
+
 def faults() -> list[Part]:
     """10,000 distinct traces of fault scripts, and the lines that must not be changed."""
     return [Part(name, seed, work) for name, seed, work in fault_campaign.parts()]
@@ -172,8 +193,11 @@ CAMPAIGNS: dict[str, Callable[[], list[Part]]] = {
     "engine-law": engine_law,
     "engine-pipeline": engine_pipeline,
     "faults": faults,
+    "fuzz-gateway": fuzz_gateway_requests,
     "fuzz-server": fuzz_requests,
     "fuzz-transport": fuzz,
+    "gateway-clients": gateway_clients,
+    "gateway-soak": gateway_soak,
     "journal-kills": journal_kills,
     "kills": kills,
     "limit-servers": limit_servers,
