@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -9,6 +10,8 @@ import msgspec
 from redline.httpserver.exchange import BodyError, Exchange
 
 _MOST_PARTS = 100
+# Without a handler, its parser's warnings about what clients send would go to stderr.
+logging.getLogger("python_multipart").addHandler(logging.NullHandler())
 # All fields of a form whose files are handed on.
 _MOST_FIELD_BYTES = 64 * 1024
 
