@@ -258,6 +258,25 @@ def _fuzz_server(parts: Parts) -> Iterator[str]:
     yield f"{same:,} requests among faults read as h11 reads them"
 
 
+def _fuzz_gateway(parts: Parts) -> Iterator[str]:
+    requests = sum(part["requests"] for part in parts.values())
+    yield f"{requests:,} requests in {len(parts)} parts"
+    statuses = [status for part in parts.values() for status in part["statuses"]]
+    yield f"statuses {', '.join(sorted(set(statuses)))}"
+
+
+def _gateway_clients(parts: Parts) -> Iterator[str]:
+    yield ", ".join(f"{name} {part['versions'][name]}" for name, part in parts.items())
+
+
+def _gateway_soak(parts: Parts) -> Iterator[str]:
+    for part in parts.values():
+        figures = part["figures"]
+        yield f"{part['answers']:,} answers to {part['settings']['keys']:,} keys"
+        most = figures["memory_mb"]["an_hour_at_most"]
+        yield f"memory grows by at most {most:.1f} MB an hour"
+
+
 def _budget(parts: Parts) -> Iterator[str]:
     yield f"{sum(len(part['runs']) for part in parts.values())} runs"
     kills, faults = (sum(part[name] for part in parts.values()) for name in ("kills", "faults"))
@@ -313,6 +332,9 @@ _CAMPAIGNS: dict[str, tuple[str, Callable[[Parts], Iterator[str]]]] = {
     "faults": ("seeded scripts of faults in virtual time, the one-outcome law", _faults),
     "fuzz-transport": ("generated answers in generated pieces, against a reference", _fuzz),
     "fuzz-server": ("generated requests in generated pieces, against h11", _fuzz_server),
+    "fuzz-gateway": ("generated requests to a gateway, valid and not", _fuzz_gateway),
+    "gateway-clients": ("other clients of the OpenAI API, at a gateway", _gateway_clients),
+    "gateway-soak": ("30 minutes of a gateway at half load", _gateway_soak),
     "budget": ("random latencies, faults and kills within a budget", _budget),
     "engine-equality": ("greedy answers of every kind, split and setting", _engine_equality),
     "engine-pipeline": ("slow stages: wall time by m T + p - 1 of them", _engine_pipeline),
