@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -130,15 +131,18 @@ class Full:
         self.folder = folder
         self.room = room
         self._write = os.write
+        # A run writes from several threads.
+        self._lock = threading.Lock()
 
     def write(self, fd: int, data: bytes) -> int:
         if not os.readlink(f"/proc/self/fd/{fd}").startswith(str(self.folder)):
             return self._write(fd, data)
-        if not self.room:
-            raise OSError(28, "No space left on device")
-        written = self._write(fd, data[: self.room])
-        self.room -= written
-        return written
+        with self._lock:
+            if not self.room:
+                raise OSError(28, "No space left on device")
+            written = self._write(fd, data[: self.room])
+            self.room -= written
+            return written
 
 
 def error_of(work: Callable[[], redline.Report]) -> JournalError:
