@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import hashlib
 import json
 import math
@@ -82,6 +83,8 @@ def serve(folder: Path, url: str) -> None:
         async with gateway_of(settings) as served:
             print(served.gateway.base_url, flush=True)
             while asked := await asyncio.to_thread(sys.stdin.readline):
+                if asked == "collected\n":
+                    gc.collect()
                 found: dict[str, Any] = {
                     "memory_mb": round(memory_mb(os.getpid()), 3),
                     "blocks": sys.getallocatedblocks(),
@@ -121,7 +124,7 @@ class Served:
         self._stdout.close()
 
     def look(self, what: str = "sample") -> dict[str, float]:
-        """A sample; or what is in flight or waits, if that is asked for: `held`."""
+        """A sample; `collected`: without garbage. `held`: what is in flight or waits."""
         self._stdin.write(f"{what}\n")
         self._stdin.flush()
         found: dict[str, float] = json.loads(self._stdout.readline())
@@ -229,12 +232,12 @@ def soak(folder: Path, sim_url: str, plan: Plan) -> dict[str, Any]:
             looking.cancel()
             await asyncio.wait([looking])
 
-        before = served.look()
+        before = served.look("collected")
         asyncio.run(main())
         ends_s = time.monotonic() + 30
         while (left := served.look("held")) and time.monotonic() < ends_s:
             time.sleep(0.1)
-        after = served.look()
+        after = served.look("collected")
     calls = {"answers": clients.answers, "left": clients.left, "per_s": round(per_s, 1)}
     return {**calls, "held": left, "before": before, "after": after, "samples": samples}
 
