@@ -18,7 +18,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import tempfile
 from enum import IntEnum
 from hashlib import blake2b
 from types import TracebackType
@@ -161,5 +160,8 @@ def _memory() -> int:
     """A new file without a name."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("redline")
+    # Imported here: only systems without memfd need it.
+    import tempfile
+
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
