@@ -13,7 +13,6 @@ from redline.limits import Rate
 from redline.limits.rule import MAX_CONCURRENCY
 from redline.serve.keys.key_file import check_tenant
 
-CLASSES = ("high", "normal", "low")
 TENANT_KEYS = {
     "class": Kind.TEXT,
     "classes": Kind.LIST,
@@ -49,9 +48,7 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True):
     is_admin: bool = False
 
 
-def parse_tenants(
-    tables: object, file: str, classes: Collection[str] = CLASSES
-) -> dict[str, TenantSettings]:
+def parse_tenants(tables: object, file: str, classes: Collection[str]) -> dict[str, TenantSettings]:
     """The tenants of the table [tenants], by name.
 
     file: its name, for errors. classes: all that there are. Raises ConfigError that names the file

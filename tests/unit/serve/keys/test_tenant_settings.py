@@ -25,9 +25,11 @@ models = ["gpt-4o-mini", "qwen3-8b"]
 [tenants."team.b"]
 """
 
+CLASSES = ("high", "normal", "low")
+
 
 def tenants(text: str) -> dict[str, TenantSettings]:
-    return parse_tenants(tomllib.loads(text)["tenants"], "redline.toml")
+    return parse_tenants(tomllib.loads(text)["tenants"], "redline.toml", CLASSES)
 
 
 def test_a_tenant_with_everything_and_one_with_nothing() -> None:
@@ -100,7 +102,7 @@ def test_a_mistake_is_told_with_its_file_and_table(
 )
 def test_what_is_no_tenant(tables: Any, what: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_tenants(tables, "redline.toml")
+        parse_tenants(tables, "redline.toml", CLASSES)
     assert caught.value.what == what
     assert caught.value.where.startswith("redline.toml")
 
