@@ -56,7 +56,7 @@ def binding_of(facts: Facts) -> Binding:
         return Binding(
             cause="gateway",
             sentence=f"The gateway's own process is busy {facts.busy:.0%} of the time.",
-            advice="Start a second gateway beside it: one process uses one core.",
+            advice="Start it with one more of --workers: a process uses one core.",
         )
     if not facts.waiting:
         return Binding(cause="nothing", sentence="Nothing: every call starts at once.")

@@ -16,7 +16,7 @@ from redline.clock import SYSTEM
 from redline.httpserver import Address, Exchange, State
 from redline.serve.batches import Batches
 from redline.serve.dashboard import BatchView, ClassView, Dashboard, Snapshot, TenantView
-from redline.serve.gateway.classes import Admission
+from redline.serve.gateway.gates import Gates
 from redline.serve.gateway.lineup import Lineup, Target
 from redline.serve.gateway.metrics import GatewayMetrics
 from redline.serve.gateway.model_list import ModelList
@@ -75,7 +75,7 @@ class Listening(NamedTuple):
 class Gateway(Door):
     """Serves while it is entered, or from `start` to `aclose`; starts once.
 
-    lineup: its endpoints, closed by their owner. keyring, admission: who may ask, and
+    lineup: its endpoints, closed by their owner. keyring, gates: who may ask, and
     when. batches: started and closed by their owner. fellows: other workers behind the same
     address. totals: what it counts.
     """
@@ -84,7 +84,7 @@ class Gateway(Door):
         self,
         lineup: Lineup,
         keyring: Keyring,
-        admission: Admission,
+        gates: Gates,
         batches: Batches | Elsewhere | None = None,
         fellows: Fellows | None = None,
         *,
@@ -93,8 +93,8 @@ class Gateway(Door):
         listening = listening or Listening()
         self._lineup = lineup
         self._keyring = keyring
-        self._admission = admission
-        self._tenants, self._meter = admission.tenants, admission.meter
+        self._gates = gates
+        self._tenants, self._meter = gates.tenants, gates.meter
         self.totals = Totals()
         self._fellows = fellows
         self._metrics = GatewayMetrics(lineup, self.totals, fellows)
@@ -281,7 +281,7 @@ class Gateway(Door):
             self._refused(asking, refusal)
             raise
         call = Call(
-            priority=self._admission.priorities[asking.klass],
+            priority=self._gates.priorities[asking.klass],
             avoid=target.unfit,
             unfit=target.unfit,
             tenant=tenant.name,

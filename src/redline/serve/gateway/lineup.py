@@ -24,8 +24,8 @@ from redline.limits import Slots
 from redline.route import Pool, Seat, intake_of, seat_of, strategy_of
 from redline.serve.admission import Gate
 from redline.serve.functions import ServedFunction
-from redline.serve.gateway.classes import Admission
 from redline.serve.gateway.failover import Failover
+from redline.serve.gateway.gates import Gates
 from redline.serve.http import CALLS, MESSAGES_CALLS
 from redline.waist import Attempts, CacheUse
 
@@ -140,7 +140,7 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
 class Lineup:
     """The pools of a gateway, and the way from a model's name to one of them.
 
-    admission: who may start a call, and who waits. stores: where limits of endpoints outlive the
+    gates: who may start a call, and who waits. stores: where limits of endpoints outlive the
     process. answers: kept for calls that somebody waits for; closed by their owner. price: see
     Figures.
     """
@@ -148,14 +148,14 @@ class Lineup:
     def __init__(
         self,
         endpoints: Sequence[Endpoint],
-        admission: Admission,
+        gates: Gates,
         *,
         pooling: Pooling | None = None,
         stores: Stores | None = None,
         answers: Answers | None = None,
         price: Callable[[Endpoint], float] = lambda _: 0.0,
     ) -> None:
-        self._admission = admission
+        self._gates = gates
         self._pooling = pooling or Pooling()
         self._stores = stores or Stores()
         self.answers = answers
@@ -270,8 +270,8 @@ class Lineup:
         before = {id(way.pool): way for way in self.ways}
         self.ways = [before.get(id(pool)) or self._way(pool) for _, pool in self._pools]
         for (group, _), way in zip(self._pools, self.ways, strict=True):
-            anew = self._admission.gated(way.failover, way.gate)
-            lines = self._admission.gated(way.pool, way.gate)
+            anew = self._gates.gated(way.failover, way.gate)
+            lines = self._gates.gated(way.pool, way.gate)
             backend = self._remembering(anew, group)
             for name, unfit in group.unfit.items():
                 self._targets[name] = Target(backend, anew, lines, unfit)
@@ -279,7 +279,7 @@ class Lineup:
                 self._open = Target(backend, anew, lines)
 
     def _way(self, pool: Pool) -> Way:
-        return Way(pool, Gate(pool, self._admission.classes), Failover(pool))
+        return Way(pool, Gate(pool, self._gates.classes), Failover(pool))
 
     def _remembering(self, inner: Backend, group: Group) -> Backend:
         """The same behind the cache, if there is one."""
@@ -322,9 +322,9 @@ class Lineup:
 class FunctionLineup(Lineup):
     """A function in the place of endpoints, closed with it."""
 
-    def __init__(self, function: ServedFunction, admission: Admission) -> None:
+    def __init__(self, function: ServedFunction, gates: Gates) -> None:
         self.function = function
-        super().__init__([], admission)
+        super().__init__([], gates)
 
     @property
     def paths(self) -> tuple[str, ...]:

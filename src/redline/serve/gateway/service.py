@@ -25,7 +25,7 @@ from redline.job.settings import Flags
 from redline.process import counted, end_at_once, on_signals, raise_limit_fully, run_until_told
 from redline.serve.batches import Batches
 from redline.serve.functions import function_backend
-from redline.serve.gateway.classes import Admission
+from redline.serve.gateway.gates import Gates
 from redline.serve.gateway.gateway import Gateway, Listening
 from redline.serve.gateway.lines import Lines
 from redline.serve.gateway.lineup import Answers, FunctionLineup, Lineup, Pooling, SlotsOf
@@ -58,21 +58,21 @@ async def gateway_of(
     async with _answering(settings, inside) as endpoints, _remembering(settings) as answers:
         store = OWN if worker is None else SharedStore(worker.table, worker.number)
         tenants = Tenants(settings.tenants, store=store)
-        admission = Admission(settings.classes, tenants, Meter(settings.price_table))
+        gates = Gates(settings.classes, tenants, Meter(settings.price_table))
         slots = None
         if worker is not None:
             sharer = worker.sharer(demand=lambda: gateway.in_flight)
             slots = partial(slots_of, sharer)
-        lineup = _lineup(settings, endpoints, admission, answers, slots)
+        lineup = _lineup(settings, endpoints, gates, answers, slots)
         keyring = Keyring(settings.keys, tenants)
         batches = None
         if settings.state is not None:
-            batches = Batches(settings.state / "batches", Lines(lineup, tenants, admission.meter))
+            batches = Batches(settings.state / "batches", Lines(lineup, tenants, gates.meter))
         is_first = worker is None or worker.is_first
         gateway = Gateway(
             lineup,
             keyring,
-            admission,
+            gates,
             _beside(batches, worker),
             None if worker is None else Fellows(worker.folder, worker.number, worker.workers),
             listening=_listening(settings, worker),
@@ -85,7 +85,7 @@ async def gateway_of(
                 _begun(own),
                 gateway,
             ):
-                yield Served(settings, gateway, lineup, keyring, admission)
+                yield Served(settings, gateway, lineup, keyring, gates)
                 # Both at once: batches stop while interactive calls end.
                 await asyncio.gather(gateway.aclose(), *([own.drain()] if own else []))
         finally:
@@ -126,12 +126,12 @@ class Served:
         gateway: Gateway,
         lineup: Lineup,
         keyring: Keyring,
-        admission: Admission,
+        gates: Gates,
     ) -> None:
         self._settings = settings
         self._lineup = lineup
         self._keyring = keyring
-        self._admission = admission
+        self._gates = gates
         self.gateway = gateway
 
     def change(self, settings: GatewaySettings) -> list[str]:
@@ -142,8 +142,8 @@ class Served:
         self._keyring.reload()
         if not (settings.embedded or before.embedded or settings.function or before.function):
             self._lineup.change(settings.endpoints)
-        self._admission.tenants.replace(settings.tenants)
-        self._admission.meter.change(settings.price_table)
+        self._gates.tenants.replace(settings.tenants)
+        self._gates.meter.change(settings.price_table)
         self._settings = msgspec.structs.replace(
             settings, **{name: getattr(before, name) for name in _FIXED}
         )
@@ -361,7 +361,7 @@ async def _begun(batches: Batches | None) -> AsyncIterator[None]:
 def _lineup(
     settings: GatewaySettings,
     endpoints: tuple[Endpoint, ...],
-    admission: Admission,
+    gates: Gates,
     answers: Answers | None,
     slots: SlotsOf | None,
 ) -> Lineup:
@@ -371,13 +371,13 @@ def _lineup(
         served = function_backend(
             function.spec, max_batch_size=function.max_batch_size, max_wait_s=function.max_wait_s
         )
-        return FunctionLineup(served, admission)
+        return FunctionLineup(served, gates)
     # Files of what this process has sent; workers share a ledger instead.
     state = settings.state
     stores = Stores() if state is None or slots is not None else Stores(recent=state / "limits")
     return Lineup(
         endpoints,
-        admission,
+        gates,
         pooling=Pooling(balance=settings.balance, most=settings.most, slots=slots),
         stores=stores,
         answers=answers,

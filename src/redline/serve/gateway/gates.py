@@ -10,7 +10,7 @@ from redline.serve.keys import Tenants
 from redline.waist import Backend, Request
 
 
-class Admission:
+class Gates:
     """A call states its class by `Call.priority`. priorities: by the names of classes."""
 
     def __init__(self, classes: Sequence[ClassSettings], tenants: Tenants, meter: Meter) -> None:
