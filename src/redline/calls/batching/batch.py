@@ -202,7 +202,7 @@ def _is_of_items(error: CallError | NoEndpoint) -> bool:
 
 
 def _copy_of(error: CallError | NoEndpoint) -> CallError | NoEndpoint:
-    """Another one of the same: whoever has an error may write into it."""
+    """A copy of it: the holder of an error may change it."""
     own = copy.copy(error)
     own.__cause__ = error.__cause__
     return own

@@ -29,7 +29,7 @@ class Lists(msgspec.Struct, frozen=True, kw_only=True):
     """How requests become a list for a backend, and its answer becomes theirs.
 
     part_of: None for a request that goes alone. joined: one request for several parts. split: the
-    outcome of each part, from the success of them all; raises CallError if that cannot be told.
+    outcome of each part, from the success of them all; raises CallError if it cannot say.
     """
 
     backend: Backend

@@ -28,13 +28,13 @@ from redline.serve.admission.settings import ClassSettings, in_order
 from redline.serve.admission.state import AdmissionState, ClassLoad
 from redline.waist import Load, Request
 
-# What a class uses is its average over about so many seconds, which is many calls.
+# What a class uses is averaged over about this many seconds: the time of many calls.
 MEAN_S = 30.0
 # Nothing is kept free for a class that has had no call for so long: many gateways have one class.
 UNUSED_S = 600.0
 # Seconds for which slots are taken to be as they were.
 REVIEW_S = 0.25
-# Until a queue has drained for a while, nobody knows how long it takes.
+# Used until a queue has drained long enough to measure its rate.
 _USUAL_WAIT_S = 1.0
 
 

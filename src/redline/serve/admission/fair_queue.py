@@ -56,7 +56,7 @@ class Waiter:
         return self.turn
 
     def turns(self, step: Step) -> None:
-        """It does not wait any more; its task is told."""
+        """It no longer waits; wakes its task."""
         self.step = step
         if self.turn is not None and not self.turn.done():
             self.turn.set_result(None)
@@ -205,7 +205,7 @@ class FairQueue:
             self._clear()
 
     def settle(self, flow: Flow, extra: float) -> None:
-        """A call that has started used so many tokens more than it was charged, or fewer."""
+        """Corrects the estimate of a call that has started by `extra` tokens."""
         if not flow.waiting:
             self._pay_off(flow)
             extra = max(0.0, extra)

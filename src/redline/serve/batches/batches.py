@@ -346,7 +346,7 @@ class Batches:
 
 
 def _guarded(answer: Answer) -> Answer:
-    """The answer, or what a client is told where the disk fails."""
+    """The answer, or the response to a client if the disk fails."""
 
     async def guarded(exchange: Exchange, tenant: str, *ids: str) -> None:
         try:

@@ -91,7 +91,7 @@ class BatchRecord(msgspec.Struct, kw_only=True):
         self._change(status=status, **{f"{status}_at": int(wall_s)})
 
     def checked(self, lines: int) -> None:
-        """Its file has so many requests."""
+        """Records the number of requests in its file."""
         self.is_checked = True
         self.count(lines, 0, 0)
 

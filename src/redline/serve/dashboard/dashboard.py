@@ -1,4 +1,4 @@
-"""The dashboard: a page that is told the state of its gateway once a second.
+"""The dashboard: a page that receives the state of its gateway once a second.
 
 path       answers
 /          the page, whole: it loads nothing else

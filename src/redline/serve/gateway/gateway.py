@@ -255,7 +255,7 @@ class Gateway(Door):
     async def _answer_call(self, exchange: Exchange, request_id: str) -> None:
         """Whose call it is, what it asks for, and whether it may start; then it is passed on."""
         began_s = SYSTEM.now_s()
-        # First: whoever has no key does not get to send a body.
+        # First: a client without a key must not send a body.
         tenant = self.tenant_of(exchange)
         raw = await self._body(exchange)
         self._check_held(len(raw))
@@ -323,7 +323,7 @@ class Gateway(Door):
             self._held_bytes -= size
 
     def _check_held(self, more_bytes: int) -> None:
-        """Raises Refusal if there is no room for so many more bytes of bodies."""
+        """Raises Refusal if bodies of `more_bytes` more exceed the bound."""
         if self._held_bytes + more_bytes > self._bounds.most_held_bytes:
             raise busy("The requests in flight are as long as they may be.", "overloaded")
 

@@ -50,7 +50,7 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
 class Target(msgspec.Struct, frozen=True):
     """Who answers calls for a model.
 
-    backend: of calls that somebody waits for. anew: the same without the cache. lines: of calls of
+    backend: of interactive calls. anew: the same without the cache. lines: of calls of
     batches, which are tried again elsewhere. unfit: endpoints of the pool that do not have the
     model.
     """
@@ -141,7 +141,7 @@ class Lineup:
     """The pools of a gateway, and the way from a model's name to one of them.
 
     gates: who may start a call, and who waits. stores: where limits of endpoints outlive the
-    process. answers: kept for calls that somebody waits for; closed by their owner. price: see
+    process. answers: kept for interactive calls; closed by their owner. price: see
     Figures.
     """
 

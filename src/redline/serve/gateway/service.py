@@ -1,4 +1,4 @@
-"""A gateway until it is told to end: made from its settings, and made anew from them on SIGHUP.
+"""A gateway from its start to its end: made from its settings, which SIGHUP has it read again.
 
 state     from     a call
 serving   start    is answered; SIGHUP has the settings read again, and no call is lost by it
@@ -167,9 +167,9 @@ def serve_gateway(
 ) -> None:
     """Serves until SIGINT or SIGTERM; a second one ends the process at once.
 
-    reread: the settings as they are stated now, asked for on SIGHUP. on_url: told the base URL,
-    once connections are accepted. on_note: told what happens, a line each. worker: if it is one of
-    several processes. Raises ConfigError.
+    reread: the settings as they are stated now, asked for on SIGHUP. on_url: called with the base
+    URL, once connections are accepted. on_note: called with each notice, one line. worker: if it is
+    one of several processes. Raises ConfigError.
     """
 
     async def main(stop: asyncio.Event) -> None:

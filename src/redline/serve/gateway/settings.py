@@ -1,4 +1,4 @@
-"""What a gateway is told: where it listens, who answers, and who may ask."""
+"""The settings of a gateway: where it listens, who answers, and who may ask."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def _taken(path: Path) -> LockedFile:
                 hint="name a file in a folder that exists and can be written",
             ) from error
         try:
-            # A file that was replaced meanwhile is nobody's any more.
+            # The file was replaced meanwhile: its lock protects nothing.
             if file.try_lock() and _is_at(file.fd, path):
                 return file
         except OSError as error:

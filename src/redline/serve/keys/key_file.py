@@ -234,7 +234,7 @@ def _write(path: Path, lines: list[bytes]) -> None:
     before = path.stat()
 
     def write(fd: int) -> None:
-        # First of all: nobody else may open what is written next.
+        # First: no other user may open what is written next.
         os.fchmod(fd, _OWNER)
         mode = stat.S_IMODE(before.st_mode) & _OWNER_AND_GROUP | _OWNER
         try:

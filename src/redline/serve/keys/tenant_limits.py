@@ -198,7 +198,7 @@ class TenantLimits:
         self._call_s += (took_s - self._call_s) / _RECENT_CALLS
 
     def use_tokens(self, amount: int, now_s: float) -> None:
-        """A call has used so many more than were reserved for it."""
+        """Charges tokens that a call used beyond its reservation."""
         for window in self._tokens:
             window.take(amount, now_s)
 

@@ -54,8 +54,8 @@ async def supervise(
 ) -> int:
     """The exit status of the workers once `stop` is set, or one cannot be started at all.
 
-    on_url: told the base URL once all of them listen. on_note: told what happens. A signal after
-    the first one ends all at once, and this process. Raises ConfigError.
+    on_url: called with the base URL once all of them listen. on_note: called with each notice. A
+    signal after the first one ends all at once, and this process. Raises ConfigError.
     """
     table = SharedTable.make(plan.workers)
     folder = tempfile.mkdtemp(prefix="redline-")

@@ -1,4 +1,4 @@
-"""What one of several workers is told by the process that started it, and what they share."""
+"""What one of several workers gets from its parent process, and what the workers share."""
 
 from __future__ import annotations
 
