@@ -39,7 +39,8 @@ def ask(url: str) -> int:
             answer.read()
             return int(answer.status)
     except urllib.error.HTTPError as error:
-        return error.code
+        with error:
+            return error.code
 
 
 @contextmanager

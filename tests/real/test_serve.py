@@ -25,7 +25,7 @@ HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
 def client_of(serve: Serve, **facts: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=serve.url, api_key="none", max_retries=0, **facts)
+    return serve.client(**facts)
 
 
 def flags_of(sims: Any) -> list[str]:
@@ -70,8 +70,10 @@ def test_what_a_server_refuses_reaches_the_client_as_it_was_said(tmp_path: Path)
     with SimProcess() as sim, Serve(tmp_path, "--endpoint", sim.base_url) as serve:
         with pytest.raises(openai.BadRequestError) as through:
             client_of(serve).chat.completions.create(model="m", messages="no list")  # type: ignore[arg-type]
-        direct = openai.OpenAI(base_url=sim.base_url, api_key="none", max_retries=0)
-        with pytest.raises(openai.BadRequestError) as told:
+        with (
+            openai.OpenAI(base_url=sim.base_url, api_key="none", max_retries=0) as direct,
+            pytest.raises(openai.BadRequestError) as told,
+        ):
             direct.chat.completions.create(model="m", messages="no list")  # type: ignore[arg-type]
         assert through.value.response.content == told.value.response.content
 

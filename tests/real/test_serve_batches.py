@@ -60,7 +60,7 @@ def test_a_batch_survives_kill_9_of_the_gateway_and_every_line_has_one_answer(
     with SimProcess("--latency", "0.05") as sim:
         flags = ("--endpoint", sim.base_url, "-c", str(in_flight))
         with Serve(tmp_path, *flags) as serve:
-            client = openai.OpenAI(base_url=serve.url, api_key="none")
+            client = serve.client()
             batch = begun(client, lines_of(count))
             until_s = time.monotonic() + 30
             while sim.stats()["answered"] < count // 2:
@@ -68,7 +68,7 @@ def test_a_batch_survives_kill_9_of_the_gateway_and_every_line_has_one_answer(
                 time.sleep(0.02)
             serve.end(signal.SIGKILL)
         with Serve(tmp_path, *flags) as serve:
-            client = openai.OpenAI(base_url=serve.url, api_key="none")
+            client = serve.client()
             batch = ended(client, batch.id)
             assert batch.request_counts.completed == count
             answers = output_of(client, batch.output_file_id)
@@ -84,7 +84,7 @@ def test_sigterm_stops_a_batch_which_the_next_gateway_ends(tmp_path: Path) -> No
     with SimProcess("--latency", "0.05") as sim:
         flags = ("--endpoint", sim.base_url, "-c", "8")
         with Serve(tmp_path, *flags) as serve:
-            client = openai.OpenAI(base_url=serve.url, api_key="none")
+            client = serve.client()
             batch = begun(client, lines_of(400))
             until_s = time.monotonic() + 30
             while sim.stats()["answered"] < 100:
@@ -93,7 +93,7 @@ def test_sigterm_stops_a_batch_which_the_next_gateway_ends(tmp_path: Path) -> No
             assert serve.end()[0] == 0
         assert sim.stats()["answered"] < 400
         with Serve(tmp_path, *flags) as serve:
-            client = openai.OpenAI(base_url=serve.url, api_key="none")
+            client = serve.client()
             assert ended(client, batch.id).request_counts.completed == 400
         assert sim.stats()["received"] == 400
 
@@ -114,7 +114,7 @@ def test_a_batch_waits_for_its_tenants_limits_and_refuses_models_that_it_may_not
         """
         key = keys_of(tmp_path, "slow")["slow"]
         with Serve(tmp_path, toml=toml) as serve:
-            client = openai.OpenAI(base_url=serve.url, api_key=key)
+            client = serve.client(key)
             began_s = time.monotonic()
             lines = lines_of(50, "fast") + lines_of(1, "other").replace(b"line 0", b"wrong")
             batch = ended(client, begun(client, lines).id)

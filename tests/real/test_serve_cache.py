@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from support.serve_process import Serve, keys_of
@@ -19,7 +18,7 @@ HELLO: Any = [{"role": "user", "content": "hello"}]
 
 def ask(serve: Serve, key: str = "none", **facts: Any) -> tuple[bool, str | None]:
     """Whether the answer is from the cache, and its text."""
-    client = openai.OpenAI(base_url=serve.url, api_key=key, max_retries=0)
+    client = serve.client(key)
     asked = {"model": "m", "messages": HELLO, "temperature": 0, **facts}
     told = client.chat.completions.with_raw_response.create(**asked)
     return told.headers.get("x-redline-cache") == "hit", told.parse().choices[0].message.content

@@ -40,7 +40,7 @@ admin = true
 
 
 def ask(serve: Serve, key: str, model: str = "fast", **facts: Any) -> Any:
-    client = openai.OpenAI(base_url=serve.url, api_key=key, max_retries=0)
+    client = serve.client(key)
     return client.chat.completions.create(model=model, messages=HELLO, **facts)
 
 

@@ -223,12 +223,7 @@ def test_files_and_batches_are_one_shelf_whichever_worker_is_asked(tmp_path: Pat
         ]
         (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
         # A new connection for each request.
-        client = openai.OpenAI(
-            base_url=serve.url,
-            api_key="none",
-            default_headers={"connection": "close"},
-            max_retries=0,
-        )
+        client = serve.client(default_headers={"connection": "close"})
         files = []
         for _ in range(6):
             with (tmp_path / "in.jsonl").open("rb") as file:

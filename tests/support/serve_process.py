@@ -11,6 +11,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Self
 
+import openai
+
 
 class Serve:
     """The command in a process of its own, while it is entered.
@@ -24,6 +26,13 @@ class Serve:
         if toml:
             self.write(toml)
         self.url = ""
+        self._clients: list[openai.OpenAI] = []
+
+    def client(self, key: str = "none", **facts: Any) -> openai.OpenAI:
+        """A client that does not retry. Closed at the end."""
+        made = openai.OpenAI(base_url=self.url, api_key=key, max_retries=0, **facts)
+        self._clients.append(made)
+        return made
 
     def write(self, toml: str) -> None:
         (self.folder / "redline.toml").write_text(toml, "utf-8")
@@ -44,6 +53,8 @@ class Serve:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for client in self._clients:
+            client.close()
         if self.process.poll() is None:
             self.process.kill()
             self.process.communicate(timeout=30)
@@ -54,7 +65,8 @@ class Serve:
             with urllib.request.urlopen(self.url.removesuffix("/v1") + path, timeout=10) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
+            with error:
+                return error.code, json.load(error)
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Its status and stderr, after this signal."""
