@@ -938,6 +938,30 @@ def test_what_was_written_is_sent_before_the_end(run: Run) -> None:
     run(main())
 
 
+def test_a_connection_that_is_accepted_as_the_server_ends_is_closed(run: Run) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        server = Served(echo)
+        await server.start()
+        ends: list[asyncio.Task[None]] = []
+        here, there = socket.socketpair()
+        with here, there, socket.create_connection(("127.0.0.1", server.port), 5) as client:
+            # The loop accepts the connection and begins the end in one and the same turn.
+            loop.add_reader(there, lambda: ends or ends.append(loop.create_task(server.aclose())))
+            here.send(b"x")
+            await until(lambda: bool(ends))
+            loop.remove_reader(there)
+            await ends[0]
+            client.setblocking(False)
+            try:
+                assert await asyncio.wait_for(loop.sock_recv(client, 1), 5) == b""
+            except ConnectionResetError:
+                pass
+        assert server.connections == 0
+
+    run(main())
+
+
 def test_tls(run: Run, authority: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(authority / "right.pem", authority / "right.key")

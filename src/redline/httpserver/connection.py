@@ -71,6 +71,7 @@ class Service:
         self.connections: set[Connection] = set()
         self.date = date_line()
         self.is_draining = False
+        self.is_over = False
         self._emptied: asyncio.Future[None] | None = None
 
     def begin_draining(self) -> None:
@@ -94,7 +95,7 @@ class Service:
 
         within_s: for the handlers, and again for what was written to be sent.
         """
-        self.is_draining = True
+        self.is_draining = self.is_over = True
         tasks = [c.task for c in self.connections if c.task is not None]
         for connection in [*self.connections]:
             connection.cancel()
@@ -164,6 +165,10 @@ class Connection(asyncio.Protocol):
         # uvloop's transports are none of asyncio's, though they do the same.
         self.transport = cast(asyncio.Transport, transport)
         service = self.service
+        if service.is_over:
+            # Accepted just before the listener closed, and made just after.
+            self.transport.abort()
+            return
         service.connections.add(self)
         if len(service.connections) > service.bounds.most_connections:
             fault = Fault(503, "too many connections")
