@@ -1,4 +1,4 @@
-"""The figures in docs/limits.md that no example prints are those of the code."""
+"""Figures of docs/limits.md and docs/limits-proof.md that no example prints are the code's."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from support.scripts import script
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "limits.md").read_text("utf-8")
+PROOF = (ROOT / "docs" / "limits-proof.md").read_text("utf-8")
 GUARD_S = 0.055
 
 
@@ -33,7 +34,7 @@ def test_a_picture_is_what_the_script_draws(plot: ModuleType, name: str) -> None
     assert (ROOT / "docs" / "pictures" / name).read_text("utf-8") == drawn, (
         "run python bench/plot.py"
     )
-    assert f"(pictures/{name})" in PAGE
+    assert f"(pictures/{name})" in PAGE + PROOF
 
 
 def test_the_picture_shows_what_the_page_says_of_it(plot: ModuleType) -> None:
@@ -50,7 +51,7 @@ def test_the_picture_would_show_a_limiter_that_is_wrong(plot: ModuleType) -> Non
 
 
 def test_the_table_of_costs_is_that_of_the_formula(plot: ModuleType) -> None:
-    rows = re.findall(r"^\| (\d+) s \| ([\d.]+) % \| ([\d.]+) % \| ([\d.]+) % \|$", PAGE, re.M)
+    rows = re.findall(r"^\| (\d+) s \| ([\d.]+) % \| ([\d.]+) % \| ([\d.]+) % \|$", PROOF, re.M)
     assert [int(row[0]) for row in rows] == [1, 6, 60]
     for window, *shares in rows:
         for guard_s, share in zip((0.005, 0.01, GUARD_S), shares, strict=True):
@@ -81,16 +82,16 @@ def test_the_last_of_m_leaves_when_the_page_says(profile: str, calls: int) -> No
 def test_the_guards_that_the_page_names_are_the_codes() -> None:
     assert jitter.Jitter().guard_s == jitter.FIRST_GUARD_S == GUARD_S
     prior_ms, margin_ms = round(1000 * jitter.PRIOR_S), round(1000 * jitter.MARGIN_S)
-    assert f"begins at 55 ms: {prior_ms} ms for the network and {margin_ms} ms for timers" in PAGE
+    assert f"begins at 55 ms: {prior_ms} ms for the network and {margin_ms} ms for timers" in PROOF
     proved = jitter.Jitter()
     for number in range(1000):
         proved.replied(0.02, number * 0.1)
     late_s = proved.proved_s(0.02)
-    assert f"t - m + {1000 * late_s:.0f} ms" in PAGE
+    assert f"t - m + {1000 * late_s:.0f} ms" in PROOF
     measured = jitter.Jitter()
     for number in range(64):
         measured.shook_hands(0.01 if number < 32 else 3.0)
-    assert f"up to {1000 * measured.guard_s:.0f} ms" in PAGE
+    assert f"up to {1000 * measured.guard_s:.0f} ms" in " ".join(PROOF.split())
 
 
 def test_the_margins_that_the_page_names_are_the_codes() -> None:
