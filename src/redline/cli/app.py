@@ -157,7 +157,7 @@ def _status(arguments: list[str]) -> int:
         tell(error_text(error))
         return USAGE
     except BrokenPipeError:
-        # Whoever read our output has what they wanted.
+        # The reader of our output has what it wanted.
         forget_stdout()
         return 0
     except GivenUp as error:

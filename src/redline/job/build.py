@@ -502,7 +502,7 @@ def _http(
 
 
 def _price(job: Job, endpoint: Endpoint) -> float:
-    """What a token costs there, of input and output each; 0 if nobody knows."""
+    """The prices of an input and of an output token there; 0 if unknown."""
     price = job.price_table().at(endpoint.label, job.prompting.model)
     return 0.0 if price is None else float(price.input + price.output)
 

@@ -1,4 +1,4 @@
-"""Whoever answers, asked in one way: a backend, a client, or a function of the user's."""
+"""One way to call what is measured: a backend, a client, or a user's function."""
 
 from __future__ import annotations
 

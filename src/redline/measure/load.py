@@ -15,7 +15,7 @@ from redline.measure.callers import Answer, Caller
 from redline.measure.resources import Watch
 from redline.measure.tally import Ended, Tally
 
-# A load ends if so many calls, and all of its places once, have failed before the first success.
+# A load ends if this many calls, and each of its slots once, have failed before the first success.
 _HOPELESS = 20
 # A call that is due within this time is made now: event loops wake to the millisecond.
 _DUE_S = 0.0005

@@ -43,7 +43,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def span_s(self) -> float:
-        """What its figure is of: the last so many seconds."""
+        """The number of seconds that its figure covers."""
         return min(max(self.for_s, _LEAST_S), _MOST_S)
 
 

@@ -36,9 +36,9 @@ _SLOWING = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
 _MISFIT = 0.02
 # Shapes that are so much less likely than the best one are left out.
 _NEGLIGIBLE = 1e-4
-# Of a distribution, so many quantiles are enough.
+# This many quantiles of a distribution are enough.
 _QUANTILES = 100
-# Three values and weights that stand for a normal distribution (Gauss and Hermite).
+# Three values and weights that represent a normal distribution (Gauss and Hermite).
 _NODES = ((-math.sqrt(3.0), 1 / 6), (0.0, 2 / 3), (math.sqrt(3.0), 1 / 6))
 
 Draws = list[tuple[float, float]]
@@ -64,7 +64,7 @@ class Curve:
         self._shapes = _weighted(levels)
 
     def at(self, in_flight: float) -> Draws:
-        """Rates of answers with so many calls in flight."""
+        """Rates of answers at this number of calls in flight."""
         found: Draws = []
         for shape in self._shapes:
             middle = shape.log_scale + _log_form(in_flight, shape.knee, shape.bend, shape.slowing)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from redline.timeline import Window, merged_sketches
 
-# What is looked at: this share of the run, and at least so long and so many rows, if it has them.
+# Looks at this share of the run, and at least this time and number of rows, if it has them.
 _SHARE, _LEAST_S, _LEAST_ROWS = 0.5, 20.0, 100
 # Calls of such a length come in waves, and shorter ones are averaged in any case.
 _LEAST_WAVE_S = 2.0
@@ -30,7 +30,7 @@ _MAJORITY = 0.5
 
 class Estimate(NamedTuple):
     """eta_s: from the end of the last window, None while it is unknown. is_on_hold: since the run
-    stands still, it is that of the moment before.
+    is at a standstill, it is that of the moment before.
     """
 
     eta_s: float | None
@@ -64,7 +64,7 @@ def estimate(windows: Sequence[Window]) -> Estimate:
 
 
 def _active(windows: Sequence[Window]) -> tuple[list[_Point], bool]:
-    """The windows without long standstills, and whether the run stands still now."""
+    """The windows without long standstills, and whether the run is at a standstill now."""
     points: list[_Point] = []
     held: list[Window] = []
     active_s, ended = 0.0, 0

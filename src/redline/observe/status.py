@@ -16,7 +16,7 @@ from redline.observe.prediction import Score, predictions, scores_of
 from redline.observe.shares import Share, stretches, summary_of
 from redline.timeline import LimitUse, Prediction, RunHistory, Timeline, Totals, Window, merged
 
-# What is going on is told by the last windows of so many seconds, latencies by more of them.
+# The current state is read from the last windows of this many seconds, latencies from more of them.
 _LATELY_S, _LATENCY_S = 10.0, 60.0
 # A run writes a window each second.
 SILENT_S = 5.0

@@ -30,7 +30,7 @@ _LEAST_ERROR = 0.01
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast the endpoint answered with so many calls in flight.
+    """How fast the endpoint answered at this number of calls in flight.
 
     in_flight: the mean. per_s: answers a second. error: standard error of its logarithm. answers:
     by which it is known.

@@ -63,7 +63,7 @@ class DaemonThreads(ThreadPoolExecutor):
             self.join(None)
 
     def join(self, most_s: float | None) -> None:
-        """Returns when all that was submitted is done, or after so many seconds."""
+        """Returns when all that was submitted is done, or after the timeout."""
         until_s = None if most_s is None else time.monotonic() + most_s
         for thread in self._own:
             thread.join(None if until_s is None else max(0.0, until_s - time.monotonic()))

@@ -12,7 +12,7 @@ Everything here decides at once and takes `now_s`, so that tests turn the clock 
 `fixed` and the rounding down in `counter` are those of the Python package `limits`, on which
 slowapi and flask-limiter stand. Windows of `counter` begin at whole multiples of W.
 
-Where an answer is counted when it ends, a count may come to stand above its limit. Then nothing
+If an answer is counted when it ends, a count may rise above its limit. Then nothing
 fits until it is back.
 """
 

@@ -31,7 +31,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     charge: when tokens are counted. `actual`: prompt and answer on arrival; `reserved`: prompt and
         max_tokens on arrival, never given back (the answer's tokens where there is no max_tokens);
         `answered`: the prompt on arrival, the answer when it ends.
-    jitter_s: each request is held up by 0 to so many seconds before the limits are asked.
+    jitter_s: each request is delayed by 0 to this many seconds before the limits are checked.
     concurrency: requests served at once; further ones wait in arrival order. None for no cap.
     latency: seconds before the first byte; per_token_s: seconds more per completion token.
     faults: the share of admitted requests that goes wrong, by kind.

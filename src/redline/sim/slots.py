@@ -1,4 +1,4 @@
-"""The concurrency cap: so many requests are served at once, the others wait in arrival order."""
+"""The concurrency cap: a bounded number of requests is served, others wait in arrival order."""
 
 from __future__ import annotations
 

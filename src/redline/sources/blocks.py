@@ -38,7 +38,7 @@ class Blocks(Protocol):
         """
 
     def read_fraction(self) -> float | None:
-        """Bytes read of bytes there, 0 to 1; None where nobody knows how many there are."""
+        """The share of the bytes that is read, 0 to 1; None if their number is unknown."""
 
     def check(self) -> None:
         """Raises CorruptInput if a local file no longer holds what was read of it. Blocks."""

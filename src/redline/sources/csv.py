@@ -94,7 +94,7 @@ class _Feed:
             self._lines.extend(lines)
         line = self._lines.popleft()
         self.line += 1
-        # Between the lines of a record stands a newline that belongs to it.
+        # The lines of a record are separated by a newline that belongs to it.
         between = bool(self.taken)
         self.taken.append(line)
         if isinstance(line, LongLine):

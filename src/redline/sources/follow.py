@@ -90,7 +90,7 @@ class FollowedFile:
                 return b""
 
     def read_fraction(self) -> float | None:
-        """None: nobody knows how much will be written."""
+        """None: how much will be written is unknown."""
         return None
 
     def check(self) -> None:

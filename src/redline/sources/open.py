@@ -79,7 +79,7 @@ def open_source(
 
 @contextmanager
 def first_rows(path: str, most: int) -> Iterator[Iterator[Row]]:
-    """At most so many rows of a file or a URL, which is closed after. Raises ConfigError."""
+    """At most `most` rows of a file or a URL, which is closed after. Raises ConfigError."""
     source = open_source(path)
     assert not isinstance(source, AsyncRows)
     try:

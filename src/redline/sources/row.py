@@ -91,7 +91,7 @@ class RowBatch:
 
 
 def row_of(value: object, number: int, max_row_bytes: int) -> Row:
-    """The row that a Python value stands for; a bad row where it is not a JSON object.
+    """The row of a Python value; a bad row if it is not a JSON object.
 
     `data` is a copy that holds only what JSON can: dates are ISO strings, decimals strings.
     The caller may change the value afterwards.
@@ -142,7 +142,7 @@ def not_an_object(value: object) -> str:
 
 
 def digest(content: bytes) -> bytes:
-    """The hex BLAKE2b digest that stands for a row too long to be kept."""
+    """The hex BLAKE2b digest that replaces a row too long to be kept."""
     return blake2b(content).hexdigest().encode()
 
 

@@ -13,7 +13,7 @@ from redline.errors import ConfigError, nearest
 _SCHEMES = ("redis", "rediss")
 _FORM = "write it like redis://host:6379/0/tickets?group=labels"
 _OPTIONS = ("group", "field", "idle", "deliveries", "orphans")
-# Of redis-py, as they are; one that is a secret would stand in the manifest.
+# Of redis-py, unchanged; a secret would be written to the manifest.
 _TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _SECONDS = {"ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}

@@ -27,7 +27,7 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 # A zstd file may begin with a skippable frame (RFC 8878, 3.1.2); pzstd writes such files.
 _ZSTD_SKIPPABLE = tuple(bytes([0x50 + i]) + b"\x2a\x4d\x18" for i in range(16))
 _UTF8_BOM = b"\xef\xbb\xbf"
-# UTF-32 stands first: its little-endian BOM begins with that of UTF-16.
+# UTF-32 comes first: its little-endian BOM begins with that of UTF-16.
 _FOREIGN_BOMS = {
     b"\xff\xfe\x00\x00": "UTF-32",
     b"\x00\x00\xfe\xff": "UTF-32",
@@ -47,7 +47,7 @@ _BINARY_KINDS = {
 class _Codec(NamedTuple):
     """How to undo a compression, and in pieces of which size.
 
-    A piece is small where a few bytes can stand for very many, so that what it unpacks to stays
+    A piece is small if a few bytes may decompress to very many, so that its contents stay
     bounded: gzip at most 1032-fold, zstd 128 KB from 4 bytes.
     """
 

@@ -95,7 +95,7 @@ class ScriptedBackend:
         self.is_closed = True
 
     def _outcome(self, send: Send) -> Outcome:
-        # Whoever gets an outcome may write into it and into its error: each is a fresh copy.
+        # The caller may write into an outcome and its error: each is a fresh copy.
         step = copy.copy(self._step(send))
         if isinstance(step, Outcome):
             step.error = copy.copy(step.error)

@@ -10,7 +10,7 @@ WALL_START_S = 1_767_225_600.0  # 2026-01-01 00:00:00 UTC, so that dates in test
 
 
 class ManualClock:
-    """A clock that stands still until `advance`; monotonic and wall time move together."""
+    """A clock that moves only by `advance`; monotonic and wall time move together."""
 
     def __init__(self, now_s: float = 0.0, wall_s: float = WALL_START_S) -> None:
         self._now_s = now_s

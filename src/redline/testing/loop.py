@@ -59,7 +59,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """The function's result, for which virtual time stands still (see THREAD_GRACE_S)."""
+        """The function's result; virtual time is stopped meanwhile (see THREAD_GRACE_S)."""
         future = super().run_in_executor(executor, func, *args)
         self._jumping.threads.add(future)
         future.add_done_callback(self._jumping.threads.discard)

@@ -175,7 +175,7 @@ class Call(msgspec.Struct, kw_only=True):
     attempts: attempts started. requests: written for what is asked now. sent_s: when the one in
     flight was written, None between attempts. refused: requests of this attempt that cost nothing,
     because an endpoint refused its key; another one takes the call.
-    held: what a long answer takes of the room for answers, until whoever asked lets go of it.
+    held: the memory that a long answer holds of the room for answers, until the caller releases it.
     once: it is never written twice, even if the connection that it was written on fails.
     on_write: called just before a request is written; a CallError that it raises ends the attempt,
     and nothing is written. on_wait: called when the call begins to wait for its next attempt: its

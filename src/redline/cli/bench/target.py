@@ -61,7 +61,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def price(self) -> Price | None:
-        """Of the job's model at its first endpoint; None if it costs nothing, or nobody knows."""
+        """Of the job's model at its first endpoint; None if it is free or unknown."""
         job = self.job
         if not job.endpoints or job.embedded is not None:
             return None
@@ -167,7 +167,7 @@ def _handler_target(name: str, rows: object, given: Flags, configuration: Config
 
 
 async def _never(row: object) -> None:
-    """Stands for whoever answers, so that the job has no endpoint."""
+    """Takes the place of a user's function, so that the job has no endpoint."""
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PARAMS = (Word("file", "FILE", "Such as fleet.toml: the command of a replica, and the bounds."),)
 _FAILED = 1
-# Without a terminal, the state is shown so often if it has changed.
+# Without a terminal, a changed state is shown at this interval.
 _EVERY_S = 60.0
 _COLUMNS = 80
 
@@ -106,7 +106,7 @@ class _View:
 
 def _columns() -> int:
     try:
-        # 0 if nobody has said it.
+        # 0 if it is not stated.
         return os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
     except OSError:
         return _COLUMNS

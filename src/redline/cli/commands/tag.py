@@ -139,7 +139,7 @@ def _task(schema: Schema, given: values.Flags) -> Tagging:
 
 def _job(job: Job, schema: Schema, task: Tagging, prompt: str | None) -> Job:
     """The job that tags, and says in its system message what is wanted."""
-    # A template, so braces of the schema must stand in a text of their own.
+    # A template, so braces of the schema must be in a string of their own.
     wanted = f"{{{{ {msgspec.json.encode(Structured(schema).instructions).decode()} }}}}"
     system = job.prompting.system
     prompting: Prompting = msgspec.structs.replace(

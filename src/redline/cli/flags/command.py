@@ -172,7 +172,7 @@ def write_prose(text: str, formatter: click.HelpFormatter) -> None:
 
 
 def stated(ctx: Context) -> dict[str, Any]:
-    """The flags that stand on the command line, by name."""
+    """The flags given on the command line, by name."""
     return {
         name: value
         for name, value in ctx.params.items()

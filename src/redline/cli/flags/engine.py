@@ -27,7 +27,7 @@ def settings_in(text: str) -> EngineSettings:
             raise ConfigError(
                 f"engine:{model} has no setting {name}", hint=nearest(known, _NAMES) or _FORM
             )
-        # No form has made this: a plus stands for itself.
+        # This is not form-encoded: a plus is a plus.
         flags[known] = unquote(value)
     for name in _SWITCHES & flags.keys():
         value = flags.pop(name)
@@ -52,7 +52,7 @@ def settings_of(model: str, flags: Flags) -> EngineSettings:
     if "dtype" in words:
         words["dtype"] = values.choice(flags, "dtype", DTYPES)
     return EngineSettings(
-        # No shell has read what stands behind `engine:`.
+        # No shell has processed what follows `engine:`.
         model=expanduser(model),
         max_wait_s=values.duration(flags, "max_wait_time", LONGEST_WAIT_S, may_be_0=True) or 0.0,
         has_lookup="lookup" in flags,

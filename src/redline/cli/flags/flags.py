@@ -1,4 +1,4 @@
-"""A command's parameters: words, which stand on the command line without a name, and flags.
+"""A command's parameters: words, given on the command line without a name, and flags.
 
 A flag is an `Option` as the options of a job are. The kind says what may be given: text once, a
 flag without a value, or text as often as wanted.
@@ -16,7 +16,7 @@ from redline.job.settings import Kind, Option, flag_of
 
 
 class Word(click.Argument):
-    """What stands on the command line without a name. is_many: any number of them, also none."""
+    """A positional argument. is_many: any number of them, also none."""
 
     def __init__(self, name: str, metavar: str, about: str, *, is_many: bool = False) -> None:
         nargs = -1 if is_many else 1

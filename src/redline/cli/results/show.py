@@ -29,7 +29,7 @@ from redline.process import counted, duration, printable_json
 
 _MOST_SAMPLED = 100_000
 _MOST_SEED = 2**63 - 1
-# The rows of a sample are shown with what was asked, if need be from the input, up to so many.
+# Up to this many rows of a sample are shown with what was asked, from the input if necessary.
 _FEW = 100
 # Lines of a text that is folded.
 _TEXT_LINES, _MESSAGE_LINES = 6, 3

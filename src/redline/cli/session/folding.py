@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from redline.process import printable
 
 _NARROWEST, _WIDEST = 40, 200
-# Of a text that is cut, so many characters of one line are looked at, at most.
+# Of a text that is cut, at most this many characters of one line are looked at.
 _LONGEST = 20_000
 
 

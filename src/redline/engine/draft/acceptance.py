@@ -69,7 +69,7 @@ def noise_of(sequences: list[Sequence], device: torch.device, ahead: int = 0) ->
 
 
 def past_of(sequence: Sequence, drafted: int) -> Past:
-    """What penalties count before the token after so many drafts."""
+    """What penalties count before the token after `drafted` draft tokens."""
     if not sequence.params.is_adjusted:
         return _NO_PAST
     begin = sequence.prompt_length
@@ -124,7 +124,7 @@ def _sound(judged: list[Judged], sequences: list[Sequence], logits: Tensor) -> l
     rows = logits.amax(-1).isfinite().tolist()
     found, begin = [], 0
     for one, own in zip(sequences, judged, strict=True):
-        # What stands behind a refused draft is of no account.
+        # What follows a refused draft is ignored.
         is_sound = all(rows[begin : begin + own.kept + 1])
         found.append(own if is_sound else Judged([], 0, []))
         begin += len(one.drafted) + 1

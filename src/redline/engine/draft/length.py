@@ -37,12 +37,12 @@ _LEAST_GAIN = 1.03
 # while drafts are made, or a gain near the bound would have them begun and left again all the time.
 _MORE_A_ROW = 0.012
 _MOST_MORE = 0.35
-# Durations are told as multiples of a plain step's, the median of the latest few; while drafts
+# Durations are multiples of a plain step's, the median of the latest few; while drafts
 # pay, one step in a hundred goes without, to keep that true.
 _PLAIN_STEPS = 9
 _LEAST_PLAIN = 3
 _MOST_WITHOUT_PLAIN = 100
-# A step counts as at most so many times the estimate, or as so little: some are held up by others.
+# A step counts as at most this many times the estimate, or this share: others delay some.
 _MOST_OFF = 1.5
 
 

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 
 # A match of one token is mostly chance. A longer one than eight says no more than eight do, and
-# so many places back the texts no longer have much in common: these bound a proposal's cost.
+# places further back the texts no longer have much in common: these bound a proposal's cost.
 _SHORTEST = 2
 _LONGEST = 8
 _MOST_TRIED = 16

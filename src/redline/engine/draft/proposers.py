@@ -14,7 +14,7 @@ from redline.engine.model import Piece, Runner, Work
 from redline.engine.sample import Purpose, distribution, masked, sample
 from redline.engine.schedule import Sequence, common
 
-# A draft model reads so many tokens a step, at most, of sequences that it has not followed: while
+# A draft model reads at most this many tokens per step of sequences it has not followed: while
 # drafts do not pay it computes nothing, and must not do it all in the step that tries them again.
 _MOST_CATCH_UP = 256
 # After a step of which all drafts were kept, the last of them and the token after it are new to it.
@@ -36,7 +36,7 @@ class Drafter(Protocol):
     """Proposes what may follow."""
 
     def draft(self, sequences: list[Sequence], most: list[int]) -> Drafts:
-        """Sets each sequence's `drafted`, up to so many tokens, at least 1 is allowed."""
+        """Sets each sequence's `drafted`: at most `most` tokens, each at least 1."""
 
 
 class LookupDrafter:
@@ -95,7 +95,7 @@ class ModelDrafter:
         found = []
         for one in sequences:
             assert one.slot is not None
-            # Drafts that were refused are not there, and what begins alike is, whoever's it was.
+            # Refused drafts are not in it; a shared prefix of any earlier sequence is.
             begin = common(self._held.get(one.slot, []), one.tokens, len(one.tokens) - 1)
             found.append((one, Piece(one.slot, begin, len(one.tokens) - begin)))
         found.sort(key=lambda each: each[1].size)
@@ -110,12 +110,12 @@ class ModelDrafter:
         return pieces
 
     def _law(self, work: list[tuple[Sequence, Piece]], asked: list[Sequence]) -> Tensor:
-        """(asked, V): what follows in those that are asked, which stand in the work's order."""
+        """(asked, V): what follows in the asked sequences, in the work's order."""
         wanted = {one.number for one in asked}
         tokens: list[int] = []
         heard: list[int] = []
         for one, at in work:
-            # Behind what is known stands the draft of the step before.
+            # The known tokens are followed by the draft of the step before.
             tokens += one.tokens[at.start : at.start + at.size] or one.drafted[-1:]
             if one.number in wanted:
                 heard.append(len(tokens) - 1)

@@ -31,7 +31,7 @@ def verify(
     """Accepted draft tokens per row, and the token that follows them.
 
     draft (B, K) int64; lengths (B,) int64, 0 to K: the row's drafted tokens, behind which any
-    token may stand. draft_probs (B, K, V) float32: the laws they were drawn from; None where they
+    token may be. draft_probs (B, K, V) float32: the laws they were drawn from; None where they
     were not drawn but looked up, so that each has probability 1. target_probs (B, K+1, V)
     float32: the target's laws at the drafted places and behind them. Both from `distribution`.
 

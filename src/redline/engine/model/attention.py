@@ -1,6 +1,6 @@
 """Attention of the new tokens of many sequences over the slot cache.
 
-A step's new tokens stand in one row, whatever sequence each belongs to, so that the model's
+A step's new tokens are in one row, whatever sequence each belongs to, so that the model's
 linear layers see them all at once. Attention takes them apart again. Sequences with a few new
 tokens, which are those that generate, go together in two matrix products: at such lengths PyTorch's
 fused attention is slower on a CPU. Those with one and those with many do not: the short would be
@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from redline.engine.model.kv_cache import SlotCache, bucketed
 
 NAME = "redline"
-# Up to so many new tokens a sequence shares its matrix products with others.
+# A sequence with at most this many new tokens shares its matrix products with others.
 _MOST_TOGETHER = 16
 
 
@@ -73,7 +73,7 @@ class Step:
 
     @property
     def positions(self) -> Tensor:
-        """(1, N): where each new token stands in its sequence."""
+        """(1, N): where each new token is in its sequence."""
         return self.places[1][None]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class _Together:
         self._slots = torch.tensor([piece.slot for piece in pieces], device=device)
         self._width, self._length = width, length
         places, padded = [], []
-        # A slot without a piece looks at its first token, which stands for nothing.
+        # A slot without a piece looks at its first token, a placeholder.
         last = torch.zeros(self._count, width, dtype=torch.long)
         for row, (piece, at) in zip(rows, found, strict=True):
             for step in range(piece.size):

@@ -49,7 +49,7 @@ class SlotCache:
         self.values[layer][slots, :, positions] = value.nan_to_num()
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """The first `tokens` of one slot stand in another one as well."""
+        """Copies the first `tokens` of one slot to another one."""
         for kept in (*self.keys, *self.values):
             kept[target, :, :tokens] = kept[source, :, :tokens]
 

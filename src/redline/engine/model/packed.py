@@ -1,4 +1,4 @@
-"""Linear layers on a CPU whose weights stand in the order that the processor's library reads them.
+"""Linear layers on a CPU whose weights are in the order that the processor's library reads them.
 
 A library brings a matrix into an order of its own before it multiplies by it. For the few rows of a
 step that generates, that takes as long as the product, and the weights are the same in every step.

@@ -57,7 +57,7 @@ class Placement(NamedTuple):
         return self.stage == self.stages - 1
 
     def layers(self, count: int) -> range:
-        """Its layers, of so many. The first stages have one more where they do not divide."""
+        """Its layers, of `count`. The first stages have one more if they do not divide evenly."""
         size, more = divmod(count, self.stages)
         begin = self.stage * size + min(self.stage, more)
         return range(begin, begin + size + (self.stage < more))

@@ -33,7 +33,7 @@ _ADDED = torch.where((torch.arange(256)[:, None] >> torch.arange(8)) & 1 == 1, 0
 
 
 class Guide:
-    """Where one answer stands in its grammar.
+    """The state of one answer in its grammar.
 
     ended: `stop` once the grammar is complete and nothing may follow; an error where it cannot be
     followed any more; None while it goes on.

@@ -15,7 +15,7 @@ from torch import Tensor
 from redline.engine.sample.counter_rng import Noise, Purpose, arrivals, keys, uniforms
 from redline.engine.sample.params import SamplingParams
 
-# The nucleus is looked for among so many of the likeliest tokens first, where most laws have it:
+# The nucleus is first looked for among this many of the likeliest tokens, where most laws have it:
 # sorting 32 rows of 32,000 tokens takes as long as 70 of their softmaxes.
 _HEAD = 1024
 # Numbers of a race held at a time: 2 MB of float64, which a core's own cache holds.
@@ -25,7 +25,7 @@ _RACE = 1 << 18
 class Past(NamedTuple):
     """The tokens before the one to draw; penalties count them.
 
-    drafted: tokens of this step that stand between `generated` and the one to draw.
+    drafted: tokens of this step between `generated` and the one to draw.
     """
 
     prompt: Sequence[int]
@@ -143,13 +143,13 @@ def draw(law: Tensor, levels: Tensor) -> Tensor:
 
     law (R, V) float32, not negative, rows that sum to about 1. levels (R,) float64 in [0, 1). The
     sums are of whole multiples of 2**-61, which are exact on any device and in any order: they
-    rise at no token of probability 0, so none is ever drawn. Their total stands for 1, whatever
+    rise at no token of probability 0, so none is ever drawn. Their total counts as 1, whatever
     it is; a level is at most 1 - 2**-53, and its product with a total rounds to less than that.
     """
     sums = (law * 2.0**61).to(torch.int64).cumsum(-1)
     aims = (levels * sums[:, -1]).to(torch.int64)
     found = torch.searchsorted(sums, aims[:, None], right=True)[:, 0]
-    # Of what is no law nobody hears the token, but it must be one of the vocabulary.
+    # The token of an invalid law is never used, but it must be one of the vocabulary.
     return found.clamp_(max=law.shape[1] - 1)
 
 

@@ -142,7 +142,7 @@ class Scheduler:
         copies: list[Copied] = []
         most = -(-self.bounds.slots // self.bounds.steps_at_once)
         if not self._has_room(counts):
-            # Nobody comes in while those who run lack room.
+            # No sequence is admitted while running ones lack room.
             self._make_room(counts)
             budget = 0
         while budget > 0 and self.waiting and self._free and len(counts) < most:

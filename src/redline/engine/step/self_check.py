@@ -47,7 +47,7 @@ def open_runner(
 
 
 def try_ranks(computer: Computer, settings: EngineSettings, config: Any, capacity: int) -> None:
-    """Has a split model compute a few tokens; nobody has the whole one, to compare them.
+    """Has a split model compute a few tokens; no process has the whole one, to compare them.
 
     Raises ConfigError where it cannot, and then has closed it.
     """
@@ -96,12 +96,12 @@ def _words(count: int, vocabulary: int) -> list[int]:
 
 
 def _places(pieces: Sequence[Piece]) -> list[int]:
-    """Where the tokens of each stand in its sequence."""
+    """Where the tokens of each are in its sequence."""
     return [at for piece in pieces for at in range(piece.start, piece.start + piece.size)]
 
 
 def _works(tokens: int, vocabulary: int, slots: int = 2) -> list[Work]:
-    """Two steps: a sequence of so many tokens, beside one that begins alike where there is room."""
+    """Two steps: a sequence of `tokens`, next to one with the same prefix if there is room."""
     last = max(1, tokens // 6)
     first, words = tokens - last, _words(tokens, vocabulary)
     works = []

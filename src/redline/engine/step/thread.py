@@ -82,7 +82,7 @@ class EngineThread:
             try:
                 self._turn()
             except BaseException as error:
-                # Whatever it is: nobody may wait for an answer that does not come.
+                # Whatever it is: no request may wait for an answer that does not come.
                 self._fail(error)
             self._hand_on()
         self._take(0.0)
@@ -161,5 +161,5 @@ class EngineThread:
             # One wake-up for all, and each a call of its own: one that fails stops no other.
             loop.call_soon_threadsafe(lambda: [loop.call_soon(post) for post in posts])
         except RuntimeError:
-            # The event loop has ended; nobody is left to be told.
+            # The event loop has ended; no request is left to be answered.
             self._is_closing = True

@@ -23,7 +23,7 @@ _PATHS = {
 }
 _SORTED = msgspec.json.Encoder(order="sorted")
 _encode = msgspec.json.Encoder().encode
-# Of a vector, so many numbers are shown.
+# This many numbers of a vector are shown.
 _NUMBERS_SHOWN = 4
 
 

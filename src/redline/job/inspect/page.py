@@ -15,7 +15,7 @@ from redline.job.inspect.lines import Line, input_text
 from redline.job.inspect.opening import Opened
 from redline.process import printable
 
-# Of one text, so many characters are shown: some screens full.
+# At most this many characters of a text are shown: a few screens.
 _MOST_CHARACTERS = 4000
 # A row that was asked is folded up if it is longer.
 _SHORT_CHARACTERS = 600

@@ -24,7 +24,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """Which rows: all that one of these names, or all rows if none does.
 
     failed: rows with a failure. cut: rows whose answer was cut at the token limit. row: the rows of
-    this number, or of this custom_id. sample: of all these, at most so many; see `Sample`.
+    this number, or of this custom_id. sample: at most this many of these; see `Sample`.
     adds_input: rows of `row` and `sample` get what was asked from the input, if need be.
     """
 

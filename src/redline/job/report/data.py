@@ -136,7 +136,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def points_each(jobs: int) -> int:
-    """Points of each of so many outputs, so that their page has as many as that of one."""
+    """Points of each of `jobs` outputs, so that their page has as many as that of one."""
     return MOST_POINTS // jobs
 
 

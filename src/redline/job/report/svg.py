@@ -142,7 +142,7 @@ def unit_of(end_s: float) -> tuple[float, str]:
 
 
 def tick_step(most: float, ticks: int) -> float:
-    """The distance of ticks from 0 to `most`, at most about so many: 1, 2 or 5 times a power."""
+    """The distance of about `ticks` ticks from 0 to `most`: 1, 2 or 5 times a power of 10."""
     if most <= 0:
         return 1.0
     raw = most / ticks

@@ -39,7 +39,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
 
     elapsed_s: of this run. done, failed: rows by this run. skipped: rows that were done before, as
     far as it has read. input: the whole input. fraction: of it, None while the number of its rows
-    is unknown. eta_s: frozen while is_on_hold, because the run stands still.
+    is unknown. eta_s: frozen while is_on_hold, because the run is at a standstill.
     rows_per_s, tokens_per_s: over the last 10 s. slots: how many calls may be in flight, 0 if that
     is unknown; is_adaptive: which is found. latency_p50_s, latency_p95_s: of the answers of the
     last minute. tokens_per_row: of this run. limits: the rate limits, those that bind first;

@@ -52,7 +52,7 @@ _WORDS = {
     "d": _DEEDS,
     "w": _TIMES,
 }
-# A letter alone stands for a word of its list.
+# A single letter is replaced by a word of its list.
 _SENTENCES = tuple(
     sentence.split(" ")
     for sentence in (

@@ -2,7 +2,7 @@
 
 A message's way, as Redis sees it:
 
-  new        nobody of the group has it
+  new        no consumer of the group has it
   pending    it was handed to a consumer, which keeps it from becoming idle while it lives
   marked     pending, and its consumer has begun to write its outcome. Nobody else may claim it: the
              outcome may be on that consumer's disk, and only its file can tell
@@ -114,7 +114,7 @@ class Group:
             await client.aclose()
 
     async def new(self, count: int, wait_s: float) -> list[Entry]:
-        """Up to `count` messages that nobody has had, at once where there are some.
+        """Up to `count` messages never delivered, immediately if there are some.
 
         wait_s: how long it waits for the first, below 5. Messages whose answer was lost on its way
         are this consumer's, and are found by `own`.
@@ -151,7 +151,7 @@ class Group:
             await self._turn("ack", *ids[start : start + _MOST_IDS])
 
     async def keep(self, ids: Sequence[bytes]) -> None:
-        """Nobody else's as yet: this consumer lives."""
+        """Keeps other consumers from claiming it: this consumer lives."""
         for start in range(0, len(ids), _MOST_IDS):
             await self._turn("keep", *ids[start : start + _MOST_IDS])
 

@@ -3,9 +3,9 @@
 A message's way through one process, which is one consumer of the group:
 
   new, or idle       it is read, as far as there is room: twice as many as calls in flight
-  held               a heartbeat keeps it from becoming idle, so nobody claims it
+  held               a heartbeat keeps it from becoming idle, so it is not claimed
   permitted          it has its outcome, is still this consumer's, and is marked: now its line may
-                     be written, and nobody claims it any more
+                     be written, and it is no longer claimed
   durable            the journal has synced its line: it is acknowledged
 
 A process that dies at any of these steps leaves the message pending. Before the mark, others claim
@@ -118,7 +118,7 @@ class StreamRows(AsyncRows):
                 return
 
     def read_fraction(self) -> float | None:
-        """None: nobody knows how many messages will come."""
+        """None: how many messages will come is unknown."""
         return None
 
     def close(self) -> None:

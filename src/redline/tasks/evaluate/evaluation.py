@@ -1,6 +1,6 @@
 """An evaluation: what is asked, and how each answer is graded.
 
-A question's verdict, which stands in its result line beside `correct`, `strict` and `extracted`:
+A question's verdict, in its result line next to `correct`, `strict` and `extracted`:
 
   correct     the answer is right, whatever else is to be said of it
   truncated   it was cut at the token limit, and is not right as far as it goes
@@ -8,7 +8,7 @@ A question's verdict, which stands in its result line beside `correct`, `strict`
   invalid     nothing that could be graded was found in it
   wrong       an answer was found, and it is another one
 
-A question whose call failed stands among the failures.
+A question whose call failed is in the failures.
 """
 
 from __future__ import annotations

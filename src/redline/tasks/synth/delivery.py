@@ -82,7 +82,7 @@ def delivered(output: Output, wanted: int, similarity: float | None = None) -> D
     failed: Counter[str] = Counter()
     count = 0
     words: list[int] = []
-    # Successes first: a row that stands in both was made after it had failed.
+    # Successes first: a row in both files was made after it had failed.
     for path in (output.path, output.failed_path):
         for line in _lines(path):
             if line.row > wanted or is_told[line.row]:

@@ -9,7 +9,7 @@ no JSON, or not by schema    invalid
 nearly one that is there     near_duplicate
 else                         kept
 
-A text stands in the index before its row is saved. A death in between loses both: the next run
+A text is in the index before its row is saved. A death in between loses both: the next run
 builds the index from the results that are on disk, which is all that was kept.
 """
 

@@ -33,11 +33,11 @@ _WORDS = ("type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "cons
 _MOST_PROBLEMS = 5
 _MOST_LISTED = 20
 _LONGEST_PROBLEM = 500
-# A reference may lead to a reference; so many in a row lead nowhere.
+# A reference may lead to a reference; a longer chain leads nowhere.
 _MOST_REFERENCES = 32
 # Choices between choices are looked into so deep for labels.
 _MOST_NESTED = 4
-# What stands around a label that is answered as plain text.
+# What may surround a label that is answered as plain text.
 _AROUND = " \t\r\n\"'`*."
 
 
@@ -257,7 +257,7 @@ def _references(part: Any) -> Iterator[str]:
 
 
 def _pointed(root: Any, reference: str) -> Any:
-    """What `#/$defs/Name` stands for (RFC 6901); None for nothing."""
+    """The schema that `#/$defs/Name` refers to (RFC 6901); None if there is none."""
     found = root
     for step in reference.removeprefix("#").split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")

@@ -142,10 +142,10 @@ def _again(request: Request, answer: Any, problem: str) -> Request:
 
 def _no_answer(problem: str, tries: int, finish_reason: str | None) -> Rejected:
     if finish_reason in _ENDINGS:
-        return Rejected(problem, hint="look at the row; the answer stands beside its failure")
+        return Rejected(problem, hint="look at the row; its failure has the answer")
     return Rejected(
         f"no valid answer in {counted(tries, 'try', 'tries')}; the last: {problem}",
         hint="raise --max-tokens"
         if finish_reason == "length"
-        else "the last answer stands beside the failure; --retry-failed asks again",
+        else "its failure has the last answer; --retry-failed asks again",
     )

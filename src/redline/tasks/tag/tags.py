@@ -1,7 +1,7 @@
 """What tagging came to, read from its files: an interrupted run ends with the same numbers.
 
 A row that failed has no tag, so it is neither right nor wrong: it is counted by itself. A row that
-stands in both files has succeeded since (see journal.py).
+is in both files has succeeded since (see journal.py).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def review(output: Output, schema: Schema, gold: Gold | None) -> Review:
-    """What stands in an output's files. Memory is bounded, but for 200 bytes a failure.
+    """The contents of an output's files. Memory is bounded, but for 200 bytes a failure.
 
     Raises JournalError for a damaged file, ConfigError where gold's column holds no labels.
     """
