@@ -108,7 +108,10 @@ class Service:
 
 
 class Connection(asyncio.Protocol):
-    """read_by_s, write_by_s: when `check` is due, on the loop's clock."""
+    """read_by_s, write_by_s: when `check` is due, on the loop's clock.
+
+    write: sends bytes to a client that has room for them; None while it has none or has left.
+    """
 
     transport: asyncio.Transport
     # An object with more than 30 attributes in a dict is slow to use (CPython 3.11).
@@ -118,7 +121,7 @@ class Connection(asyncio.Protocol):
         *("_is_lingering", "_is_read_paused", "_loop", "_most_head_bytes", "_parser"),
         *("_queue", "_rest", "_target", "_task", "_unparsed", "_unwritten", "_waiter"),
         *("is_lost", "is_write_paused", "most_body_bytes", "read_by_s", "service"),
-        *("transport", "write_by_s"),
+        *("transport", "write", "write_by_s"),
     )
 
     def __init__(self, service: Service) -> None:
@@ -147,6 +150,7 @@ class Connection(asyncio.Protocol):
         self._unwritten = 0
         self.is_lost = False
         self.is_write_paused = False
+        self.write: Callable[[bytes], None] | None = None
         self._most_head_bytes = service.bounds.most_head_bytes
         self._idle_s = service.bounds.idle_s
         self.most_body_bytes = service.bounds.most_body_bytes
@@ -163,6 +167,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are none of asyncio's, though they do the same.
         self.transport = cast(asyncio.Transport, transport)
+        self.write = self.transport.write
         service = self.service
         service.connections.add(self)
         if len(service.connections) > service.bounds.most_connections:
@@ -207,10 +212,12 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.is_write_paused = True
+        self.write = None
         self._bound_writing()
 
     def resume_writing(self) -> None:
         self.is_write_paused = False
+        self.write = None if self.is_lost else self.transport.write
         self.write_by_s = inf
         if self._drain is not None and not self._drain.done():
             self._drain.set_result(None)
