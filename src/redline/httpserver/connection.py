@@ -116,7 +116,7 @@ class Connection(asyncio.Protocol):
     transport: asyncio.Transport
     # An object with more than 30 attributes in a dict is slow to use (CPython 3.11).
     __slots__ = (
-        *("_bare_bytes", "_bounds", "_current", "_drain", "_fields", "_form"),
+        *("_bare_bytes", "_body_left", "_bounds", "_current", "_drain", "_fields", "_form"),
         *("_forms_left", "_framing", "_idle_s", "_incoming", "_is_ending", "_is_in_head"),
         *("_is_lingering", "_is_read_paused", "_loop", "_most_head_bytes", "_parser"),
         *("_queue", "_rest", "_target", "_task", "_unparsed", "_unwritten", "_waiter"),
@@ -142,6 +142,7 @@ class Connection(asyncio.Protocol):
         self._framing = b""  # of a request that offers an upgrade: its length or its coding
         self._unparsed = memoryview(b"")
         self._form: RequestForm | None = None
+        self._body_left = 0  # bytes of the body of a request of that form, which llhttp is not fed
         self._forms_left = _MOST_FORMS
         self._is_read_paused = False
         self._is_in_head = False
@@ -187,6 +188,12 @@ class Connection(asyncio.Protocol):
             if body is not None:
                 self._queue.append(Exchange(self, form.line, form.fields, True, body=body))
                 self._advance()
+                return
+            if self._begin_body(form, data):
+                return
+        if self._body_left:
+            data = self._take_body(data)
+            if not data:
                 return
         if len(data) > _PIECE_BYTES or self._unparsed:
             self._unparsed = memoryview(bytes(self._unparsed) + data)
@@ -305,6 +312,34 @@ class Connection(asyncio.Protocol):
             form = exchange.form(data)
             if form is not None:
                 self._form = form
+
+    def _begin_body(self, form: RequestForm, data: bytes) -> bool:
+        """Whether `data` begins a request of a known form, whose body then comes past llhttp."""
+        begun = form.begun(data, self.most_body_bytes)
+        if begun is None:
+            return False
+        size, part = begun
+        self._body_left = size
+        self._incoming = exchange = Exchange(self, form.line, form.fields, True, size=size)
+        self._allow_body(exchange)
+        self._queue.append(exchange)
+        if part:
+            self._take_body(part)
+        self._advance()
+        return True
+
+    def _take_body(self, data: bytes) -> bytes:
+        """Takes what of `data` belongs to the body that is coming, and returns the rest."""
+        incoming, left = self._incoming, self._body_left
+        assert incoming is not None
+        part = data if len(data) <= left else data[:left]
+        self._body_left = left - len(part)
+        incoming.receive(part)
+        if not self._body_left:
+            self.on_message_complete()
+        elif incoming.is_full:
+            self._pause_reading()
+        return data[left:]
 
     def _parse(self, data: bytes | memoryview) -> None:
         while True:
@@ -428,9 +463,7 @@ class Connection(asyncio.Protocol):
             self._refuse(error.fault)
             raise _StopError from None
         exchange = Exchange(self, line, fields, is_kept)
-        large = self._bounds.large_bodies
-        if large and line[1] in large:
-            exchange.allow_body(large[line[1]])
+        self._allow_body(exchange)
         self._bare_bytes = 0
         self._incoming = exchange
         self._queue.append(exchange)
@@ -438,6 +471,12 @@ class Connection(asyncio.Protocol):
             self._prepare_body(exchange, fields)
         if b"upgrade" in fields and parser.should_upgrade():
             self._framing = framing_of(fields)
+
+    def _allow_body(self, exchange: Exchange) -> None:
+        """Some paths may have larger bodies than others."""
+        large = self._bounds.large_bodies
+        if large and exchange.path in large:
+            exchange.allow_body(large[exchange.path])
 
     def _prepare_body(self, exchange: Exchange, fields: dict[bytes, bytes]) -> None:
         """Refuses a body that is too long or compressed by an unknown coding."""

@@ -82,8 +82,9 @@ class Channel(Protocol):
 class Exchange:
     """method: upper-case. path: decoded. Made by the connection, for one handler.
 
-    is_kept: the connection serves another request after this one. body: the whole one of a request
-    whose head is known, see request_form.py. fault: why no handler sees it.
+    is_kept: the connection serves another request after this one. body, size: of a request whose
+    head is known, see request_form.py: the whole body, or the bytes of one that is still to come.
+    fault: why no handler sees it.
     """
 
     # Of a path with large bodies; None for the bound of the connection.
@@ -105,6 +106,7 @@ class Exchange:
         is_kept: bool,
         *,
         body: bytes | None = None,
+        size: int | None = None,
         fault: Fault | None = None,
     ) -> None:
         self._channel = channel
@@ -117,7 +119,7 @@ class Exchange:
         # The body of the request has been received to its end.
         self.is_complete = body is not None
         # Of a body that came with a known head, which states another length.
-        self._size = None if body is None else len(body)
+        self._size = size if body is None else len(body)
 
     # The request.
 

@@ -190,7 +190,7 @@ class Connection(asyncio.Protocol):
         self.asked = trace_of(body)
         exchange.drop_body()
         if len(body) <= _PART_BYTES:
-            transport.write(exchange.head + body)
+            transport.writelines((exchange.head, body))
         else:
             transport.write(exchange.head)
             self._unwritten = memoryview(body)
