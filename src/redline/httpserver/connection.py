@@ -305,9 +305,9 @@ class Connection(asyncio.Protocol):
     # Reading.
 
     def _learn_form(self, data: bytes) -> None:
-        """The next request may be of the form of this one, which came whole in one read."""
+        """The next request may be of the form of this one, whose head came whole in one read."""
         exchange = self._queue[0]
-        if len(self._queue) == 1 and exchange.is_complete and exchange.is_kept:
+        if len(self._queue) == 1 and exchange.error is None and exchange.is_kept:
             self._forms_left -= 1
             form = exchange.form(data)
             if form is not None:

@@ -71,14 +71,14 @@ class RequestForm(msgspec.Struct, frozen=True):
 
 
 def form_of(data: bytes, line: Line, fields: dict[bytes, bytes]) -> RequestForm | None:
-    """The form of a whole request that stays on its connection; None if it has none.
+    """The form of a request that stays on its connection; None if it has none.
 
-    data: its bytes. line, fields: what was read of it.
+    data: its bytes, at least those of its head. line, fields: what was read of it.
     """
     head_end = data.find(_HEAD_END, 0, _MOST_HEAD_BYTES) + len(_HEAD_END)
     found = _LENGTH.search(data, 0, head_end)
     if found is None or not _FRAMING.isdisjoint(fields):
         return None
-    if len(data) - head_end != int(found[1]):
+    if len(data) - head_end > int(found[1]):
         return None
     return RequestForm(data[: found.start(1)], data[found.end(1) : head_end], line, fields)
