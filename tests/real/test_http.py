@@ -28,7 +28,7 @@ from redline.calls import (
     Timeouts,
 )
 from redline.calls.http import outage
-from redline.calls.wire import Exchange, ReplyMemory
+from redline.calls.wire import Exchange, ReplyMemory, chunks_in
 from redline.clock import SYSTEM
 from redline.errors import (
     BadReply,
@@ -44,7 +44,7 @@ from redline.errors import (
 )
 from redline.events import EndpointParked, Event
 from redline.limits import Limits
-from redline.waist import Attempts
+from redline.waist import Attempts, Outlet
 from support.raw_server import RawServer, Seen, answer, chat
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
@@ -108,6 +108,24 @@ class Relays(Keeps):
             self.at_once += 1
             self.raw += raw
         return is_taken
+
+
+class Writes(Relays):
+    """The client that chunks are written to as they came; sometimes it has no room."""
+
+    @property
+    def write(self) -> Callable[[bytes], None] | None:
+        return None if len(self.raw) % 5 == 0 else self._take
+
+    def _take(self, data: bytes) -> None:
+        chunks = chunks_in(data)
+        assert chunks
+        for start, stop in chunks:
+            self.at_once += 1
+            self.raw += data[start:stop]
+
+    def outlet(self) -> Outlet:
+        return self
 
 
 def replying(*answers: bytes | None) -> Any:
@@ -1143,7 +1161,10 @@ CUTS = {1: 1, 3: 4, 5: 20, 7: -1}
 BETWEEN = 20
 
 
-def test_a_stream_that_comes_event_by_event_is_relayed_byte_for_byte(run: Run) -> None:
+@pytest.mark.parametrize("kind", [Relays, Writes])
+def test_a_stream_that_comes_event_by_event_is_relayed_byte_for_byte(
+    run: Run, kind: type[Relays]
+) -> None:
     named = A.replace(b"{", b'{"id":"c","model":"m",', 1)
     texts = [named.replace(b'"a"', b'"%b"' % (b"a" * size)) for size in range(40)]
     usage = b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}'
@@ -1167,7 +1188,7 @@ def test_a_stream_that_comes_event_by_event_is_relayed_byte_for_byte(run: Run) -
 
     async def main() -> None:
         async with RawServer(write) as server:
-            backend, sink = backend_of(server), Relays()
+            backend, sink = backend_of(server), kind()
             outcome = await backend.send(ASK, Call(), sink)
             await backend.aclose()
         assert sink.raw == b"".join(data)

@@ -39,6 +39,9 @@ class FakeTransport(asyncio.Transport):
             self.unsent = len(data)
             self.protocol.pause_writing()
 
+    def writelines(self, data: Iterable[Any]) -> None:
+        self.write(b"".join(data))
+
     def drain(self) -> None:
         """The peer has taken everything, and takes what is written next as slowly."""
         while self.unsent and not self.is_aborted:

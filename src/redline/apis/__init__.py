@@ -55,6 +55,7 @@ from redline.apis.event_stream import (
     EventParser,
     event_bytes,
     event_form_of,
+    is_text,
 )
 from redline.apis.loose_json import BOM, number
 from redline.apis.replies import APIS, PLAIN, api_of

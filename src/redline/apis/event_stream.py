@@ -30,7 +30,9 @@ _KEYS = tuple(
 )
 # The inside of a JSON string.
 _INSIDE = re.compile(rb'[^"\\\x00-\x1f]*(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*)*')
-_INSIDE_AT, _IS_INSIDE = _INSIDE.match, _INSIDE.fullmatch
+_INSIDE_AT = _INSIDE.match
+# Whether data, from one place up to another, is the inside of a JSON string.
+is_text = _INSIDE.fullmatch
 
 
 def event_bytes(event: object, name: str = "") -> bytes:
@@ -133,12 +135,12 @@ class EventForm(msgspec.Struct, frozen=True):
     begin_bytes: int
     end_bytes: int
 
-    def fits(self, data: bytes) -> bool:
-        """It is one event of this form."""
+    def fits(self, data: bytes, start: int, stop: int) -> bool:
+        """From `start` up to `stop`, `data` is one event of this form."""
         return (
-            data.startswith(self.begin)
-            and data.endswith(self.end)
-            and _IS_INSIDE(data, self.begin_bytes, len(data) - self.end_bytes) is not None
+            data.startswith(self.begin, start, stop)
+            and data.endswith(self.end, start, stop)
+            and is_text(data, start + self.begin_bytes, stop - self.end_bytes) is not None
         )
 
 

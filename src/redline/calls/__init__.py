@@ -16,6 +16,7 @@ from redline.waist import (
     Load,
     Member,
     Outcome,
+    Outlet,
     Reply,
     Request,
     Sink,

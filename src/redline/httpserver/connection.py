@@ -109,17 +109,20 @@ class Service:
 
 
 class Connection(asyncio.Protocol):
-    """read_by_s, write_by_s: when `check` is due, on the loop's clock."""
+    """read_by_s, write_by_s: when `check` is due, on the loop's clock.
+
+    write: sends bytes to a client that has room for them; None while it has none or has left.
+    """
 
     transport: asyncio.Transport
     # An object with more than 30 attributes in a dict is slow to use (CPython 3.11).
     __slots__ = (
-        *("_bare_bytes", "_bounds", "_current", "_drain", "_fields", "_form"),
+        *("_bare_bytes", "_body_left", "_bounds", "_current", "_drain", "_fields", "_form"),
         *("_forms_left", "_framing", "_idle_s", "_incoming", "_is_ending", "_is_in_head"),
         *("_is_lingering", "_is_read_paused", "_loop", "_most_head_bytes", "_parser"),
         *("_queue", "_rest", "_target", "_task", "_unparsed", "_unwritten", "_waiter"),
         *("is_lost", "is_write_paused", "most_body_bytes", "read_by_s", "service"),
-        *("transport", "write_by_s"),
+        *("transport", "write", "write_by_s"),
     )
 
     def __init__(self, service: Service) -> None:
@@ -140,6 +143,7 @@ class Connection(asyncio.Protocol):
         self._framing = b""  # of a request that offers an upgrade: its length or its coding
         self._unparsed = memoryview(b"")
         self._form: RequestForm | None = None
+        self._body_left = 0  # bytes of the body of a request of that form, which llhttp is not fed
         self._forms_left = _MOST_FORMS
         self._is_read_paused = False
         self._is_in_head = False
@@ -148,6 +152,7 @@ class Connection(asyncio.Protocol):
         self._unwritten = 0
         self.is_lost = False
         self.is_write_paused = False
+        self.write: Callable[[bytes], None] | None = None
         self._most_head_bytes = service.bounds.most_head_bytes
         self._idle_s = service.bounds.idle_s
         self.most_body_bytes = service.bounds.most_body_bytes
@@ -164,6 +169,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are none of asyncio's, though they do the same.
         self.transport = cast(asyncio.Transport, transport)
+        self.write = self.transport.write
         service = self.service
         if service.is_over:
             # Accepted just before the listener closed, and made just after.
@@ -187,6 +193,12 @@ class Connection(asyncio.Protocol):
             if body is not None:
                 self._queue.append(Exchange(self, form.line, form.fields, True, body=body))
                 self._advance()
+                return
+            if self._begin_body(form, data):
+                return
+        if self._body_left:
+            data = self._take_body(data)
+            if not data:
                 return
         if len(data) > _PIECE_BYTES or self._unparsed:
             self._unparsed = memoryview(bytes(self._unparsed) + data)
@@ -212,10 +224,12 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.is_write_paused = True
+        self.write = None
         self._bound_writing()
 
     def resume_writing(self) -> None:
         self.is_write_paused = False
+        self.write = None if self.is_lost else self.transport.write
         self.write_by_s = inf
         if self._drain is not None and not self._drain.done():
             self._drain.set_result(None)
@@ -296,13 +310,41 @@ class Connection(asyncio.Protocol):
     # Reading.
 
     def _learn_form(self, data: bytes) -> None:
-        """The next request may be of the form of this one, which came whole in one read."""
+        """The next request may be of the form of this one, whose head came whole in one read."""
         exchange = self._queue[0]
-        if len(self._queue) == 1 and exchange.is_complete and exchange.is_kept:
+        if len(self._queue) == 1 and exchange.error is None and exchange.is_kept:
             self._forms_left -= 1
             form = exchange.form(data)
             if form is not None:
                 self._form = form
+
+    def _begin_body(self, form: RequestForm, data: bytes) -> bool:
+        """Whether `data` begins a request of a known form, whose body then comes past llhttp."""
+        begun = form.begun(data, self.most_body_bytes)
+        if begun is None:
+            return False
+        size, part = begun
+        self._body_left = size
+        self._incoming = exchange = Exchange(self, form.line, form.fields, True, size=size)
+        self._allow_body(exchange)
+        self._queue.append(exchange)
+        if part:
+            self._take_body(part)
+        self._advance()
+        return True
+
+    def _take_body(self, data: bytes) -> bytes:
+        """Takes what of `data` belongs to the body that is coming, and returns the rest."""
+        incoming, left = self._incoming, self._body_left
+        assert incoming is not None
+        part = data if len(data) <= left else data[:left]
+        self._body_left = left - len(part)
+        incoming.receive(part)
+        if not self._body_left:
+            self.on_message_complete()
+        elif incoming.is_full:
+            self._pause_reading()
+        return data[left:]
 
     def _parse(self, data: bytes | memoryview) -> None:
         while True:
@@ -426,9 +468,7 @@ class Connection(asyncio.Protocol):
             self._refuse(error.fault)
             raise _StopError from None
         exchange = Exchange(self, line, fields, is_kept)
-        large = self._bounds.large_bodies
-        if large and line[1] in large:
-            exchange.allow_body(large[line[1]])
+        self._allow_body(exchange)
         self._bare_bytes = 0
         self._incoming = exchange
         self._queue.append(exchange)
@@ -436,6 +476,12 @@ class Connection(asyncio.Protocol):
             self._prepare_body(exchange, fields)
         if b"upgrade" in fields and parser.should_upgrade():
             self._framing = framing_of(fields)
+
+    def _allow_body(self, exchange: Exchange) -> None:
+        """Some paths may have larger bodies than others."""
+        large = self._bounds.large_bodies
+        if large and exchange.path in large:
+            exchange.allow_body(large[exchange.path])
 
     def _prepare_body(self, exchange: Exchange, fields: dict[bytes, bytes]) -> None:
         """Refuses a body that is too long or compressed by an unknown coding."""

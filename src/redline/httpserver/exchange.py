@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cached_property
 from socket import SO_LINGER, SOL_SOCKET
@@ -69,6 +69,7 @@ class Channel(Protocol):
     is_lost: bool
     is_write_paused: bool
     most_body_bytes: int
+    write: Callable[[bytes], None] | None
 
     @property
     def service(self) -> Shared: ...
@@ -81,8 +82,9 @@ class Channel(Protocol):
 class Exchange:
     """method: upper-case. path: decoded. Made by the connection, for one handler.
 
-    is_kept: the connection serves another request after this one. body: the whole one of a request
-    whose head is known, see request_form.py. fault: why no handler sees it.
+    is_kept: the connection serves another request after this one. body, size: of a request whose
+    head is known, see request_form.py: the whole body, or the bytes of one that is still to come.
+    fault: why no handler sees it.
     """
 
     # Of a path with large bodies; None for the bound of the connection.
@@ -104,6 +106,7 @@ class Exchange:
         is_kept: bool,
         *,
         body: bytes | None = None,
+        size: int | None = None,
         fault: Fault | None = None,
     ) -> None:
         self._channel = channel
@@ -116,7 +119,7 @@ class Exchange:
         # The body of the request has been received to its end.
         self.is_complete = body is not None
         # Of a body that came with a known head, which states another length.
-        self._size = None if body is None else len(body)
+        self._size = size if body is None else len(body)
 
     # The request.
 
@@ -282,13 +285,21 @@ class Exchange:
 
         False if it was not sent: the client has left or has no room, or nothing was sent before.
         """
-        channel = self._channel
-        if channel.is_write_paused or channel.is_lost:
+        outlet = self.outlet
+        if outlet is None or outlet.write is None:
             return False
-        if self.state is not _STREAMING or self._unsent_head or not self._is_chunked:
-            return False
-        channel.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        outlet.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
+
+    @property
+    def outlet(self) -> Channel | None:
+        """What the next parts of the body may be written to as chunks; None if it takes none.
+
+        Its `write` is None while the client has no room or has left. To be used until `end`.
+        """
+        if self.state is not _STREAMING or self._unsent_head or not self._is_chunked:
+            return None
+        return self._channel
 
     async def end(self, data: bytes = b"") -> None:
         """Sends the last part of the body, and its end. Raises ClientGoneError."""

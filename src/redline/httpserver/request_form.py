@@ -15,6 +15,7 @@ from redline.httpserver.framing import Line
 # Clients of LLM APIs send heads of less than 1 KB.
 _MOST_HEAD_BYTES = 4096
 _LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})\r\n")
+_MOST_DIGITS = 9
 _HEAD_END = b"\r\n\r\n"
 # How the body or the connection goes on if one of them is there is for llhttp to say.
 _FRAMING = frozenset((b"transfer-encoding", b"content-encoding", b"upgrade", b"expect"))
@@ -47,16 +48,37 @@ class RequestForm(msgspec.Struct, frozen=True):
             return None
         return body
 
+    def begun(self, data: bytes, most_bytes: int) -> tuple[int, bytes] | None:
+        """How long the body is and what has come of it, if `data` begins a request of this form.
+
+        None unless it is the whole head, and less of the body than that announces. most_bytes: of
+        the body.
+        """
+        begin, end = self.begin, self.end
+        if not data.startswith(begin):
+            return None
+        digits_end = data.find(b"\r", len(begin))
+        digits = data[len(begin) : digits_end]
+        if not data.startswith(end, digits_end) or len(digits) > _MOST_DIGITS:
+            return None
+        if not digits.isdigit():
+            return None
+        size = int(digits)
+        part = data[digits_end + len(end) :]
+        if digits != b"%d" % size or not len(part) < size <= most_bytes:
+            return None
+        return size, part
+
 
 def form_of(data: bytes, line: Line, fields: dict[bytes, bytes]) -> RequestForm | None:
-    """The form of a whole request that stays on its connection; None if it has none.
+    """The form of a request that stays on its connection; None if it has none.
 
-    data: its bytes. line, fields: what was read of it.
+    data: its bytes, at least those of its head. line, fields: what was read of it.
     """
     head_end = data.find(_HEAD_END, 0, _MOST_HEAD_BYTES) + len(_HEAD_END)
     found = _LENGTH.search(data, 0, head_end)
     if found is None or not _FRAMING.isdisjoint(fields):
         return None
-    if len(data) - head_end != int(found[1]):
+    if len(data) - head_end > int(found[1]):
         return None
     return RequestForm(data[: found.start(1)], data[found.end(1) : head_end], line, fields)

@@ -233,6 +233,16 @@ class Chunk(msgspec.Struct, frozen=True):
     raw: bytes = b""
 
 
+class Outlet(Protocol):
+    """A connection to the client of a stream whose body is sent in chunks (RFC 9112, 7.1).
+
+    write: sends bytes as they are; None while the client has no room, or has left.
+    """
+
+    @property
+    def write(self) -> Callable[[bytes], None] | None: ...
+
+
 class Sink(Protocol):
     """Takes a streamed answer in order. Awaited, so a slow reader slows the connection down.
 
@@ -258,6 +268,14 @@ class Sink(Protocol):
         first chunk.
         """
         return False
+
+    def outlet(self) -> Outlet | None:
+        """What chunks can be written to as they came, in place of `put_now` with what they hold.
+
+        None, the default, if there is nothing. Asked of sinks that relay, after the first chunk;
+        used until the call is over.
+        """
+        return None
 
 
 class Backend(Protocol):

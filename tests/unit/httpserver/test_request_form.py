@@ -67,6 +67,17 @@ def test_a_request_is_taken_alike_whether_its_form_is_known_or_not(
     check(data if before is None else before, data)
 
 
+@pytest.mark.parametrize("data", ODD.values(), ids=ODD)
+def test_a_request_is_taken_alike_wherever_it_is_cut(data: bytes) -> None:
+    expected = play(connection, [USUAL + data + NEXT], "at once", BOUNDS)
+    for at in range(len(data) + 1):
+        for pieces in ([data[:at], data[at:]], [data[:at], data[at : at + 2], data[at + 2 :]]):
+            *begin, last = [piece for piece in pieces if piece] or [b""]
+            for behind in ([last + NEXT], [last, NEXT]):
+                found = play(connection, [USUAL, *begin, *behind], "at once", BOUNDS)
+                assert found == expected, (at, behind)
+
+
 @pytest.mark.parametrize("data", [*REFUSED.values(), *(data for data, *_ in TAKEN.values())])
 def test_an_odd_request_is_taken_alike_behind_itself(data: bytes) -> None:
     check(data, data)

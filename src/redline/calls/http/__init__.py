@@ -1,6 +1,7 @@
 """One HTTP endpoint as a backend: slot, connection, grant, write, read, settle."""
 
 from redline.calls.http.backend import HttpBackend
+from redline.calls.http.chunk_relay import ChunkRelay
 from redline.calls.http.events import StreamReader, refuse_partial, streaming, whole_chunk
 from redline.calls.http.limits import EndpointLimits, Shared, Stores, account_of, limiter_of
 from redline.calls.http.masking import Mask

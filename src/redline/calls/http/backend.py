@@ -149,6 +149,7 @@ class _Attempt(Exchange):
             self.reader.head(status, headers)
             if self.reader.relays:
                 self.take_now = self.reader.take_now
+                self.chunk_taker = self.reader.chunk_taker
 
     def on_sent(self, sent_s: float) -> None:
         self._backend.wrote(self, self.call, sent_s)

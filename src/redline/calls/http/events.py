@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from redline.apis import (
@@ -21,6 +21,7 @@ from redline.apis import (
     read_event,
 )
 from redline.apis import replies as apis
+from redline.calls.http.chunk_relay import ChunkRelay
 from redline.calls.http.masking import NO_SECRETS, Mask
 from redline.clock import SYSTEM, Clock
 from redline.errors import BadReply, BadRow, CallError, NoEndpoint
@@ -97,6 +98,7 @@ class StreamReader:
         self._is_handing_on = False
         self._form: EventForm | None = None  # of its events, as they mostly are
         self._forms_left = _MOST_FORMS
+        self._chunk_relay: ChunkRelay | None = None  # of events of that form
         self.first_s: float | None = None
         self.has_begun = False
 
@@ -122,10 +124,10 @@ class StreamReader:
 
         Most of a stream is that. False for anything else, which is then for `take`.
         """
-        if self.first_s is None or self._is_handing_on or self._is_done or self._held:
+        if not self._is_steady:
             return False
         form = self._form
-        if form is not None and form.fits(data) and not self._parser.is_amid:
+        if form is not None and form.fits(data, 0, len(data)):
             return self._sink.put_now(data)
         event = self._parser.line(data)
         if event is None or not self._answer.skim(event):
@@ -133,7 +135,30 @@ class StreamReader:
         if self._forms_left:
             self._forms_left -= 1
             self._form = event_form_of(data)
+            self._chunk_relay = None
         return self._sink.put_now(data)
+
+    def chunk_taker(self) -> Callable[[bytes], int] | None:
+        """What passes on the chunks that come next; see Exchange. For use until `take`."""
+        if self._form is None or not self._is_steady:
+            return None
+        if self._chunk_relay is None:
+            outlet = self._sink.outlet()
+            if outlet is None:
+                return None
+            self._chunk_relay = ChunkRelay(self._form, outlet)
+        return self._chunk_relay.take
+
+    @property
+    def _is_steady(self) -> bool:
+        """The sink has begun and waits for nothing, and what comes next begins an event."""
+        return not (
+            self.first_s is None
+            or self._is_handing_on
+            or self._is_done
+            or self._held
+            or self._parser.is_amid
+        )
 
     async def _hand_on(self, blocks: list[tuple[bytes, bytes | None]]) -> None:
         """Hands each event on as a chunk with its text and its JSON."""

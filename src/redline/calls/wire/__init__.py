@@ -1,5 +1,6 @@
 """HTTP/1.1 to one host: endpoint settings, connections, exchanges and their deadlines."""
 
+from redline.calls.wire.chunks import chunks_in, size_line
 from redline.calls.wire.connection import MOST_HEADER_BYTES, Connection
 from redline.calls.wire.deadlines import Deadline, Deadlines
 from redline.calls.wire.endpoint import Endpoint, Timeouts, is_http_url, proxy_of

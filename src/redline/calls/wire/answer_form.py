@@ -29,10 +29,6 @@ _KEPT = (b"connection", b"keep-alive")
 # Heads of usual servers have at most 4 KB, and a server has a few forms.
 _MOST_NAME_BYTES = 2048
 _MOST_FORMS = 64
-# Of a chunk that ends an event. No size of a chunk ends so: it is a line of its own.
-CHUNK_END = b"\n\n\r\n"
-# That of 64 KiB has five digits.
-_MOST_DIGITS = 5
 
 
 class AnswerForm:
@@ -80,17 +76,3 @@ def form_of(pairs: Sequence[tuple[bytes, bytes]]) -> AnswerForm | None:
 @lru_cache(maxsize=_MOST_FORMS)
 def _form(names: tuple[bytes, ...]) -> AnswerForm:
     return AnswerForm(names)
-
-
-def chunk_in(data: bytes) -> bytes | None:
-    """The body of the chunk that `data` is; None unless it is whole, alone and ends an event.
-
-    See RFC 9112, 7.1.
-    """
-    if not data.endswith(CHUNK_END):
-        return None
-    end = data.find(b"\r\n", 0, _MOST_DIGITS + 2)
-    # Without extensions, and written as most servers write it: anything else is for llhttp.
-    if end < 0 or data[:end].lower() != b"%x" % (len(data) - end - 4):
-        return None
-    return data[end + 2 : -2]

@@ -9,8 +9,8 @@
   done      the answer is whole                            idle, closed
   closed    it is of no use any more
 
-A short answer of a form that the connection has seen is read in one go, from waiting to done, and
-of a stream, a chunk with one event of text; see answer_form.py. llhttp reads all others.
+A short answer of a form that the connection has seen is read in one go, from waiting to done; see
+answer_form.py. Chunks of a stream that is relayed may pass as they came. llhttp reads all others.
 
 What a server sends while nothing was asked, or behind its answer, ends the connection: the next
 answer on it could be that of another request. It is looked for once more before a request is
@@ -27,7 +27,8 @@ from typing import cast
 
 import httptools
 
-from redline.calls.wire.answer_form import CHUNK_END, AnswerForm, chunk_in, form_of
+from redline.calls.wire.answer_form import AnswerForm, form_of
+from redline.calls.wire.chunks import CHUNK_END
 from redline.calls.wire.deadlines import Deadlines
 from redline.calls.wire.exchange import Exchange, answer_headers
 from redline.calls.wire.inflate import cut_short, damaged, inflate_for
@@ -68,7 +69,7 @@ class Connection(asyncio.Protocol):
         *("_is_clogged", "_is_lost", "_is_paused", "_is_reusable", "_is_streamed"),
         *("_loop", "_most_bytes"),
         *("_on_lost", "_pairs", "_parser", "_parts", "_refusal", "_short_bytes", "_size"),
-        *("_transport", "_unwritten", "_waiter", "_waiting"),
+        *("_take_chunks", "_transport", "_unwritten", "_waiter", "_waiting"),
         *("asked", "body", "headers", "is_done", "is_stale", "is_used"),
         *("last_answer", "last_asked", "status", "unasked"),
     )
@@ -122,6 +123,8 @@ class Connection(asyncio.Protocol):
         self._is_paused = False
         self._is_streamed = False
         self._is_between_chunks = False  # of a streamed body, and nothing of the next has come
+        # Passes on what comes next, if that is whole chunks of a known form.
+        self._take_chunks: Callable[[bytes], int] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -187,7 +190,7 @@ class Connection(asyncio.Protocol):
         self.asked = trace_of(body)
         exchange.drop_body()
         if len(body) <= _PART_BYTES:
-            transport.write(exchange.head + body)
+            transport.writelines((exchange.head, body))
         else:
             transport.write(exchange.head)
             self._unwritten = memoryview(body)
@@ -238,7 +241,7 @@ class Connection(asyncio.Protocol):
     def release(self) -> bool:
         """The exchange is over. True if another one may follow."""
         # Its alarm may still ring, and ends nothing then.
-        self._exchange = self._waiter = self.body = None
+        self._exchange = self._waiter = self.body = self._take_chunks = None
         if self._error is not None:
             self._error = self._refusal = None
         if self._size:
@@ -354,6 +357,13 @@ class Connection(asyncio.Protocol):
         self._write_on()
 
     def data_received(self, data: bytes) -> None:
+        take_chunks = self._take_chunks
+        if take_chunks is not None and self._size < self._most_bytes:
+            # llhttp passes over what is taken: it would be between two chunks behind it as well.
+            taken = take_chunks(data)
+            if taken:
+                self._size += taken
+                return
         exchange = self._exchange
         if exchange is None or self.is_done:
             self.unasked = data
@@ -361,8 +371,7 @@ class Connection(asyncio.Protocol):
             self._wake()
             return
         if exchange.first_byte_s is not None:
-            if not (self._is_between_chunks and self._pass_on(exchange, data)):
-                self._parse(data)
+            self._parse(data)
             return
         exchange.headers_came()
         form = self._form
@@ -379,22 +388,10 @@ class Connection(asyncio.Protocol):
         if self.is_done and self._forms_left:
             self._learn_form(data)
 
-    def _pass_on(self, exchange: Exchange, data: bytes) -> bool:
-        """Hands on `data` if it is one chunk for which nothing is to be waited; llhttp passes over
-        it, which would be between two chunks behind it as well.
-        """
-        take_now = exchange.take_now
-        if take_now is None or self._parts or self._inflate is not None:
-            return False
-        body = chunk_in(data)
-        if body is None or self._size + len(body) > self._most_bytes or not take_now(body):
-            return False
-        self._size += len(body)
-        return True
-
     def _parse(self, data: bytes) -> None:
         size_bytes = len(data)
         self._is_between_chunks = False
+        self._take_chunks = None
         self._bare_bytes += size_bytes
         try:
             self._parser.feed_data(data)
@@ -413,9 +410,17 @@ class Connection(asyncio.Protocol):
                     self._is_reusable = False
             elif self._bare_bytes > MOST_HEADER_BYTES:
                 self.fail(_too_long_headers())
-            elif self._is_between_chunks:
-                # Behind the chunk, the size of the next may have come.
-                self._is_between_chunks = data.endswith(CHUNK_END)
+            # Behind the chunk, the size of the next may have come.
+            elif self._is_between_chunks and data.endswith(CHUNK_END):
+                self._find_taker()
+
+    def _find_taker(self) -> None:
+        """What comes next begins a chunk. It may be passed on if none of what came before waits."""
+        exchange = self._exchange
+        if exchange is None or exchange.chunk_taker is None:
+            return
+        if not self._parts and self._inflate is None:
+            self._take_chunks = exchange.chunk_taker()
 
     def _learn_form(self, data: bytes) -> None:
         """The next answer may be of the form of this one, which came whole in one read."""

@@ -119,6 +119,9 @@ class Exchange(ABC):
     doubted = b""
     # Takes a part of a streamed body without waiting, or not, and says which.
     take_now: Callable[[bytes], bool] | None = None
+    # What passes on chunks of it as they are on the wire, and returns how many bytes of the body
+    # those were, 0 if it has not passed them on; None while nothing does.
+    chunk_taker: Callable[[], Callable[[bytes], int] | None] | None = None
 
     def __init__(self, timeouts: Timeouts, clock: Clock) -> None:
         self._timing = Timing(timeouts, clock)

@@ -11,7 +11,7 @@ from functools import lru_cache
 import msgspec
 
 from redline.apis import APIS, EventParser, event_bytes, is_usage_event
-from redline.calls import Backend, Call, Chunk, Outcome, Request, Sink
+from redline.calls import Backend, Call, Chunk, Outcome, Outlet, Request, Sink
 from redline.errors import CallError, NoEndpoint, Retryable
 from redline.httpserver import JSON, TEXT, ClientGoneError, Exchange, header_lines
 from redline.serve.http.door import Door, Page
@@ -144,6 +144,9 @@ class Passed(Sink):
     def put_now(self, raw: bytes) -> bool:
         # It has no usage that the client has not asked for.
         return self._exchange.write_now(raw)
+
+    def outlet(self) -> Outlet | None:
+        return self._exchange.outlet
 
     async def fail(self, refusal: Refusal) -> None:
         """Breaks off the stream, so that it does not pass for a whole one."""

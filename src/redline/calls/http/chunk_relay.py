@@ -1,0 +1,69 @@
+"""Chunks of a stream that are passed on as they came, framing included.
+
+Most of a stream is events that differ in their text alone, each in a chunk of its own. To pass one
+on takes its comparison with those before it, and one write.
+"""
+
+from __future__ import annotations
+
+from redline.apis import EventForm, is_text
+from redline.calls.wire import chunks_in, size_line
+from redline.waist import Outlet
+
+# Events differ in length by what a model says in one of them.
+_MOST_HEADS = 64
+
+
+class _Heads(dict[int, bytes]):
+    """By the bytes of a chunk on the wire, what it begins with if it holds an event of a form."""
+
+    def __init__(self, begin: bytes) -> None:
+        self._begin = begin
+
+    def __missing__(self, whole_bytes: int) -> bytes:
+        if len(self) >= _MOST_HEADS:
+            self.clear()
+        line = size_line(whole_bytes)
+        # If no chunk is so long, nothing that is so long may begin with it.
+        head = bytes(whole_bytes + 1) if line is None else line + self._begin
+        if line is not None:
+            self[whole_bytes] = head
+        return head
+
+
+class ChunkRelay:
+    """Passes on chunks whose events have this form, while the outlet has room."""
+
+    __slots__ = ("_event_bytes", "_form", "_heads", "_outlet", "_tail", "_tail_bytes")
+
+    def __init__(self, form: EventForm, outlet: Outlet) -> None:
+        self._form = form
+        self._outlet = outlet
+        self._heads = _Heads(form.begin)
+        self._tail = form.end + b"\r\n"
+        self._tail_bytes = len(self._tail)
+        self._event_bytes = form.begin_bytes + form.end_bytes  # without its text
+
+    def take(self, data: bytes) -> int:
+        """Passes on `data` if it is whole chunks, each with one event of the form.
+
+        How many bytes the events have; 0 if it has not passed them on.
+        """
+        write = self._outlet.write
+        if write is None:
+            return 0
+        if not data.endswith(self._tail):
+            return 0
+        size_bytes = len(data)
+        head = self._heads[size_bytes]
+        if data.startswith(head):
+            start, end = len(head), size_bytes - self._tail_bytes
+            if is_text(data, start, end):
+                write(data)
+                return end - start + self._event_bytes
+        chunks = chunks_in(data)
+        fits = self._form.fits
+        if not chunks or not all(fits(data, start, end) for start, end in chunks):
+            return 0
+        write(data)
+        return sum(end - start for start, end in chunks)

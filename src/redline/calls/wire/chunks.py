@@ -1,0 +1,49 @@
+"""The chunks of a body, as they are on the wire (RFC 9112, 7.1): a line with a size, and the bytes.
+
+Only chunks without extensions are read here, written as most servers write them. llhttp reads all
+others, and judges what is wrong.
+"""
+
+from __future__ import annotations
+
+# Of a chunk that ends an event. No line with a size ends so: it would be an empty one.
+CHUNK_END = b"\n\n\r\n"
+# A chunk of 64 KiB has five.
+_MOST_DIGITS = 5
+_AROUND_BYTES = len(b"\r\n\r\n")
+
+
+def size_line(whole_bytes: int) -> bytes | None:
+    """What a chunk begins with that takes `whole_bytes` on the wire; None if no chunk takes that.
+
+    The number is in lower case.
+    """
+    for digits in range(1, _MOST_DIGITS + 1):
+        size = whole_bytes - _AROUND_BYTES - digits
+        line = b"%x\r\n" % max(0, size)
+        if size > 0 and len(line) == digits + 2:
+            return line
+    return None
+
+
+def chunks_in(data: bytes) -> list[tuple[int, int]] | None:
+    """Where the body of each chunk in `data` begins and ends.
+
+    None unless all of `data` is whole chunks. The last chunk, which is empty, is none of them.
+    """
+    found, at = [], 0
+    while at < len(data):
+        end = data.find(b"\r\n", at, at + _MOST_DIGITS + 2)
+        if end < 0:
+            return None
+        line = data[at:end].lower()
+        try:
+            size = int(line, 16)
+        except ValueError:
+            return None
+        start, stop = end + 2, end + 2 + size
+        if not size or line != b"%x" % size or data[stop : stop + 2] != b"\r\n":
+            return None
+        found.append((start, stop))
+        at = stop + 2
+    return found
