@@ -16,8 +16,9 @@ from redline.clock import SYSTEM
 from redline.httpserver import Address, Exchange, State
 from redline.serve.batches import Batches
 from redline.serve.dashboard import BatchView, ClassView, Dashboard, Snapshot, TenantView
+from redline.serve.gateway.allowed import missing, target_of
 from redline.serve.gateway.gates import Gates
-from redline.serve.gateway.lineup import Lineup, Target
+from redline.serve.gateway.lineup import Lineup
 from redline.serve.gateway.metrics import GatewayMetrics
 from redline.serve.gateway.model_list import ModelList
 from redline.serve.gateway.totals import OTHER, Asking, Totals
@@ -34,8 +35,6 @@ from redline.serve.http import (
     busy,
     count_tokens,
     facts_of,
-    names_one_model,
-    no_model,
     pass_back,
     read_part,
     status_of,
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
 
 
 _MODELS = "/v1/models"
-# Of a model's name. Tables keep names, so a name of a body's length would take much memory.
-_LONGEST_MODEL = 1000
 # The status that is counted for a call whose client has left; nginx has the same number.
 _LEFT = 499
 # OpenAI's own words for how soon a call is wanted.
@@ -235,7 +232,7 @@ class Gateway(Door):
         if name := exchange.path.removeprefix(_MODELS).removeprefix("/"):
             found: object = await self._models_known.one(name) if tenant.may_use(name) else None
             if found is None:
-                raise self._no_model(name, tenant)
+                raise missing(self._lineup, tenant, name)
         else:
             entries = await self._models_known.all()
             usable = [entry for entry in entries if tenant.may_use(entry["id"])]
@@ -273,9 +270,7 @@ class Gateway(Door):
             count_tokens(exchange, raw, request_id=asking.request_id)
             return
         try:
-            target = self._target(facts.model, tenant)
-            if tenant.settings.models is not None and not names_one_model(raw):
-                raise Refusal("The body of the request names several models.", param="model")
+            target = target_of(self._lineup, tenant, facts, raw)
             started = self._started(tenant, facts, len(raw))
         except Refusal as refusal:
             self._refused(asking, refusal)
@@ -383,21 +378,6 @@ class Gateway(Door):
 
     def _request_id(self) -> str:
         return f"{self._prefix}{next(self._numbers):x}"
-
-    def _target(self, model: str | None, tenant: Tenant) -> Target:
-        """Who answers calls for the model. Raises Refusal if the tenant has no such endpoint."""
-        if model is not None and len(model) > _LONGEST_MODEL:
-            raise self._no_model(model, tenant)
-        target = self._lineup.target(model)
-        if model is None and (target is None or tenant.settings.models is not None):
-            what = "The body of the request is not JSON, or it names no model."
-            raise Refusal(what, param="model")
-        if target is None or not tenant.may_use(model or ""):
-            raise self._no_model(model or "", tenant)
-        return target
-
-    def _no_model(self, name: str, tenant: Tenant) -> Refusal:
-        return no_model(name, [one for one in self._lineup.names if tenant.may_use(one)])
 
     def _count(self, asking: Asking, outcome: Outcome) -> None:
         totals, reply, status = self.totals, outcome.reply, status_of(outcome)
