@@ -457,6 +457,60 @@ async def test_bodies_are_held_within_a_bound_while_they_come() -> None:
                 assert (await last.ask(ask)).status == 200
 
 
+async def test_one_tenant_cannot_hold_the_memory_of_all(tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, "hog", "other")
+    async with Sim(SimSettings()) as sim:
+        settings = GatewaySettings(
+            endpoints=(Endpoint(base_url=sim.base_url),),
+            port=0,
+            most_held_bytes=8 * 2**20,
+            keys=tmp_path / "keys.jsonl",
+        )
+        async with gateway_of(settings) as served, AsyncExitStack() as stack:
+            port = port_of(served.gateway.base_url)
+            # 16 times 1 MiB without their last byte, where 8 MiB may be held.
+            begun = request("POST", CHAT, b"x" * 2**20, keys["hog"])[:-1]
+            hogs = [await stack.enter_async_context(peer(port)) for _ in range(16)]
+            for hog in hogs:
+                await hog.send(begun)
+            waiting = [asyncio.create_task(hog.answer()) for hog in hogs]
+            async with asyncio.timeout(60):
+                while sum(one.done() for one in waiting) < 12:  # noqa: ASYNC110 - plain numbers
+                    await asyncio.sleep(0.01)
+            refused = [one.result() for one in waiting if one.done()]
+            assert {answer.status for answer in refused} == {429}
+            assert {json.loads(one.body)["error"]["code"] for one in refused} == {"too_many_bytes"}
+            assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+            # Another tenant has room for a body of 2 MiB beside it, and for several small ones.
+            large = {"model": "m", "messages": [{"role": "user", "content": "x" * 2 * 2**20}]}
+            for body in (large, {"model": "m", "messages": HELLO}):
+                async with peer(port) as other:
+                    answer = await other.ask(request("POST", CHAT, body, keys["other"]))
+                    assert answer.status == 200
+            for one in waiting:
+                one.cancel()
+            await asyncio.wait(waiting)
+            for hog in hogs:
+                hog.writer.transport.abort()
+            async with asyncio.timeout(20):
+                while served.gateway.in_flight:  # noqa: ASYNC110 - a plain number
+                    await asyncio.sleep(0.01)
+            async with peer(port) as again:
+                answer = await again.ask(request("POST", CHAT, large, keys["hog"]))
+                assert answer.status == 200
+
+
+async def test_a_request_for_a_batch_is_short(tmp_path: Path) -> None:
+    """Its body is held by no tenant's share, so it must not be as long as that of a call."""
+    async with Sim(SimSettings()) as sim:
+        settings = GatewaySettings(
+            endpoints=(Endpoint(base_url=sim.base_url),), port=0, state=tmp_path
+        )
+        async with gateway_of(settings) as served, peer(port_of(served.gateway.base_url)) as one:
+            answer = await one.ask(request("POST", "/v1/batches", b"x" * 300 * 2**10))
+            assert answer.status == 413
+
+
 # What they are told.
 
 

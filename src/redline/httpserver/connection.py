@@ -421,7 +421,7 @@ class Connection(asyncio.Protocol):
             self._refuse(error.fault)
             raise _StopError from None
         exchange = Exchange(self, line, fields, is_kept)
-        large = self._bounds.large_bodies
+        large = self._bounds.bodies_by_path
         if large and line[1] in large:
             exchange.allow_body(large[line[1]])
         self._bare_bytes = 0

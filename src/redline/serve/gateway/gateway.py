@@ -18,6 +18,7 @@ from redline.serve.batches import Batches
 from redline.serve.dashboard import BatchView, ClassView, Dashboard, Snapshot, TenantView
 from redline.serve.gateway.allowed import missing, target_of
 from redline.serve.gateway.gates import Gates
+from redline.serve.gateway.held_bytes import HeldBytes
 from redline.serve.gateway.lineup import Lineup
 from redline.serve.gateway.metrics import GatewayMetrics
 from redline.serve.gateway.model_list import ModelList
@@ -122,7 +123,8 @@ class Gateway(Door):
             on_look=self._publish,
         )
         self._dashboard = Dashboard(self._snapshot, self._check_admin)
-        self._held_bytes = 0
+        most = self._bounds.most_held_bytes
+        self._held = HeldBytes(most, has_tenants=keyring.is_asked)
         # Unique over processes and restarts, and cheap.
         self._prefix, self._numbers = f"req_{os.urandom(6).hex()}", count(1)
 
@@ -254,8 +256,7 @@ class Gateway(Door):
         began_s = SYSTEM.now_s()
         # First: a client without a key must not send a body.
         tenant = self.tenant_of(exchange)
-        raw = await self._body(exchange)
-        self._check_held(len(raw))
+        raw = await self._whole_body(exchange, tenant)
         facts = facts_of(raw)
         asking = Asking(
             tenant=tenant,
@@ -283,7 +284,6 @@ class Gateway(Door):
         )
         backend = target.anew if facts.stream or _asks_anew(exchange) else target.backend
         way = Way(backend, call, started)
-        self._held_bytes += len(raw)
         try:
             with started:
                 if exchange.path in MESSAGES_CALLS:
@@ -296,31 +296,25 @@ class Gateway(Door):
                 self.totals.answered(asking, _LEFT, SYSTEM.now_s() - began_s)
             raise
         finally:
-            self._held_bytes -= len(raw)
+            self._held.release(tenant.name, len(raw))
             call.let_go()
 
-    async def _body(self, exchange: Exchange) -> bytes:
+    async def _whole_body(self, exchange: Exchange, tenant: Tenant) -> bytes:
         if exchange.is_complete and exchange.error is None:
             return exchange.received()
-        return await self._until_closed(self._held_body(exchange))
+        return await self._until_closed(self._coming_body(exchange, tenant))
 
-    async def _held_body(self, exchange: Exchange) -> bytes:
+    async def _coming_body(self, exchange: Exchange, tenant: Tenant) -> bytes:
         """The whole body. What has come of it counts as held. Raises Refusal."""
         parts, size = list[bytes](), 0
         try:
             while part := await read_part(exchange):
-                self._check_held(len(part))
-                self._held_bytes += len(part)
+                self._held.take(tenant.name, len(part), size)
                 size += len(part)
                 parts.append(part)
             return b"".join(parts)
         finally:
-            self._held_bytes -= size
-
-    def _check_held(self, more_bytes: int) -> None:
-        """Raises Refusal if bodies of `more_bytes` more exceed the bound."""
-        if self._held_bytes + more_bytes > self._bounds.most_held_bytes:
-            raise busy("The requests in flight are as long as they may be.", "overloaded")
+            self._held.release(tenant.name, size)
 
     async def _pass_on(
         self, exchange: Exchange, raw: bytes, facts: BodyFacts, asking: Asking, way: Way
@@ -369,10 +363,14 @@ class Gateway(Door):
         return self._keyring.tenant(header(b"authorization"), header(b"x-api-key"))
 
     def _started(self, tenant: Tenant, facts: BodyFacts, size_bytes: int) -> Started:
-        """The call within its tenant's limits. Raises Refusal if they do not allow it now."""
+        """The call within its tenant's limits, its body held. Raises Refusal if they do not allow
+        it now.
+        """
+        self._held.take(tenant.name, size_bytes)
         estimate = self._meter.estimate(facts, size_bytes)
         started = tenant.limits.try_start(SYSTEM.now_s(), *estimate)
         if isinstance(started, Refused):
+            self._held.release(tenant.name, size_bytes)
             raise started.refusal()
         return started
 
