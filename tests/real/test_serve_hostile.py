@@ -10,7 +10,7 @@ import statistics
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from redline.calls import Endpoint
+from redline.limits import Limits
 from redline.serve.gateway import GatewaySettings, gateway_of
 from redline.sim import SimSettings
 from redline.sim.server import Sim
@@ -232,6 +233,27 @@ def test_clients_that_hold_on_do_not_slow_the_others(world: World, attack: Any) 
             break
     assert min(ratios) <= SLOWER, (ratios, costs)
     assert min(costs) <= SLOWER, (ratios, costs)
+
+
+async def test_a_stream_that_is_not_read_gives_up_its_slot_once_others_wait_for_it() -> None:
+    with flooding() as flood:
+        endpoint = Endpoint(base_url=flood, models={"flood": "flood"}, limits=Limits(concurrency=1))
+        settings = GatewaySettings(endpoints=(endpoint,), port=0)
+        ask = request("POST", CHAT, {"model": "flood", "messages": HELLO, "stream": True})
+        async with gateway_of(settings) as served:
+            port = port_of(served.gateway.base_url)
+            async with peer(port, receive_bytes=2048) as deaf, peer(port) as other:
+                await deaf.send(ask)
+                # More than a client has for its stream while others wait.
+                await asyncio.sleep(12)
+                assert served.gateway.in_flight == 1
+                await other.send(ask)
+                async with asyncio.timeout(15):
+                    assert (await other.reader.readline()).startswith(b"HTTP/1.1 200")
+                # What was on its way comes, but no end.
+                with suppress(ConnectionError):
+                    while data := await deaf.reader.read(2**20):
+                        assert b"0\r\n\r\n" not in data
 
 
 # Requests that are work.

@@ -16,7 +16,7 @@ class HttpBounds(msgspec.Struct, frozen=True, kw_only=True):
     same for single paths, more or less. head_s: from the first byte of a head to its end.
     body_s: from the first wait for a body to its end; a path with larger bodies has more time in
     proportion. idle_s: before a request. unread_s: within it a client takes at least 64 KiB of what
-    waits for it.
+    waits for it; wanted_s: the same while others want what its response holds, at most unread_s.
     """
 
     most_connections: int = 32_768
@@ -27,3 +27,4 @@ class HttpBounds(msgspec.Struct, frozen=True, kw_only=True):
     body_s: float = 120.0
     idle_s: float = 300.0
     unread_s: float = 120.0
+    wanted_s: float = 10.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cached_property
 from socket import SO_LINGER, SOL_SOCKET
@@ -28,6 +28,10 @@ _LARGE_BYTES = 64 * 1024
 _WAITING_BYTES = 64 * 1024
 _MOST_QUERY_FIELDS = 1000
 _END = b"\r\n"
+
+
+def _unwanted() -> bool:
+    return False
 
 
 class State(Enum):
@@ -95,6 +99,7 @@ class Exchange:
     _is_whole_wanted = False
     _unsent_head = b""
     _is_chunked = True
+    is_wanted: Callable[[], bool] = staticmethod(_unwanted)
 
     def __init__(
         self,
@@ -311,6 +316,13 @@ class Exchange:
         """Returns once the client has taken what was written, but for 64 KiB at most."""
         if self._channel.is_write_paused:
             await self._channel.drained()
+
+    def holds(self, is_wanted: Callable[[], bool]) -> None:
+        """The response holds something to its end. is_wanted: others wait for that now.
+
+        A client that is slow to take the response then has `wanted_s` of HttpBounds.
+        """
+        self.is_wanted = is_wanted
 
     def break_off(self) -> None:
         """Ends the connection so that what was written never passes for a whole response."""

@@ -136,6 +136,10 @@ class Gate:
         """`async with` it: the call's place inside, left at the end. As `enter`."""
         return Admitted(self, klass, (tenant, weight, tokens, deadline_s, avoid))
 
+    def has_waiting(self) -> bool:
+        """A call waits for its turn."""
+        return self._admission.waiting > 0
+
     def state(self) -> AdmissionState:
         """How it is now."""
         return self._admission.state(self._clock.now_s())

@@ -18,7 +18,6 @@ from redline.serve.batches import Batches
 from redline.serve.dashboard import BatchView, ClassView, Dashboard, Snapshot, TenantView
 from redline.serve.gateway.allowed import missing, target_of
 from redline.serve.gateway.gates import Gates
-from redline.serve.gateway.held_bytes import HeldBytes
 from redline.serve.gateway.lineup import Lineup
 from redline.serve.gateway.metrics import GatewayMetrics
 from redline.serve.gateway.model_list import ModelList
@@ -29,6 +28,7 @@ from redline.serve.http import (
     BodyFacts,
     Bounds,
     Door,
+    HeldBytes,
     Passed,
     Refusal,
     Routes,
@@ -283,6 +283,7 @@ class Gateway(Door):
             tenant=tenant.name,
         )
         backend = target.anew if facts.stream or _asks_anew(exchange) else target.backend
+        exchange.holds(target.has_waiting)
         way = Way(backend, call, started)
         try:
             with started:

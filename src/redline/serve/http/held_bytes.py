@@ -1,8 +1,8 @@
-"""How many bytes of bodies a gateway holds in memory, and how many of them are one tenant's."""
+"""How many bytes of bodies a front holds in memory, and how many of them are one tenant's."""
 
 from __future__ import annotations
 
-from redline.serve.http import Refusal, busy, come_back
+from redline.serve.http.refusals import Refusal, busy, come_back
 
 
 class HeldBytes:
