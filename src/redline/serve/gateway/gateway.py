@@ -21,7 +21,7 @@ from redline.serve.gateway.gates import Gates
 from redline.serve.gateway.lineup import Lineup
 from redline.serve.gateway.metrics import GatewayMetrics
 from redline.serve.gateway.model_list import ModelList
-from redline.serve.gateway.totals import OTHER, Asking, Totals
+from redline.serve.gateway.totals import CUT, LEFT, OTHER, Asking, Totals
 from redline.serve.gateway.watch import GatewayWatch, quantile
 from redline.serve.http import (
     MESSAGES_CALLS,
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
 
 _MODELS = "/v1/models"
-# The status that is counted for a call whose client has left; nginx has the same number.
-_LEFT = 499
 # OpenAI's own words for how soon a call is wanted.
 _TIERS = {"flex": "low", "priority": "high"}
 
@@ -292,9 +290,8 @@ class Gateway(Door):
                 else:
                     await self._pass_on(exchange, raw, facts, asking, way)
         except asyncio.CancelledError:
-            # Its client has left; before the end of the answer, the call has not been counted.
-            if exchange.state is not State.OVER:
-                self.totals.answered(asking, _LEFT, SYSTEM.now_s() - began_s)
+            # Its client has left, or the time for calls in flight is over for good.
+            self._ended(asking, LEFT if exchange.is_gone or not self.is_draining else CUT)
             raise
         finally:
             self._held.release(tenant.name, len(raw))
@@ -353,7 +350,12 @@ class Gateway(Door):
 
     async def _sent(self, request: Request, sink: Sink | None, asking: Asking, way: Way) -> Outcome:
         """What became of the call, settled with its tenant and counted."""
-        outcome = await self._until_closed(way.backend.send(request, way.call, sink))
+        try:
+            outcome = await self._until_closed(way.backend.send(request, way.call, sink))
+        except Refusal:
+            # The time for calls in flight is over.
+            self._ended(asking, CUT)
+            raise
         way.started.settle(SYSTEM.now_s(), *self._meter.used(asking.asked, outcome))
         self._count(asking, outcome)
         return outcome
@@ -377,6 +379,11 @@ class Gateway(Door):
 
     def _request_id(self) -> str:
         return f"{self._prefix}{next(self._numbers):x}"
+
+    def _ended(self, asking: Asking, how: str) -> None:
+        """Counts a call without an outcome of its own, unless it has been counted."""
+        if not asking.is_over:
+            self.totals.answered(asking, how, SYSTEM.now_s() - asking.began_s)
 
     def _count(self, asking: Asking, outcome: Outcome) -> None:
         totals, reply, status = self.totals, outcome.reply, status_of(outcome)
