@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import signal
@@ -17,6 +18,8 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 
+from redline.calls import Endpoint
+from redline.serve.gateway import GatewaySettings, gateway_of
 from support.serve_process import Serve
 from support.sim_process import SimProcess, fleet_of
 
@@ -225,6 +228,57 @@ def test_sigterm_answers_what_is_in_flight_and_refuses_the_rest(tmp_path: Path) 
         assert all(one.result().choices for one in asked)
         status, err = ending.result()
         assert (status, "ending 8 calls" in err) == (0, True)
+
+
+async def test_calls_that_are_cut_off_at_the_end_are_counted_as_such(tmp_path: Path) -> None:
+    with SimProcess("--latency", "30") as slow, SimProcess("--per-token", "0.2") as streaming:
+        settings = GatewaySettings(
+            endpoints=(
+                Endpoint(base_url=slow.base_url, models={"slow": "m"}),
+                Endpoint(base_url=streaming.base_url, models={"streaming": "m"}),
+            ),
+            port=0,
+            drain_s=0.5,
+        )
+        async with gateway_of(settings) as served:
+            url = served.gateway.base_url
+            async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+                whole = asyncio.create_task(
+                    client.chat.completions.create(model="slow", messages=HELLO)
+                )
+                long: Any = [{"role": "user", "content": "word " * 100}]
+                stream = await client.chat.completions.create(
+                    model="streaming", messages=long, stream=True
+                )
+                await anext(stream)
+                closing = asyncio.create_task(served.gateway.aclose())
+                with pytest.raises(openai.InternalServerError) as caught:
+                    await whole
+                assert caught.value.status_code == 503
+                with pytest.raises(openai.APIError):
+                    async for _ in stream:
+                        pass
+                await closing
+        found = {(model, kind): n for (model, _, kind), n in served.gateway.totals.answers.items()}
+        assert found == {("slow", "cut"): 1, ("streaming", "cut"): 1}
+        assert {one.calls for one in served.gateway.totals.tenants.values()} == {2}
+
+
+def test_the_gateway_says_how_many_calls_it_has_cut_off(tmp_path: Path) -> None:
+    with (
+        SimProcess("--latency", "30") as sim,
+        Serve(tmp_path, "--endpoint", sim.base_url, "--drain", "1s") as serve,
+    ):
+        client = client_of(serve)
+        with ThreadPoolExecutor(2) as threads:
+            calls = [
+                threads.submit(client.chat.completions.create, model="m", messages=HELLO)
+                for _ in range(2)
+            ]
+            until(lambda: sim.stats()["in_flight"] == 2)
+            status, err = serve.end()
+            assert all(isinstance(call.exception(), openai.InternalServerError) for call in calls)
+        assert (status, err) == (0, "ending 2 calls, within 1 s\n2 calls were cut off after 1 s\n")
 
 
 def test_pages_say_whether_it_lives_and_whether_it_can_answer(tmp_path: Path) -> None:

@@ -98,6 +98,45 @@ def test_sigterm_stops_a_batch_which_the_next_gateway_ends(tmp_path: Path) -> No
         assert sim.stats()["received"] == 400
 
 
+def test_a_line_cannot_name_a_model_that_its_tenant_may_not_use_beside_one_that_it_may(
+    tmp_path: Path,
+) -> None:
+    """As in a call: some servers read `Model` as well, or the first of two equal keys."""
+    with SimProcess() as sim:
+        toml = f"""
+            [serve]
+            keys = "keys.jsonl"
+            [endpoints.one]
+            base_url = "{sim.base_url}"
+            models = {{ fast = "m", other = "n" }}
+            [tenants.team]
+            models = ["fast"]
+        """
+        key = keys_of(tmp_path, "team")["team"]
+        bodies = {
+            "allowed": '{"model": "fast", "messages": []}',
+            "upper": '{"model": "fast", "MODEL": "other", "messages": []}',
+            "own name": '{"model": "n", "messages": []}',
+            "none": '{"messages": []}',
+            "ill-typed": '{"model": "other", "max_tokens": 0.5, "messages": []}',
+            "ill-typed, allowed": '{"model": "fast", "max_tokens": 0.5, "messages": []}',
+            "twice": '{"model": "fast", "model": "other", "messages": []}',
+        }
+        rows = "".join(
+            f'{{"custom_id": "{name}", "method": "POST", "url": "/v1/chat/completions",'
+            f' "body": {body}}}\n'
+            for name, body in bodies.items()
+        )
+        with Serve(tmp_path, toml=toml) as serve:
+            client = serve.client(key)
+            batch = ended(client, begun(client, rows.encode()).id)
+            errors = output_of(client, batch.error_file_id)
+        refused = {name for name, line in errors.items() if "model" in json.dumps(line)}
+        assert refused == {"upper", "own name", "none", "ill-typed", "twice"}
+        # The two that name an allowed model alone: its answer is the server's.
+        assert sim.stats()["received"] == 2
+
+
 def test_a_batch_waits_for_its_tenants_limits_and_refuses_models_that_it_may_not_use(
     tmp_path: Path,
 ) -> None:

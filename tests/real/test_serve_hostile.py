@@ -10,7 +10,7 @@ import statistics
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from redline.calls import Endpoint
+from redline.limits import Limits
 from redline.serve.gateway import GatewaySettings, gateway_of
 from redline.sim import SimSettings
 from redline.sim.server import Sim
@@ -232,6 +233,27 @@ def test_clients_that_hold_on_do_not_slow_the_others(world: World, attack: Any) 
             break
     assert min(ratios) <= SLOWER, (ratios, costs)
     assert min(costs) <= SLOWER, (ratios, costs)
+
+
+async def test_a_stream_that_is_not_read_gives_up_its_slot_once_others_wait_for_it() -> None:
+    with flooding() as flood:
+        endpoint = Endpoint(base_url=flood, models={"flood": "flood"}, limits=Limits(concurrency=1))
+        settings = GatewaySettings(endpoints=(endpoint,), port=0)
+        ask = request("POST", CHAT, {"model": "flood", "messages": HELLO, "stream": True})
+        async with gateway_of(settings) as served:
+            port = port_of(served.gateway.base_url)
+            async with peer(port, receive_bytes=2048) as deaf, peer(port) as other:
+                await deaf.send(ask)
+                # More than a client has for its stream while others wait.
+                await asyncio.sleep(12)
+                assert served.gateway.in_flight == 1
+                await other.send(ask)
+                async with asyncio.timeout(15):
+                    assert (await other.reader.readline()).startswith(b"HTTP/1.1 200")
+                # What was on its way comes, but no end.
+                with suppress(ConnectionError):
+                    while data := await deaf.reader.read(2**20):
+                        assert b"0\r\n\r\n" not in data
 
 
 # Requests that are work.
@@ -455,6 +477,60 @@ async def test_bodies_are_held_within_a_bound_while_they_come() -> None:
                     await asyncio.sleep(0.01)
             async with peer(port) as last:
                 assert (await last.ask(ask)).status == 200
+
+
+async def test_one_tenant_cannot_hold_the_memory_of_all(tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, "hog", "other")
+    async with Sim(SimSettings()) as sim:
+        settings = GatewaySettings(
+            endpoints=(Endpoint(base_url=sim.base_url),),
+            port=0,
+            most_held_bytes=8 * 2**20,
+            keys=tmp_path / "keys.jsonl",
+        )
+        async with gateway_of(settings) as served, AsyncExitStack() as stack:
+            port = port_of(served.gateway.base_url)
+            # 16 times 1 MiB without their last byte, where 8 MiB may be held.
+            begun = request("POST", CHAT, b"x" * 2**20, keys["hog"])[:-1]
+            hogs = [await stack.enter_async_context(peer(port)) for _ in range(16)]
+            for hog in hogs:
+                await hog.send(begun)
+            waiting = [asyncio.create_task(hog.answer()) for hog in hogs]
+            async with asyncio.timeout(60):
+                while sum(one.done() for one in waiting) < 12:  # noqa: ASYNC110 - plain numbers
+                    await asyncio.sleep(0.01)
+            refused = [one.result() for one in waiting if one.done()]
+            assert {answer.status for answer in refused} == {429}
+            assert {json.loads(one.body)["error"]["code"] for one in refused} == {"too_many_bytes"}
+            assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+            # Another tenant has room for a body of 2 MiB beside it, and for several small ones.
+            large = {"model": "m", "messages": [{"role": "user", "content": "x" * 2 * 2**20}]}
+            for body in (large, {"model": "m", "messages": HELLO}):
+                async with peer(port) as other:
+                    answer = await other.ask(request("POST", CHAT, body, keys["other"]))
+                    assert answer.status == 200
+            for one in waiting:
+                one.cancel()
+            await asyncio.wait(waiting)
+            for hog in hogs:
+                hog.writer.transport.abort()
+            async with asyncio.timeout(20):
+                while served.gateway.in_flight:  # noqa: ASYNC110 - a plain number
+                    await asyncio.sleep(0.01)
+            async with peer(port) as again:
+                answer = await again.ask(request("POST", CHAT, large, keys["hog"]))
+                assert answer.status == 200
+
+
+async def test_a_request_for_a_batch_is_short(tmp_path: Path) -> None:
+    """Its body is held by no tenant's share, so it must not be as long as that of a call."""
+    async with Sim(SimSettings()) as sim:
+        settings = GatewaySettings(
+            endpoints=(Endpoint(base_url=sim.base_url),), port=0, state=tmp_path
+        )
+        async with gateway_of(settings) as served, peer(port_of(served.gateway.base_url)) as one:
+            answer = await one.ask(request("POST", "/v1/batches", b"x" * 300 * 2**10))
+            assert answer.status == 413
 
 
 # What they are told.

@@ -182,3 +182,32 @@ def test_tenants_get_weighted_max_min_shares_in_tokens(klass: str) -> None:
             assert used[name] == pytest.approx(left * weight / 4.0, rel=0.05)
 
     assert_caught(check, True, False)
+
+
+def test_a_tenant_is_not_put_off_by_estimates_that_were_wrong_at_first() -> None:
+    """A new gateway takes answers to be long; what it learns must not give one tenant a run."""
+    starts: dict[str, list[float]] = {"many": [], "few": []}
+
+    async def main() -> None:
+        site = Site(count=1, slots=16)
+        loop = asyncio.get_running_loop()
+        answers = 0
+
+        async def caller(tenant: str) -> None:
+            nonlocal answers
+            while loop.time() < 20:
+                estimate = 10 + 290 * 0.98**answers
+                await site.call("normal", 0.2, tenant=tenant, estimate=estimate, used=10)
+                answers += 1
+                starts[tenant].append(loop.time())
+
+        callers = [caller("many") for _ in range(40)] + [caller("few") for _ in range(12)]
+        await asyncio.gather(*callers)
+
+    virtual_run(main())
+    for from_s in range(1, 18):
+        few, many = (
+            sum(from_s <= at_s < from_s + 2 for at_s in starts[name]) for name in ("few", "many")
+        )
+
+        assert 0.35 < few / (few + many) < 0.65, (from_s, few, many)

@@ -102,17 +102,19 @@ def workers_of(url: str, count: int) -> list[str]:
 class Load:
     """Calls on these connections, each one after the other, while it is entered.
 
-    statuses: of the answers so far, 0 for a connection that broke, which ends its calls.
+    facts: more of their bodies. statuses: of the answers so far, 0 for a connection that broke,
+    which ends its calls.
     """
 
-    def __init__(self, lines: Sequence[Line]) -> None:
+    def __init__(self, lines: Sequence[Line], **facts: Any) -> None:
+        self._facts = facts
         self.statuses = Counter[int]()
         self._is_over = False
         self._threads = [threading.Thread(target=self._ask, args=(line,)) for line in lines]
 
     def _ask(self, line: Line) -> None:
         while not self._is_over:
-            status = line.ask()
+            status = line.ask(**self._facts)
             self.statuses[status] += 1
             if not status:
                 return

@@ -12,18 +12,19 @@ class HttpBounds(msgspec.Struct, frozen=True, kw_only=True):
 
     most_connections: open at once; more are answered with 503 and closed. most_head_bytes: of a
     request line and its headers, of the trailers, or of what surrounds one chunk; 32 KiB more may
-    pass. most_body_bytes: of one request, both compressed and decompressed. large_bodies: the same
-    by path, for paths whose bodies may be larger. head_s: from the first byte of a head to its end.
+    pass. most_body_bytes: of one request, both compressed and decompressed. bodies_by_path: the
+    same for single paths, more or less. head_s: from the first byte of a head to its end.
     body_s: from the first wait for a body to its end; a path with larger bodies has more time in
     proportion. idle_s: before a request. unread_s: within it a client takes at least 64 KiB of what
-    waits for it.
+    waits for it; wanted_s: the same while others want what its response holds, at most unread_s.
     """
 
     most_connections: int = 32_768
     most_head_bytes: int = 64 * 1024
     most_body_bytes: int = 32 * 2**20
-    large_bodies: Mapping[str, int] = {}
+    bodies_by_path: Mapping[str, int] = {}
     head_s: float = 30.0
     body_s: float = 120.0
     idle_s: float = 300.0
     unread_s: float = 120.0
+    wanted_s: float = 10.0

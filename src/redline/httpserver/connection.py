@@ -120,8 +120,8 @@ class Connection(asyncio.Protocol):
         *("_bare_bytes", "_body_left", "_bounds", "_current", "_drain", "_fields", "_form"),
         *("_forms_left", "_framing", "_idle_s", "_incoming", "_is_ending", "_is_in_head"),
         *("_is_lingering", "_is_read_paused", "_loop", "_most_head_bytes", "_parser"),
-        *("_queue", "_rest", "_target", "_task", "_unparsed", "_unwritten", "_waiter"),
-        *("is_lost", "is_write_paused", "most_body_bytes", "read_by_s", "service"),
+        *("_queue", "_rest", "_target", "_task", "_unparsed", "_unread_by_s", "_unwritten"),
+        *("_waiter", "is_lost", "is_write_paused", "most_body_bytes", "read_by_s", "service"),
         *("transport", "write", "write_by_s"),
     )
 
@@ -158,7 +158,7 @@ class Connection(asyncio.Protocol):
         self.most_body_bytes = service.bounds.most_body_bytes
         # Clients may connect long before they ask.
         self.read_by_s = self._loop.time() + service.bounds.idle_s
-        self.write_by_s = inf
+        self.write_by_s = self._unread_by_s = inf
 
     @property
     def task(self) -> asyncio.Task[None] | None:
@@ -268,7 +268,9 @@ class Connection(asyncio.Protocol):
     def _bound_writing(self) -> None:
         """From now on the client must take what was written."""
         self._unwritten = self.transport.get_write_buffer_size()
-        self.write_by_s = self._loop.time() + self._bounds.unread_s
+        now_s, bounds = self._loop.time(), self._bounds
+        self._unread_by_s = now_s + bounds.unread_s
+        self.write_by_s = now_s + min(bounds.wanted_s, bounds.unread_s)
 
     # What the service calls.
 
@@ -277,9 +279,8 @@ class Connection(asyncio.Protocol):
         if now_s >= self.write_by_s:
             left = self.transport.get_write_buffer_size()
             if left + _LEAST_TAKEN_BYTES <= self._unwritten:
-                self._unwritten = left
-                self.write_by_s = now_s + self._bounds.unread_s
-            else:
+                self._bound_writing()
+            elif now_s >= self._unread_by_s or self._is_wanted():
                 self.transport.abort()
                 return
         if now_s < self.read_by_s:
@@ -299,6 +300,11 @@ class Connection(asyncio.Protocol):
             self._advance()
         else:
             self.close()
+
+    def _is_wanted(self) -> bool:
+        """The response is a stream, and others want what it holds."""
+        exchange = self._current
+        return exchange is not None and exchange.state is State.STREAMING and exchange.is_wanted()
 
     def cancel(self) -> None:
         """Ends the connection and its handler."""
@@ -478,10 +484,10 @@ class Connection(asyncio.Protocol):
             self._framing = framing_of(fields)
 
     def _allow_body(self, exchange: Exchange) -> None:
-        """Some paths may have larger bodies than others."""
-        large = self._bounds.large_bodies
-        if large and exchange.path in large:
-            exchange.allow_body(large[exchange.path])
+        """Applies the bound of its path, if that has one of its own."""
+        bounds = self._bounds.bodies_by_path
+        if bounds and exchange.path in bounds:
+            exchange.allow_body(bounds[exchange.path])
 
     def _prepare_body(self, exchange: Exchange, fields: dict[bytes, bytes]) -> None:
         """Refuses a body that is too long or compressed by an unknown coding."""

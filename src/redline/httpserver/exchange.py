@@ -30,6 +30,10 @@ _MOST_QUERY_FIELDS = 1000
 _END = b"\r\n"
 
 
+def _unwanted() -> bool:
+    return False
+
+
 class State(Enum):
     """How far the response has come."""
 
@@ -97,6 +101,7 @@ class Exchange:
     _is_whole_wanted = False
     _unsent_head = b""
     _is_chunked = True
+    is_wanted: Callable[[], bool] = staticmethod(_unwanted)
 
     def __init__(
         self,
@@ -322,6 +327,13 @@ class Exchange:
         """Returns once the client has taken what was written, but for 64 KiB at most."""
         if self._channel.is_write_paused:
             await self._channel.drained()
+
+    def holds(self, is_wanted: Callable[[], bool]) -> None:
+        """The response holds something to its end. is_wanted: others wait for that now.
+
+        A client that is slow to take the response then has `wanted_s` of HttpBounds.
+        """
+        self.is_wanted = is_wanted
 
     def break_off(self) -> None:
         """Ends the connection so that what was written never passes for a whole response."""

@@ -179,6 +179,8 @@ class HttpServer(ABC):
         assert self._service is not None
         self._service.sweep(loop.time())
         bounds = self._http_bounds
-        shortest_s = min(bounds.head_s, bounds.body_s, bounds.idle_s, bounds.unread_s)
+        shortest_s = min(
+            bounds.head_s, bounds.body_s, bounds.idle_s, bounds.unread_s, bounds.wanted_s
+        )
         wait_s = min(1.0, max(0.005, shortest_s / 4))
         self._sweep = loop.call_later(wait_s, self._sweep_on, loop)

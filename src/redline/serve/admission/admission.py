@@ -240,12 +240,10 @@ class Admission:
         was_held, self.is_held_by_coming = self.is_held_by_coming, False
         return was_held
 
-    def leave(self, line: Line, flow: Flow | None) -> None:
+    def leave(self, line: Line) -> None:
         """A call that had started is over."""
         self.in_flight -= 1
         line.end()
-        if flow is not None:
-            flow.ended()
 
     def give_up(self, line: Line, waiter: Waiter, now_s: float) -> None:
         """A call that waited has been cancelled."""

@@ -1,28 +1,28 @@
-"""Calls of one class that wait, fair between tenants: deficit round robin, in tokens.
+"""Calls of one class that wait, fair between tenants: start-time fair queuing, in tokens.
 
-Tenants that wait stand in a ring. Each that comes to its front gets a quantum, in proportion to its
-weight, and starts calls while its credit pays for their tokens. What a call was charged is an
-estimate: the difference to what it used is put right later, so a tenant may be in debt, which it
-pays off before its next call. Nobody saves up credit while it waits for nothing.
+Each tenant has a virtual time: the tokens that its calls have used, and an estimate of those in
+flight, by its weight. The next call is one of the tenant whose virtual time is the lowest. A tenant
+that comes anew starts at what the others have used: nobody saves up for later. Estimates count only
+while a call is in flight, so that wrong ones put off no tenant for long.
 
-M. Shreedhar and G. Varghese, Efficient Fair Queuing Using Deficit Round-Robin, IEEE/ACM
-Transactions on Networking 4(3), 1996.
+P. Goyal, H. Vin and H. Cheng, Start-time Fair Queueing, ACM SIGCOMM 1996.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from enum import Enum
+from heapq import heapify, heappop, heappush
 
 from redline.errors import ConfigError
 
-# A quantum is the mean cost of as many calls.
-_MEMORY = 64
-# Tenants without calls that are known because of their debts, or calls in flight.
+# Tenants without calls that are known because of what they have used, or calls in flight.
 _MOST_IDLE = 10_000
+# Entries of the order beyond two for each tenant.
+_MOST_OUTDATED = 64
 
 Fits = Callable[[frozenset[str]], bool]
 
@@ -63,24 +63,33 @@ class Waiter:
 
 
 class Flow:
-    """One tenant in the queue. credit: tokens; below 0, a debt. charged: its calls in flight."""
+    """One tenant in the queue.
+
+    used: tokens of its calls that are over, by its weight. pending: estimated tokens of its calls
+    in flight, charged: their number. place: its virtual time as the queue has it in its order.
+    """
 
     __slots__ = (
-        *("_lines", "charged", "credit", "in_ring", "left_at", "tenant", "tokens", "waiting"),
+        *("_lines", "charged", "pending", "place", "tenant", "tokens", "used", "waiting"),
         "weight",
     )
 
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
         self.weight = 1.0
-        self.credit = 0.0
+        self.used = 0.0
+        self.pending = 0.0
+        self.place = 0.0
         self.charged = 0
         self.waiting = 0
         self.tokens = 0.0
-        self.in_ring = False
-        self.left_at = 0.0
         # By the endpoints that calls may not use: one that is full holds back no others.
         self._lines: dict[frozenset[str], OrderedDict[Waiter, None]] = {}
+
+    @property
+    def time(self) -> float:
+        """Its virtual time."""
+        return self.used + self.pending / self.weight
 
     def add(self, waiter: Waiter) -> None:
         self._lines.setdefault(waiter.avoid, OrderedDict())[waiter] = None
@@ -95,9 +104,16 @@ class Flow:
         self.waiting -= 1
         self.tokens = self.tokens - waiter.tokens if self.waiting else 0.0
 
-    def ended(self) -> None:
-        """A call that was charged is over."""
+    def begin(self, tokens: float) -> None:
+        """A call starts."""
+        self.charged += 1
+        self.pending += tokens
+
+    def end(self, estimate: float, tokens: float) -> None:
+        """A call that was charged is over. tokens: what it has used."""
         self.charged -= 1
+        self.pending = self.pending - estimate if self.charged else 0.0
+        self.used += tokens / self.weight
 
     def heads(self) -> Iterator[Waiter]:
         """The first call of each line."""
@@ -120,14 +136,17 @@ class FairQueue:
         self.weights = 0.0
         self.tokens = 0.0
         self._flows: dict[str, Flow] = {}
-        self._ring: deque[Flow] = deque()
-        self._is_credited = False  # the tenant at the front of the ring has had its quantum
-        self._quantum = 1.0
-        self._turned = 0.0  # what a tenant of weight 1 has got that has always waited
+        self._busy = 0  # tenants that wait
+        # Tenants that wait by virtual time. An entry whose time is not `Flow.place` is outdated.
+        self._order: list[tuple[float, int, Flow]] = []
+        # Calls that wait by the endpoints that they may not use.
+        self._avoided = Counter[frozenset[str]]()
+        self._floor = 0.0  # what a tenant has used that comes now
+        self._time = 0.0  # virtual time of the tenant whose call started last
         self._number = 0
 
     def flow(self, tenant: str, weight: float) -> Flow:
-        """The tenant, with its debts. weight: its share in proportion to the others'.
+        """The tenant, with what it has used. weight: its share in proportion to the others'.
 
         Raises ConfigError for a weight of 0 or less.
         """
@@ -135,62 +154,57 @@ class FairQueue:
             raise ConfigError(f"the weight of tenant {tenant} must be above 0, not {weight:g}")
         flow = self._flows.get(tenant)
         if flow is None:
-            if len(self._flows) >= len(self._ring) + _MOST_IDLE:
+            if len(self._flows) >= self._busy + _MOST_IDLE:
                 self._forget()
             flow = self._flows[tenant] = Flow(tenant)
-        if flow.waiting:
-            self.weights += weight - flow.weight
-        flow.weight = weight
+        if weight != flow.weight:
+            if flow.waiting:
+                self.weights += weight - flow.weight
+            flow.weight = weight
+            self._put(flow)
         return flow
 
     def flows(self) -> Iterator[Flow]:
         """The tenants that wait."""
-        return (flow for flow in self._ring if flow.waiting)
+        return (flow for flow in self._flows.values() if flow.waiting)
 
     def add(self, waiter: Waiter) -> None:
         """The call waits, behind those of its tenant."""
         flow = waiter.flow
-        if not flow.waiting:
-            self.weights += flow.weight
-            self._pay_off(flow)
-            if not flow.in_ring:
-                flow.in_ring = True
-                self._ring.append(flow)
         waiter.number = self._number = self._number + 1
+        is_first = not flow.waiting
         flow.add(waiter)
         self.waiting += 1
         self.tokens += waiter.tokens
+        self._avoided[waiter.avoid] += 1
+        if is_first:
+            self._busy += 1
+            self.weights += flow.weight
+            flow.used = max(flow.used, self._floor)
+            self._put(flow)
 
     def take(self, fits: Fits) -> Waiter | None:
         """The call that starts now, and is charged; None if none fits.
 
         fits: whether a call could start that may not use these endpoints.
         """
-        ring = self._ring
-        while True:
-            rounds = math.inf
-            for _ in range(len(ring)):
-                flow = ring[0]
-                waiter = flow.first(fits)
-                if waiter is not None:
-                    if not self._is_credited:
-                        self._is_credited = True
-                        flow.credit += self._quantum * flow.weight
-                        self._turned += self._quantum / len(ring)
-                    if flow.credit >= waiter.tokens:
-                        self._start(waiter)
-                        return waiter
-                    lacks = (waiter.tokens - flow.credit) / (self._quantum * flow.weight)
-                    rounds = min(rounds, lacks)
-                self._move_on()
-            if rounds == math.inf:
-                return None
-            # All are too poor. The rounds until one is not are made at once.
-            skipped = max(0, math.ceil(rounds) - 1)
-            for flow in ring:
-                if skipped and flow.first(fits) is not None:
-                    flow.credit += skipped * self._quantum * flow.weight
-            self._turned += skipped * self._quantum
+        if not any(map(fits, self._avoided)):
+            return None
+        order, passed = self._order, list[tuple[float, int, Flow]]()
+        found = None
+        while order:
+            time, _, flow = order[0]
+            if not flow.waiting or time != flow.place:
+                heappop(order)
+                continue
+            found = flow.first(fits)
+            if found is not None:
+                self._start(found)
+                break
+            passed.append(heappop(order))
+        for entry in passed:
+            heappush(order, entry)
+        return found
 
     def remove(self, waiter: Waiter) -> None:
         """The call waits no more."""
@@ -198,60 +212,58 @@ class FairQueue:
         flow.remove(waiter)
         self.waiting -= 1
         self.tokens -= waiter.tokens
+        self._avoided[waiter.avoid] -= 1
+        if not self._avoided[waiter.avoid]:
+            del self._avoided[waiter.avoid]
         if not flow.waiting:
+            self._busy -= 1
             self.weights -= flow.weight
-            flow.left_at = self._turned
         if not self.waiting:
             self._clear()
 
-    def settle(self, flow: Flow, extra: float) -> None:
-        """Corrects the estimate of a call that has started by `extra` tokens."""
-        if not flow.waiting:
-            self._pay_off(flow)
-            extra = max(0.0, extra)
-        flow.credit -= extra
+    def ended(self, flow: Flow, estimate: float, tokens: float) -> None:
+        """A call that had waited is over. tokens: what it has used in place of the estimate."""
+        flow.end(estimate, tokens)
+        self._put(flow)
 
     def ahead(self, flow: Flow, tokens: float) -> float:
         """Tokens that start before a call of this tenant, if it came now, by what waits now."""
-        own = flow.tokens + tokens + max(0.0, -flow.credit)
+        lead = max(flow.used, self._floor) + flow.pending / flow.weight - self._time
+        own = flow.tokens + tokens + max(0.0, lead * flow.weight)
         others = self.weights - flow.weight if flow.waiting else self.weights
         of_others = min(own * others / flow.weight, self.tokens - flow.tokens)
         return flow.tokens + max(0.0, of_others)
 
-    def _pay_off(self, flow: Flow) -> None:
-        """A tenant that does not wait pays debts with what it would have got. It saves nothing."""
-        earned = (self._turned - flow.left_at) * flow.weight
-        flow.credit = min(0.0, flow.credit + earned)
-        flow.left_at = self._turned
-
     def _start(self, waiter: Waiter) -> None:
         flow = waiter.flow
-        flow.credit -= waiter.tokens
-        flow.charged += 1
-        self._quantum += (max(1.0, waiter.tokens) - self._quantum) / _MEMORY
+        self._time = flow.time
+        self._floor = max(self._floor, flow.used)
+        flow.begin(waiter.tokens)
         self.remove(waiter)
+        self._put(flow)
 
-    def _move_on(self) -> None:
-        """The next tenant of the ring is at its front; one without calls leaves the ring."""
-        ring = self._ring
-        if ring[0].waiting:
-            ring.rotate(-1)
-        else:
-            ring.popleft().in_ring = False
-        self._is_credited = False
+    def _put(self, flow: Flow) -> None:
+        """Sets the place of a tenant by its virtual time."""
+        flow.place = flow.time
+        if not flow.waiting:
+            return
+        order = self._order
+        self._number += 1
+        heappush(order, (flow.place, self._number, flow))
+        if len(order) > 2 * self._busy + _MOST_OUTDATED:
+            order[:] = [(one.place, number, one) for number, one in enumerate(self.flows())]
+            heapify(order)
 
     def _clear(self) -> None:
         """Nothing waits: everyone has got all that was asked for, and nothing is owed."""
         self._flows.clear()
-        self._ring.clear()
-        self.weights = self.tokens = 0.0
-        self._is_credited = False
+        self._order.clear()
+        self._avoided.clear()
+        self.weights = self.tokens = self._floor = self._time = 0.0
 
     def _forget(self) -> None:
         """Forgets tenants that do not wait: those that owe nothing, or else the oldest half."""
         idle = [flow for flow in self._flows.values() if not flow.waiting]
-        for flow in idle:
-            self._pay_off(flow)
-        even = [flow for flow in idle if not (flow.charged or flow.credit)]
+        even = [flow for flow in idle if not flow.charged and flow.used <= self._floor]
         for flow in even or idle[: len(idle) // 2]:
             del self._flows[flow.tenant]

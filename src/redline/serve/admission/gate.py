@@ -21,7 +21,7 @@ _ALL: frozenset[str] = frozenset()
 class Place:
     """What a call holds from its start to its end; to be left once, by `with` or by `leave`."""
 
-    __slots__ = ("_flow", "_gate", "_is_left", "_line", "_tokens")
+    __slots__ = ("_flow", "_gate", "_is_left", "_line", "_tokens", "_used")
 
     def __init__(
         self, gate: Gate, line: Line, flow: Flow | None = None, tokens: float = 0.0
@@ -29,20 +29,20 @@ class Place:
         self._gate = gate
         self._line = line
         self._flow = flow
-        self._tokens = tokens
+        self._tokens = self._used = tokens
         self._is_left = False
 
     def settle(self, tokens: float) -> None:
         """The tokens that the call has used, in place of its estimate. Not after it has left."""
-        if self._flow is not None:
-            self._line.queue.settle(self._flow, tokens - self._tokens)
-            self._tokens = tokens
+        self._used = tokens
 
     def leave(self) -> None:
         """The call is over. May be called again."""
         if not self._is_left:
             self._is_left = True
-            self._gate._left(self._line, self._flow)
+            if self._flow is not None:
+                self._line.queue.ended(self._flow, self._tokens, self._used)
+            self._gate._left(self._line)
 
     def __enter__(self) -> Place:
         return self
@@ -136,6 +136,10 @@ class Gate:
         """`async with` it: the call's place inside, left at the end. As `enter`."""
         return Admitted(self, klass, (tenant, weight, tokens, deadline_s, avoid))
 
+    def has_waiting(self) -> bool:
+        """A call waits for its turn."""
+        return self._admission.waiting > 0
+
     def state(self) -> AdmissionState:
         """How it is now."""
         return self._admission.state(self._clock.now_s())
@@ -152,7 +156,9 @@ class Gate:
             if waiter.step is Step.STARTED:
                 # It was its turn in the same moment.
                 self._arrived()
-                self._left(line, waiter.flow)
+                # It has used nothing.
+                line.queue.ended(waiter.flow, waiter.tokens, 0.0)
+                self._left(line)
             elif waiter.step is Step.WAITING:
                 admission.give_up(line, waiter, self._clock.now_s())
                 self._look()
@@ -173,8 +179,8 @@ class Gate:
         if self._admission.arrived() and self._admission.waiting:
             asyncio.get_running_loop().call_soon(self._look)
 
-    def _left(self, line: Line, flow: Flow | None) -> None:
-        self._admission.leave(line, flow)
+    def _left(self, line: Line) -> None:
+        self._admission.leave(line)
         if self._admission.waiting:
             self._look()
 

@@ -36,6 +36,8 @@ _LOOK_S = 1.0
 _SWEEP_LOOKS = 30
 # Around the file of a form.
 _FORM_BYTES = 2**20
+# What a request for a batch says, its metadata written with escapes.
+_ASKED_BYTES = 256 * 2**10
 
 
 class BatchState(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +165,7 @@ class Batches:
             Route("GET", file, _guarded(self._show_file)),
             Route("DELETE", file, _guarded(self._delete_file)),
             Route("GET", f"{file}/content", _guarded(self._files.send)),
-            Route("POST", BATCHES, _guarded(self._create)),
+            Route("POST", BATCHES, _guarded(self._create), _ASKED_BYTES),
             Route("GET", BATCHES, _guarded(self._list)),
             Route("GET", batch, _guarded(self._show)),
             Route("POST", f"{batch}/cancel", _guarded(self._cancel)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from redline.serve.admission import ClassSettings, Gate, Gated
-from redline.serve.gateway.metering import Meter, sized
+from redline.serve.gateway.metering import Meter, read_request
 from redline.serve.keys import Tenants
 from redline.waist import Backend, Request
 
@@ -24,8 +24,8 @@ class Gates:
         return Gated(backend, gate, tokens_of=self._tokens_of, weight_of=self._weight_of)
 
     def _tokens_of(self, request: Request) -> float:
-        facts, size_bytes = sized(request)
-        return self.meter.estimate(facts, size_bytes).tokens
+        facts, raw = read_request(request)
+        return self.meter.estimate(facts, len(raw)).tokens
 
     def _weight_of(self, tenant: str) -> float:
         return self.tenants.of(tenant).settings.weight

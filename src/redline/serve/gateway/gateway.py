@@ -16,17 +16,19 @@ from redline.clock import SYSTEM
 from redline.httpserver import Address, Exchange, State
 from redline.serve.batches import Batches
 from redline.serve.dashboard import BatchView, ClassView, Dashboard, Snapshot, TenantView
+from redline.serve.gateway.allowed import missing, target_of
 from redline.serve.gateway.gates import Gates
-from redline.serve.gateway.lineup import Lineup, Target
+from redline.serve.gateway.lineup import Lineup
 from redline.serve.gateway.metrics import GatewayMetrics
 from redline.serve.gateway.model_list import ModelList
-from redline.serve.gateway.totals import OTHER, Asking, Totals
+from redline.serve.gateway.totals import CUT, LEFT, OTHER, Asking, Totals
 from redline.serve.gateway.watch import GatewayWatch, quantile
 from redline.serve.http import (
     MESSAGES_CALLS,
     BodyFacts,
     Bounds,
     Door,
+    HeldBytes,
     Passed,
     Refusal,
     Routes,
@@ -34,8 +36,6 @@ from redline.serve.http import (
     busy,
     count_tokens,
     facts_of,
-    names_one_model,
-    no_model,
     pass_back,
     read_part,
     status_of,
@@ -48,10 +48,6 @@ if TYPE_CHECKING:
 
 
 _MODELS = "/v1/models"
-# Of a model's name. Tables keep names, so a name of a body's length would take much memory.
-_LONGEST_MODEL = 1000
-# The status that is counted for a call whose client has left; nginx has the same number.
-_LEFT = 499
 # OpenAI's own words for how soon a call is wanted.
 _TIERS = {"flex": "low", "priority": "high"}
 
@@ -125,7 +121,8 @@ class Gateway(Door):
             on_look=self._publish,
         )
         self._dashboard = Dashboard(self._snapshot, self._check_admin)
-        self._held_bytes = 0
+        most = self._bounds.most_held_bytes
+        self._held = HeldBytes(most, has_tenants=keyring.is_asked)
         # Unique over processes and restarts, and cheap.
         self._prefix, self._numbers = f"req_{os.urandom(6).hex()}", count(1)
 
@@ -235,7 +232,7 @@ class Gateway(Door):
         if name := exchange.path.removeprefix(_MODELS).removeprefix("/"):
             found: object = await self._models_known.one(name) if tenant.may_use(name) else None
             if found is None:
-                raise self._no_model(name, tenant)
+                raise missing(self._lineup, tenant, name)
         else:
             entries = await self._models_known.all()
             usable = [entry for entry in entries if tenant.may_use(entry["id"])]
@@ -257,8 +254,7 @@ class Gateway(Door):
         began_s = SYSTEM.now_s()
         # First: a client without a key must not send a body.
         tenant = self.tenant_of(exchange)
-        raw = await self._body(exchange)
-        self._check_held(len(raw))
+        raw = await self._whole_body(exchange, tenant)
         facts = facts_of(raw)
         asking = Asking(
             tenant=tenant,
@@ -273,9 +269,7 @@ class Gateway(Door):
             count_tokens(exchange, raw, request_id=asking.request_id)
             return
         try:
-            target = self._target(facts.model, tenant)
-            if tenant.settings.models is not None and not names_one_model(raw):
-                raise Refusal("The body of the request names several models.", param="model")
+            target = target_of(self._lineup, tenant, facts, raw)
             started = self._started(tenant, facts, len(raw))
         except Refusal as refusal:
             self._refused(asking, refusal)
@@ -287,8 +281,8 @@ class Gateway(Door):
             tenant=tenant.name,
         )
         backend = target.anew if facts.stream or _asks_anew(exchange) else target.backend
+        exchange.holds(target.has_waiting)
         way = Way(backend, call, started)
-        self._held_bytes += len(raw)
         try:
             with started:
                 if exchange.path in MESSAGES_CALLS:
@@ -296,36 +290,29 @@ class Gateway(Door):
                 else:
                     await self._pass_on(exchange, raw, facts, asking, way)
         except asyncio.CancelledError:
-            # Its client has left; before the end of the answer, the call has not been counted.
-            if exchange.state is not State.OVER:
-                self.totals.answered(asking, _LEFT, SYSTEM.now_s() - began_s)
+            # Its client has left, or the time for calls in flight is over for good.
+            self._ended(asking, LEFT if exchange.is_gone or not self.is_draining else CUT)
             raise
         finally:
-            self._held_bytes -= len(raw)
+            self._held.release(tenant.name, len(raw))
             call.let_go()
 
-    async def _body(self, exchange: Exchange) -> bytes:
+    async def _whole_body(self, exchange: Exchange, tenant: Tenant) -> bytes:
         if exchange.is_complete and exchange.error is None:
             return exchange.received()
-        return await self._until_closed(self._held_body(exchange))
+        return await self._until_closed(self._coming_body(exchange, tenant))
 
-    async def _held_body(self, exchange: Exchange) -> bytes:
+    async def _coming_body(self, exchange: Exchange, tenant: Tenant) -> bytes:
         """The whole body. What has come of it counts as held. Raises Refusal."""
         parts, size = list[bytes](), 0
         try:
             while part := await read_part(exchange):
-                self._check_held(len(part))
-                self._held_bytes += len(part)
+                self._held.take(tenant.name, len(part), size)
                 size += len(part)
                 parts.append(part)
             return b"".join(parts)
         finally:
-            self._held_bytes -= size
-
-    def _check_held(self, more_bytes: int) -> None:
-        """Raises Refusal if bodies of `more_bytes` more exceed the bound."""
-        if self._held_bytes + more_bytes > self._bounds.most_held_bytes:
-            raise busy("The requests in flight are as long as they may be.", "overloaded")
+            self._held.release(tenant.name, size)
 
     async def _pass_on(
         self, exchange: Exchange, raw: bytes, facts: BodyFacts, asking: Asking, way: Way
@@ -363,7 +350,12 @@ class Gateway(Door):
 
     async def _sent(self, request: Request, sink: Sink | None, asking: Asking, way: Way) -> Outcome:
         """What became of the call, settled with its tenant and counted."""
-        outcome = await self._until_closed(way.backend.send(request, way.call, sink))
+        try:
+            outcome = await self._until_closed(way.backend.send(request, way.call, sink))
+        except Refusal:
+            # The time for calls in flight is over.
+            self._ended(asking, CUT)
+            raise
         way.started.settle(SYSTEM.now_s(), *self._meter.used(asking.asked, outcome))
         self._count(asking, outcome)
         return outcome
@@ -374,30 +366,24 @@ class Gateway(Door):
         return self._keyring.tenant(header(b"authorization"), header(b"x-api-key"))
 
     def _started(self, tenant: Tenant, facts: BodyFacts, size_bytes: int) -> Started:
-        """The call within its tenant's limits. Raises Refusal if they do not allow it now."""
+        """The call within its tenant's limits, its body held. Raises Refusal if they do not allow
+        it now.
+        """
+        self._held.take(tenant.name, size_bytes)
         estimate = self._meter.estimate(facts, size_bytes)
         started = tenant.limits.try_start(SYSTEM.now_s(), *estimate)
         if isinstance(started, Refused):
+            self._held.release(tenant.name, size_bytes)
             raise started.refusal()
         return started
 
     def _request_id(self) -> str:
         return f"{self._prefix}{next(self._numbers):x}"
 
-    def _target(self, model: str | None, tenant: Tenant) -> Target:
-        """Who answers calls for the model. Raises Refusal if the tenant has no such endpoint."""
-        if model is not None and len(model) > _LONGEST_MODEL:
-            raise self._no_model(model, tenant)
-        target = self._lineup.target(model)
-        if model is None and (target is None or tenant.settings.models is not None):
-            what = "The body of the request is not JSON, or it names no model."
-            raise Refusal(what, param="model")
-        if target is None or not tenant.may_use(model or ""):
-            raise self._no_model(model or "", tenant)
-        return target
-
-    def _no_model(self, name: str, tenant: Tenant) -> Refusal:
-        return no_model(name, [one for one in self._lineup.names if tenant.may_use(one)])
+    def _ended(self, asking: Asking, how: str) -> None:
+        """Counts a call without an outcome of its own, unless it has been counted."""
+        if not asking.is_over:
+            self.totals.answered(asking, how, SYSTEM.now_s() - asking.began_s)
 
     def _count(self, asking: Asking, outcome: Outcome) -> None:
         totals, reply, status = self.totals, outcome.reply, status_of(outcome)

@@ -8,9 +8,10 @@ import math
 from redline.calls import Call
 from redline.clock import SYSTEM, Clock
 from redline.errors import Rejected, TimedOut
+from redline.serve.gateway.allowed import target_of
 from redline.serve.gateway.lineup import Lineup
-from redline.serve.gateway.metering import Meter, sized
-from redline.serve.http import BodyFacts
+from redline.serve.gateway.metering import Meter, read_request
+from redline.serve.http import BodyFacts, Refusal
 from redline.serve.keys import Refused, Started, Tenants
 from redline.waist import Backend, Health, Load, Outcome, Request, Sink, failed
 
@@ -36,7 +37,7 @@ class Lines:
     def load(self, now_s: float, request: Request | None = None) -> Load:
         backends: list[Backend] = [*self._lineup.pools]
         if request is not None:
-            target = self._lineup.target(sized(request)[0].model)
+            target = self._lineup.target(read_request(request)[0].model)
             backends = [] if target is None else [target.lines]
         loads = [backend.load(now_s, request) for backend in backends]
         if not loads:
@@ -44,13 +45,13 @@ class Lines:
         return min(loads, key=lambda load: load.room_s)
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
-        facts, size_bytes = sized(request)
-        target = self._lineup.target(facts.model)
-        tenant = self._tenants.of(call.tenant)
-        if target is None or not tenant.may_use(facts.model or ""):
-            return failed(Rejected(f"the model {facts.model!r} does not exist", status=404))
+        facts, raw = read_request(request)
         try:
-            started = await call.in_time(self._started(call.tenant, facts, size_bytes), self._clock)
+            target = target_of(self._lineup, self._tenants.of(call.tenant), facts, raw)
+        except Refusal as refusal:
+            return failed(Rejected(str(refusal), status=refusal.status))
+        try:
+            started = await call.in_time(self._started(call.tenant, facts, len(raw)), self._clock)
         except TimedOut as error:
             return failed(error)
         if isinstance(started, Refused):

@@ -52,13 +52,14 @@ class Target(msgspec.Struct, frozen=True):
 
     backend: of interactive calls. anew: the same without the cache. lines: of calls of
     batches, which are tried again elsewhere. unfit: endpoints of the pool that do not have the
-    model.
+    model. has_waiting: a call waits for them.
     """
 
     backend: Backend
     anew: Backend
     lines: Backend
     unfit: frozenset[str] = frozenset()
+    has_waiting: Callable[[], bool] = bool
 
 
 class Way(NamedTuple):
@@ -274,9 +275,9 @@ class Lineup:
             lines = self._gates.gated(way.pool, way.gate)
             backend = self._remembering(anew, group)
             for name, unfit in group.unfit.items():
-                self._targets[name] = Target(backend, anew, lines, unfit)
+                self._targets[name] = Target(backend, anew, lines, unfit, way.gate.has_waiting)
             if group.is_open:
-                self._open = Target(backend, anew, lines)
+                self._open = Target(backend, anew, lines, has_waiting=way.gate.has_waiting)
 
     def _way(self, pool: Pool) -> Way:
         return Way(pool, Gate(pool, self._gates.classes), Failover(pool))

@@ -35,15 +35,12 @@ class Used(NamedTuple):
 NOTHING = Used(0, 0)
 
 
-def sized(request: Request) -> tuple[BodyFacts, int]:
-    """What a request asks for, and how long its body is, in bytes."""
-    if request.raw is not None:
-        return facts_of(request.raw), len(request.raw)
-    try:
-        facts = msgspec.convert(request.body, BodyFacts)
-    except msgspec.ValidationError:
-        facts = BodyFacts()
-    return facts, len(msgspec.json.encode(request.body))
+def read_request(request: Request) -> tuple[BodyFacts, bytes]:
+    """What a request asks for, and its body as it is sent."""
+    raw = request.raw
+    if raw is None:
+        raw = msgspec.json.encode(request.body)
+    return facts_of(raw), raw
 
 
 class Meter:

@@ -55,7 +55,7 @@ class GatewayMetrics:
             kind="counter",
             about="Calls that are over, by the status of the answer.",
             samples=[
-                ({"model": model, "class": klass, "kind": str(status)}, count)
+                ({"model": model, "class": klass, "kind": status}, count)
                 for (model, klass, status), count in totals.answers.items()
             ],
         )

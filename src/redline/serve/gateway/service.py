@@ -187,10 +187,13 @@ def serve_gateway(
             _on_hangup(lambda: _reread(served, lambda: _worked(reread(), worker), told))
             on_url(served.gateway.base_url)
             await stop.wait()
+            who = "" if worker is None else f"worker {worker.number + 1}: "
             if in_flight := served.gateway.in_flight:
-                who = "" if worker is None else f"worker {worker.number + 1}: "
                 calls = counted(in_flight, "call")
                 on_note(f"{who}ending {calls}, within {settings.drain_s:g} s")
+        if cut := served.gateway.totals.cut:
+            calls = counted(cut, "call was", "calls were")
+            on_note(f"{who}{calls} cut off after {settings.drain_s:g} s")
 
     run_until_told(main)
 

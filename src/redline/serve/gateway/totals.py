@@ -16,6 +16,10 @@ _KEPT_FAULTS = 50
 _LONGEST_FAULT = 500
 # A name that clients make up must not become a label of its own.
 OTHER = "other"
+# What a call without an outcome is counted as. Its client has left; nginx has the same number.
+LEFT = "499"
+# It was cut off at the end, when calls in flight had had their time.
+CUT = "cut"
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,9 +60,9 @@ class Durations:
         return Histogram(tuple(counts), self._sum_s)
 
 
-class Asking(msgspec.Struct, frozen=True, kw_only=True):
+class Asking(msgspec.Struct, kw_only=True):
     """One call, as it is counted. asked: the model, as its client names it. model: the same if the
-    settings name it, otherwise `other`.
+    settings name it, otherwise `other`. is_over: it has been counted.
     """
 
     tenant: Tenant
@@ -67,6 +71,7 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     klass: str
     request_id: str
     began_s: float
+    is_over: bool = False
 
 
 class TenantCounts(msgspec.Struct):
@@ -80,22 +85,23 @@ class TenantCounts(msgspec.Struct):
 class Totals:
     """Counts since the start.
 
-    answers: by model, class and HTTP status. tokens: by model and `input` or `output`. durations:
-    from a call's arrival to the end of its answer, by class. tenants: by name. faults: the last
-    calls that failed.
+    answers: by model, class and HTTP status, or LEFT or CUT. tokens: by model and `input` or
+    `output`. durations: from a call's arrival to the end of its answer, by class. tenants: by name.
+    faults: the last calls that failed.
     """
 
     def __init__(self) -> None:
-        self.answers = Counter[tuple[str, str, int]]()
+        self.answers = Counter[tuple[str, str, str]]()
         self.tokens = Counter[tuple[str, str]]()
         self.durations: dict[str, Durations] = {}
         self.tenants: dict[str, TenantCounts] = {}
         self.faults = deque[Fault](maxlen=_KEPT_FAULTS)
 
-    def answered(self, asking: Asking, status: int, took_s: float) -> None:
-        """A call is over, with this status."""
+    def answered(self, asking: Asking, status: int | str, took_s: float) -> None:
+        """A call is over, with this HTTP status, or LEFT or CUT."""
+        asking.is_over = True
         klass = asking.klass
-        self.answers[asking.model, klass, status] += 1
+        self.answers[asking.model, klass, str(status)] += 1
         durations = self.durations.get(klass)
         if durations is None:
             durations = self.durations[klass] = Durations()
@@ -131,6 +137,11 @@ class Totals:
         if counts is None:
             counts = self.tenants[name] = TenantCounts()
         return counts
+
+    @property
+    def cut(self) -> int:
+        """Calls that were cut off at the end."""
+        return sum(count for (*_, kind), count in self.answers.items() if kind == CUT)
 
     def buckets(self) -> tuple[int, ...]:
         """Durations of all classes, by the bounds of a histogram."""

@@ -61,7 +61,7 @@ class Door(HttpServer):
         self._routes = routes if routes is not None else Routes()
         http_bounds = HttpBounds(
             most_body_bytes=self._bounds.most_body_bytes,
-            large_bodies=self._routes.large_bodies,
+            bodies_by_path=self._routes.bodies_by_path,
             body_s=self._bounds.body_s,
             unread_s=self._bounds.unread_s,
         )

@@ -52,7 +52,7 @@ class Routes:
             self._add(route)
         # Paths without ids, for hints.
         self.paths = tuple(dict.fromkeys(r.pattern for r in table if "{" not in r.pattern))
-        self.large_bodies: Mapping[str, int] = {
+        self.bodies_by_path: Mapping[str, int] = {
             route.pattern: route.most_body_bytes for route in table if route.most_body_bytes
         }
 

@@ -1,0 +1,31 @@
+"""Which endpoints a call of a tenant may go to: interactive ones and lines of batches alike."""
+
+from __future__ import annotations
+
+from redline.serve.gateway.lineup import Lineup, Target
+from redline.serve.http import BodyFacts, Refusal, names_one_model, no_model
+from redline.serve.keys import Tenant
+
+# Of a model's name. Tables keep names, so a name of a body's length would take much memory.
+_LONGEST_MODEL = 1000
+
+
+def target_of(lineup: Lineup, tenant: Tenant, facts: BodyFacts, raw: bytes) -> Target:
+    """Who answers a call with the body `raw`. Raises Refusal if the tenant has no such endpoint."""
+    model, is_restricted = facts.model, tenant.settings.models is not None
+    if model is not None and len(model) > _LONGEST_MODEL:
+        raise missing(lineup, tenant, model)
+    target = lineup.target(model)
+    if model is None and (target is None or is_restricted):
+        what = "The body of the request is not JSON, or it names no model."
+        raise Refusal(what, param="model")
+    if target is None or not tenant.may_use(model or ""):
+        raise missing(lineup, tenant, model or "")
+    if is_restricted and not names_one_model(raw):
+        raise Refusal("The body of the request names several models.", param="model")
+    return target
+
+
+def missing(lineup: Lineup, tenant: Tenant, name: str) -> Refusal:
+    """Refuses a model that the tenant does not have, with the nearest that it has."""
+    return no_model(name, [one for one in lineup.names if tenant.may_use(one)])
