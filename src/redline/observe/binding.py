@@ -254,7 +254,7 @@ class _Levels:
         if level not in self._sums:
             return None
         for other in sorted(self._sums, key=lambda one: -abs(one - level)):
-            if other == level:
+            if abs(other - level) <= 1:
                 break
             low, high = self._sums[min(level, other)], self._sums[max(level, other)]
             grown = _LEVEL * abs(other - level)

@@ -194,6 +194,17 @@ def test_an_endpoint_that_becomes_slower_binds_from_then_on() -> None:
     assert [one.cause for one in stretches(found)] == [Cause.CONCURRENCY, Cause.ENDPOINT]
 
 
+def test_numbers_of_calls_that_are_alike_say_nothing_of_what_more_would_bring() -> None:
+    """A call less was sampled before the endpoint became slower: about 16 at once, as after it."""
+    windows = full(latencies(16, 0.1), [])
+    for second in range(1, 16):
+        is_slow = second > 8
+        answers = latencies(32 if is_slow else 160, 0.5 if is_slow else 0.1)
+        in_flight = 16.0 if is_slow else 15.0
+        windows.append(window(second, {"slots": 10}, latency=answers, in_flight=in_flight))
+    assert causes(windows) == [Cause.CONCURRENCY] * 8 + [Cause.ENDPOINT] * 7
+
+
 def test_seconds_without_an_answer_are_decided_by_those_around_them() -> None:
     """Answers take 30 s, 8 calls at once: most seconds bring none."""
     first, none = latencies(8, 30.0), Sketch()
