@@ -8,9 +8,11 @@ for each other at the endpoint, or it has become slower; either way the endpoint
 a queue of c calls before k servers, the lower quartile of the first c calls is that of a call that
 did not wait, or a quarter of the queue; later calls wait for all of the queue.
 
-If the number of calls in flight has changed during the run, as it does when it is searched for, the
-rates of answers at two numbers decide as well: an endpoint that has more to give answers in
-proportion.
+If the number of calls in flight has changed during the run, as it does when it is searched for,
+latencies are compared at about the same number, and the rates of answers at two numbers decide as
+well: an endpoint that has more to give answers in proportion. A search also tries fewer calls than
+the endpoint can work on. That more of them would bring more then is no news: if calls waited at the
+endpoint when there were last more of them, the endpoint is what keeps their number from rising.
 """
 
 from __future__ import annotations
@@ -46,13 +48,16 @@ _NEAR_HELD, _NEAR_USED = 0.75, 0.95
 _MOST_SPARE, _LEAST_SPARE, _FEW_WAITING, _FULL = 0.9, 3, 0.25, 0.9
 # Answers by which a latency is known; windows around one are looked at until there are as many.
 _ENOUGH_ANSWERS = 60
+# The same at about one number of calls in flight; of fewer, quartiles are chance.
+_LEAST_ANSWERS = 16
 # Latency must have grown by this factor, and so many standard errors.
 _GROWTH, _ERRORS = 1.25, 2.5
 # Standard error of a quartile of n normal values, in their standard deviations, times sqrt(n); and
 # the distance of the two quartiles in standard deviations.
 _QUARTILE_ERROR, _QUARTILES = 1.36, 1.349
-# Numbers of calls in flight within a factor of 1.1 are one level. The rate of answers grows by this
-# power of the level at most, two standard errors included, if the endpoint is what binds.
+# Numbers of calls in flight within a factor of 1.1 are one level; since a number may lie between
+# two, neighbours count as alike. The rate of answers grows by this power of the level at most, two
+# standard errors included, if the endpoint is what binds.
 _LEVEL, _LEAST_POWER = math.log(1.1), 0.5
 # Live, the latest windows that are looked at as one.
 _CURRENT_S = 3.0
@@ -107,6 +112,9 @@ class _Run:
             (_level_of(windows[place]), self._later[place].count, windows[place].span_s)
             for place in self._answered
         )
+        self._at_level = dict[int, list[int]]()
+        for place in self._answered:
+            self._at_level.setdefault(_level_of(windows[place]), []).append(place)
 
     def binding(self, index: int) -> Binding:
         window = self._windows[index]
@@ -152,31 +160,80 @@ class _Run:
         if not self._first.count or not later.count:
             evidence = f"{full}, and too few are answered to say whether more would bring more"
             return Cause.UNDETERMINED, "undetermined", evidence
-        alone_s, now_s, chance = _growth(self._first, later)
-        times = f"(lower quartile {now_s:.3g} s, of the first calls {alone_s:.3g} s)"
-        if now_s > alone_s * max(_GROWTH, math.exp(chance)):
-            evidence = f"{full}, and answers take {now_s / alone_s:.1f} times as long as at first"
-            return Cause.ENDPOINT, "the endpoint", f"{evidence} {times}"
-        level = _level_of(window)
-        other = self._levels.without_gain(level)
-        if other is not None:
-            evidence = f"{full}, and {math.exp(_LEVEL * other):,.0f} bring as many answers a second"
+        saturated = self._saturated(index, later)
+        if saturated is not None:
+            return Cause.ENDPOINT, "the endpoint", f"{full}, and {saturated}"
+        fuller = self._latest_fuller(index)
+        if fuller is not None and self._is_saturated(fuller):
+            before_s = window.begin_s - self._windows[fuller].begin_s
+            more = f"{self._windows[fuller].in_flight:,.0f} of them waited for each other"
+            evidence = f"{full}, and {before_s:.0f} s before {more} at the endpoint"
             return Cause.ENDPOINT, "the endpoint", evidence
-        evidence = f"{full}, rows wait, and answers take no longer than at first {times}"
-        return Cause.CONCURRENCY, "the concurrency", evidence
+        evidence = f"{full}, rows wait, and answers take no longer than at first"
+        return Cause.CONCURRENCY, "the concurrency", f"{evidence} {self._times(later)}"
+
+    def _saturated(self, index: int, later: Sketch) -> str | None:
+        """That calls wait for each other at the endpoint, in words; None if that does not show.
+
+        later: latencies about this window.
+        """
+        alone_s, now_s, chance = _growth(self._first, later)
+        if now_s > alone_s * max(_GROWTH, math.exp(chance)):
+            times = f"answers take {now_s / alone_s:.1f} times as long as at first"
+            return f"{times} {self._times(later)}"
+        other = self._levels.without_gain(_level_of(self._windows[index]))
+        if other is not None:
+            return f"{math.exp(_LEVEL * other):,.0f} bring as many answers a second"
+        return None
+
+    def _times(self, later: Sketch) -> str:
+        alone_s, now_s, _ = _growth(self._first, later)
+        return f"(lower quartile {now_s:.3g} s, of the first calls {alone_s:.3g} s)"
+
+    def _is_saturated(self, index: int) -> bool:
+        """The endpoint was what bound in this window, which was full, or in one that was fuller."""
+        place: int | None = index
+        while place is not None:
+            if self._saturated(place, self._latency_around(place)) is not None:
+                return True
+            place = self._latest_fuller(place)
+        return False
+
+    def _latest_fuller(self, index: int) -> int | None:
+        """The latest window before this one in which clearly more calls were in flight."""
+        level = _level_of(self._windows[index]) + 1
+        latest = [
+            places[before - 1]
+            for other, places in self._at_level.items()
+            if other > level and (before := bisect_left(places, index))
+        ]
+        return max(latest, default=None)
 
     def _latency_around(self, index: int) -> Sketch:
-        """Of calls that were not among the first, in windows about this one that are as full."""
-        answered = self._answered
-        after = bisect_left(answered, index)
+        """Of calls that were not among the first, in windows about this one that are as full.
+
+        At about as many calls in flight, if enough are answered at that number.
+        """
+        level = _level_of(self._windows[index])
+        alike = sorted(
+            place
+            for other in (level - 1, level, level + 1)
+            for place in self._at_level.get(other, ())
+        )
+        found = self._nearest(alike, index)
+        return found if found.count >= _LEAST_ANSWERS else self._nearest(self._answered, index)
+
+    def _nearest(self, places: Sequence[int], index: int) -> Sketch:
+        """Latencies in those of these windows that are nearest to this one, as many as suffice."""
+        after = bisect_left(places, index)
         before = after - 1
         found: list[Sketch] = []
         count = 0
-        while count < _ENOUGH_ANSWERS and (before >= 0 or after < len(answered)):
-            is_before_next = after >= len(answered) or (
-                before >= 0 and index - answered[before] < answered[after] - index
+        while count < _ENOUGH_ANSWERS and (before >= 0 or after < len(places)):
+            is_before_next = after >= len(places) or (
+                before >= 0 and index - places[before] < places[after] - index
             )
-            place = answered[before if is_before_next else after]
+            place = places[before if is_before_next else after]
             before, after = (before - 1, after) if is_before_next else (before, after + 1)
             found.append(self._later[place])
             count += found[-1].count
@@ -197,7 +254,7 @@ class _Levels:
         if level not in self._sums:
             return None
         for other in sorted(self._sums, key=lambda one: -abs(one - level)):
-            if other == level:
+            if abs(other - level) <= 1:
                 break
             low, high = self._sums[min(level, other)], self._sums[max(level, other)]
             grown = _LEVEL * abs(other - level)

@@ -123,11 +123,86 @@ def test_more_calls_in_flight_that_bring_no_more_answers_show_a_saturated_endpoi
     assert {one.cause for one in found[1:]} == {cause}
 
 
+def searched(levels: list[int], servers: list[int], sigma: float = 0.02) -> list[Window]:
+    """A run whose number of calls in flight is searched for: second by second, that number.
+
+    servers: calls that the endpoint works on at once in that second, each for 0.2 s.
+    """
+    first = latencies(levels[0], 0.2, sigma)
+    windows = full(first, [])
+    for second, (level, at_once) in enumerate(zip(levels, servers, strict=True), 1):
+        answers = latencies(5 * min(level, at_once), 0.2 * max(1, level / at_once), sigma)
+        fields = {"in_flight": float(level), "slots": float(level)}
+        windows.append(window(second, {"slots": 10}, latency=answers, **fields))
+    return windows
+
+
+def causes(windows: list[Window]) -> list[Cause]:
+    return [one.cause for one in bindings(windows)[1:]]
+
+
+def test_a_search_that_tries_fewer_calls_than_the_endpoint_takes_is_held_back_by_the_endpoint() -> (
+    None
+):
+    """It knows already that more would wait there. 2 of 2 calls alone do not show it."""
+    levels = [8, 8, 16, 16, 8, 8, 4, 4, 2, 2, 4, 4, 6, 6, 4, 4]
+    windows = searched(levels, [3] * len(levels))
+    assert set(causes(windows)) == {Cause.ENDPOINT}
+    # As it is seen while the run goes on.
+    live = [current(windows[: count + 1]) for count in range(1, len(windows))]
+    assert {one.cause for one in live if one is not None} == {Cause.ENDPOINT}
+    evidence = bindings(windows)[9].evidence
+    assert "2 of 2 calls are in flight" in evidence
+
+
+def test_latencies_are_compared_at_one_number_of_calls_in_flight() -> None:
+    """Two seconds of 6 calls before 3 servers, amid many of 3 calls that wait for nothing."""
+    levels = [3] * 12 + [6] * 2 + [3] * 12
+    found = bindings(searched(levels, [3] * len(levels)))
+    assert found[13].cause is Cause.ENDPOINT
+    assert "times as long as at first" in found[13].evidence
+
+
+def test_a_search_that_climbs_is_held_back_by_its_concurrency_until_calls_wait() -> None:
+    levels = [8] * 4 + [16] * 4 + [64] * 4 + [24] * 4
+    found = causes(searched(levels, [40] * 16))
+    assert found == [Cause.CONCURRENCY] * 8 + [Cause.ENDPOINT] * 8
+
+
+def test_an_endpoint_that_has_grown_does_not_bind_any_more() -> None:
+    levels = [8] * 4 + [16] * 4 + [8] * 4 + [24] * 8 + [16] * 8
+    servers = [8] * 12 + [100] * 16
+    found = causes(searched(levels, servers))
+    assert found[4:12] == [Cause.ENDPOINT] * 8
+    assert found[14:] == [Cause.CONCURRENCY] * 14
+
+
+@pytest.mark.parametrize("sigma", [0.05, 0.6])
+def test_a_search_before_an_endpoint_with_room_is_held_back_by_its_concurrency(
+    sigma: float,
+) -> None:
+    """Whatever the spread, few seconds of 100 runs are taken for a saturated endpoint by chance."""
+    levels = [8, 8, 8, 16, 16, 24, 24, 16, 16, 12, 12, 12, 16, 16, 20, 20, 24, 24, 24]
+    found = [one for _ in range(100) for one in causes(searched(levels, [100] * 19, sigma))]
+    assert found.count(Cause.CONCURRENCY) >= 0.94 * len(found)
+
+
 def test_an_endpoint_that_becomes_slower_binds_from_then_on() -> None:
     seconds = [latencies(40, 0.1) for _ in range(5)] + [latencies(40, 0.5) for _ in range(5)]
     found = bindings(full(latencies(8, 0.1), seconds))
     assert [one.cause for one in found] == [Cause.CONCURRENCY] * 6 + [Cause.ENDPOINT] * 5
     assert [one.cause for one in stretches(found)] == [Cause.CONCURRENCY, Cause.ENDPOINT]
+
+
+def test_numbers_of_calls_that_are_alike_say_nothing_of_what_more_would_bring() -> None:
+    """A call less was sampled before the endpoint became slower: about 16 at once, as after it."""
+    windows = full(latencies(16, 0.1), [])
+    for second in range(1, 16):
+        is_slow = second > 8
+        answers = latencies(32 if is_slow else 160, 0.5 if is_slow else 0.1)
+        in_flight = 16.0 if is_slow else 15.0
+        windows.append(window(second, {"slots": 10}, latency=answers, in_flight=in_flight))
+    assert causes(windows) == [Cause.CONCURRENCY] * 8 + [Cause.ENDPOINT] * 7
 
 
 def test_seconds_without_an_answer_are_decided_by_those_around_them() -> None:
