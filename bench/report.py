@@ -3,8 +3,9 @@
     python bench/report.py            writes the figures into the page
     python bench/report.py --check    says whether the page and the files agree
 
-What stands between `<!-- figures: NAME -->` and `<!-- end -->` is made here; the text around it is
-written by hand and may only name numbers that are settings of a benchmark.
+What is between `<!-- figures: NAME -->` and `<!-- end -->` is made by the macro NAME of
+bench/report.md.jinja; the text around it is written by hand and may only name numbers that are
+settings of a benchmark.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import report_engine
-import report_limits
-import report_observe
-import report_path
-import report_route
-from report_table import Result, source, table
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+Result = Mapping[str, Any]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
+TEMPLATE = Path(__file__).with_suffix(".md.jinja")
 PAGE = ROOT / "docs" / "benchmarks.md"
 NAMES = (
     "article",
@@ -63,70 +64,45 @@ _NAMES_OF_STATUSES = {429.0}
 _FROM_ELSEWHERE = {0.32, 1.45, 1.19}
 _CODE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
 
-_CLIENTS = {
-    "redline": "redline",
-    "threads": "threads + requests, retry",
-    "gather": "asyncio.gather, retry",
-    "bucket": "tutorial token bucket, retry",
-    "openai": "openai SDK, as it comes",
-    "openai-aiohttp": "openai SDK on aiohttp",
-    "flexllm": "flexllm",
-    "async-batch-llm": "async-batch-llm",
-}
 
-_TRANSPORTS = {
-    "direct": "redline's own connections",
-    "aiohttp": "redline over aiohttp, removed since",
-    "bare": "aiohttp as it comes",
-    "pyreqwest": "pyreqwest",
-}
-
-
-def load(folder: Path = RESULTS) -> dict[str, Result]:
+def load(folder: Path = RESULTS, names: Iterable[str] = NAMES) -> dict[str, Result]:
     """The result files that are there, by name."""
-    paths = {name: folder / f"{name}.json" for name in NAMES}
+    paths = {name: folder / f"{name}.json" for name in names}
     return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
 
 
-def load_campaigns(folder: Path = RESULTS) -> dict[str, Result]:
-    """The records of campaigns that are there, by name."""
-    paths = {name: folder / f"{name}.json" for name in report_path.CAMPAIGNS}
-    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+@cache
+def _macros() -> Any:
+    """What bench/report.md.jinja defines."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATE.parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        fmt=format,
+        flow=lambda text: " ".join(text.split()) + "\n",
+        at=lambda mapping, key: mapping[key],
+        values=lambda mapping: list(mapping.values()),
+        once=lambda items: list(dict.fromkeys(items)),
+        difference=lambda mapping, above, below: mapping[above] - mapping[below],
+        median=statistics.median,
+    )
+    environment.tests.update(calm=is_calm, of_redline=lambda run: run["limiter"][:7] == "redline")
+    return environment.get_template(TEMPLATE.name).module
 
 
 def blocks(results: Mapping[str, Result]) -> dict[str, str]:
     """The generated parts of the page, by name."""
-    makers = {
-        "article": _article,
-        "run": _run,
-        "memory": _memory,
-        "limits": report_limits.limits,
-        "tokens": report_limits.tokens,
-        "search": report_limits.search,
-        "concurrency": report_limits.concurrency,
-        "waiters": report_limits.waiters,
-        "route": report_route.route,
-        "failures": report_route.failures,
-        "scaling": report_route.scaling,
-        "binds": report_observe.binds,
-        "predict": report_observe.predict,
-        "recorder": report_observe.recorder,
-        "transports": _transports,
-        "server": report_path.server,
-        "relay": report_path.relay,
-        "instructions": report_path.instructions,
-        "versions": report_path.versions,
-        "profile": report_path.profile,
-        "journal": report_path.journal,
-        "scale": report_path.scale,
-        "connections": report_path.connections,
-        "soak": report_path.soak,
-        "engine": report_engine.engine,
+    macros = _macros()
+    made = {
+        name: f"{getattr(macros, name)(result)}\n{macros.source(result)}"
+        for name, result in results.items()
     }
-    made = {name: make(results[name]) for name, make in makers.items() if name in results}
-    made["losses"] = _losses(results)
-    made["campaigns"] = report_path.campaigns(load_campaigns())
-    return made
+    made["losses"] = macros.losses(_losses(results))
+    made["campaigns"] = macros.campaigns(load(names=macros.CAMPAIGNS))
+    return {name: re.sub(r"\n{3,}", "\n\n", text).strip() for name, text in made.items()}
 
 
 def filled(page: str, results: Mapping[str, Result]) -> str:
@@ -160,109 +136,6 @@ def _numbers(value: object) -> Iterator[float]:
         yield float(value)
 
 
-def _article(result: Result) -> str:
-    summary = result["summary"]
-    rows = []
-    for kind in ("redline", "bucket", "gather", "threads"):
-        if kind in summary:
-            s = summary[kind]
-            spread = f"{s['end_s_min']:.2f} to {s['end_s_max']:.2f}"
-            rows.append(
-                [
-                    _CLIENTS[kind],
-                    f"{s['end_s_median']:.2f}",
-                    spread,
-                    f"{s['over_fastest_s_median']:.2f}",
-                    f"{s['rejected_median']:g}",
-                    str(s["rejected_total"]),
-                    f"{s['startup_s_median']:.2f}",
-                ]
-            )
-    head = ["client", "seconds, median", "min to max", "above the fastest possible"]
-    head += ["429s a run, median", "429s in all", "start-up, s"]
-    bar = summary["bar"]
-    verdict = "kept" if bar["is_kept"] else "not kept"
-    text = (
-        f"The bar is {verdict}: {bar['rejected_total']} x 429 in {summary['redline']['runs']} "
-        f"runs of redline, which ended {bar['late_s_median']:.3f} s (median) and at most "
-        f"{bar['late_s_max']:.3f} s after `max over i of floor(i/2) (1 s + guard) + latency_i`, "
-        f"with a guard of {bar['guard_s']:g} s; {bar['allowed_s']:g} s are allowed."
-    )
-    return f"{table(head, rows)}\n\n{text}\n\n{source(result)}"
-
-
-def _run(result: Result) -> str:
-    head = ["client", "CPU s per 1,000 calls", "min to max", "rows/s", "min to max"]
-    head += ["times redline's CPU", "peak memory, MB", "server busy"]
-    parts = []
-    for load_name, clients in result["summary"].items():
-        rows = [
-            [
-                _CLIENTS[kind],
-                f"{row['cpu_s_per_1000']:.3f}",
-                f"{row['cpu_s_per_1000_min']:.3f} to {row['cpu_s_per_1000_max']:.3f}",
-                f"{row['rows_per_s']:,}",
-                f"{row['rows_per_s_min']:,} to {row['rows_per_s_max']:,}",
-                f"{row['cpu_to_redline']:.1f}",
-                f"{row['peak_rss_mb']:,}",
-                f"{row['server_busy']:.0%}",
-            ]
-            for kind, row in clients.items()
-        ]
-        parts.append(f"**{load_name}**\n\n{table(head, rows)}")
-        parts += _failed_runs(load_name, result["raw"])
-    return "\n\n".join([*parts, source(result)])
-
-
-def _failed_runs(load_name: str, raw: list[Mapping[str, Any]]) -> list[str]:
-    """A sentence for each client of which some runs failed under this load."""
-    told = []
-    for kind in dict.fromkeys(run["client"] for run in raw if "failed" in run):
-        runs = [run for run in raw if (run["load"], run["client"]) == (load_name, kind)]
-        failed = [run["failed"] for run in runs if "failed" in run]
-        if failed:
-            reason = failed[-1].strip().rsplit("\n", 1)[-1]
-            told.append(
-                f"{_CLIENTS[kind]} failed in {len(failed)} of {len(runs)} runs, and lost what it "
-                f"had done: `{reason}`"
-            )
-    return told
-
-
-def _transports(result: Result) -> str:
-    head = ["client", "CPU s per 1,000 calls", "min to max", "calls/s", "peak memory, MB"]
-    parts = []
-    for load_name, clients in result["summary"].items():
-        rows = [
-            [
-                _TRANSPORTS[kind],
-                f"{row['cpu_s_per_1000']:.3f}",
-                f"{row['cpu_s_per_1000_min']:.3f} to {row['cpu_s_per_1000_max']:.3f}",
-                f"{row['calls_per_s']:,}",
-                f"{row['peak_rss_mb']:.0f}",
-            ]
-            for kind, row in clients.items()
-        ]
-        parts.append(f"**{load_name}**\n\n{table(head, rows)}")
-    return "\n\n".join([*parts, source(result)])
-
-
-def _memory(result: Result) -> str:
-    summary = result["summary"]
-    shares = list(summary["rss_mb"])
-    head = ["rows done", *shares]
-    row = ["resident, MB", *(f"{value:.1f}" for value in summary["rss_mb"].values())]
-    curve = "\n".join(["```", *summary["plot"], "```"])
-    verdict = "flat" if summary["is_flat"] else "not flat"
-    text = (
-        f"It is {verdict}: from 20 % of the rows on it grows by at most "
-        f"{summary['growth_mb']:.1f} MB, which is {summary['growth_share']:.1%} or "
-        f"{summary['growth_bytes_per_row']} bytes a row; "
-        f"{summary['allowed_mb']:.1f} MB are allowed."
-    )
-    return f"{curve}\n\n{table(head, [row])}\n\n{text}\n\n{source(result)}"
-
-
 # summary key, words, whether less is better
 _JUDGED = (
     ("end_s_median", "seconds from first send to last answer", True),
@@ -274,8 +147,9 @@ _JUDGED = (
 )
 
 
-def _losses(results: Mapping[str, Result]) -> str:
-    """Every median that is worse for redline than for a peer, as a list."""
+def _losses(results: Mapping[str, Result]) -> list[str]:
+    """Every median that is worse for redline than for a peer."""
+    names = _macros().CLIENTS
     groups: list[tuple[str, Mapping[str, Any]]] = []
     if "article" in results:
         groups.append(("the articles' comparison", results["article"]["summary"]))
@@ -286,16 +160,38 @@ def _losses(results: Mapping[str, Result]) -> str:
         own = clients.get("redline", {})
         for kind, peer in clients.items():
             for key, words, is_less_better in _JUDGED:
-                if kind not in _CLIENTS or key not in own or key not in peer:
+                if kind not in names or key not in own or key not in peer:
                     continue
                 mine, theirs = own[key], peer[key]
                 if mine != theirs and (mine > theirs) == is_less_better:
-                    lines.append(
-                        f"- {group}: {mine:,} {words}, against {theirs:,} of {_CLIENTS[kind]}"
-                    )
+                    lines.append(f"{group}: {mine:,} {words}, against {theirs:,} of {names[kind]}")
     if "limits" in results:
-        lines += report_limits.slower(results["limits"])
-    return "\n".join(lines) or "In none of the medians above."
+        lines += _slower(results["limits"])
+    return lines
+
+
+def _slower(result: Result) -> Iterator[str]:
+    """Where a peer's median makespan is below redline's own with the server's profile.
+
+    A client that is rejected may come in earlier; its 429s stand beside it.
+    """
+    names = _macros().LIMITERS
+    for title, limiters in result["summary"]["tables"].items():
+        for server, redline in limiters["redline-matching"].items():
+            own = redline["ratio"]
+            earlier = [
+                f"{found['ratio']:.3f} / {found['rejected']:g} of {names[name]}"
+                for name, servers in limiters.items()
+                if not name.startswith("redline") and (found := servers[server])["ratio"] < own
+            ]
+            if earlier:
+                yield f"{title}, {server}: {own:.3f} / 0, against {', '.join(earlier)}"
+
+
+def is_calm(run: Mapping[str, Any]) -> bool:
+    """The machine added no more jitter of its own than the guard has to spare."""
+    jitter_s = 0.05 if "jitter 0-50 ms" in run["table"] else 0.0
+    return bool(run["real_jitter_s"] <= jitter_s + 0.005)
 
 
 def main() -> int:

@@ -9,24 +9,29 @@ import signal
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import s3fs
+from botocore.exceptions import ClientError
+from s3fs.errors import translate_boto_error
 
 import redline
 from redline.errors import ConfigError, JournalError, Rejected
 from redline.job.outputs import Mirror, mirror
 from redline.journal import Output
-from redline.store import ObjectStore, ObjectUrl, S3Store, StoreError, multipart, store_of
+from redline.store import Found, ObjectStore, ObjectUrl, S3Store, StoreError, store_of
+from redline.store import store as object_store
 from support.catching import assert_caught
 from support.object_server import ObjectServer, Surroundings, object_server, wire_to
 
 pytestmark = pytest.mark.real
 
 URL = "s3://data/out/labels.jsonl"
+OBJECT = ObjectUrl("s3", "data/out/labels.jsonl")
 COPY = Path("s3.redline/data/out/labels.jsonl")
 ROWS = [{"custom_id": f"r{number}"} for number in range(1, 9)]
 
@@ -208,22 +213,37 @@ def test_two_writers_are_told_and_both_are_kept(
     assert_caught(check, store_of, Careless)
 
 
-def between(store: ObjectServer, making: Any, seen_before: bool, folder: Path) -> None:
-    """Somebody writes after the last look and before the write: the store itself must refuse."""
+def between(
+    server: ObjectServer, making: Any, seen_before: bool, folder: Path, looks: int = 2
+) -> None:
+    """Another program writes after so many looks at the object: it must not be overwritten.
+
+    The second look is the last one before the write, the third one follows it.
+    """
     folder.mkdir()
     os.chdir(folder)
-    url = Output.at(URL).url
-    assert url is not None
-    store.s3.delete_object(Bucket="data", Key="out/labels.jsonl")
+    server.s3.delete_object(Bucket="data", Key="out/labels.jsonl")
     if seen_before:
-        store.put("data", "out/labels.jsonl", b"old")
+        server.put("data", "out/labels.jsonl", b"old")
     Path("file").write_bytes(b"mine")
-    objects: ObjectStore = making(url, "writing")
-    seen = objects.find(url)
-    store.put("data", "out/labels.jsonl", b"theirs")
-    with suppress(ConfigError):
-        objects.upload(Path("file"), url, seen, lambda: False)
-    assert store.get("data", "out/labels.jsonl") == b"theirs"
+    objects: ObjectStore = making(OBJECT, "writing")
+    find, left = objects.find, iter(range(looks, 0, -1))
+
+    def look(url: ObjectUrl) -> Found | None:
+        is_last = next(left, 0) == 1
+        if is_last and looks == 3:
+            server.put("data", "out/labels.jsonl", b"theirs")
+        found = find(url)
+        if is_last:
+            server.put("data", "out/labels.jsonl", b"theirs")
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(objects, "find", look)
+        seen = objects.find(OBJECT)
+        with pytest.raises(StoreError, match="something else has changed it"):
+            objects.upload(Path("file"), OBJECT, seen, lambda: False)
+    assert server.get("data", "out/labels.jsonl") == b"theirs"
 
 
 @pytest.mark.parametrize("seen_before", [False, True])
@@ -231,9 +251,21 @@ def test_the_store_refuses_what_changed_after_the_last_look(
     store: ObjectServer, tmp_path: Path, seen_before: bool
 ) -> None:
     folders = iter((tmp_path / "good", tmp_path / "careless"))
-    assert_caught(
-        lambda making: between(store, making, seen_before, next(folders)), store_of, Careless
-    )
+
+    def check(making: Any) -> None:
+        try:
+            between(store, making, seen_before, next(folders))
+        except BaseException as error:
+            raise AssertionError(repr(error)) from error
+
+    # One that looks before it writes, and sets no condition.
+    assert_caught(check, S3Store, ObjectStore)
+
+
+def test_what_replaced_the_object_right_after_the_upload_is_not_taken_for_it(
+    store: ObjectServer, tmp_path: Path
+) -> None:
+    between(store, S3Store, True, tmp_path / "late", looks=3)
 
 
 def test_a_lost_note_of_the_upload_is_no_change_by_somebody_else(store: ObjectServer) -> None:
@@ -334,20 +366,37 @@ def long_file(tmp_path: Path) -> Path:
 def test_a_long_file_goes_in_parts_and_is_whole_or_not_there(
     store: ObjectServer, long_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multipart, "PART_BYTES", 5 << 20)
-    url = Output.at(URL).url
-    assert url is not None
-    objects = store_of(url, "writing")
-    found = objects.upload(long_file, url, None, lambda: False)
+    monkeypatch.setattr(object_store, "PART_BYTES", 5 << 20)
+    objects = store_of(OBJECT, "writing")
+    found = objects.upload(long_file, OBJECT, None, lambda: False)
     assert store.get("data", "out/labels.jsonl") == long_file.read_bytes()
-    assert found == objects.find(url)
+    assert found == objects.find(OBJECT)
+    assert found.identity.endswith("-4")
     # It is stopped after its second part: nothing has changed, and no part is left behind.
-    looks = iter([False, False])
+    looks = iter([False] * 3)
     long_file.write_bytes(b"x" * (17 << 20))
     with pytest.raises(InterruptedError):
-        objects.upload(long_file, url, found, lambda: next(looks, True))
-    assert objects.find(url) == found
+        objects.upload(long_file, OBJECT, found, lambda: next(looks, True))
+    assert objects.find(OBJECT) == found
     assert store.unfinished("data") == 0
+    # Of any size, it has no more parts than a store takes.
+    monkeypatch.setattr(object_store, "MOST_PARTS", 2)
+    found = objects.upload(long_file, OBJECT, found, lambda: False)
+    assert store.get("data", "out/labels.jsonl") == long_file.read_bytes()
+    assert found.identity.endswith("-2")
+
+
+def test_memory_holds_a_few_parts_of_an_upload(store: ObjectServer, tmp_path: Path) -> None:
+    path, objects = tmp_path / "long", store_of(OBJECT, "writing")
+    path.write_bytes(bytes(96 << 20))
+    tracemalloc.start()
+    try:
+        objects.upload(path, OBJECT, None, lambda: False)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # Four parts of 8 MB, as they are read and as they are sent.
+    assert peak < 72 << 20
 
 
 def test_an_upload_that_fails_is_told_and_done_by_the_next_run(
@@ -410,26 +459,29 @@ def test_one_process_an_output(store: ObjectServer) -> None:
     assert second.names == []
 
 
-def test_a_store_without_conditions_is_written_to_all_the_same(tmp_path: Path) -> None:
-    """Some say 501 to a condition: then the look before is all there is."""
-    (tmp_path / "file").write_bytes(b"mine")
-    calls: list[tuple[str, dict[str, Any]]] = []
+@pytest.mark.parametrize("size", [4, 17 << 20])
+def test_a_store_without_conditions_is_written_to_all_the_same(
+    store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Some answer 501 to a condition: then the look before is all there is."""
+    path, objects = tmp_path / "file", store_of(OBJECT, "writing")
+    path.write_bytes(b"x" * size)
+    conditions: list[bool] = []
+    call: Any = vars(s3fs.S3FileSystem)["_call_s3"]
 
-    def call(method: str, **given: Any) -> dict[str, str]:
-        calls.append((method, given))
-        if "IfMatch" in given:
-            url = Output.at(URL).url
-            assert url is not None
-            raise StoreError(url, "other", "no", code="NotImplemented")
-        return {"ETag": '"e"'}
+    async def refuse(driver: Any, method: str, *given: Any, **options: Any) -> Any:
+        if method in ("put_object", "complete_multipart_upload"):
+            conditions.append("IfNoneMatch" in driver.s3_additional_kwargs)
+            if conditions[-1]:
+                refusal: Any = {"Error": {"Code": "NotImplemented"}}
+                raise translate_boto_error(ClientError(refusal, method))
+        return await call(driver, method, *given, **options)
 
-    of = {"Bucket": "data", "Key": "k"}
-    etag = multipart.upload_parts(call, tmp_path / "file", of, {"IfMatch": '"d"'}, lambda: False)
-    assert etag == '"e"'
-    assert [sorted(given) for _, given in calls] == [
-        ["Body", "Bucket", "IfMatch", "Key"],
-        ["Body", "Bucket", "Key"],
-    ]
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", refuse)
+    objects.upload(path, OBJECT, None, lambda: False)
+    assert conditions == [True, False]
+    assert store.get("data", "out/labels.jsonl") == path.read_bytes()
+    assert store.unfinished("data") == 0
 
 
 def test_a_store_of_any_driver_will_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -18,12 +18,6 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def report() -> ModuleType:
-    script("bench/report_table.py")
-    script("bench/report_engine.py")
-    script("bench/report_limits.py")
-    script("bench/report_observe.py")
-    script("bench/report_path.py")
-    script("bench/report_route.py")
     return script("bench/report.py")
 
 
@@ -113,7 +107,7 @@ def test_redline_is_never_rejected_where_the_machine_is_calm(
 ) -> None:
     runs = [run for run in results["limits"]["raw"] if run["limiter"].startswith("redline")]
     assert len(runs) >= 2 * 2 * 4 * 2 * 3  # rates, jitters, servers, profiles, repeats
-    calm = [run for run in runs if report.report_limits.is_calm(run)]
+    calm = [run for run in runs if report.is_calm(run)]
     assert len(calm) >= 40
     assert sum(run["rejected"] for run in calm) == 0
 

@@ -11,6 +11,7 @@ So `labels` and `labels.jsonl` have no file in common.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -45,12 +46,20 @@ def is_state(folder: Path) -> bool:
     return (folder / _MANIFEST).exists()
 
 
-def has_old_names(path: Path) -> bool:
-    """An earlier redline has written this output, under names that only `path`.jsonl has now."""
-    old, new = names_of(path.name, are_old=True), names_of(path.name)
-    if old == new or path.with_name(new.state).exists():
+def has_old_names(results: str, exists: Callable[[str], bool]) -> bool:
+    """An earlier redline wrote this output, under names that only `results`.jsonl has now.
+
+    exists: of a name beside the results.
+    """
+    old, new = names_of(results, are_old=True), names_of(results)
+    if old == new or exists(new.state):
         return False
-    return is_state(path.with_name(old.state)) and not path.with_name(path.name + _JSONL).exists()
+    return exists(f"{old.state}/{_MANIFEST}") and not exists(results + _JSONL)
+
+
+def has_old_files(path: Path) -> bool:
+    """As `has_old_names`, of files."""
+    return has_old_names(path.name, lambda name: (path.parent / name).exists())
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +95,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
         """
         url = url_of(place)
         path = local_path(place) if url is None else url.copy_path()
-        return cls(path=path, url=url, has_old_names=has_old_names(path), **fields)
+        return cls(path=path, url=url, has_old_names=has_old_files(path), **fields)
 
     @property
     def name(self) -> str:

@@ -98,7 +98,7 @@ class ObjectReader:
                 self._seek(offset)
             data: bytes = self._file.read(most_bytes)
         if not data and self.size_bytes is not None and offset < self.size_bytes:
-            raise StoreError(url, "unreachable", f"it ends at byte {offset:,}, before its end")
+            raise StoreError(url, "other", f"it ends at byte {offset:,}, before its end")
         return data
 
     def _reopen(self) -> None:
@@ -191,9 +191,6 @@ class ObjectFile(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        return self._at
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """The new place, in bytes from the beginning."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
@@ -210,13 +207,6 @@ class ObjectFile(io.RawIOBase):
             done += len(data)
             self._at += len(data)
         return done
-
-    def read(self, size: int = -1) -> bytes:
-        """Up to `size` bytes, all that are left where it is negative."""
-        left = max(0, self._size - self._at)
-        buffer = bytearray(left if size is None or size < 0 else min(size, left))
-        done = self.readinto(buffer)
-        return bytes(buffer[:done])
 
     def close(self) -> None:
         """Lets go of the object."""

@@ -1,6 +1,5 @@
 """Object stores such as S3: URLs, reads, uploads in parts, and their errors."""
 
 from redline.store.errors import Asking, StoreError, store_error
-from redline.store.multipart import upload_parts
 from redline.store.store import Found, ObjectStore, S3Store, store_of
 from redline.store.url import ObjectUrl, OpenedObject, local_path, url_of

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from redline.errors import ConfigError, RedlineError
 from redline.store.url import ObjectUrl
 
-Kind = Literal["missing", "no_bucket", "denied", "credentials", "changed", "unreachable", "other"]
+Kind = Literal["missing", "no_bucket", "denied", "credentials", "changed", "other"]
 
 # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
 _BAD_CREDENTIALS = {
@@ -33,19 +33,6 @@ _NO_CREDENTIALS = {
     "PartialCredentialsError",
     "ProfileNotFound",
 }
-_UNREACHABLE = {
-    "AioReadTimeoutError",
-    "ClientConnectorError",
-    "ClientOSError",
-    "ClientPayloadError",
-    "ConnectTimeoutError",
-    "ConnectionClosedError",
-    "EndpointConnectionError",
-    "ReadTimeoutError",
-    "ServerDisconnectedError",
-    "ServiceRequestError",
-    "ServiceResponseError",
-}
 _AMAZON = ("s3", "s3a")
 _LONGEST_REASON = 200
 
@@ -62,7 +49,7 @@ class StoreError(ConfigError):
     @property
     def may_pass(self) -> bool:
         """Whether the same may succeed later, as after a broken connection."""
-        return self.store_kind in ("unreachable", "other")
+        return self.store_kind == "other"
 
 
 class Asking:
@@ -80,7 +67,7 @@ class Asking:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, (RedlineError, InterruptedError)):
-            raise store_error(_told(error), self._url) from error
+            raise store_error(_cause(error), self._url) from error
 
 
 def store_error(error: Exception, url: ObjectUrl) -> StoreError:
@@ -99,12 +86,10 @@ def store_error(error: Exception, url: ObjectUrl) -> StoreError:
         return StoreError(url, "missing", "it does not exist", code=code)
     if isinstance(error, PermissionError) or code in ("401", "403", "AccessDenied"):
         return StoreError(url, "denied", f"no permission{told}", code=code)
-    if name in _UNREACHABLE or isinstance(error, (ConnectionError, TimeoutError)):
-        return StoreError(url, "unreachable", _words(error), code=code)
     return StoreError(url, "other", _words(error), code=code)
 
 
-def _told(error: Exception) -> Exception:
+def _cause(error: Exception) -> Exception:
     """What it was about. s3fs meets an IndexError where it looks into some errors of the wire."""
     context = error.__context__
     return context if isinstance(error, LookupError) and isinstance(context, OSError) else error
@@ -151,9 +136,9 @@ def _hint(url: ObjectUrl, kind: Kind) -> str:
             )
         case "credentials" | "denied":
             return f"look at the credentials for {url.scheme}://"
-        case "unreachable" | "other" if is_amazon:
+        case "other" if is_amazon:
             return "look at the network, and at AWS_ENDPOINT_URL where it is set, then try again"
-        case "unreachable" | "other":
+        case "other":
             return "look at the network and at the URL, then try again"
         case "changed":
             return "run the same command again: it continues"

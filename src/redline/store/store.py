@@ -7,7 +7,6 @@ the same store. fsspec and the driver are imported when a store is made, and not
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import msgspec
 
 from redline.errors import ConfigError, nearest
 from redline.store.errors import Asking, StoreError
-from redline.store.multipart import upload_parts
 from redline.store.url import ObjectUrl
 
 _PACKAGES = {"s3": "redline[s3]", "s3a": "redline[s3]", "gs": "gcsfs", "gcs": "gcsfs"}
@@ -25,6 +23,10 @@ _IDENTITIES = ("ETag", "etag", "generation", "md5Hash", "md5", "content_md5")
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
 # One page of a listing, which is what looking for a similar name is worth.
 _MOST_LISTED = 1000
+# A long file is uploaded in parts, some of them at a time: memory holds these.
+PART_BYTES, _PARTS_AT_ONCE = 8 * 1024 * 1024, 4
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
+MOST_PARTS = 10_000
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -78,15 +80,19 @@ class ObjectStore:
         `changed` where something else is there, as far as the store can tell, and InterruptedError
         soon after `is_stopped` is true.
         """
+        changed = StoreError(url, "changed", "something else has changed it")
         if self.find(url) != seen:
-            raise StoreError(url, "changed", "something else has changed it")
-        callback = _callback(is_stopped)
+            raise changed
+        self._put(path, url, seen, _callback(is_stopped))
+        found = self.find(url)
+        # One of another size was put there since.
+        if found is None or found.size_bytes not in (None, path.stat().st_size):
+            raise changed
+        return found
+
+    def _put(self, path: Path, url: ObjectUrl, seen: Found | None, callback: Any) -> None:
         with Asking(url):
             self._fs.put_file(str(path), self._path(url), callback=callback)
-        found = self.find(url)
-        if found is None:
-            raise StoreError(url, "other", "it was uploaded and is not there")
-        return found
 
     def copy(self, url: ObjectUrl, target: ObjectUrl) -> None:
         """Copies an object inside the store."""
@@ -144,28 +150,40 @@ class S3Store(ObjectStore):
             begun = self._fs.call_s3("create_multipart_upload", **of)
             self._fs.call_s3("abort_multipart_upload", UploadId=begun["UploadId"], **of)
 
-    def upload(
-        self, path: Path, url: ObjectUrl, seen: Found | None, is_stopped: Callable[[], bool]
-    ) -> Found:
+    def _put(self, path: Path, url: ObjectUrl, seen: Found | None, callback: Any) -> None:
         """As for any store, but the store itself compares, at the moment of the change."""
-        only_if = (
-            {"IfNoneMatch": "*"}
-            if seen is None
-            else {"IfMatch": f'"{seen.identity.removeprefix("ETag ")}"'}
-        )
-
-        def call(method: str, **given: Any) -> Any:
-            with Asking(url):
-                return self._fs.call_s3(method, **given)
-
-        of = {"Bucket": url.bucket, "Key": self._key(url)}
+        only_if = {"IfNoneMatch": "*"}
+        if seen is not None:
+            only_if = {"IfMatch": f'"{seen.identity.removeprefix("ETag ")}"'}
         try:
-            etag = upload_parts(call, path, of, only_if, is_stopped)
+            self._put_parts(path, url, only_if, callback)
         except StoreError as error:
-            if seen is None or error.store_kind != "missing":
+            if error.code in ("NotImplemented", "501"):
+                # The store has no conditions: the look before is all there is.
+                self._put_parts(path, url, {}, callback)
+            elif seen is not None and error.store_kind == "missing":
+                raise StoreError(url, "changed", "something else has removed it") from error
+            else:
                 raise
-            raise StoreError(url, "changed", "something else has removed it") from error
-        return Found(os.stat(path).st_size, f"ETag {_bare(etag)}")
+
+    def _put_parts(
+        self, path: Path, url: ObjectUrl, only_if: dict[str, str], callback: Any
+    ) -> None:
+        # The driver passes them to each request that knows them: to the one that changes the
+        # object, and to none of those that bring its parts.
+        usual = self._fs.s3_additional_kwargs
+        self._fs.s3_additional_kwargs = {**usual, **only_if}
+        try:
+            with Asking(url):
+                self._fs.put_file(
+                    str(path),
+                    self._path(url),
+                    callback=callback,
+                    chunksize=max(PART_BYTES, -(-path.stat().st_size // MOST_PARTS)),
+                    max_concurrency=_PARTS_AT_ONCE,
+                )
+        finally:
+            self._fs.s3_additional_kwargs = usual
 
     def _key(self, url: ObjectUrl) -> str:
         return self._path(url).partition("/")[2]
@@ -215,12 +233,9 @@ def _bare(identity: object) -> str:
 
 def _callback(is_stopped: Callable[[], bool]) -> Any:
     """A progress callback for drivers that ends the transfer once it is stopped."""
-    callbacks = importlib.import_module("fsspec.callbacks")
 
-    class Stopping(callbacks.Callback):  # type: ignore[misc, name-defined]
-        def relative_update(self, inc: int = 1) -> None:
-            if is_stopped():
-                raise InterruptedError
-            super().relative_update(inc)
+    def stop(size: int | None, value: int, **_: object) -> None:
+        if is_stopped() and (size is None or value < size):
+            raise InterruptedError
 
-    return Stopping()
+    return importlib.import_module("fsspec.callbacks").Callback(hooks={"stop": stop})

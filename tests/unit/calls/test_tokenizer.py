@@ -6,6 +6,7 @@ import base64
 import hashlib
 import importlib
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +16,7 @@ from typing import Any
 import pytest
 
 from redline.calls import Request, TokenEstimator
-from redline.calls.tokens import Prompt, Tokenizer, Tokenizers
-
-# Where tiktoken keeps cl100k_base: the SHA-1 of the address it comes from.
-CL100K = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
+from redline.calls.tokens import Prompt, Tokenizer, Tokenizers, tokenizer
 
 
 def by_characters(text: str) -> range:
@@ -31,24 +29,18 @@ PRETENDED = {
 loaded = []
 gate = lambda: None
 
-class Encoding:
-    def __init__(self, name):
-        loaded.append(name)
-        gate()
+def get_encoding(name):
+    loaded.append(name)
+    gate()
+    return Encoding()
 
+class Encoding:
     def encode_ordinary(self, text):
         return range(len(text))
 """,
     "tiktoken/model.py": """
-encoding_name_for_model = {"known": "one", "also": "one", "broken": "two"}.__getitem__
-""",
-    "tiktoken/load.py": """
-read_file = load_tiktoken_bpe = data_gym_to_mergeable_bpe_ranks = None
-""",
-    "tiktoken_ext/openai_public.py": """
-from tiktoken.load import data_gym_to_mergeable_bpe_ranks, load_tiktoken_bpe
-
-ENCODING_CONSTRUCTORS = {"one": lambda: {"name": "one"}, "two": lambda: {"name": "two"}}
+names = {"known": "cl100k_base", "also": "cl100k_base", "broken": "o200k_base", "new": "o300k"}
+encoding_name_for_model = names.__getitem__
 """,
 }
 
@@ -69,17 +61,35 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.update(before)
 
 
-def pretend(folder: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> None:
-    for name, text in {**PRETENDED, **files}.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    monkeypatch.syspath_prepend(folder)
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """tiktoken's folder, empty."""
+    folder = tmp_path / "encodings"
+    folder.mkdir()
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
+    return folder
+
+
+def put(folder: Path, monkeypatch: pytest.MonkeyPatch, *encodings: str) -> None:
+    """Puts files of these encodings into the folder, which count as undamaged."""
+    for encoding in encodings:
+        name, _ = tokenizer.FILES[encoding]
+        (folder / name).write_text(encoding)
+        digest = hashlib.sha256(encoding.encode()).hexdigest()
+        monkeypatch.setitem(tokenizer.FILES, encoding, (name, digest))
 
 
 @pytest.fixture
-def pretended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None) -> Any:
+def pretended(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None
+) -> Any:
     """A tiktoken that knows `known`, `also` and `broken`; `loaded` names what it has loaded."""
-    pretend(tmp_path / "packages", monkeypatch)
+    for name, text in PRETENDED.items():
+        path = tmp_path / "packages" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    put(folder, monkeypatch, "cl100k_base", "o200k_base")
     return importlib.import_module("tiktoken")
 
 
@@ -106,7 +116,7 @@ def test_it_is_loaded_in_a_thread_and_there_from_then_on(pretended: Any) -> None
     found = tokenizers.find("known")
     assert found is not None
     assert found.count(Prompt({"prompt": "12345"})) == 5
-    assert pretended.loaded == ["one"]
+    assert pretended.loaded == ["cl100k_base"]
 
 
 def test_models_share_an_encoding_and_a_router_is_no_part_of_the_name(
@@ -116,7 +126,7 @@ def test_models_share_an_encoding_and_a_router_is_no_part_of_the_name(
     first = tokenizers.find("known", may_block=True)
     assert first is not None
     assert tokenizers.find("router/also", may_block=True) is first
-    assert pretended.loaded == ["one"]
+    assert pretended.loaded == ["cl100k_base"]
 
 
 @pytest.mark.parametrize("error", [ImportError, KeyError, FileNotFoundError, ValueError, TypeError])
@@ -130,7 +140,7 @@ def test_every_failure_means_that_there_is_none_and_is_not_repeated(
     tokenizers = Tokenizers()
     for _ in range(3):
         assert tokenizers.find("broken", may_block=True) is None
-    assert pretended.loaded == ["two"]
+    assert pretended.loaded == ["o200k_base"]
     assert tokenizers.find("nobody's", may_block=True) is None
 
 
@@ -176,83 +186,82 @@ def test_an_estimator_that_may_block_is_exact_from_the_first_call(pretended: Any
     assert TokenEstimator(Tokenizers()).estimate(request).input_tokens < 15
 
 
+def test_an_encoding_whose_file_is_not_known_is_not_asked_for(pretended: Any) -> None:
+    assert Tokenizers().find("new", may_block=True) is None
+    assert pretended.loaded == []
+
+
+@pytest.mark.parametrize("variable", ["DATA_GYM_CACHE_DIR", "TMPDIR"])
+def test_the_folder_is_where_tiktoken_looks(
+    pretended: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.delenv("TIKTOKEN_CACHE_DIR")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    for name in ("DATA_GYM_CACHE_DIR", "TMPDIR"):
+        monkeypatch.setenv(name, str(folder.parent))
+    if variable == "TMPDIR":
+        monkeypatch.delenv("DATA_GYM_CACHE_DIR")
+        folder.rename(folder.parent / "data-gym-cache")
+    else:
+        monkeypatch.setenv(variable, str(folder))
+    assert Tokenizers().find("known", may_block=True) is not None
+
+
+def test_there_is_none_if_tiktoken_keeps_no_files(
+    pretended: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
+    assert Tokenizers().find("known", may_block=True) is None
+    assert pretended.loaded == []
+
+
 # With the real tiktoken.
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """tiktoken's folder, empty."""
+def asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the real tiktoken would download."""
     pytest.importorskip("tiktoken", reason="tiktoken, the extra `tokens`, is not installed")
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    return tmp_path
-
-
-def asks_nobody() -> None:
-    """Loading an encoding that is not there fails, and nothing is downloaded."""
-    asked: list[str] = []
+    found: list[str] = []
 
     def get(address: str, **options: Any) -> Any:
-        asked.append(address)
+        found.append(address)
         raise OSError("the network was asked")
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "requests", SimpleNamespace(get=get))
-        for model in ("gpt-4", "gpt-4o", "gpt-oss-20b", "gpt2", "code-davinci-edit-001"):
-            assert Tokenizers().find(model, may_block=True) is None
+    monkeypatch.setitem(sys.modules, "requests", SimpleNamespace(get=get))
+    return found
+
+
+@pytest.mark.parametrize("content", [None, b"YQ== 0\n"])
+def test_a_missing_or_damaged_file_is_not_downloaded(
+    folder: Path, asked: list[str], content: bytes | None
+) -> None:
+    if content is not None:
+        for name, _ in tokenizer.FILES.values():
+            (folder / name).write_bytes(content)
+    before = sorted(folder.iterdir())
+    for model in ("gpt-4", "gpt-4o", "gpt-oss-20b", "gpt2", "code-davinci-edit-001"):
+        assert Tokenizers().find(model, may_block=True) is None
     assert not asked
+    assert sorted(folder.iterdir()) == before
 
 
-def test_a_missing_file_is_not_downloaded(folder: Path) -> None:
-    asks_nobody()
-    assert list(folder.iterdir()) == []
-
-
-def test_a_damaged_file_is_not_downloaded_anew(folder: Path) -> None:
-    (folder / CL100K).write_bytes(b"YQ== 0\n")
-    asks_nobody()
-
-
-def test_tiktoken_itself_stays_as_it_was(folder: Path) -> None:
+@pytest.mark.parametrize("encoding", tokenizer.FILES)
+def test_the_files_are_those_that_tiktoken_reads(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], encoding: str
+) -> None:
+    """tiktoken reads a file of the name, and expects the digest."""
     load = importlib.import_module("tiktoken.load")
-    before = load.read_file
-    asks_nobody()
-    assert load.read_file is before
-
-
-TINY = """
-from tiktoken.load import data_gym_to_mergeable_bpe_ranks, load_tiktoken_bpe
-
-def tiny():
-    ranks = load_tiktoken_bpe("https://files.test/tiny.tiktoken", expected_hash={hash!r})
-    return dict(name="tiny", pat_str=r"\\w+|\\W+", mergeable_ranks=ranks, special_tokens={{}})
-
-ENCODING_CONSTRUCTORS = {{"o200k_base": tiny}}
-"""
-
-
-def test_a_file_that_is_there_is_used(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None
-) -> None:
-    pieces = [bytes([byte]) for byte in range(256)] + [b"th", b"the"]
-    lines = [base64.b64encode(piece) + b" %d" % rank for rank, piece in enumerate(pieces)]
-    content = b"\n".join(lines)
-    (folder / hashlib.sha1(b"https://files.test/tiny.tiktoken").hexdigest()).write_bytes(content)
-    encodings = tmp_path / "packages" / "tiktoken_ext"
-    encodings.mkdir(parents=True)
-    source = TINY.format(hash=hashlib.sha256(content).hexdigest())
-    (encodings / "openai_public.py").write_text(source)
-    monkeypatch.syspath_prepend(encodings.parent)
-    found = Tokenizers().find("openai/gpt-4o", may_block=True)
-    assert found is not None
-    # the, a space, the, a space, five letters, and a surrogate's replacement of three bytes.
-    assert found.count(Prompt({"prompt": "the the ocean"})) == 9
-    assert found.count(Prompt({"prompt": "\ud800"})) == 3
-
-
-@pytest.mark.parametrize("name", ["tiktoken/load.py", "tiktoken_ext/openai_public.py"])
-def test_a_tiktoken_of_another_layout_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None, name: str
-) -> None:
-    pretend(tmp_path, monkeypatch, **{name: ""})
-    assert Tokenizers().find("known", may_block=True) is None
-    assert importlib.import_module("tiktoken").loaded == []
+    name, digest = tokenizer.FILES[encoding]
+    content = b"\n".join(base64.b64encode(bytes([byte])) + b" %d" % byte for byte in range(256))
+    (folder / name).write_bytes(content)
+    expected: list[str] = []
+    monkeypatch.setattr(load, "check_hash", lambda data, digest: expected.append(digest) or True)
+    registry = importlib.import_module("tiktoken.registry")
+    monkeypatch.setattr(registry, "ENCODINGS", {})
+    found = registry.get_encoding(encoding)
+    assert expected == [digest]
+    assert not asked
+    # A surrogate is replaced by a character of three bytes.
+    assert Tokenizer(found.encode_ordinary).count(Prompt({"prompt": "\ud800"})) == 3

@@ -46,11 +46,11 @@ class OtherDriversError(Exception):
         (caused(OSError(22, "pre"), client_error("PreconditionFailed")), "changed",
          "something else has changed it", False),
         (FileExistsError("x"), "changed", "something else has changed it", False),
-        (EndpointConnectionError(endpoint_url="u"), "unreachable",
+        (EndpointConnectionError(endpoint_url="u"), "other",
          'could not connect to the endpoint URL: "u"', True),
-        (ConnectionResetError(104, "Connection reset by peer"), "unreachable",
+        (ConnectionResetError(104, "Connection reset by peer"), "other",
          "connection reset by peer", True),
-        (TimeoutError(), "unreachable", "no answer in time", True),
+        (TimeoutError(), "other", "no answer in time", True),
         (caused(OSError(5, "x"), client_error("InternalError")), "other", "x", True),
         (OtherDriversError(403), "denied", "no permission", False),
         (OtherDriversError(404), "missing", "it does not exist", False),
@@ -93,4 +93,4 @@ def test_an_error_that_a_driver_met_while_it_looked_at_another() -> None:
 
     with pytest.raises(StoreError) as caught, Asking(URL):
         fetch()
-    assert caught.value.store_kind == "unreachable"
+    assert caught.value.store_kind == "other"

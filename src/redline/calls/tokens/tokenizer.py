@@ -1,18 +1,19 @@
-"""Exact tokenizers where tiktoken and its files are on this machine. Never from the network.
+"""Exact tokenizers if tiktoken and its files are on this machine. Never from the network.
 
-tiktoken keeps an encoding's file in a folder of its own and downloads it where it is missing. Here
-its loader runs in a private copy whose download always fails. So the folder (and the environment
-variable that names it), the file's name and its checksum remain tiktoken's business, and all that
-can happen is that there is a tokenizer or that there is none.
+tiktoken keeps an encoding's file in a folder of its own, and downloads one that is missing or
+damaged. So it is asked only for an encoding whose file is there and whole.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import os
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec, module_from_spec
-from types import ModuleType
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from redline.calls.tokens.prompt import Prompt
@@ -21,6 +22,21 @@ from redline.calls.tokens.prompt import Prompt
 _MOST_CHARS = 4096
 # Models with a name of their own that are remembered; those beyond are estimated.
 _MOST_MODELS = 64
+# The file that tiktoken reads an encoding from: its name, the SHA-1 of the address that it is
+# downloaded from, and its SHA-256, both as in tiktoken_ext/openai_public.py. OpenAI serves no model
+# of the encodings that are left out.
+_O200K = (
+    "fb374d419588a4632f3f557e76b4b70aebbca790",
+    "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+)
+FILES = {
+    "cl100k_base": (
+        "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
+        "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+    ),
+    "o200k_base": _O200K,
+    "o200k_harmony": _O200K,
+}
 # A broken install, an unknown model, a missing or damaged file, another version's layout.
 _REASONS = (
     ImportError, LookupError, OSError, ValueError, TypeError, AttributeError, AssertionError,
@@ -86,7 +102,9 @@ class Tokenizers:
             # Routers put the provider in front: `openai/gpt-4o`.
             name = names.encoding_name_for_model(model.rpartition("/")[2])
             if name not in self._by_encoding:
-                self._by_encoding[name] = Tokenizer(_encoding(name).encode_ordinary)
+                _check_file(name)
+                tiktoken: Any = importlib.import_module("tiktoken")
+                self._by_encoding[name] = Tokenizer(tiktoken.get_encoding(name).encode_ordinary)
             return self._by_encoding[name]
         except _REASONS:
             return None
@@ -95,32 +113,12 @@ class Tokenizers:
 TOKENIZERS = Tokenizers()
 
 
-def _encoding(name: str) -> Any:
-    """tiktoken's encoding from its files on this machine. Raises one of _REASONS."""
-    loader, encodings = _private("tiktoken.load"), _private("tiktoken_ext.openai_public")
-    for module, parts in (
-        (loader, ("read_file", "load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks")),
-        (encodings, ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks")),
-    ):
-        for part in parts:
-            if not hasattr(module, part):
-                raise LookupError(f"this tiktoken has no {module.__name__}.{part}")
-    vars(loader)["read_file"] = _refuse
-    vars(encodings)["load_tiktoken_bpe"] = loader.load_tiktoken_bpe
-    vars(encodings)["data_gym_to_mergeable_bpe_ranks"] = loader.data_gym_to_mergeable_bpe_ranks
-    encoding: Any = importlib.import_module("tiktoken").Encoding
-    return encoding(**encodings.ENCODING_CONSTRUCTORS[name]())
-
-
-def _private(name: str) -> ModuleType:
-    """A second instance of a module, that nobody else sees. Raises ImportError."""
-    spec = find_spec(name)
-    if spec is None or spec.loader is None:
-        raise ImportError(name)
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _refuse(address: str) -> bytes:
-    raise FileNotFoundError(f"{address} is not in tiktoken's folder")
+def _check_file(encoding: str) -> None:
+    """Raises one of _REASONS unless tiktoken can read the encoding without a download."""
+    name, digest = FILES[encoding]
+    folder = os.path.join(tempfile.gettempdir(), "data-gym-cache")
+    for variable in ("DATA_GYM_CACHE_DIR", "TIKTOKEN_CACHE_DIR"):
+        folder = os.environ.get(variable, folder)
+    # An empty one is none: tiktoken then keeps no files.
+    if not folder or hashlib.sha256(Path(folder, name).read_bytes()).hexdigest() != digest:
+        raise LookupError(f"the file of {encoding} is missing or damaged")

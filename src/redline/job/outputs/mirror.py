@@ -4,41 +4,48 @@ A store has no append, no fsync and no lock. So a run writes files, as it always
 become objects as a whole: when the run ends, however it ends. Before a run, what the store has is
 looked at. For the results and for the failures:
 
-  no object                                        the file becomes one later
-  no file                                          fetched
-  the object is the one last seen here             nothing to do
-  the object is the file's beginning, or equal     the file has all of it: it becomes the object
-  the file is the object's beginning               fetched: the run went on elsewhere
-  the file is as when it was last uploaded         put aside, the object fetched: it was rewritten
-                                                   elsewhere, as by --ordered
-  else                                             refused: each has what the other has not
+  the file has all of the object    the file stays, and becomes the object at the end
+  the object has all of the file    the object is fetched
+  neither has all of the other      refused
+
+Results are only appended, so one that begins with all bytes of the other has all of it. An object
+that is as it was when the file was uploaded needs no reading: the file has all of it. A file that
+is as it was then, whose object is another one, was rewritten elsewhere, as by --ordered: the object
+is fetched, and the file kept aside.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from enum import Enum, auto
 from itertools import count
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from redline.errors import ConfigError, JournalError, RedlineError
-from redline.journal import Output, OutputLock, check_place, names_of
+from redline.journal import Output, OutputLock, check_place, has_old_names
 from redline.journal import manifest as manifests
-from redline.process import replace_file, write_all
+from redline.process import free_name, replace_file, write_all
 from redline.sources import ObjectReader
 from redline.store import Found, ObjectStore, ObjectUrl, StoreError, store_of
 
 _RANGE_BYTES = 8 * 1024 * 1024
-_Relation = Literal["file is ahead", "object is ahead", "apart"]
+
+
+class _Relation(Enum):
+    """Of a file and its object: which has all of the other."""
+
+    FILE_HAS_ALL = auto()
+    OBJECT_HAS_ALL = auto()
+    NEITHER = auto()
 
 
 class _Seen(msgspec.Struct):
-    """An object and the file that were the same, the last time that they were looked at."""
+    """An object and the file that were the same when it was uploaded or fetched."""
 
     found: Found
     digest: str
@@ -101,7 +108,7 @@ class Mirror:
         output = self.output
         try:
             with OutputLock(output):
-                pairs = [(path, self._replaceable(path)) for path in _files(output)]
+                pairs = [(path, self._replaced(path)) for path in _files(output)]
                 manifest = manifests.path_of(output)
                 self._upload(manifest, self._store.find(self._url(manifest)))
                 for path, found in pairs:
@@ -123,25 +130,21 @@ class Mirror:
 
     def _upload(self, path: Path, found: Found | None) -> None:
         """Makes an object of the file, or removes the one whose file is gone."""
-        url, seen = self._url(path), self._state.seen.get(path.name)
         if not path.exists():
             if found is not None:
-                self._store.remove(url, found)
+                self._store.remove(self._url(path), found)
             self._state.seen.pop(path.name, None)
-        elif found is None or seen is None or seen != _seen(path, found):
-            found = self._store.upload(path, url, found, self._stopped.is_set)
-            self._state.seen[path.name] = _seen(path, found)
-        self._save()
+            self._save()
+        elif found is None or self._state.seen.get(path.name) != _Seen(found, _digest(path)):
+            found = self._store.upload(path, self._url(path), found, self._stopped.is_set)
+            self._remember(path, found)
 
-    def _replaceable(self, path: Path) -> Found | None:
-        """The object that the file may replace. Raises StoreError if it holds anything else."""
-        url, seen = self._url(path), self._state.seen.get(path.name)
-        found = self._store.find(url)
-        if found is None or (seen is not None and seen.found == found):
+    def _replaced(self, path: Path) -> Found | None:
+        """The object in the file's place. Raises StoreError if the file has not all of it."""
+        found = self._store.find(self._url(path))
+        if self._is_seen(path, found) or self._relation(path, found) is _Relation.FILE_HAS_ALL:
             return found
-        if path.exists() and self._relation(path, url, found) == "file is ahead":
-            return found
-        raise StoreError(url, "changed", "something else has changed it")
+        raise StoreError(self._url(path), "changed", "something else has changed it")
 
     def _reconcile_all(self, *, is_forced: bool) -> None:
         manifest = manifests.path_of(self.output)
@@ -174,48 +177,44 @@ class Mirror:
             )
 
     def _reconcile(self, path: Path, found: Found | None) -> bool:
-        """Whether the file was fetched. Raises ConfigError if it and the object are apart."""
-        url, seen = self._url(path), self._state.seen.get(path.name)
-        if found is None:
-            self._state.seen.pop(path.name, None)
+        """Whether the file was fetched. Raises ConfigError if neither has all of the other."""
+        relation = self._relation(path, found)
+        if found is None or relation is _Relation.FILE_HAS_ALL:
             return False
-        is_fetched = not path.exists()
-        if not is_fetched:
-            if seen is not None and seen.found == found:
-                return False
-            match self._relation(path, url, found):
-                case "object is ahead":
-                    is_fetched = True
-                case "apart" if seen is not None and seen == _seen(path, seen.found):
-                    path.rename(_free_name(path))
-                    is_fetched = True
-                case "apart":
-                    raise self._refusal(ConfigError)
-        if is_fetched:
-            _fetch(self._store, url, path, self._stopped)
-        elif found.size_bytes != path.stat().st_size:
-            # The file is longer: its object is not its copy, but may be replaced by it.
-            self._state.seen[path.name] = _Seen(found, "")
-            self._save()
-            return False
-        self._state.seen[path.name] = _seen(path, found)
-        self._save()
-        return is_fetched
+        if relation is _Relation.NEITHER:
+            seen = self._state.seen.get(path.name)
+            if seen is None or seen.digest != _digest(path):
+                raise self._refusal(ConfigError)
+            path.rename(free_name(path, "old"))
+        _fetch(self._store, self._url(path), path, self._stopped)
+        self._remember(path, found)
+        return True
 
-    def _relation(self, path: Path, url: ObjectUrl, found: Found) -> _Relation:
-        """Which of the two begins with all of the other. Reads both as far as they are equal."""
-        reader = ObjectReader(url, self._store)
-        reader.open()
-        at = 0
+    def _relation(self, path: Path, found: Found | None) -> _Relation:
+        """Reads both as far as they are equal, if it must."""
+        if found is None:
+            return _Relation.FILE_HAS_ALL
+        if not path.exists():
+            return _Relation.OBJECT_HAS_ALL
+        if self._is_seen(path, found):
+            return _Relation.FILE_HAS_ALL
         with path.open("rb") as file:
-            while data := reader.read(at, _RANGE_BYTES):
+            for data in _ranges(self._store, self._url(path)):
                 mine = file.read(len(data))
                 if not data.startswith(mine):
-                    return "apart"
-                at += len(mine)
+                    return _Relation.NEITHER
                 if len(mine) < len(data):
-                    return "object is ahead"
-        return "file is ahead"
+                    return _Relation.OBJECT_HAS_ALL
+        return _Relation.FILE_HAS_ALL
+
+    def _is_seen(self, path: Path, found: Found | None) -> bool:
+        """The object is as it was when it was last uploaded or fetched."""
+        seen = self._state.seen.get(path.name)
+        return seen is not None and seen.found == found
+
+    def _remember(self, path: Path, found: Found) -> None:
+        self._state.seen[path.name] = _Seen(found, _digest(path))
+        self._save()
 
     def _put_aside(self) -> None:
         """Gives the objects of an earlier run the first free names `labels.old-N`."""
@@ -325,13 +324,8 @@ def _fetch_all(url: ObjectUrl, output: Output) -> Output:
 
 
 def _has_old_names(url: ObjectUrl, store: ObjectStore) -> bool:
-    """As `output.has_old_names`, of the objects in the store."""
-    name = url.file.name
-    old, new = names_of(name, are_old=True), names_of(name)
-    if old == new or store.find(url.beside(f"{new.state}/manifest.json")) is not None:
-        return False
-    is_there = store.find(url.beside(f"{old.state}/manifest.json")) is not None
-    return is_there and store.find(url.beside(f"{name}.jsonl")) is None
+    """As `has_old_names`, of the objects in the store."""
+    return has_old_names(url.file.name, lambda name: store.find(url.beside(name)) is not None)
 
 
 def _files(output: Output) -> tuple[Path, Path]:
@@ -339,33 +333,30 @@ def _files(output: Output) -> tuple[Path, Path]:
     return output.path, output.failed_path
 
 
-def _free_name(path: Path) -> Path:
-    """The first free `labels.old-N.jsonl`: the object may be a mistake, and this the only copy."""
-    stem, ending = path.stem, path.suffix
-    if stem.endswith(".failed"):
-        stem, ending = stem.removesuffix(".failed"), f".failed{ending}"
-    names = (path.with_name(f"{stem}.old-{number}{ending}") for number in count(1))
-    return next(name for name in names if not name.exists())
-
-
-def _seen(path: Path, found: Found) -> _Seen:
-    # Not by its times: opening a results file changes them.
+def _digest(path: Path) -> str:
+    """Of the file's bytes: opening a results file changes its times."""
     with path.open("rb") as file:
-        return _Seen(found, hashlib.file_digest(file, "blake2b").hexdigest()[:32])
+        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+
+
+def _ranges(store: ObjectStore, url: ObjectUrl) -> Iterator[bytes]:
+    """The bytes of an object in order; CorruptInput if it does not stay the same meanwhile."""
+    reader = ObjectReader(url, store)
+    reader.open()
+    at = 0
+    while data := reader.read(at, _RANGE_BYTES):
+        yield data
+        at += len(data)
+    reader.check_unchanged()
 
 
 def _fetch(store: ObjectStore, url: ObjectUrl, path: Path, stopped: threading.Event) -> None:
     """Puts a copy of the object in place of the file, as a whole."""
-    reader = ObjectReader(url, store)
-    reader.open()
 
     def write(fd: int) -> None:
-        at = 0
-        while data := reader.read(at, _RANGE_BYTES):
+        for data in _ranges(store, url):
             if stopped.is_set():
                 raise JournalError(f"fetching {url.name} was interrupted")
             write_all(fd, [data])
-            at += len(data)
-        reader.check_unchanged()
 
     replace_file(path, write)

@@ -65,7 +65,9 @@ class Hold:
         self._is_rising = False  # in a climb
         self._burst = burst
         self._extra = 0.0  # calls beyond what is held, in this climb
-        self._cost = int(rate.count >= _SMALL)  # refusals due to climbs since the last gain, older ones half
+        self._cost = int(
+            rate.count >= _SMALL
+        )  # refusals due to climbs since the last gain, older ones half
         self._climbed = 0  # the number of calls when it began
         self._best = rate  # what was held before it was trimmed
         self._first_share = 0.0  # of refusals, at that rate
