@@ -28,6 +28,9 @@ LEAST_FREE_BYTES = 2**30
 if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > LEAST_FREE_BYTES:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
+# One entry for each descriptor of this process.
+DESCRIPTORS = "/dev/fd"
+
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 
@@ -127,6 +130,19 @@ def _one_thread() -> None:
     """Test processes share the cores already: a second thread would only wait for the first."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_open() -> Iterator[None]:
+    """A test that leaves a socket or a file open is the one that fails by it.
+
+    What is in a cycle warns when it is collected, which may be many tests later. To collect after
+    every test would take too long.
+    """
+    before = len(os.listdir(DESCRIPTORS))
+    yield
+    if len(os.listdir(DESCRIPTORS)) > before:
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
