@@ -28,6 +28,9 @@ LEAST_FREE_BYTES = 2**30
 if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > LEAST_FREE_BYTES:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
+# One entry for each descriptor of this process.
+DESCRIPTORS = "/dev/fd"
+
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 
@@ -45,21 +48,46 @@ TOGETHER = (
     "tests/test_architecture.py",
 )
 
+# From tests that wait for processes and for time to tests that only compute. Between them are those
+# that take least, so that all workers end at about the same time.
+FROM_WAITING_TO_COMPUTING = ("real", "docs", "crash", "cli", "unit", "sim", "property")
 
-def pytest_configure() -> None:
+# Of the worker that computes. Beside two that want all of two cores it still gets a quarter of one.
+NICENESS = 5
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Let what the tests start be interrupted, even if a shell started them in the background.
 
     A shell without job control starts such a command with SIGINT ignored, and children inherit it.
+    The worker that begins with tests that compute leaves the processor to tests that measure time.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    worker = getattr(config, "workerinput", None)
+    if worker is not None and _is_last(worker["workerid"], worker["workercount"]):
+        os.nice(NICENESS)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order the tests of a worker of pytest-xdist from waiting to computing."""
+
+    def place(item: pytest.Item) -> int:
+        folder = item.nodeid.split("/")[1]
+        known = folder in FROM_WAITING_TO_COMPUTING
+        return FROM_WAITING_TO_COMPUTING.index(folder) if known else len(FROM_WAITING_TO_COMPUTING)
+
+    if hasattr(config, "workerinput"):
+        items.sort(key=place)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A scheduler of pytest-xdist: tests singly, but for the files of TOGETHER, which go first.
+    """A scheduler of pytest-xdist: tests singly, but for the files of TOGETHER.
 
-    The marks for `--dist loadgroup` have no effect with pytest 9.2 and pytest-xdist 3.8.
+    The last worker begins with the tests that compute, and the others with those that wait, so that
+    the processor is busy while tests wait. The marks for `--dist loadgroup` have no effect with
+    pytest 9.2 and pytest-xdist 3.8.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -68,7 +96,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = nodeid.partition("::")[0]
             return file if file in TOGETHER else nodeid
 
+        def _assign_work_unit(self, node: Any) -> None:
+            if _is_last(node.workerinput["workerid"], node.workerinput["workercount"]):
+                self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+            super()._assign_work_unit(node)
+
+    # In the order of the tests, and not by the number of tests of a unit.
+    config.option.loadscopereorder = False
     return Scheduler(config, log)
+
+
+def _is_last(worker: str, count: int) -> bool:
+    """Whether this is the last of two or more workers, which begins with tests that compute."""
+    return count > 1 and worker == f"gw{count - 1}"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -90,6 +130,19 @@ def _one_thread() -> None:
     """Test processes share the cores already: a second thread would only wait for the first."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_open() -> Iterator[None]:
+    """A test that leaves a socket or a file open is the one that fails by it.
+
+    What is in a cycle warns when it is collected, which may be many tests later. To collect after
+    every test would take too long.
+    """
+    before = len(os.listdir(DESCRIPTORS))
+    yield
+    if len(os.listdir(DESCRIPTORS)) > before:
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

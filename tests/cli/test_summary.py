@@ -244,7 +244,7 @@ def test_progress_off_a_terminal_is_plain_lines(
     assert len(lines) >= 2
     pattern = re.compile(
         r"40 rows: \d+ done, 0 failed, \d+ left, 0 retrying, \d+ in flight, [\d.]+ rows/s, "
-        r"[\d.]+ tokens/s, 0 x 429(, ETA (under )?[\d.]+ s)?"
+        r"[\d.]+ tokens/s, 0 x 429(, ETA (under )?[\d.]+ s)?(, bound by 50 requests/s)?"
     )
     assert all(pattern.fullmatch(line) for line in lines), lines
     quiet = cli("run", name, *SIM, "-o", "quiet.jsonl", "--rps", "50", "--quiet")
