@@ -12,6 +12,7 @@ import msgspec
 from redline.apis.messages import COUNT_TOKENS
 from redline.calls import Backend, Call, Health, Outcome, Request, Sink
 from redline.calls.cost import DOLLAR
+from redline.calls.tokens import BodyFacts, facts_of, keep_facts
 from redline.clock import SYSTEM
 from redline.httpserver import Address, Exchange, State
 from redline.serve.batches import Batches
@@ -24,7 +25,6 @@ from redline.serve.gateway.totals import OTHER, Asking, Totals
 from redline.serve.gateway.watch import GatewayWatch, quantile
 from redline.serve.http import (
     MESSAGES_CALLS,
-    BodyFacts,
     Bounds,
     Door,
     Passed,
@@ -33,7 +33,6 @@ from redline.serve.http import (
     answer_messages,
     busy,
     count_tokens,
-    facts_of,
     names_one_model,
     no_model,
     pass_back,
@@ -331,6 +330,7 @@ class Gateway(Door):
         self, exchange: Exchange, raw: bytes, facts: BodyFacts, asking: Asking, way: Way
     ) -> None:
         request = Request.read(raw, exchange.path, facts.model)
+        keep_facts(request, facts)
         stream = Passed(
             exchange, has_usage=facts.stream_options is not None, request_id=asking.request_id
         )

@@ -6,11 +6,11 @@ import asyncio
 import math
 
 from redline.calls import Call
+from redline.calls.tokens import BodyFacts
 from redline.clock import SYSTEM, Clock
 from redline.errors import Rejected, TimedOut
 from redline.serve.gateway.lineup import Lineup
 from redline.serve.gateway.metering import Meter, sized
-from redline.serve.http import BodyFacts
 from redline.serve.keys import Refused, Started, Tenants
 from redline.waist import Backend, Health, Load, Outcome, Request, Sink, failed
 
