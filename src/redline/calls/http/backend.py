@@ -470,7 +470,9 @@ class HttpBackend:
     async def _streamed(self, request: Request, attempt: _Attempt, sink: Sink) -> Reply:
         """The reply, whose chunks go to `sink` as they come."""
         mask = self._mask_of(request)
-        reader = StreamReader(sink, attempt.call, request.body, mask, self.clock)
+        # By what is asked its texts are counted, which a sink that relays wants none of.
+        asked = None if sink.relays else request.body
+        reader = StreamReader(sink, attempt.call, asked, mask, self.clock)
         attempt.reader = reader
         streamed = streaming(request)
         attempt.load(streamed)

@@ -6,6 +6,8 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from redline.apis import (
     DONE,
     PLAIN,
@@ -34,16 +36,34 @@ _MOST_FORMS = 8
 _PARTIAL = frozenset({"stream", "background"})
 
 
+class _StreamFields(msgspec.Struct):
+    """What a body says of a stream."""
+
+    stream: Any = None
+    stream_options: Any = msgspec.UNSET
+
+
+_STREAM_FIELDS = msgspec.json.Decoder(_StreamFields)
+
+
 def streaming(request: Request) -> Request:
     """The same request, asking for a stream that ends with its usage."""
+    has_options = api_of(request.url).path.endswith("/completions")
+    if request.raw is not None and _asks_for_stream(request.raw, with_options=has_options):
+        return request
     body = request.body
-    if (
-        api_of(request.url).path.endswith("/completions")
-        and isinstance(body, dict)
-        and "stream_options" not in body
-    ):
+    if has_options and isinstance(body, dict) and "stream_options" not in body:
         return request.with_fields(stream=True, stream_options={"include_usage": True})
     return request.with_fields(stream=True)
+
+
+def _asks_for_stream(raw: bytes, *, with_options: bool) -> bool:
+    """The body asks for a stream as it is, and says of the usage what its caller wants of it."""
+    try:
+        asked = _STREAM_FIELDS.decode(raw)
+    except (ValueError, RecursionError):
+        return False
+    return asked.stream is True and not (with_options and asked.stream_options is msgspec.UNSET)
 
 
 def refuse_partial(request: Request) -> None:
@@ -235,8 +255,7 @@ class StreamReader:
         if isinstance(rest, ErrorData) and not self._is_done:
             raise self._judged(rest)
         url, whole = self._answer.whole(is_done=self._is_done)
-        asked = None if self._sink.relays else self._asked
-        reply = self._mask.read(whole, lambda body: apis.read(url, body, asked=asked))
+        reply = self._mask.read(whole, lambda body: apis.read(url, body, asked=self._asked))
         if self._sink.relays and (reasons := self._answer.finish_reasons):
             # The texts were passed over.
             reply.output = reply.tool_calls = None

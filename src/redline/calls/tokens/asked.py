@@ -2,57 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from redline.apis import APIS, api_of, drafts, number
-from redline.calls.tokens.prompt import DATA, MOST_VALUES, Prompt
+from redline.calls.tokens.body_facts import (
+    LONGEST_NAME,
+    MOST_OUTPUT_TOKENS,
+    BodyFacts,
+    Chat,
+    read_chat,
+)
+from redline.calls.tokens.prompt import Prompt
 from redline.calls.tokens.tokenizer import Tokenizer
 from redline.waist import Request
 
-# Above what any model answers at once: a usage or a wish beyond it is a false one.
-MOST_OUTPUT_TOKENS = 1_000_000
 OUTPUT_LIMITS = tuple(dict.fromkeys(name for api in APIS for name in api.output_limits))
 # Without any of these fields, a body asks for one answer of any length.
 _OF_OUTPUT = frozenset((*OUTPUT_LIMITS, "n", "best_of", "prompt"))
 # Long texts are judged by so many of their characters, which bounds the time.
 _MOST_CHARS = 4096
-_LONGEST_NAME = 256
-# Of a chat that is read in one decode: it asks for one answer.
+# Of a chat as most are: it asks for one answer.
 _ONE_ANSWER: dict[str, Any] = {}
-
-
-_Most = Annotated[int, msgspec.Meta(ge=1, le=MOST_OUTPUT_TOKENS)]
-
-
-class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    role: str
-    content: str
-
-
-class _Chat(msgspec.Struct, forbid_unknown_fields=True):
-    """A chat as most are: each message a text, and beside them nothing that becomes tokens.
-
-    The fields from temperature on change neither the prompt nor the number of answers.
-    """
-
-    messages: Annotated[list[_Message], msgspec.Meta(max_length=MOST_VALUES)]
-    model: Annotated[str, msgspec.Meta(max_length=_LONGEST_NAME)] = ""
-    max_tokens: _Most | None = None
-    max_completion_tokens: _Most | None = None
-    temperature: Any = None
-    top_p: Any = None
-    frequency_penalty: Any = None
-    presence_penalty: Any = None
-    seed: Any = None
-    stop: Any = None
-    stream: Any = None
-    stream_options: Any = None
-    user: Any = None
-
-
-_decode_chat = msgspec.json.Decoder(_Chat).decode
 
 
 class Asked(msgspec.Struct, eq=False):
@@ -68,7 +40,7 @@ class Asked(msgspec.Struct, eq=False):
     has_output: bool
     drafts: int
     most_output: int | None
-    _body: dict[str, Any] | list[_Message]
+    _body: dict[str, Any] | Chat
     size_bytes: int | None = None
     tokenizer: Tokenizer | None = None
     ids: int = 0
@@ -76,15 +48,15 @@ class Asked(msgspec.Struct, eq=False):
 
     @property
     def texts(self) -> list[str] | None:
-        """All of its texts, of a chat that is read in one decode; None of any other body."""
+        """All of its texts, of a chat as most are; None of any other body."""
         body = self._body
-        return None if isinstance(body, dict) else [message.content for message in body]
+        return None if isinstance(body, dict) else body.texts()
 
     def amounts(self, tokenizer: Tokenizer | None) -> tuple[float, ...]:
         """What the weights that are in use weigh."""
         if not self._amounts or self.tokenizer is not tokenizer:
             body = self._body
-            prompt = Prompt(body if isinstance(body, dict) else [each.content for each in body])
+            prompt = Prompt(body if isinstance(body, dict) else body.texts())
             self.ids = prompt.ids
             beside = 1.0, prompt.messages, prompt.media
             self.tokenizer = tokenizer
@@ -103,8 +75,9 @@ def asked_of(request: Request) -> Asked | None:
         return found
     raw = request.raw
     if raw is not None and "body" not in kept:
-        found = _asked_in_chat(request.url, raw)
-        if found is not None:
+        chat = kept.get("chat") or read_chat(raw)
+        if chat is not None:
+            found = _asked_in(chat, request.url, len(raw))
             kept["asked"] = _ONE_ANSWER
     if found is None:
         body = request.body
@@ -114,26 +87,24 @@ def asked_of(request: Request) -> Asked | None:
         if not _OF_OUTPUT.isdisjoint(body):
             copies, most_output = drafts(body), _most_output(body)
         name = body.get("model")
-        if type(name) is not str or len(name) > _LONGEST_NAME:
+        if type(name) is not str or len(name) > LONGEST_NAME:
             name = ""
         found = Asked(name, api_of(request.url).has_output, copies, most_output, body)
     kept["asked_tokens"] = found
     return found
 
 
-def _asked_in_chat(url: str, raw: bytes) -> Asked | None:
-    """The same of a chat as most are, at a fraction of the cost; None for any other body."""
-    try:
-        chat = _decode_chat(raw)
-    except (ValueError, RecursionError):
-        return None
-    for message in chat.messages:
-        if message.content[:5] == DATA:
-            return None
+def keep_facts(request: Request, facts: BodyFacts) -> None:
+    """Spares `asked_of` a second look at the body: `facts_of` has read these facts of it."""
+    if isinstance(facts, Chat):
+        request.__dict__["chat"] = facts
+
+
+def _asked_in(chat: Chat, url: str, size_bytes: int) -> Asked:
     most = chat.max_tokens
     if most is None:
         most = chat.max_completion_tokens
-    return Asked(chat.model, api_of(url).has_output, 1, most, chat.messages, len(raw))
+    return Asked(chat.model or "", api_of(url).has_output, 1, most, chat, size_bytes)
 
 
 def _most_output(body: dict[str, Any]) -> int | None:

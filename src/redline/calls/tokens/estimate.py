@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from redline.calls.tokens.asked import MOST_OUTPUT_TOKENS, Asked, asked_of
+from redline.calls.tokens.asked import Asked, asked_of
+from redline.calls.tokens.body_facts import MOST_OUTPUT_TOKENS
 from redline.calls.tokens.kalman import Prior, Weights
 from redline.calls.tokens.pending_outputs import PendingOutputs
 from redline.calls.tokens.prompt import Prompt

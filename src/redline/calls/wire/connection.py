@@ -241,7 +241,7 @@ class Connection(asyncio.Protocol):
     def release(self) -> bool:
         """The exchange is over. True if another one may follow."""
         # Its alarm may still ring, and ends nothing then.
-        self._exchange = self._waiter = self.body = self._take_chunks = None
+        self._exchange = self._waiter = self.body = None
         if self._error is not None:
             self._error = self._refusal = None
         if self._size:
@@ -258,6 +258,7 @@ class Connection(asyncio.Protocol):
 
     def _forget_body(self) -> None:
         self._parts.clear()
+        self._take_chunks = None
         size, self._size, self._waiting = self._size, 0, 0
         if size > LONG_BYTES:
             if self.is_done and not self._is_streamed:
@@ -357,13 +358,6 @@ class Connection(asyncio.Protocol):
         self._write_on()
 
     def data_received(self, data: bytes) -> None:
-        take_chunks = self._take_chunks
-        if take_chunks is not None and self._size < self._most_bytes:
-            # llhttp passes over what is taken: it would be between two chunks behind it as well.
-            taken = take_chunks(data)
-            if taken:
-                self._size += taken
-                return
         exchange = self._exchange
         if exchange is None or self.is_done:
             self.unasked = data
@@ -371,6 +365,13 @@ class Connection(asyncio.Protocol):
             self._wake()
             return
         if exchange.first_byte_s is not None:
+            take_chunks = self._take_chunks
+            if take_chunks is not None and self._size < self._most_bytes:
+                # llhttp passes over what is taken: behind it, too, it would be between two chunks.
+                taken = take_chunks(data)
+                if taken:
+                    self._size += taken
+                    return
             self._parse(data)
             return
         exchange.headers_came()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from redline.calls.tokens import BodyFacts
 from redline.serve.gateway.lineup import Lineup, Target
-from redline.serve.http import BodyFacts, Refusal, names_one_model, no_model
+from redline.serve.http import Refusal, names_one_model, no_model
 from redline.serve.keys import Tenant
 
 # Of a model's name. Tables keep names, so a name of a body's length would take much memory.

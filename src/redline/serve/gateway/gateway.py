@@ -12,6 +12,7 @@ import msgspec
 from redline.apis.messages import COUNT_TOKENS
 from redline.calls import Backend, Call, Health, Outcome, Request, Sink
 from redline.calls.cost import DOLLAR
+from redline.calls.tokens import BodyFacts, facts_of, keep_facts
 from redline.clock import SYSTEM
 from redline.httpserver import Address, Exchange, State
 from redline.serve.batches import Batches
@@ -25,7 +26,6 @@ from redline.serve.gateway.totals import CUT, LEFT, OTHER, Asking, Totals
 from redline.serve.gateway.watch import GatewayWatch, quantile
 from redline.serve.http import (
     MESSAGES_CALLS,
-    BodyFacts,
     Bounds,
     Door,
     HeldBytes,
@@ -35,7 +35,6 @@ from redline.serve.http import (
     answer_messages,
     busy,
     count_tokens,
-    facts_of,
     pass_back,
     read_part,
     status_of,
@@ -318,6 +317,7 @@ class Gateway(Door):
         self, exchange: Exchange, raw: bytes, facts: BodyFacts, asking: Asking, way: Way
     ) -> None:
         request = Request.read(raw, exchange.path, facts.model)
+        keep_facts(request, facts)
         stream = Passed(
             exchange, has_usage=facts.stream_options is not None, request_id=asking.request_id
         )

@@ -6,12 +6,13 @@ import asyncio
 import math
 
 from redline.calls import Call
+from redline.calls.tokens import BodyFacts
 from redline.clock import SYSTEM, Clock
 from redline.errors import Rejected, TimedOut
 from redline.serve.gateway.allowed import target_of
 from redline.serve.gateway.lineup import Lineup
 from redline.serve.gateway.metering import Meter, read_request
-from redline.serve.http import BodyFacts, Refusal
+from redline.serve.http import Refusal
 from redline.serve.keys import Refused, Started, Tenants
 from redline.waist import Backend, Health, Load, Outcome, Request, Sink, failed
 

@@ -8,7 +8,7 @@ import msgspec
 
 from redline.apis import read_usage
 from redline.calls.cost import Price, Prices
-from redline.serve.http import BodyFacts, facts_of
+from redline.calls.tokens import BodyFacts, facts_of
 from redline.waist import Outcome, Request
 
 # Of a prompt in English, and of the JSON around it; an estimate, settled by the answer.

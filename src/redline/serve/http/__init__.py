@@ -9,9 +9,7 @@ from redline.serve.http.relay import CALLS, Passed, Relay, pass_back, status_of
 from redline.serve.http.replies import body_of, events_of
 from redline.serve.http.requests import (
     Asked,
-    BodyFacts,
     Bounds,
-    facts_of,
     names_one_model,
     read_body,
     read_call,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from redline.apis import APIS
 from redline.calls import Backend, Call, Health, Outcome, Reply, Request, Sink
+from redline.calls.tokens import facts_of
 from redline.clock import SYSTEM
 from redline.httpserver import Exchange
 from redline.serve.http.door import Door
@@ -13,7 +14,7 @@ from redline.serve.http.event_stream import EventStream
 from redline.serve.http.messages import MESSAGES_CALLS, answer_messages
 from redline.serve.http.refusals import Refusal, busy, no_model, refusal_of
 from redline.serve.http.replies import body_of
-from redline.serve.http.requests import Bounds, facts_of, read_call
+from redline.serve.http.requests import Bounds, read_call
 from redline.serve.http.routes import Routes
 
 CALLS = tuple(api.path for api in APIS)

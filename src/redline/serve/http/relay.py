@@ -12,12 +12,13 @@ import msgspec
 
 from redline.apis import APIS, EventParser, event_bytes, is_usage_event
 from redline.calls import Backend, Call, Chunk, Outcome, Outlet, Request, Sink
+from redline.calls.tokens import facts_of, keep_facts
 from redline.errors import CallError, NoEndpoint, Retryable
 from redline.httpserver import JSON, TEXT, ClientGoneError, Exchange, header_lines
 from redline.serve.http.door import Door, Page
 from redline.serve.http.messages import MESSAGES_CALLS, answer_messages
 from redline.serve.http.refusals import Refusal, own_status, refusal_of
-from redline.serve.http.requests import Bounds, facts_of
+from redline.serve.http.requests import Bounds
 from redline.serve.http.routes import Routes
 
 CALLS = tuple(api.path for api in APIS)
@@ -73,7 +74,8 @@ class Relay(Door):
     async def _answer(self, exchange: Exchange) -> None:
         raw = await self._body(exchange)
         facts = facts_of(raw)
-        request = Request(raw=raw, url=exchange.path)
+        request = Request.read(raw, exchange.path, facts.model)
+        keep_facts(request, facts)
         call = Call(priority=facts.priority or 0)
         if exchange.path in MESSAGES_CALLS:
             await self._answer_messages(exchange, raw, call)

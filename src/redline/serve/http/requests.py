@@ -105,58 +105,10 @@ def read_call(path: str, raw: bytes, models: Collection[str]) -> Asked:
     )
 
 
-class BodyFacts(msgspec.Struct):
-    """What of a relayed body is read here; the rest is for the endpoint."""
-
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: Any = None
-    priority: int | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
-    service_tier: str | None = None
-
-    @property
-    def most_tokens(self) -> int | None:
-        """The most tokens of its answer, as far as the body says it."""
-        return self.max_tokens or self.max_completion_tokens or self.max_output_tokens
-
-
-_FACTS = msgspec.json.Decoder(BodyFacts)
-_FIELDS = msgspec.structs.fields(BodyFacts)
-_STATED = msgspec.json.Decoder(
-    msgspec.defstruct("_Stated", [(field.name, Any, None) for field in _FIELDS])
-)
 # The key `model`, also with escapes; servers in Go read it in upper case as well.
 _MODEL_KEY = re.compile(
     rb'(?i)"(?:m|\\u00[46]d)(?:o|\\u00[46]f)(?:d|\\u00[46]4)(?:e|\\u00[46]5)(?:l|\\u00[46]c)"\s*:'
 )
-
-
-def facts_of(raw: bytes) -> BodyFacts:
-    """What a body asks for. What of it cannot be read is for the endpoint to refuse."""
-    try:
-        return _FACTS.decode(raw)
-    except msgspec.ValidationError:
-        return _valid_facts(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return BodyFacts()
-
-
-def _valid_facts(raw: bytes) -> BodyFacts:
-    """What a body asks for whose fields are not all of the right types: those that are."""
-    try:
-        stated = _STATED.decode(raw)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return BodyFacts()
-    found: dict[str, Any] = {}
-    for field in _FIELDS:
-        try:
-            found[field.name] = msgspec.convert(getattr(stated, field.name), field.type)
-        except msgspec.ValidationError:
-            continue
-    return BodyFacts(**found)
 
 
 def names_one_model(raw: bytes) -> bool:

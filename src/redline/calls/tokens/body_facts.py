@@ -1,0 +1,123 @@
+"""What a request's body asks for, read in one pass over its bytes, which stay as they are."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from redline.calls.tokens.prompt import DATA, MOST_VALUES
+
+# Above what any model answers at once: a usage or a wish beyond it is a false one.
+MOST_OUTPUT_TOKENS = 1_000_000
+LONGEST_NAME = 256
+_QUOTED_DATA = b'"' + DATA.encode()
+
+_Most = Annotated[int, msgspec.Meta(ge=1, le=MOST_OUTPUT_TOKENS)]
+
+
+class BodyFacts(msgspec.Struct):
+    """What is read of any body; the rest is for the endpoint."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: Any = None
+    priority: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    service_tier: str | None = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens of its answer, as far as the body says it."""
+        return self.max_tokens or self.max_completion_tokens or self.max_output_tokens
+
+
+class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """content: the JSON string that it is in the body; most readers need none of it."""
+
+    role: str
+    content: msgspec.Raw
+
+
+class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
+    """A chat as most are: each message a text, and beside them nothing that becomes tokens.
+
+    The fields from temperature on change neither the prompt nor the number of answers.
+    """
+
+    messages: Annotated[list[_Message], msgspec.Meta(max_length=MOST_VALUES)]
+    model: Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)] | None = None
+    max_tokens: _Most | None = None
+    max_completion_tokens: _Most | None = None
+    temperature: Any = None
+    top_p: Any = None
+    frequency_penalty: Any = None
+    presence_penalty: Any = None
+    seed: Any = None
+    stop: Any = None
+    user: Any = None
+
+    def texts(self) -> list[str]:
+        """Those of its messages; an empty one for what is no text, which the endpoint refuses."""
+        return [_text(message.content) for message in self.messages]
+
+
+_decode_chat = msgspec.json.Decoder(Chat).decode
+_decode_text = msgspec.json.Decoder(str).decode
+_FACTS = msgspec.json.Decoder(BodyFacts)
+_FIELDS = msgspec.structs.fields(BodyFacts)
+_STATED = msgspec.json.Decoder(
+    msgspec.defstruct("_Stated", [(field.name, Any, None) for field in _FIELDS])
+)
+
+
+def read_chat(raw: bytes) -> Chat | None:
+    """A chat as most are, at a fraction of the cost of any other body; None if it is none."""
+    try:
+        chat = _decode_chat(raw)
+    except (ValueError, RecursionError):
+        return None
+    for message in chat.messages:
+        begin = bytes(memoryview(message.content)[: len(_QUOTED_DATA)])
+        if begin == _QUOTED_DATA or begin[:1] != b'"':
+            return None
+        if begin[1:2] == b"\\" and _text(message.content).startswith(DATA):
+            return None
+    return chat
+
+
+def facts_of(raw: bytes) -> BodyFacts:
+    """What a body asks for; a Chat if it is one. The endpoint refuses what cannot be read."""
+    chat = read_chat(raw)
+    if chat is not None:
+        return chat
+    try:
+        return _FACTS.decode(raw)
+    except msgspec.ValidationError:
+        return _valid_facts(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return BodyFacts()
+
+
+def _valid_facts(raw: bytes) -> BodyFacts:
+    """What a body asks for whose fields are not all of the right types: those that are."""
+    try:
+        stated = _STATED.decode(raw)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return BodyFacts()
+    found: dict[str, Any] = {}
+    for field in _FIELDS:
+        try:
+            found[field.name] = msgspec.convert(getattr(stated, field.name), field.type)
+        except msgspec.ValidationError:
+            continue
+    return BodyFacts(**found)
+
+
+def _text(content: msgspec.Raw) -> str:
+    try:
+        return _decode_text(content)
+    except ValueError:
+        return ""

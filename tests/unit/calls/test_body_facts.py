@@ -1,0 +1,120 @@
+"""What a body asks for is read in one pass, and is the same whichever way it is read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redline.calls import Request
+from redline.calls.http import streaming
+from redline.calls.tokens import Chat, TokenEstimator, facts_of, keep_facts
+
+TEXT = st.text(max_size=50)
+CHAT = st.fixed_dictionaries(
+    {"messages": st.lists(st.fixed_dictionaries({"role": TEXT, "content": TEXT}), max_size=4)},
+    optional={
+        "model": st.text(max_size=20),
+        "stream": st.booleans() | st.none(),
+        "stream_options": st.none() | st.just({"include_usage": True}),
+        "priority": st.integers(-5, 5) | st.none(),
+        "max_tokens": st.none() | st.integers(1, 1000),
+        "max_completion_tokens": st.none() | st.integers(1, 1000),
+        "service_tier": st.none() | st.just("flex"),
+        "temperature": st.floats(0, 2),
+        "user": TEXT,
+    },
+)
+FACTS = ("model", "stream", "stream_options", "priority", "max_tokens", "service_tier")
+
+
+def said(*contents: Any, **more: Any) -> bytes:
+    messages = [{"role": "user", "content": content} for content in contents]
+    return json.dumps({"model": "m", "messages": messages, **more}).encode()
+
+
+def estimated(request: Request) -> tuple[int, int]:
+    cost = TokenEstimator().estimate(request)
+    return cost.input_tokens, cost.output_tokens
+
+
+@given(CHAT, st.booleans())
+def test_a_chat_as_most_are(body: dict[str, Any], is_ascii: bool) -> None:
+    raw = json.dumps(body, ensure_ascii=is_ascii).encode("utf-8", "surrogatepass")
+    facts = facts_of(raw)
+    for name in FACTS:
+        assert getattr(facts, name) == body.get(name)
+    contents = [message["content"] for message in body["messages"]]
+    if isinstance(facts, Chat):
+        assert facts.texts() == contents
+    else:
+        assert any(content.startswith("data:") for content in contents)
+
+
+@given(CHAT)
+def test_an_estimate_is_the_same_by_the_facts_as_by_the_whole_body(body: dict[str, Any]) -> None:
+    raw = json.dumps(body).encode()
+    known = Request(raw=raw, url="/v1/chat/completions")
+    keep_facts(known, facts_of(raw))
+    assert estimated(known) == estimated(Request(body=body, url="/v1/chat/completions"))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        said("data:image/png;base64,AAAA"),
+        said("a", "data:,"),
+        said("data:,").replace(b"data", rb"\u0064ata"),
+        said(["a"]),
+        said(None),
+        said(1),
+        said("a", tools=[]),
+        said("a", n=2),
+        said("a", max_tokens=0),
+        b"[]",
+        b"",
+        b'{"messages":',
+        b'{"messages":[{"role":"user"}]}',
+        b'{"messages":[{"role":"user","content":"a","name":"b"}]}',
+    ],
+)
+def test_what_may_be_more_than_texts_is_no_chat_as_most_are(raw: bytes) -> None:
+    assert not isinstance(facts_of(raw), Chat)
+
+
+@pytest.mark.parametrize("wrong", [b"\xff", rb"\ud800"])
+def test_a_text_that_is_none_is_the_endpoints_to_refuse(wrong: bytes) -> None:
+    raw = said("a", "b").replace(b'"b"', b'"b%b"' % wrong)
+    request = Request(raw=raw, url="/v1/chat/completions")
+    keep_facts(request, facts_of(raw))
+    assert estimated(request)[0] > 0
+    assert request.raw == raw
+
+
+@pytest.mark.parametrize(
+    ("url", "more", "is_kept"),
+    [
+        ("/v1/chat/completions", {"stream": True, "stream_options": {"include_usage": True}}, True),
+        ("/v1/chat/completions", {"stream": True, "stream_options": None}, True),
+        ("/v1/chat/completions", {"stream": True}, False),
+        ("/v1/chat/completions", {"stream": 1, "stream_options": {}}, False),
+        ("/v1/chat/completions", {"stream_options": {}}, False),
+        ("/v1/responses", {"stream": True}, True),
+        ("/v1/responses", {}, False),
+    ],
+)
+def test_a_body_that_asks_for_a_stream_is_sent_as_it_is(
+    url: str, more: dict[str, Any], is_kept: bool
+) -> None:
+    raw = said("a", **more)
+    sent = streaming(Request(raw=raw, url=url))
+    assert (sent.raw == raw) == is_kept
+    assert sent.body["stream"] is True
+    is_chat = url.endswith("completions")
+    if is_chat and "stream_options" not in more:
+        assert sent.body["stream_options"] == {"include_usage": True}
+    else:
+        assert sent.body.get("stream_options") == more.get("stream_options")
