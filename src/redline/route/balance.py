@@ -23,10 +23,9 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import cycle
-from operator import attrgetter
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -204,13 +203,6 @@ class Strategy(Protocol):
 
 
 @runtime_checkable
-class Ranking(Protocol):
-    """A strategy that goes by one figure of the endpoints alone, which is kept up to date."""
-
-    best: Callable[[Sequence[Any]], Any]
-
-
-@runtime_checkable
 class Ordering(Protocol):
     """A strategy that also chooses among calls that wait, for the endpoints that have room."""
 
@@ -226,12 +218,9 @@ class PowerOfTwo:
 
     looks_at = 8
     needs = frozenset[str]()
-    # In C, for each call comes here.
-    best: Callable[[Sequence[Any]], Any] = partial(min, key=attrgetter("expected_s"))
 
     def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
-        best: Figures = self.best(among)
-        return best
+        return soonest(among)
 
 
 class LeastTokens:
@@ -437,6 +426,20 @@ _STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "weighted_score": WeightedScore,
 }
 STRATEGIES = (*_STRATEGIES, "normalized_score")
+
+
+def soonest(among: Sequence[F]) -> F:
+    """The endpoint that should answer first; of equally good ones, the first. among: one or more.
+
+    It goes by one figure alone, which is kept up to date, so that a pool may ask for each call.
+    """
+    # `min` takes three times as long: it calls its key for each of them.
+    best = among[0]
+    least_s = best.expected_s
+    for one in among:
+        if one.expected_s < least_s:
+            best, least_s = one, one.expected_s
+    return best
 
 
 def draws(among: Sequence[F], most: int, draw: Callable[[], float]) -> Iterator[list[F]]:

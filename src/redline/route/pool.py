@@ -49,10 +49,11 @@ from redline.route.balance import (
     REVIEW_S,
     Asked,
     Ordering,
-    Ranking,
+    PowerOfTwo,
     Strategy,
     draws,
     review,
+    soonest,
 )
 from redline.route.call_facts import CallFacts
 from redline.route.health import BAD_PAGES, Breaker, usual_share
@@ -92,7 +93,7 @@ class Pool:
         self._ordering = strategy if isinstance(strategy, Ordering) else None
         self._facts = CallFacts(strategy.needs) if strategy.needs else None
         self._asks_room = "room" in strategy.needs
-        self._ranking = strategy if isinstance(strategy, Ranking) and not strategy.needs else None
+        self._goes_by_soonest = isinstance(strategy, PowerOfTwo)
         self._most = math.inf if most is None else most
         self._spare = self._most
         self._clock = clock
@@ -104,8 +105,8 @@ class Pool:
         self._open: dict[str, PoolMember] = {}
         # Draws of those, without end; None if they are not the same any more.
         self._draws: Iterator[list[PoolMember]] | None = None
-        # The best of each, while calls may be sent in the usual way; None while calls wait.
-        self._usual: Iterator[PoolMember] | None = None
+        # The same, while calls may be sent in the usual way; None while calls wait.
+        self._usual: Iterator[list[PoolMember]] | None = None
         self._review_s = -math.inf
         self._reviewer: asyncio.TimerHandle | None = None
         self._queue = CallQueue()
@@ -259,7 +260,7 @@ class Pool:
             return await self._send(request, call, sink)
         # The usual way, for nearly all calls: an endpoint that surely has room is not asked, and of
         # an answer nothing is noted but that it came, and how long it took.
-        member = next(usual)
+        member = soonest(next(usual))
         in_flight = member.in_flight
         if in_flight >= member.steady:
             return await self._send(request, call, sink, member)
@@ -417,8 +418,8 @@ class Pool:
         if self._draws is None:
             members = [*self._open.values()]
             self._draws = draws(members, self._strategy.looks_at, self._random)
-        if self._ranking is not None and self._usual is None and not self._queue.tickets:
-            self._usual = map(self._ranking.best, self._draws)
+        if self._goes_by_soonest and self._usual is None and not self._queue.tickets:
+            self._usual = self._draws
         return next(self._draws)
 
     def _review(self, now_s: float) -> None:
