@@ -49,7 +49,7 @@ class Tokenizer:
         self._encode = encode
 
     def count(self, prompt: Prompt) -> float:
-        """Tokens of the prompt's texts; extrapolated where they are longer than 4,096 characters.
+        """Tokens of the prompt's texts; extrapolated if they are longer than 4,096 characters.
 
         Texts are joined: a border between two is a token more or less.
         """
@@ -70,7 +70,7 @@ class Tokenizers:
         self._lock = threading.Lock()
 
     def find(self, model: str, *, may_block: bool = False) -> Tokenizer | None:
-        """The model's tokenizer, None where there is none or it is still being loaded.
+        """The model's tokenizer, None if there is none or it is still being loaded.
 
         may_block: waits for it. Raises nothing.
         """
