@@ -38,7 +38,6 @@ STAGES = (
     ("redline/job/work/tally", "progress"),
     ("redline/waist/counters", "progress"),
     ("redline/events", "progress"),
-    ("rich/", "progress"),
     ("redline/journal/", "journal"),
     ("redline/job/", "workers"),
     ("redline/limits/", "limits"),

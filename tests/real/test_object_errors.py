@@ -74,7 +74,7 @@ def error(what: str, hint: str) -> Told:
 
 RIGHTS = (
     "allow these credentials s3:ListBucket on the bucket and s3:GetObject on the object, and "
-    "s3:PutObject and s3:DeleteObject where it is written"
+    "s3:PutObject and s3:DeleteObject if it is an output"
 )
 KEYS = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket, "
@@ -172,7 +172,7 @@ def test_credentials_that_are_refused_or_allow_too_little(
 
 def test_a_store_that_cannot_be_reached(cli: Cli, around: Surroundings) -> None:
     around.point_to("http://127.0.0.1:9")
-    hint = "look at the network, and at AWS_ENDPOINT_URL where it is set, then try again"
+    hint = "look at the network, and at AWS_ENDPOINT_URL if it is set, then try again"
     for argv, doing in (
         (("run", "s3://data/in/rows.jsonl", *ASK), "read s3://data/in/rows.jsonl"),
         (("verify", "s3://data/labels.jsonl"), "read s3://data/labels.jsonl"),
@@ -283,7 +283,7 @@ def test_a_dry_run_knows_what_the_object_has(cli: Cli, monkeypatch: pytest.Monke
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
-    """These cannot be imported, as where they are not installed."""
+    """These cannot be imported, as if they were not installed."""
     for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
         monkeypatch.delitem(sys.modules, name)
     for name in packages:

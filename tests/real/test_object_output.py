@@ -459,7 +459,7 @@ def test_one_process_an_output(store: ObjectServer) -> None:
     assert second.names == []
 
 
-@pytest.mark.parametrize("size", [4, 17 << 20])
+@pytest.mark.parametrize("size", [0, 4, 17 << 20])
 def test_a_store_without_conditions_is_written_to_all_the_same(
     store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:

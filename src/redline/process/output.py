@@ -6,6 +6,7 @@ Text of others is made safe to print: nothing in it moves a cursor or turns the 
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Any, TextIO, cast
 
 # Control sequences of terminals (ECMA-48, 5.4 and 5.6): CSI with its parameters, strings up to
@@ -77,6 +78,14 @@ def duration(seconds: float) -> str:
 def three_digits(value: float) -> str:
     """`0.00`, `0.120`, `1.50`, `44.1` or `9,312`: three digits or more, of a value of 0 or more."""
     return f"{value:#.3g}" if value < 99.95 else f"{value:,.0f}"
+
+
+def cells(text: str) -> int:
+    """How many columns of a terminal the text takes."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(one) in "WF" for one in text)
+    return len(text) + wide - sum(unicodedata.combining(one) > 0 for one in text)
 
 
 def printable(text: str) -> str:

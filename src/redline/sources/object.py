@@ -15,7 +15,7 @@ from redline.errors import ConfigError
 from redline.sources.blocks import CorruptInput
 from redline.store import Asking, Found, ObjectStore, ObjectUrl, StoreError, store_of
 
-# The first range is small, because a wrong input is told from its beginning; later ones are large
+# The first range is small, because its beginning shows a wrong input; later ones are large
 # enough that a request's round trip costs little.
 _FIRST_BYTES = 256 * 1024
 _MOST_BYTES = 8 * 1024 * 1024
@@ -26,7 +26,7 @@ WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 class ObjectReader:
     """Ranges of one object. `open` first; any thread may close.
 
-    store: the one that it is in, where that is known already.
+    store: the one that it is in, if it exists already.
     """
 
     def __init__(self, url: ObjectUrl, store: ObjectStore | None = None) -> None:
@@ -42,7 +42,7 @@ class ObjectReader:
         return self._closed.is_set()
 
     def open(self) -> None:
-        """Raises ConfigError where there is no such object, or the store does not give it."""
+        """Raises ConfigError if there is no such object, or the store does not give it."""
         url = self.url
         try:
             store = self._store = self._store or store_of(url, "reading")
@@ -64,7 +64,7 @@ class ObjectReader:
     def read(self, offset: int, most_bytes: int) -> bytes:
         """1 to `most_bytes` bytes from `offset` on; none at the end, or once it is closed. Blocks.
 
-        Raises CorruptInput where the store does not give them, at once or after all tries.
+        Raises CorruptInput if the store does not give them, at once or after all tries.
         """
         waits_s = iter(WAITS_S)
         while not self.is_closed:
@@ -79,7 +79,7 @@ class ObjectReader:
         return b""
 
     def check_unchanged(self) -> None:
-        """Raises CorruptInput where the object is another one now than when it was opened."""
+        """Raises CorruptInput if the object is another one than when it was opened."""
         try:
             self._reopen()
         except StoreError as error:
@@ -142,7 +142,7 @@ class ObjectBlocks:
         self._given = 0
 
     def open(self) -> None:
-        """Raises ConfigError where there is no such object, or the store does not give it."""
+        """Raises ConfigError if there is no such object, or the store does not give it."""
         self._reader.open()
 
     def read(self, most_bytes: int) -> bytes:
@@ -156,7 +156,7 @@ class ObjectBlocks:
         return b"" if self._reader.is_closed else block
 
     def read_fraction(self) -> float | None:
-        """Bytes given of bytes there, 0 to 1; None where the store does not say how many."""
+        """Bytes given of bytes there, 0 to 1; None if the store does not say how many."""
         size = self._reader.size_bytes
         if size is None:
             return None
@@ -209,6 +209,6 @@ class ObjectFile(io.RawIOBase):
         return done
 
     def close(self) -> None:
-        """Lets go of the object."""
+        """Ends `read` early."""
         self._reader.close()
         super().close()

@@ -73,11 +73,11 @@ class Asking:
 def store_error(error: Exception, url: ObjectUrl) -> StoreError:
     """The error in redline's words, and what to do about it."""
     code, name = _code(error), type(error).__name__
-    told = f" ({code})" if code and not code.isdigit() else ""
+    shown = f" ({code})" if code and not code.isdigit() else ""
     if name in _NO_CREDENTIALS:
         return StoreError(url, "credentials", _words(error), code=code)
     if code in _BAD_CREDENTIALS:
-        return StoreError(url, "credentials", f"the credentials are refused{told}", code=code)
+        return StoreError(url, "credentials", f"the credentials are refused{shown}", code=code)
     if code == "NoSuchBucket":
         return StoreError(url, "no_bucket", f"there is no bucket {url.bucket}", code=code)
     if code in _CHANGED or name in ("FileExpired", "FileExistsError"):
@@ -85,18 +85,18 @@ def store_error(error: Exception, url: ObjectUrl) -> StoreError:
     if isinstance(error, FileNotFoundError) or code in ("404", "NoSuchKey"):
         return StoreError(url, "missing", "it does not exist", code=code)
     if isinstance(error, PermissionError) or code in ("401", "403", "AccessDenied"):
-        return StoreError(url, "denied", f"no permission{told}", code=code)
+        return StoreError(url, "denied", f"no permission{shown}", code=code)
     return StoreError(url, "other", _words(error), code=code)
 
 
 def _cause(error: Exception) -> Exception:
-    """What it was about. s3fs meets an IndexError where it looks into some errors of the wire."""
+    """The error below a LookupError of s3fs, which some network errors lead to."""
     context = error.__context__
     return context if isinstance(error, LookupError) and isinstance(context, OSError) else error
 
 
 def _code(error: BaseException) -> str:
-    """The store's own code, such as NoSuchKey, else the HTTP status; empty where there is none."""
+    """The store's own code, such as NoSuchKey, or the HTTP status; empty if it has neither."""
     for found in (error, error.__cause__):
         response: Any = getattr(found, "response", None)
         if isinstance(response, dict):
@@ -109,7 +109,7 @@ def _code(error: BaseException) -> str:
 
 
 def _words(error: Exception) -> str:
-    """The error's first line, or its name where it says nothing."""
+    """The error's first line, or its name if it has no text."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     nothing = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
     line = (text.strip().splitlines() or [nothing])[0]
@@ -132,12 +132,12 @@ def _hint(url: ObjectUrl, kind: Kind) -> str:
         case "denied" if is_amazon:
             return (
                 "allow these credentials s3:ListBucket on the bucket and s3:GetObject on the "
-                "object, and s3:PutObject and s3:DeleteObject where it is written"
+                "object, and s3:PutObject and s3:DeleteObject if it is an output"
             )
         case "credentials" | "denied":
             return f"look at the credentials for {url.scheme}://"
         case "other" if is_amazon:
-            return "look at the network, and at AWS_ENDPOINT_URL where it is set, then try again"
+            return "look at the network, and at AWS_ENDPOINT_URL if it is set, then try again"
         case "other":
             return "look at the network and at the URL, then try again"
         case "changed":

@@ -41,14 +41,14 @@ class ObjectStore:
     """The store that `url` is in. All calls block; any thread may call, one at a time.
 
     doing: what it is for, for the error of a driver that is not installed. Raises StoreError from
-    every call where the store refuses or cannot be reached, ConfigError where there is no driver.
+    every call if the store refuses or cannot be reached, ConfigError if there is no driver.
     """
 
     def __init__(self, url: ObjectUrl, doing: str) -> None:
         self._fs = _driver(url, f"{doing} {url.name}")
 
     def find(self, url: ObjectUrl) -> Found | None:
-        """What is known of an object; None where there is none."""
+        """What is known of an object; None if there is none."""
         try:
             with Asking(url):
                 self._fs.invalidate_cache()
@@ -69,15 +69,15 @@ class ObjectStore:
         return ""
 
     def check_writable(self, url: ObjectUrl) -> None:
-        """Raises StoreError where it is sure that nothing can be written; changes nothing."""
+        """Raises StoreError if it is certain that nothing can be written; changes nothing."""
 
     def upload(
         self, path: Path, url: ObjectUrl, seen: Found | None, is_stopped: Callable[[], bool]
     ) -> Found:
         """What is there after the file was put in place of the object.
 
-        seen: what is to be replaced, None where there must be nothing. Raises StoreError of kind
-        `changed` where something else is there, as far as the store can tell, and InterruptedError
+        seen: what is to be replaced, None if there must be nothing. Raises StoreError of kind
+        `changed` if something else is there, as far as the store shows, and InterruptedError
         soon after `is_stopped` is true.
         """
         changed = StoreError(url, "changed", "something else has changed it")
@@ -100,7 +100,7 @@ class ObjectStore:
             self._fs.copy(self._path(url), self._path(target))
 
     def remove(self, url: ObjectUrl, seen: Found) -> None:
-        """Removes an object. Raises StoreError of kind `changed` where it is not `seen`."""
+        """Removes an object. Raises StoreError of kind `changed` if it is not `seen`."""
         found = self.find(url)
         if found is None:
             return
@@ -117,7 +117,7 @@ class S3Store(ObjectStore):
     """A store that speaks S3's own protocol: it refuses a write over what is not expected."""
 
     def find(self, url: ObjectUrl) -> Found | None:
-        """What is known of an object; None where there is none."""
+        """What is known of an object; None if there is none."""
         try:
             return super().find(url)
         except StoreError as error:
@@ -144,7 +144,7 @@ class S3Store(ObjectStore):
         return nearest(name, names)
 
     def check_writable(self, url: ObjectUrl) -> None:
-        """Raises StoreError where nothing can be written: begins an upload and gives it up."""
+        """Raises StoreError if nothing can be written: begins an upload and gives it up."""
         of = {"Bucket": url.bucket, "Key": self._key(url)}
         with Asking(url):
             begun = self._fs.call_s3("create_multipart_upload", **of)
@@ -190,7 +190,7 @@ class S3Store(ObjectStore):
 
 
 def store_of(url: ObjectUrl, doing: str) -> ObjectStore:
-    """The store that `url` is in. Raises ConfigError where there is no driver for it."""
+    """The store that `url` is in. Raises ConfigError if there is no driver for it."""
     return S3Store(url, doing) if url.scheme in ("s3", "s3a") else ObjectStore(url, doing)
 
 

@@ -64,9 +64,9 @@ class ObjectUrl(msgspec.Struct, frozen=True):
         return ObjectUrl(self.scheme, f"{self.path.rpartition('/')[0]}/{name}")
 
     def copy_path(self) -> Path:
-        """Where this object's copy stands on this machine: `s3.redline/bucket/dir/rows.jsonl`.
+        """The path of this object's copy on this machine: `s3.redline/bucket/dir/rows.jsonl`.
 
-        Below the working folder. Raises ConfigError where the URL names no object that results
+        Below the working folder. Raises ConfigError if the URL names no object that results
         could be written to.
         """
         if self.is_web:

@@ -1,4 +1,4 @@
-"""tiktoken where it and its files are there: exact, and never from the network."""
+"""Exact counts if tiktoken and its files are on this machine, and never from the network."""
 
 from __future__ import annotations
 

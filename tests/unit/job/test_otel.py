@@ -155,7 +155,7 @@ async def test_counters_of_one_job_after_another_add_up(memory: InMemorySpanExpo
     [
         ({"endpont": "x"}, "unknown setting: endpont", "otel"),
         ({"endpoint": "127.0.0.1:4318"}, "endpoint is not an http:// or https:// URL", "otel"),
-        ({"endpoint": 4318}, "endpoint is not an http:// or https:// URL", "otel"),
+        ({"endpoint": 4318}, "endpoint must be text, not a whole number", "otel"),
         ({"endpoint": "http://a:b@h"}, "endpoint holds no user name or password", "otel"),
         ({"endpoint": "http://h/?a=b"}, "endpoint has no query or fragment", "otel"),
         (
@@ -163,8 +163,8 @@ async def test_counters_of_one_job_after_another_add_up(memory: InMemorySpanExpo
             "endpoint is a base URL, without the path of one signal",
             "otel",
         ),
-        ({"headers": "x"}, "it must be a table of texts", "otel, headers"),
-        ({"headers": {"x": 1}}, "names and values of headers must be texts", "otel, headers"),
+        ({"headers": "x"}, "headers must be a table, not text", "otel"),
+        ({"headers": {"x": 1}}, "a value of headers must be text, not a whole number", "otel"),
         ({"headers": {"x y": "z"}}, "not a header: 'x y'", "otel, headers"),
         (
             {"headers": {"x": "planted\n"}},
@@ -176,12 +176,19 @@ async def test_counters_of_one_job_after_another_add_up(memory: InMemorySpanExpo
             "headers_env names NOT_SET_ANYWHERE, which is not set",
             "[otel]",
         ),
-        ({"service_name": 3}, "service_name is not a text of at most 255 characters", "otel"),
+        ({"service_name": 3}, "service_name must be text, not a whole number", "otel"),
+        (
+            {"service_name": "x" * 256},
+            "service_name is not a text of at most 255 characters",
+            "otel",
+        ),
         ({"sample": 1.5}, "sample is not a share of the calls, 0 to 1: 1.5", "otel"),
         ({"sample": True}, "sample is not a share of the calls, 0 to 1: True", "otel"),
         ({"sample": "nan"}, "sample is not a share of the calls, 0 to 1: nan", "otel"),
-        ({"every_s": 0}, "every_s is not a number of seconds from 1 to 3,600: 0", "otel"),
-        ({"every_s": "10"}, "every_s is not a number of seconds from 1 to 3,600: 10", "otel"),
+        ({"every_s": 0}, "every_s must be 1 to 3,600 seconds, not 0", "otel"),
+        ({"every_s": float("nan")}, "every_s must be 1 to 3,600 seconds, not nan", "otel"),
+        ({"every_s": "10"}, "every_s must be a number, not text", "otel"),
+        ({"every_s": True}, "every_s must be a number, not true or false", "otel"),
     ],
 )
 def test_a_wrong_setting_is_named(stated: dict[str, Any], what: str, where: str) -> None:

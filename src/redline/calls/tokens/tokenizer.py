@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -50,7 +49,7 @@ class Tokenizer:
         self._encode = encode
 
     def count(self, prompt: Prompt) -> float:
-        """Tokens of the prompt's texts; extrapolated where they are longer than 4,096 characters.
+        """Tokens of the prompt's texts; extrapolated if they are longer than 4,096 characters.
 
         Texts are joined: a border between two is a token more or less.
         """
@@ -71,7 +70,7 @@ class Tokenizers:
         self._lock = threading.Lock()
 
     def find(self, model: str, *, may_block: bool = False) -> Tokenizer | None:
-        """The model's tokenizer, None where there is none or it is still being loaded.
+        """The model's tokenizer, None if there is none or it is still being loaded.
 
         may_block: waits for it. Raises nothing.
         """
@@ -115,8 +114,11 @@ TOKENIZERS = Tokenizers()
 
 def _check_file(encoding: str) -> None:
     """Raises one of _REASONS unless tiktoken can read the encoding without a download."""
+    # Imported here: it brings modules for archives, which no start of a command needs.
+    from tempfile import gettempdir
+
     name, digest = FILES[encoding]
-    folder = os.path.join(tempfile.gettempdir(), "data-gym-cache")
+    folder = os.path.join(gettempdir(), "data-gym-cache")
     for variable in ("DATA_GYM_CACHE_DIR", "TIKTOKEN_CACHE_DIR"):
         folder = os.environ.get(variable, folder)
     # An empty one is none: tiktoken then keeps no files.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 
-from redline.process import printable
+from redline.process import cells, printable
 
 _NARROWEST, _WIDEST = 40, 200
 # Of a text that is cut, at most this many characters of one line are looked at.
@@ -36,15 +36,12 @@ def folded(text: str, width: int, most_lines: int, indent: str = "") -> list[str
 
 def _pieces(text: str, width: int) -> Iterator[tuple[int, int]]:
     """Begin and end of each line: broken at line feeds, otherwise after a space if there is one."""
-    # Imported here: most commands fold nothing.
-    from rich.cells import cell_len
-
     start = 0
     while start < len(text):
         newline = text.find("\n", start, start + width + 1)
         end = newline if newline >= 0 else min(len(text), start + width)
-        while end > start + 1 and cell_len(text[start:end]) > width:
-            end -= max(1, (cell_len(text[start:end]) - width) // 2)
+        while end > start + 1 and cells(text[start:end]) > width:
+            end -= max(1, (cells(text[start:end]) - width) // 2)
         if end < len(text) and text[end] not in " \n":
             space = text.rfind(" ", start + 1, end)
             end = space if space > start else end

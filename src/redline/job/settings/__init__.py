@@ -28,12 +28,7 @@ from redline.job.settings.resolve import (
     output_at,
 )
 from redline.job.settings.settings import BATCHING, BODILESS, Hooks, Job, Prompting
+from redline.job.settings.tables import refuse_unknown, struct_in
 from redline.job.settings.task import NO_MORE_S, Answered, Ask, Noted, Remembering
-from redline.job.settings.toml_file import (
-    read_toml,
-    reason_of,
-    refuse_unknown,
-    settings_in,
-    table_in,
-)
+from redline.job.settings.toml_file import read_toml, reason_of, settings_in, table_in
 from redline.job.settings.values import Flags, flag_of

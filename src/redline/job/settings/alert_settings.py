@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from redline.calls.wire import is_http_url
 from redline.errors import ConfigError
 from redline.job.settings import values
-from redline.job.settings.option_hints import meant
+from redline.job.settings.tables import refuse_unknown
 from redline.observe import BUILT_IN, KNOWN_RULES, WITHOUT_FIGURES, AlertSettings, Rule
 
 _KEYS = ("webhook", "built_in", *KNOWN_RULES)
@@ -33,9 +33,7 @@ def parse_alerts(table: Mapping[str, Any], where: str) -> AlertSettings:
                 where=where,
                 hint=f"leave it out; there are figures for {', '.join(KNOWN_RULES)}",
             )
-        if key not in _KEYS:
-            hint = meant(key, _KEYS) or f"known are: {', '.join(_KEYS)}"
-            raise ConfigError(f"unknown setting: {key}", where=where, hint=hint)
+    refuse_unknown(table, _KEYS, where)
     has_built_in = table.get("built_in", True)
     if not isinstance(has_built_in, bool):
         raise ConfigError("built_in must be true or false", where=where)
@@ -78,13 +76,8 @@ def _rule(name: str, stated: object, where: str) -> Rule:
 
 def _threshold(name: str, stated: object, where: str) -> float:
     known = KNOWN_RULES[name]
-    text = str(stated).strip()
-    is_percent = text.endswith("%")
-    try:
-        value = float(text.removesuffix("%")) / (100 if is_percent else 1)
-    except ValueError:
-        value = -1.0
-    if isinstance(stated, bool) or not 0 < value <= _MOST or (is_percent and not known.is_share):
+    value, is_percent = values.as_share(stated), str(stated).strip().endswith("%")
+    if not 0 < value <= _MOST or (is_percent and not known.is_share):
         example = '0.2, or "20%"' if known.is_share else "20"
         raise ConfigError(
             f"{name} is not a number above 0: {stated}",

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from redline.errors import ConfigError
-from redline.job.settings.option_hints import meant
 from redline.job.settings.options import Kind
+from redline.job.settings.tables import refuse_unknown
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -45,19 +45,8 @@ def table_in(value: object, name: str, file: str) -> dict[str, Any]:
 def settings_in(table: dict[str, Any], kinds: Mapping[str, Kind], where: str) -> dict[str, Any]:
     """The table with its values as a flag would bring them. A key may have dashes."""
     named = {key.replace("-", "_"): value for key, value in table.items()}
-    refuse_unknown(named, tuple(kinds), where)
+    refuse_unknown(named, kinds, where)
     return {key: _value(key, value, kinds[key], where) for key, value in named.items()}
-
-
-def refuse_unknown(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    """Raises ConfigError for a key that is not known, with the nearest one."""
-    for key in table:
-        if key not in known:
-            raise ConfigError(
-                f"unknown setting: {key}",
-                where=where,
-                hint=meant(key, known) or f"known are: {', '.join(known)}",
-            )
 
 
 def _value(key: str, value: object, kind: Kind, where: str) -> Any:

@@ -26,7 +26,6 @@ from redline.store import local_path
 MAX_SECONDS = 31 * 86_400.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(ms|s|min|m|h|d)?")
 _SECONDS = {"ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(%)?")
 _TIMES = "write it like 30, 500ms, 5m or 6h"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", re.IGNORECASE)
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -159,10 +158,19 @@ def share(flags: Flags, name: str) -> float | None:
     return found
 
 
+def as_share(stated: object) -> float:
+    """The number of `20%` or 0.2, NaN for what is none."""
+    text = str(stated).strip()
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        return math.nan
+    return value / 100 if text.endswith("%") else value
+
+
 def part(stated: float | str, name: str) -> float:
     """A share above 0 and at most 1, from `20%` or 0.2. Raises ConfigError that names `name`."""
-    match = _PERCENT.fullmatch(str(stated).strip())
-    value = math.nan if match is None else float(match[1]) / (100 if match[2] else 1)
+    value = as_share(stated)
     if not 0 < value <= 1:
         raise ConfigError(
             f"{name} must be above 0 % and at most 100 %, not {stated}", hint="write it like 20%"

@@ -15,14 +15,13 @@ then    what goes wrong, each in a sentence
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import NamedTuple
 
 from redline.calls.cost import DOLLAR, dollars_text
 from redline.job.show.snapshot import Bound, Snapshot
-from redline.process import counted, duration, printable, three_digits
+from redline.process import cells, counted, duration, printable, three_digits
 from redline.timeline import LimitUse
 
 LEAST_WIDTH, MOST_WIDTH = 20, 200
@@ -301,14 +300,6 @@ def _clipped(text: str, width: int) -> str:
         if width < 0:
             return text[:at]
     return text
-
-
-def cells(text: str) -> int:
-    """How many columns of a terminal the text takes."""
-    if text.isascii():
-        return len(text)
-    wide = sum(unicodedata.east_asian_width(one) in "WF" for one in text)
-    return len(text) + wide - sum(unicodedata.combining(one) > 0 for one in text)
 
 
 def _in_ascii(line: Line) -> Line:

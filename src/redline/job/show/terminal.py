@@ -10,10 +10,10 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-from redline.job.show.layout import BAD, STRONG, WARN, Line, cells, screen, text_of
+from redline.job.show.layout import BAD, STRONG, WARN, Line, screen, text_of
 from redline.job.show.snapshot import Meter
 from redline.job.show.view import View
-from redline.process import lasting
+from redline.process import cells, lasting
 
 _REFRESH_S = 0.5
 _USUAL_WIDTH, _USUAL_HEIGHT = 80, 24

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -22,12 +21,11 @@ from redline.job.settings import (
     read_toml,
     refuse_unknown,
     settings_in,
+    struct_in,
     table_in,
 )
 from redline.route import check_balance
 from redline.route.scale import LocalReplica, ScaleSettings
-
-T = TypeVar("T", bound=msgspec.Struct)
 
 # What a replica's table has of an endpoint: it has no URL, name or account of its own.
 _NOT_OF_REPLICA = {"base_url", "model", "proxy", "share", "weight", "group", "models"}
@@ -36,16 +34,6 @@ _OF_REPLICA = {
     "headers": Kind.TABLE,
 }
 _ANY_URL = "http://127.0.0.1/v1"
-# What msgspec calls them.
-_TYPES = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-    "bool": "true or false",
-    "object": "a table",
-    "array": "a list",
-}
-_MISMATCH = re.compile(r"Expected `([^`]+)`, got `(\w+)`(?: - at `\$\.?([^`]*)`)?")
 
 
 class _Top(msgspec.Struct, kw_only=True):
@@ -112,7 +100,7 @@ def read_fleet(path: Path) -> FleetSettings:
         balance=top.balance,
         front=_front(top, where),
         replica=_replica(path, top),
-        scale=_struct(top.scale, ScaleSettings, f"{where}, [scale]"),
+        scale=struct_in(top.scale, ScaleSettings, f"{where}, [scale]"),
     )
 
 
@@ -130,11 +118,11 @@ def _top(path: Path) -> _Top:
         ) from None
     for name in ("front", "replica", "scale"):
         table_in(tables.get(name, {}), name, path.name)
-    return _struct(tables, _Top, path.name)
+    return struct_in(tables, _Top, path.name)
 
 
 def _front(top: _Top, where: str) -> FrontSettings:
-    return _struct(top.front, FrontSettings, f"{where}, [front]")
+    return struct_in(top.front, FrontSettings, f"{where}, [front]")
 
 
 def _replica(path: Path, top: _Top) -> LocalReplica:
@@ -145,7 +133,7 @@ def _replica(path: Path, top: _Top) -> LocalReplica:
     # Numbers are as good as texts in an environment.
     if isinstance(own.get("env"), dict):
         own["env"] = settings_in(own["env"], dict.fromkeys(own["env"], Kind.TEXT), f"{where}.env")
-    started = _struct(own, _Started, where)
+    started = struct_in(own, _Started, where)
     rest = {key: value for key, value in table.items() if key not in own}
     try:
         command = started.command
@@ -183,20 +171,3 @@ def _endpoint(stated: dict[str, Any], environ: Mapping[str, str]) -> Endpoint:
         headers=stated.get("headers"),
     )
     return endpoint_of(options, Environment(environ={}))
-
-
-def _struct(table: dict[str, Any], kind: type[T], where: str) -> T:
-    """The table as a struct. Raises ConfigError that names an unknown key or a wrong value."""
-    refuse_unknown(table, kind.__struct_fields__, where)
-    try:
-        return msgspec.convert(table, kind)
-    except msgspec.ValidationError as error:
-        found = _MISMATCH.match(str(error))
-        if found is None:
-            raise ConfigError(f"a setting cannot be read: {error}", where=where) from None
-        wanted = " or ".join(_TYPES.get(one.strip(), one) for one in found[1].split("|"))
-        got = _TYPES.get(found[2], found[2])
-        raise ConfigError(f"{found[3]} must be {wanted}, not {got}", where=where) from None
-    except ConfigError as error:
-        error.where = error.where or where
-        raise

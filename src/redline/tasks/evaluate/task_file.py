@@ -16,14 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from redline.errors import ConfigError, nearest
+from redline.job.settings import struct_in
 from redline.process import counted
 from redline.sources import first_rows
 from redline.tasks.evaluate.evaluation import BUILT_IN, Evaluation
-
-_KNOWN = tuple(field.name for field in msgspec.structs.fields(Evaluation))
 
 
 def load(path: Path) -> Evaluation:
@@ -34,18 +31,11 @@ def load(path: Path) -> Evaluation:
         raise ConfigError(f"{path} does not exist", hint="a task is a TOML file") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read the task: {error}", where=str(path)) from error
-    for name in table:
-        if name not in _KNOWN:
-            hint = nearest(name, _KNOWN) or f"known are {', '.join(_KNOWN)}"
-            raise ConfigError(f"a task has no {name}", where=str(path), hint=hint)
     if isinstance(table.get("shots_file"), str):
         # Beside the task, wherever the command is given.
         table["shots_file"] = str(path.parent / table["shots_file"])
     table.setdefault("name", path.stem)
-    try:
-        return msgspec.convert(table, Evaluation)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"the task is not valid: {error}", where=str(path)) from error
+    return struct_in(table, Evaluation, str(path))
 
 
 def built_in(name: str) -> Evaluation:

@@ -1,0 +1,62 @@
+"""Tables of settings as structs, with errors that name the setting and its place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from redline.errors import ConfigError
+from redline.job.settings.option_hints import meant
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+# What msgspec calls them.
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "object": "a table",
+    "array": "a list",
+}
+_MISSING = re.compile(r"Object missing required field `(\w+)`(?: - at `\$\.([^`]*)`)?")
+_MISMATCH = re.compile(r"Expected `([^`]+)`, got `(\w+)`(?: - at `\$\.?([^`]*)`)?")
+
+
+def refuse_unknown(table: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Raises ConfigError for a key that is not known, with the nearest one."""
+    known = tuple(known)
+    for key in table:
+        if key not in known:
+            raise ConfigError(
+                f"unknown setting: {key}",
+                where=where,
+                hint=meant(key, known) or f"known are: {', '.join(known)}",
+            )
+
+
+def struct_in(table: Mapping[str, Any], kind: type[T], where: str) -> T:
+    """The table as a struct. Raises ConfigError that names an unknown key or a wrong value."""
+    refuse_unknown(table, kind.__struct_fields__, where)
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_words(str(error)), where=where) from None
+    except ConfigError as error:
+        error.where = error.where or where
+        raise
+
+
+def _words(error: str) -> str:
+    """What msgspec says, in the words of a settings file."""
+    if found := _MISSING.match(error):
+        return f"{found[2]}.{found[1]} is missing" if found[2] else f"{found[1]} is missing"
+    found = _MISMATCH.match(error)
+    if found is None:
+        return f"a setting cannot be read: {error}"
+    wanted = " or ".join(_TYPES.get(one.strip(), one) for one in found[1].split("|"))
+    name = re.sub(r"(.*)\[\.\.\.\]", r"a value of \1", found[3])
+    return f"{name} must be {wanted}, not {_TYPES.get(found[2], found[2])}"
