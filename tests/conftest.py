@@ -52,8 +52,8 @@ TOGETHER = (
 # that take least, so that all workers end at about the same time.
 FROM_WAITING_TO_COMPUTING = ("real", "docs", "crash", "cli", "unit", "sim", "property")
 
-# Of the worker that computes. Beside two that want all of two cores it still gets a quarter of one.
-NICENESS = 5
+# Of the worker that computes. Beside two that want both of two cores it still gets 40 % of one.
+NICENESS = 3
 
 
 def pytest_configure() -> None:
