@@ -3,8 +3,9 @@
 # stale. Where packages come from is pip's own settings' business.
 
 PYTHON ?= python3
-# Test processes at a time. Many a test waits, so that three keep two cores busy.
-WORKERS ?= 3
+# Test processes at a time. Many tests wait, so that four keep two cores busy: the last one begins
+# with tests that compute, see tests/conftest.py.
+WORKERS ?= 4
 # The release that the tests were run with; pyproject.toml says which others will do.
 TORCH ?= torch==2.13.0
 # The campaign's length in minutes.

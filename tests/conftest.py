@@ -52,21 +52,17 @@ TOGETHER = (
 # that take least, so that all workers end at about the same time.
 FROM_WAITING_TO_COMPUTING = ("real", "docs", "crash", "cli", "unit", "sim", "property")
 
-# Of the worker that computes. Beside two that want all of two cores it still gets a quarter of one.
-NICENESS = 5
+# Of the worker that computes. Beside two that want both of two cores it still gets 40 % of one.
+NICENESS = 3
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     """Let what the tests start be interrupted, even if a shell started them in the background.
 
     A shell without job control starts such a command with SIGINT ignored, and children inherit it.
-    The worker that begins with tests that compute leaves the processor to tests that measure time.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    worker = getattr(config, "workerinput", None)
-    if worker is not None and _is_last(worker["workerid"], worker["workercount"]):
-        os.nice(NICENESS)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -79,6 +75,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     if hasattr(config, "workerinput"):
         items.sort(key=place)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The worker that begins with tests that compute leaves the processor to those that wait."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is not None and _is_last(worker["workerid"], worker["workercount"]):
+        os.nice(NICENESS)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -15,8 +15,8 @@ from redline.calls import Endpoint, HttpBackend
 from redline.sim.server import Sim
 from support.batch_files import begun, client_of, lines, over, publishing, results
 from support.batch_server import batch_server
-from support.fronting import until
 from support.sim_process import SimProcess
+from support.until import until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240), pytest.mark.usefixtures("no_proxy")]
 

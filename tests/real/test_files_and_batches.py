@@ -32,7 +32,7 @@ from support.batch_files import (
     publishing,
     results,
 )
-from support.fronting import until
+from support.until import until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120), pytest.mark.usefixtures("no_proxy")]
 

@@ -49,9 +49,9 @@ from support.fronting import (
     read_until_broken,
     root,
     serving,
-    until,
 )
 from support.raw_server import RawServer, Seen, answer, chat
+from support.until import until
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 

@@ -18,18 +18,9 @@ from redline.serve.http import Bounds, door, front
 from redline.sim import SimSettings
 from redline.sim.server import Sim
 from redline.testing import ScriptedBackend
-from support.fronting import (
-    BODY,
-    STREAM,
-    Told,
-    ask,
-    port_of,
-    read_until_broken,
-    root,
-    serving,
-    until,
-)
+from support.fronting import BODY, STREAM, Told, ask, port_of, read_until_broken, root, serving
 from support.raw_server import RawServer, Seen, answer, chat
+from support.until import until
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 

@@ -17,6 +17,7 @@ from redline.limits import Limits
 from support.asking import Asked, Asker, wire
 from support.catching import assert_caught
 from support.raw_server import RawServer, Seen, answer
+from support.until import until
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy"), pytest.mark.timeout(60)]
 
@@ -26,12 +27,6 @@ THROUGH_ASYNCIO = pytest.mark.parametrize("run", ["asyncio"], indirect=True)
 
 async def echo(seen: Seen, writer: asyncio.StreamWriter) -> None:
     writer.write(answer(seen.target.encode()))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
 
 
 def chat(text: str) -> bytes:

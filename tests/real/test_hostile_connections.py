@@ -16,6 +16,7 @@ from redline.calls import Timeouts
 from redline.errors import BadReply, Disconnected, Rejected, TimedOut
 from support.asking import Asker, wire
 from support.raw_server import RawServer, Seen, answer, reset
+from support.until import until
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 
@@ -29,11 +30,6 @@ STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encodi
 async def echo(seen: Seen, writer: asyncio.StreamWriter) -> None:
     """Answers with the request's own target."""
     writer.write(answer(seen.target.encode()))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.002)
 
 
 # What comes unasked.

@@ -46,6 +46,7 @@ from redline.events import EndpointParked, Event
 from redline.limits import Limits
 from redline.waist import Attempts, Outlet
 from support.raw_server import RawServer, Seen, answer, chat
+from support.until import until
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 
@@ -181,12 +182,6 @@ def used(backend: HttpBackend) -> int:
     """Of its one limit."""
     (line,) = backend.limiter.rules.lines
     return line.window.used(SYSTEM.now_s())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    # The conditions are states inside the client, which tell nobody of their changes.
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.002)
 
 
 def what(outcome: Outcome) -> str:

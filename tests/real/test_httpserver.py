@@ -20,6 +20,7 @@ import uvloop
 from redline.httpserver import TEXT, BodyError, Exchange, HttpBounds, header_lines
 from support.http_peer import Plain, Served, peer
 from support.smuggling import NEXT, REFUSED, TAKEN
+from support.until import until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
@@ -47,11 +48,6 @@ async def echo(exchange: Exchange) -> None:
     body = await exchange.body()
     fields = header_lines({"x-method": exchange.method, "x-path": ascii(exchange.path)})
     exchange.respond(200, body, TEXT + fields)
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():  # noqa: ASYNC110 - plain numbers
-        await asyncio.sleep(0.002)
 
 
 def get(path: str = "/", *lines: str, version: str = "1.1", method: str = "GET") -> bytes:

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +22,7 @@ from redline.limits import Cost, Limiter, Limits, SyncLimiter
 from redline.testing import VirtualClock, virtual_run
 from support.catching import assert_caught
 from support.lateness import judge
+from support.virtual_time import in_virtual_time
 
 SERVER = Path(__file__).parents[1] / "support" / "slowapi_server.py"
 CALLS = 25
@@ -105,17 +106,6 @@ def check_threads() -> None:
 
 
 # The rest is in virtual time.
-
-
-def in_virtual_time(main: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    def test() -> None:
-        async def run() -> None:
-            await main()
-
-        virtual_run(run())
-
-    test.__doc__ = main.__doc__
-    return test
 
 
 def limiter_of(kind: Any = Limiter, **limits: Any) -> Any:

@@ -31,10 +31,11 @@ from redline.errors import NoEndpoint, RateLimited, Refused
 from redline.serve.http import Bounds, Door, Front, Relay
 from redline.sim import SimSettings
 from redline.sim.server import Sim
-from support.fronting import Told, piece, root, until
+from support.fronting import Told, piece, root
 from support.raw_server import RawServer, Seen, answer, chat
 from support.serve_process import Serve, keys_of
 from support.sim_process import fleet_of
+from support.until import until
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 

@@ -17,6 +17,7 @@ from nbclient import NotebookClient
 import redline
 from support.live_screen import PRICES, Truth, done_of, truth_of, wrong
 from support.sim_process import SimProcess
+from support.until import until
 
 pytestmark = [
     pytest.mark.real,
@@ -80,12 +81,6 @@ async def shown_while(
     return [cell.outputs for cell in notebook.cells], frames
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not is_so():  # noqa: ASYNC110 - another process changes it
-            await asyncio.sleep(0.05)
-
-
 async def nothing(client: NotebookClient) -> None:
     return
 
@@ -110,10 +105,10 @@ def test_a_cell_that_is_interrupted_shows_how_far_it_came_and_goes_on(tmp_path: 
         logs: list[Truth] = []
 
         async def interrupt(client: NotebookClient) -> None:
-            await until(lambda: sim.stats()["answered"] >= ROWS / 3)
+            await until(lambda: sim.stats()["answered"] >= ROWS / 3, every_s=0.05)
             await client.km.interrupt_kernel()
             # What is on the wire is still answered.
-            await until(lambda: not sim.stats()["in_flight"])
+            await until(lambda: not sim.stats()["in_flight"], every_s=0.05)
             logs.append(truth_of(sim, rows=ROWS, slots=SLOTS, begun_s=0.0, at_s=time.monotonic()))
 
         first = code(sim, tmp_path)

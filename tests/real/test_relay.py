@@ -15,8 +15,9 @@ from redline.errors import NoEndpoint, Refused
 from redline.serve.http import Bounds, Refusal, Relay, busy
 from redline.sim import SimSettings
 from redline.sim.server import Sim
-from support.fronting import BODY, STREAM, Told, ask, read_until_broken, root, until
+from support.fronting import BODY, STREAM, Told, ask, read_until_broken, root
 from support.raw_server import RawServer, Seen, answer
+from support.until import until
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 

@@ -22,6 +22,7 @@ from redline.calls import Endpoint
 from redline.serve.gateway import GatewaySettings, gateway_of
 from support.serve_process import Serve
 from support.sim_process import SimProcess, fleet_of
+from support.until import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -33,13 +34,6 @@ def client_of(serve: Serve, **facts: Any) -> openai.OpenAI:
 
 def flags_of(sims: Any) -> list[str]:
     return [word for sim in sims for word in ("--endpoint", sim.base_url)]
-
-
-def until(is_so: Any, within_s: float = 20.0) -> None:
-    until_s = time.monotonic() + within_s
-    while not is_so():
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
 
 
 def test_the_openai_sdk_calls_streams_embeds_and_lists_models(tmp_path: Path) -> None:
@@ -149,7 +143,7 @@ def test_a_server_that_dies_under_load_loses_no_call_that_it_had_not_begun_to_an
             killer.join()
         assert answers == [f"You said: call {number}" for number in range(400)]
         one.start()
-        until(lambda: one.stats()["answered"] > 0 or not ask(0))
+        wait_until(lambda: one.stats()["answered"] > 0 or not ask(0))
 
 
 def test_hangup_changes_the_endpoints_and_loses_no_call(tmp_path: Path) -> None:
@@ -175,17 +169,17 @@ def test_hangup_changes_the_endpoints_and_loses_no_call(tmp_path: Path) -> None:
 
             with ThreadPoolExecutor(8) as threads:
                 asking = [threads.submit(ask, number) for number in range(8)]
-                until(lambda: one.stats()["answered"] > 8)
+                wait_until(lambda: one.stats()["answered"] > 8)
                 assert two.stats()["received"] == 0
                 serve.write(toml("one", "two", broken="[serve]\nprot = 1\n"))
                 serve.process.send_signal(signal.SIGHUP)
                 time.sleep(0.3)
                 serve.write(toml("one", "two"))
                 serve.process.send_signal(signal.SIGHUP)
-                until(lambda: two.stats()["answered"] > 8)
+                wait_until(lambda: two.stats()["answered"] > 8)
                 serve.write(toml("two"))
                 serve.process.send_signal(signal.SIGHUP)
-                until(lambda: one.stats()["in_flight"] == 0)
+                wait_until(lambda: one.stats()["in_flight"] == 0)
                 before = one.stats()["received"]
                 time.sleep(0.5)
                 is_over.set()
@@ -215,7 +209,7 @@ def test_sigterm_answers_what_is_in_flight_and_refuses_the_rest(tmp_path: Path) 
         kept = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
         kept.request("GET", "/readyz")
         assert kept.getresponse().read() == b'{"status":"ok"}'
-        until(lambda: sim.stats()["in_flight"] == 8)
+        wait_until(lambda: sim.stats()["in_flight"] == 8)
         ending = threads.submit(serve.end)
         time.sleep(0.2)
         kept.request("GET", "/readyz")
@@ -386,7 +380,7 @@ def test_a_client_that_leaves_ends_its_call_and_a_stream_that_breaks_says_so(
     ):
         with pytest.raises(openai.APITimeoutError):
             client_of(serve, timeout=0.5).chat.completions.create(model="m", messages=HELLO)
-        until(lambda: slow.stats()["abandoned"] == 1)
+        wait_until(lambda: slow.stats()["abandoned"] == 1)
         command = ["curl", "-sN", f"{other.url}/chat/completions", "-d"]
         body = json.dumps({"model": "m", "messages": HELLO, "stream": True})
         done = subprocess.run([*command, body], capture_output=True, text=True, check=False)
@@ -421,4 +415,4 @@ def test_a_server_that_is_stopped_dead_under_load_loses_no_call(tmp_path: Path) 
         stopped = next(each for each in state["endpoints"] if str(one.port) in each["name"])
         assert stopped["state"] == "degraded"
         one.go_on()
-        until(lambda: ask(0) is not None and one.stats()["in_flight"] == 0)
+        wait_until(lambda: ask(0) is not None and one.stats()["in_flight"] == 0)

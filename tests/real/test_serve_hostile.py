@@ -559,18 +559,16 @@ def test_a_refusal_has_the_id_under_which_the_gateway_shows_it(tmp_path: Path) -
             assert (answer.status, b"not JSON" in answer.body) == (400, True)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"model": "dear", "model": "cheap", "messages": []}',
-        b'{"model": "cheap", "mod\\u0065l": "dear", "messages": []}',
-        b'{"model": "cheap", "MODEL": "dear", "messages": []}',
-        b'{"Model": "dear", "messages": []}',
-    ],
+# Bodies that name a dear model so that a reader may miss it.
+BESIDE = (
+    b'{"model": "dear", "model": "cheap", "messages": []}',
+    b'{"model": "cheap", "mod\\u0065l": "dear", "messages": []}',
+    b'{"model": "cheap", "MODEL": "dear", "messages": []}',
+    b'{"Model": "dear", "messages": []}',
 )
-def test_a_tenant_with_a_list_of_models_cannot_name_another_beside_one(
-    tmp_path: Path, body: bytes
-) -> None:
+
+
+def test_a_tenant_with_a_list_of_models_cannot_name_another_beside_one(tmp_path: Path) -> None:
     key = keys_of(tmp_path, "one")["one"]
     with SimProcess() as sim:
         toml = f"""
@@ -583,9 +581,10 @@ def test_a_tenant_with_a_list_of_models_cannot_name_another_beside_one(
         """
         with Serve(tmp_path, toml=toml) as serve:
             world = World(serve, sim, key)
-            answer = asyncio.run(once(world, request("POST", CHAT, body, key)))
-            assert answer.status in (400, 404)
-            assert json.loads(answer.body)["error"]["param"] == "model"
+            for body in BESIDE:
+                answer = asyncio.run(once(world, request("POST", CHAT, body, key)))
+                assert answer.status in (400, 404), body
+                assert json.loads(answer.body)["error"]["param"] == "model", body
             assert sim.stats()["received"] == 0
             schema = {"type": "object", "properties": {"model": {"type": "string"}}}
             tool = {"type": "function", "function": {"name": "f", "parameters": schema}}

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import openai
@@ -16,6 +16,7 @@ import pytest
 
 from support.serve_process import Serve, keys_of
 from support.sim_process import SimProcess
+from support.until import wait_until
 from support.worker_lines import Line, Load, close_lines, lines_on_one, workers_of
 
 pytestmark = [
@@ -29,13 +30,6 @@ pytestmark = [
 def _closed() -> Iterator[None]:
     yield
     close_lines()
-
-
-def until(is_so: Callable[[], object], within_s: float = 60.0) -> None:
-    until_s = time.monotonic() + within_s
-    while not is_so():
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
 
 
 def processes_below(pid: int) -> list[int]:
@@ -102,11 +96,11 @@ def test_slots_are_shared_and_one_worker_may_have_them_all(tmp_path: Path) -> No
         Serve(tmp_path, "--workers", "2", "--endpoint", sim.base_url, "-c", "8") as serve,
     ):
         with Load(lines_on_one(serve.url, 24)) as alone:
-            until(lambda: sum(alone.statuses.values()) > 60)
+            wait_until(lambda: sum(alone.statuses.values()) > 60)
         # One is kept free of all but the highest class.
         assert sim.stats()["most_in_flight"] in (7, 8)
         with Load(spread(serve.url, 16)) as both:
-            until(lambda: sum(both.statuses.values()) > 60)
+            wait_until(lambda: sum(both.statuses.values()) > 60)
         assert sim.stats()["most_in_flight"] in (7, 8)
         assert set(alone.statuses) | set(both.statuses) == {200}
 
@@ -133,7 +127,7 @@ def test_tenants_have_their_limits_once_and_not_for_each_worker(tmp_path: Path) 
             statuses = [line.ask() for _ in range(2) for line in lines]
             assert sorted(statuses) == [200] * 10 + [429] * 22
             with Load(spread(serve.url, 8, keys["narrow"])) as load:
-                until(lambda: load.statuses[200] > 20)
+                wait_until(lambda: load.statuses[200] > 20)
             assert set(load.statuses) == {200, 429}
         assert sim.stats()["most_in_flight"] == 4
 
@@ -156,27 +150,27 @@ def test_a_worker_that_is_killed_leaks_nothing_and_is_replaced(tmp_path: Path) -
         load = Load(lines)
         with load:
             # All six slots, and all that `narrow` may have at once.
-            until(lambda: sim.stats()["in_flight"] == 6)
+            wait_until(lambda: sim.stats()["in_flight"] == 6)
             assert other.ask() == 429
             sim.disturb(latency="0.01")
             killed = [pid for pid in workers if has(pid, lines[0])]
             assert len(killed) == 1
             os.kill(killed[0], signal.SIGKILL)
             began_s = time.monotonic()
-            until(lambda: other.ask() == 200)
+            wait_until(lambda: other.ask() == 200)
             assert time.monotonic() - began_s < 5
             # What it had in flight is lost, and its clients see that.
-            until(lambda: load.statuses[0] == 4)
+            wait_until(lambda: load.statuses[0] == 4)
             # What it began is spent: two of the ten of `few`.
             assert [few.ask() for _ in range(10)] == [200] * 8 + [429] * 2
-            until(lambda: len(processes_below(serve.process.pid)) == 2)
+            wait_until(lambda: len(processes_below(serve.process.pid)) == 2)
             new = next(name for name in workers_of(serve.url, 2) if name != names[1])
             assert lines_on_one(serve.url, 1, new, keys["few"])[0].ask() == 429
             load.end()
             workers = processes_below(serve.process.pid)
             os.kill(serve.process.pid, signal.SIGKILL)
             serve.process.communicate()
-            until(lambda: not any(map(is_running, workers)))
+            wait_until(lambda: not any(map(is_running, workers)))
 
 
 def test_hangup_reaches_all_workers_and_sigterm_drains_all(tmp_path: Path) -> None:
@@ -195,9 +189,9 @@ def test_hangup_reaches_all_workers_and_sigterm_drains_all(tmp_path: Path) -> No
             assert [line.post({"model": "b"})[0] for line in lines] == [404, 404]
             serve.write(toml.format(url=sim.base_url, names='m = "m", b = "m"'))
             serve.process.send_signal(signal.SIGHUP)
-            until(lambda: all(line.ask(model="b") == 200 for line in lines))
+            wait_until(lambda: all(line.ask(model="b") == 200 for line in lines))
             with Load(spread(serve.url, 8)) as load:
-                until(lambda: load.statuses[200] > 30)
+                wait_until(lambda: load.statuses[200] > 30)
                 status, err = serve.end()
             assert status == 0, err
             # A connection is closed behind its last answer; that is no broken call.
@@ -236,7 +230,7 @@ def test_files_and_batches_are_one_shelf_whichever_worker_is_asked(tmp_path: Pat
             endpoint="/v1/chat/completions",
             completion_window="24h",
         )
-        until(lambda: client.batches.retrieve(batch.id).status == "completed")
+        wait_until(lambda: client.batches.retrieve(batch.id).status == "completed")
         done = client.batches.retrieve(batch.id)
         assert done.output_file_id is not None
         for _ in range(4):
@@ -257,7 +251,7 @@ def test_metrics_and_status_are_those_of_all_workers(tmp_path: Path) -> None:
             assert line.ask() == 200
         asked = [lines_on_one(serve.url, 1, name)[0] for name in workers_of(serve.url, 2)]
         for line in asked:
-            until(lambda line=line: line.get("/status")["tenants"][0]["calls"] == 6)
+            wait_until(lambda line=line: line.get("/status")["tenants"][0]["calls"] == 6)
             text = line.text("/metrics")
             found = [one for one in text.splitlines() if one.startswith("redline_requests_total")]
             assert found[0].endswith(" 6.0")

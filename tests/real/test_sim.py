@@ -26,6 +26,7 @@ from redline.limits.rule import Rate, parse_rate
 from redline.sim import CLASSES, Constant, SimSettings, Slots, Uniform, parse_faults
 from redline.sim.server import Sim
 from redline.sim.server import provider as provider_module
+from support.until import until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
@@ -61,12 +62,6 @@ async def ask(
     async with session.post(sim.base_url + path, json=body or chat()) as reply:
         headers = {name.lower(): value for name, value in reply.headers.items()}
         return reply.status, await reply.json(), headers
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    """Waits for what another task of this loop brings about; the test's time limit bounds it."""
-    while not is_so():  # noqa: ASYNC110 - the counters are plain numbers and tell nobody
-        await asyncio.sleep(0.001)
 
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]

@@ -21,7 +21,8 @@ from redline.errors import ConfigError
 from redline.serve.http import Relay
 from redline.testing import ManualClock, ScriptedBackend
 from support.batch_files import QUICK, begun, client_of, lines, named, over, publishing
-from support.fronting import port_of, until
+from support.fronting import port_of
+from support.until import until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120), pytest.mark.usefixtures("no_proxy")]
 

@@ -12,6 +12,7 @@ import pytest
 
 from redline.limits import Limiter, Limits, Rate
 from redline.testing import VirtualClock, VirtualLoop
+from support.counted_loop import Counts, counting
 
 uvloop = pytest.importorskip("uvloop", reason="uvloop does not run on Windows")
 
@@ -21,39 +22,6 @@ TICK_S = 0.001
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.Loop}
 # Measured are 1.4 to 2.2; a scan of the queue or a herd would cost hundreds.
 MOST_TIMES_BARE = 5
-
-
-class Counts:
-    """What a loop was made to do."""
-
-    def __init__(self) -> None:
-        self.results = 0
-        self.timers = 0
-
-
-def counting(base: Any, counts: Counts) -> asyncio.AbstractEventLoop:
-    """A loop that counts its futures' results and its timers that ring."""
-
-    class CountedFuture(asyncio.Future[Any]):
-        def set_result(self, result: Any, /) -> None:
-            counts.results += 1
-            super().set_result(result)
-
-    class CountedLoop(base):  # type: ignore[misc]
-        def create_future(self) -> asyncio.Future[Any]:
-            return CountedFuture(loop=self)
-
-        def call_later(
-            self, delay: float, call: Callable[..., Any], *given: Any, **more: Any
-        ) -> Any:
-            def rings(*given: Any) -> None:
-                counts.timers += 1
-                call(*given)
-
-            return super().call_later(delay, rings, *given, **more)
-
-    loop: asyncio.AbstractEventLoop = CountedLoop()
-    return loop
 
 
 async def limited(waiters: int, clock: Any = None) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -104,17 +104,6 @@ def root(front: Door) -> str:
 
 def port_of(front: Door) -> int:
     return int(root(front).rpartition(":")[2])
-
-
-async def until(is_so: Callable[[], bool], *, within_s: float = 9.0) -> None:
-    """Returns once it is so; AssertionError where it is not in time."""
-    try:
-        async with asyncio.timeout(within_s):
-            # The conditions are plain numbers, which tell nobody of their changes.
-            while not is_so():  # noqa: ASYNC110
-                await asyncio.sleep(0.002)
-    except TimeoutError:
-        raise AssertionError("what was waited for has not come") from None
 
 
 async def read_until_broken(reply: aiohttp.ClientResponse) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from redline.limits import Cost, Grant, Limiter, Limits, Rate
 from redline.limits.rule import window as window_module
 from redline.testing import VirtualClock, virtual_run
 from support.catching import assert_caught
+from support.virtual_time import in_virtual_time
 
 Granted = list[tuple[str, float]]
 
@@ -43,17 +43,6 @@ async def settled() -> None:
     """Lets every task run as far as it gets without time passing."""
     for _ in range(5):
         await asyncio.sleep(0)
-
-
-def in_virtual_time(main: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    def test() -> None:
-        async def run() -> None:
-            await main()
-
-        virtual_run(run())
-
-    test.__doc__ = main.__doc__
-    return test
 
 
 @in_virtual_time

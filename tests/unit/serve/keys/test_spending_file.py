@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from redline.serve.keys import (
     spending_path,
 )
 from redline.testing import WALL_START_S, ManualClock
+from support.until import until
 
 DOLLAR = 10**12
 DAY = int(WALL_START_S // DAY_S)
@@ -161,12 +161,6 @@ def test_two_processes_lose_nothing(path: Path) -> None:
     writers = [subprocess.Popen(command) for _ in range(3)]
     assert [writer.wait(TIMEOUT_S) for writer in writers] == [0, 0, 0]
     assert SpendingFile(path).add(DAY, {}) == {"acme": 450, "lab": 150}
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not is_so():  # noqa: ASYNC110 - a thread changes it
-            await asyncio.sleep(0.002)
 
 
 async def test_it_is_kept_while_it_runs_and_at_the_end(
