@@ -269,7 +269,7 @@ def test_the_gateway_says_how_many_calls_it_has_cut_off(tmp_path: Path) -> None:
                 threads.submit(client.chat.completions.create, model="m", messages=HELLO)
                 for _ in range(2)
             ]
-            until(lambda: sim.stats()["in_flight"] == 2)
+            wait_until(lambda: sim.stats()["in_flight"] == 2)
             status, err = serve.end()
             assert all(isinstance(call.exception(), openai.InternalServerError) for call in calls)
         assert (status, err) == (0, "ending 2 calls, within 1 s\n2 calls were cut off after 1 s\n")
