@@ -135,6 +135,94 @@ def test_a_stream_that_breaks_off_does_not_pass_for_a_whole_one(run: Run) -> Non
     run(main())
 
 
+def chunk(text: str, finish: str | None = None) -> bytes:
+    """An event of a streamed chat, in a chunk of its own."""
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
+    event = b"data: %b\n\n" % json.dumps({"id": "c", "model": "m", "choices": [choice]}).encode()
+    return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+
+
+def test_a_client_that_does_not_read_holds_the_endpoint_up_and_loses_nothing(run: Run) -> None:
+    texts = [f"{number} {'x' * 2000}" for number in range(10_000)]
+    written = 0
+
+    async def handle(got: Seen, writer: asyncio.StreamWriter) -> None:
+        nonlocal written
+        writer.write(STREAM_HEAD)
+        for text in texts:
+            writer.write(chunk(text))
+            written += 1
+            await writer.drain()
+        writer.write(chunk("", "stop") + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+
+    async def main() -> None:
+        async with RawServer(handle) as server:
+            backend = HttpBackend(Endpoint(base_url=server.base_url))
+            async with Relay(backend) as relay:
+                port = int(relay.base_url.rpartition(":")[2].partition("/")[0])
+                reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 16)
+                body = json.dumps(STREAM).encode()
+                head = (
+                    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+                )
+                writer.write(head % len(body) + body)
+                await reader.readuntil(b"\r\n\r\n")
+                before = -1
+                while written != before:
+                    before = written
+                    await asyncio.sleep(0.3)
+                # What is between them: sockets, and at most some hundred KB in each connection.
+                assert 0 < written < len(texts) * 0.9
+                got = b""
+                while not got.endswith(b"\r\n0\r\n\r\n"):
+                    got += await reader.read(1 << 20)
+                writer.close()
+            await backend.aclose()
+        found = [json.loads(line[6:]) for line in got.splitlines() if line.startswith(b"data: {")]
+        contents = [event["choices"][0]["delta"]["content"] for event in found]
+        assert contents == [*texts, ""]
+
+    run(main())
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_an_error_behind_events_of_text_ends_the_stream_in_its_place(
+    run: Run, together: int
+) -> None:
+    error = b'data: {"error": {"message": "out of memory", "code": 500}}\n\n'
+    chunks = [chunk(str(number)) for number in range(30)]
+
+    async def handle(got: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        for at in range(0, len(chunks), together):
+            writer.write(b"".join(chunks[at : at + together]))
+            await asyncio.sleep(0.001)
+        writer.write(b"%x\r\n%b\r\n" % (len(error), error))
+        writer.write(chunk("too late") + b"0\r\n\r\n")
+        await writer.drain()
+
+    async def main() -> None:
+        async with RawServer(handle) as server, aiohttp.ClientSession() as session:
+            backend = HttpBackend(Endpoint(base_url=server.base_url))
+            async with (
+                Relay(backend) as relay,
+                session.post(f"{relay.base_url}/chat/completions", json=STREAM) as reply,
+            ):
+                raw = await read_until_broken(reply)
+            await backend.aclose()
+        events = [json.loads(line[6:]) for line in raw.splitlines() if line]
+        contents = [event["choices"][0]["delta"]["content"] for event in events[:-1]]
+        assert contents == [str(number) for number in range(30)]
+        assert "out of memory" in events[-1]["error"]["message"]
+
+    run(main())
+
+
 def test_who_leaves_ends_the_call_at_the_endpoint_too(run: Run) -> None:
     async def main() -> None:
         async with Sim(SimSettings(per_token_s=60.0)) as sim, aiohttp.ClientSession() as session:

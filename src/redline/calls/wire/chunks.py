@@ -6,6 +6,8 @@ others, and judges what is wrong.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 # Of a chunk that ends an event. No line with a size ends so: it would be an empty one.
 CHUNK_END = b"\n\n\r\n"
 # A chunk of 64 KiB has five.
@@ -13,6 +15,7 @@ _MOST_DIGITS = 5
 _AROUND_BYTES = len(b"\r\n\r\n")
 
 
+@lru_cache(maxsize=4096)
 def size_line(whole_bytes: int) -> bytes | None:
     """What a chunk begins with that takes `whole_bytes` on the wire; None if no chunk takes that.
 

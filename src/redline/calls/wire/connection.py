@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import select
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import cast
 
@@ -116,7 +115,7 @@ class Connection(asyncio.Protocol):
         self._pairs: list[tuple[bytes, bytes]] = []
         self._bare_bytes = 0  # since the last byte of a body, before what came last
         self._interim = 0
-        self._parts: deque[bytes] = deque()
+        self._parts: list[bytes] = []
         self._size = 0  # of the body so far
         self._waiting = 0  # what of it the reader of a stream has not taken
         self._inflate: Inflate | None = None
@@ -220,16 +219,16 @@ class Connection(asyncio.Protocol):
             await self._change()
 
     async def chunk(self) -> bytes:
-        """The next part of the body; empty at its end. Raises CallError."""
-        while not self._parts and not self.is_done:
+        """What has come of the body since the last one; empty at its end. Raises CallError."""
+        parts = self._parts
+        while not parts and not self.is_done:
             await self._next_change()
             if self._error is not None:
                 raise self._error
-        if not self._parts:
-            return b""
-        chunk = self._parts.popleft()
-        self._waiting -= len(chunk)
-        if self._is_paused and self._waiting < _MOST_WAITING_BYTES:
+        chunk = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        self._waiting = 0
+        if self._is_paused:
             self._resume()
         return chunk
 
