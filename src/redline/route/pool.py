@@ -227,7 +227,8 @@ class Pool:
         self._weigh()
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
-        loads = [one.backend.load(now_s, request) for one in self._members if not one.is_out]
+        load_of = {one: one.backend.load(now_s, request) for one in self._members if not one.is_out}
+        loads = [*load_of.values()]
         if not loads:
             return Load(
                 state=Health.GONE,
@@ -242,7 +243,7 @@ class Pool:
         is_waited = len(self._queue) > 0 or is_full
         most = min(sum(slots) if all(slots) else math.inf, self._most)
         return Load(
-            state=_best(member.health(now_s) for member in self._members),
+            state=_best(one.health(now_s, load_of.get(one)) for one in self._members),
             in_flight=sum(one.in_flight for one in self._members),
             waiting=len(self._queue) + sum(one.waiting for one in loads),
             slots=0 if most == math.inf else int(most),
