@@ -159,17 +159,18 @@ class Pool:
         return not self._spare
 
     def held_by(self, on_room: Callable[[], None]) -> None:
-        """Calls it from now on when a call could be taken again, after `has_room` has said no.
+        """Sets what is called when, after `has_room` has said no, a call could be taken again.
 
-        A call has ended, a park has, or an endpoint has recovered or was added. It may be called
-        more often, and must not wait.
+        on_room: called when a call or a park has ended, or an endpoint has recovered or was added.
+        It may be called more often, and must not wait.
         """
         self._on_room = on_room
 
     def has_room(self, now_s: float, coming: int = 0, avoid: Collection[str] = frozenset()) -> bool:
-        """It could take a call now that avoids these endpoints, beside `coming` calls.
+        """A call that avoids these endpoints would not wait, after `coming` others that will come.
 
-        Also if no endpoint is left and none may come: the call ends at once.
+        True as well if no endpoint is left and none may come: the call ends at once. After a no,
+        what `held_by` has set is called when there may be room.
         """
         if self._unwatched:
             self._watch()
@@ -183,7 +184,7 @@ class Pool:
                     return True
                 if not member.is_open(now_s, self._all_degraded):
                     self._close(member, now_s)
-        # Calls that end are looked at from now on.
+        # The end of each call is looked at from now on, which in the usual way it is not.
         self._is_awaited, self._usual = True, None
         return self._is_lost
 
