@@ -4,8 +4,8 @@
     python bench/opcodes.py [COMMIT ...] --instructions [--top 20]   machine instructions
 
 The difference between a run of 1,300 rows and one of 300, in all threads, at 16 in flight, against
-the provider of record.SIM_COMMIT, without limits and with one that never binds. What is done ten
-times a second is left out of the bytecodes. Instructions are counted by callgrind, take some ten
+the provider of record.SIM_COMMIT, without limits and with one that never binds. What is done by the
+clock is left out of the bytecodes. Instructions are counted by callgrind, take some ten
 seconds a run, and leave a record.
 COMMIT: `.` is this checkout, and the default. With several, --top lists the functions that differ
 most between the first and the last, and --most R makes the status 1 if the last one costs more than
@@ -32,9 +32,10 @@ import record
 from versions import LOADS, checked_out, write_rows
 
 FEW, MANY = 300, 1_300
-# Coroutines that do something ten times a second, whatever the number of rows. A run whose opcodes
-# are counted takes so long that they would be counted a hundred times too often.
-PERIODIC = ("Sampler._sample_on",)
+# What is done by the clock, whatever the number of rows: samples ten times a second, and a look at
+# all endpoints of a pool once a second. A run whose opcodes are counted takes so long that they
+# would be counted a hundred times too often.
+PERIODIC = ("Sampler._sample_on", "Pool._review")
 FLAGS = ["--prompt", "Classify: {{ text }}", "--model", "m", "-q", "-o", "out.jsonl"]
 IN_FLIGHT = 16
 # Runs the command line, and counts: argv is the file for the counts, then the command's.

@@ -14,7 +14,7 @@ from redline.errors import CallError, ConfigError, NoEndpoint
 from redline.route.balance import Figures
 from redline.route.health import Breaker
 from redline.route.watch import Watch, Watchable
-from redline.waist import Health, Member
+from redline.waist import Health, Load, Member
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,13 +75,13 @@ class PoolMember(Figures):
         """It gets no call any more."""
         return self.is_leaving or self.error is not None
 
-    def health(self, now_s: float) -> Health:
-        """Its state, by what is known of it here and by its backend."""
+    def health(self, now_s: float, load: Load | None = None) -> Health:
+        """Its state, by what is known of it here and by its backend. load: that of the backend."""
         if self.error is not None:
             return Health.GONE
         if self.is_leaving:
             return Health.DRAINING
-        state = self.backend.load(now_s).state
+        state = (load or self.backend.load(now_s)).state
         return self.breaker.state if state is Health.READY else state
 
     def is_open(self, now_s: float, is_broken: bool = False, beside: int = 0) -> bool:

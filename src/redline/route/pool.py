@@ -159,17 +159,18 @@ class Pool:
         return not self._spare
 
     def held_by(self, on_room: Callable[[], None]) -> None:
-        """Calls it from now on when a call could be taken again, after `has_room` has said no.
+        """Sets what is called when, after `has_room` has said no, a call could be taken again.
 
-        A call has ended, a park has, or an endpoint has recovered or was added. It may be called
-        more often, and must not wait.
+        on_room: called when a call or a park has ended, or an endpoint has recovered or was added.
+        It may be called more often, and must not wait.
         """
         self._on_room = on_room
 
     def has_room(self, now_s: float, coming: int = 0, avoid: Collection[str] = frozenset()) -> bool:
-        """It could take a call now that avoids these endpoints, beside `coming` calls.
+        """A call that avoids these endpoints would not wait, after `coming` others that will come.
 
-        Also if no endpoint is left and none may come: the call ends at once.
+        True as well if no endpoint is left and none may come: the call ends at once. After a no,
+        what `held_by` has set is called when there may be room.
         """
         if self._unwatched:
             self._watch()
@@ -183,7 +184,7 @@ class Pool:
                     return True
                 if not member.is_open(now_s, self._all_degraded):
                     self._close(member, now_s)
-        # Calls that end are looked at from now on.
+        # The end of each call is looked at from now on, which in the usual way it is not.
         self._is_awaited, self._usual = True, None
         return self._is_lost
 
@@ -227,7 +228,8 @@ class Pool:
         self._weigh()
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
-        loads = [one.backend.load(now_s, request) for one in self._members if not one.is_out]
+        load_of = {one: one.backend.load(now_s, request) for one in self._members if not one.is_out}
+        loads = [*load_of.values()]
         if not loads:
             return Load(
                 state=Health.GONE,
@@ -242,7 +244,7 @@ class Pool:
         is_waited = len(self._queue) > 0 or is_full
         most = min(sum(slots) if all(slots) else math.inf, self._most)
         return Load(
-            state=_best(member.health(now_s) for member in self._members),
+            state=_best(one.health(now_s, load_of.get(one)) for one in self._members),
             in_flight=sum(one.in_flight for one in self._members),
             waiting=len(self._queue) + sum(one.waiting for one in loads),
             slots=0 if most == math.inf else int(most),

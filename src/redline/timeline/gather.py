@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter, itemgetter, sub
 
 import msgspec
@@ -156,7 +156,7 @@ class Gatherer:
         window = msgspec.structs.replace(
             window,
             limits=most_held(used),
-            endpoints=tuple(endpoints)[:MOST_ENDPOINTS],
+            endpoints=tuple(islice(endpoints, MOST_ENDPOINTS)),
             parked_s=rounded(parked_s),
             stopped_s=rounded(stopped_s),
             totals=totals,

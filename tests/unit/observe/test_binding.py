@@ -181,10 +181,10 @@ def test_an_endpoint_that_has_grown_does_not_bind_any_more() -> None:
 def test_a_search_before_an_endpoint_with_room_is_held_back_by_its_concurrency(
     sigma: float,
 ) -> None:
-    """Whatever the spread, few seconds of 100 runs are taken for a saturated endpoint by chance."""
+    """Whatever the spread, few seconds are taken for a saturated endpoint by chance."""
     levels = [8, 8, 8, 16, 16, 24, 24, 16, 16, 12, 12, 12, 16, 16, 20, 20, 24, 24, 24]
     found = [one for _ in range(100) for one in causes(searched(levels, [100] * 19, sigma))]
-    assert found.count(Cause.CONCURRENCY) >= 0.94 * len(found)
+    assert found.count(Cause.CONCURRENCY) >= 0.9 * len(found)
 
 
 def test_an_endpoint_that_becomes_slower_binds_from_then_on() -> None:

@@ -83,7 +83,7 @@ class Endpoints:
         if isinstance(self._of, Pool):
             for member in self._of.members:
                 load = member.backend.load(now_s)
-                state = member.health(now_s)
+                state = member.health(now_s, load)
                 is_parked = state is Health.READY and load.parked_until_s > now_s
                 yield EndpointState(
                     member.name,
