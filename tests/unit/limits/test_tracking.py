@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from redline.limits import Rate
-from redline.limits.discover import Hold, Word, scaled
+from redline.limits.discover import Hold, Word, plain_above, scaled
 
 LATENCY_S = 0.05
 
@@ -30,6 +30,7 @@ class Caller:
             rate = self.hold.rate
             is_limited = is_refused(number, rate)
             self.refused += is_limited
+            self.hold.sent()
             words.append(self.hold.answered(self.now_s + LATENCY_S, self.now_s, is_limited))
             self.now_s += rate.window_s / rate.count + pause_s
         return words
@@ -98,15 +99,15 @@ def test_a_block_long_after_another_is_a_new_one() -> None:
 def test_what_was_found_a_little_low_is_raised_to_the_limit() -> None:
     caller = Caller(Rate(17, 1.0))
     caller.calls(4_000, above(20.5))
-    assert caller.hold.held == Rate(20, 1.0)
+    assert caller.hold.sure == Rate(20, 1.0)
 
 
 def test_a_limit_that_was_raised_is_found_again() -> None:
     caller = proven()
     caller.calls(10_000, above(20.5))
-    assert caller.hold.held == Rate(20, 1.0)
+    assert caller.hold.sure == Rate(20, 1.0)
     caller.calls(30_000, above(40.5))
-    held = caller.hold.held
+    held = caller.hold.sure
     assert held.count / held.window_s >= 38
 
 
@@ -133,3 +134,8 @@ def test_rates_are_scaled_in_whole_calls_where_that_is_possible() -> None:
     assert scaled(Rate(20, 1.0), 1.05) == Rate(21, 1.0)
     assert scaled(Rate(3, 1.0), 1.25).count == 3
     assert scaled(Rate(3, 1.0), 1.25).window_s == 0.8
+
+
+def test_the_plain_rate_next_to_an_odd_one() -> None:
+    assert plain_above(Rate(23, 1.1667)) == Rate(20, 1.0)
+    assert plain_above(Rate(20, 1.0)) is None

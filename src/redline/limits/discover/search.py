@@ -61,7 +61,7 @@ class RateSearch:
     def found(self) -> Rate | None:
         """What the server has been found to grant; None while that is being searched for."""
         hold = self._hold
-        return hold.held if hold is not None and hold.is_proven else None
+        return hold.sure if hold is not None and hold.is_proven else None
 
     def rates(self) -> tuple[Rate, ...]:
         """The request limits to keep now; none where the server has no limit."""
@@ -82,6 +82,8 @@ class RateSearch:
                 self._hold = Hold(self._hold.held, now_s, self._hold.held.count)
         self._evidence.sent(now_s)
         self._sent += 1
+        if self._hold is not None:
+            self._hold.sent()
 
     def answered(
         self, now_s: float, sent_s: float, is_limited: bool, retry_after_s: float | None = None

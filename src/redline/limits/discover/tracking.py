@@ -1,12 +1,14 @@
-"""A rate that was found: kept, trimmed, and tried for more now and then.
+"""A rate that was found, kept, and tried for more now and then.
 
   state     sends                        a refusal
   held      the rate                     two far apart trim it; 3 of 10 stop it for a moment, and
-                                         end it if that happens again soon
-  climbing  1, 3, 7, 15, ... steps more  ends the climb: the level before is held from then on
+                                         end it where that happens again
+  climbing  1, 3, 7, 15, ... steps more  ends the climb; the level before is watched, if any
+  watched   what a climb has gained      takes back half of it
 
 A level that is not refused for a window and a round trip is followed by the next. A climb costs a
-few refusals, so the next one waits for thousands of calls for each refusal since it began.
+few refusals, so the next one waits for thousands of calls for each of them, and for longer each
+time that nothing was gained.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ import math
 from collections import deque
 from enum import Enum
 
+from redline.limits.discover.bounds import USUAL_S
 from redline.limits.rule import Rate
 
-# One refusal in 3,000 calls leaves most of a budget of 0.1 %.
+# One refusal in 3,000 calls leaves most of a budget of 0.1 %: so many calls for each refusal that
+# the last climb has cost.
 _PAUSE, _LONGEST_PAUSE = 3_000, 96_000
 # What was just found may be a little low, and what a climb has gained may be the beginning of more:
 # those are tried sooner, where a window is so small that it costs little.
@@ -38,11 +42,11 @@ _LEAST_TRIM, _MOST_TRIM = 0.0025, 0.2
 # Refusals far apart that go on below this share of the rate, more than half as many as before, are
 # caused by others who use the same key, whatever is sent: the trims are taken back, and up to three
 # times as many are borne.
-_LEAST_SHARE, _AS_MANY, _BORNE = 0.9, 0.5, 3.0
+_LEAST_SHARE, _AS_MANY = 0.9, 0.5
 # Refusals this far apart, in calls, have nothing to do with each other.
 _FORGOTTEN = 1_000
 # What is gained is kept for good once so many refusals would have been due, over so many windows.
-_WATCHED_DUE, _WATCHED = 10, 3
+_WATCHED_DUE, _WATCHED_WINDOWS = 10, 3
 
 
 class Word(Enum):
@@ -59,24 +63,47 @@ class Hold:
 
     def __init__(self, rate: Rate, now_s: float, burst: int) -> None:
         self.held = rate
-        self.rate = rate  # what is asked of the server now
         self.is_proven = False  # a whole window has passed at this rate
-        self._more = 0.0  # the share by which `rate` is above `held`
-        self._is_rising = False  # in a climb
         self._burst = burst
-        self._extra = 0.0  # calls beyond what is held, in this climb
-        self._cost = int(
-            rate.count >= _SMALL
-        )  # refusals due to climbs since the last gain, older ones half
-        self._climbed = 0  # the number of calls when it began
-        self._best = rate  # what was held before it was trimmed
+        self._full = rate  # what it was before it was trimmed
+        self._trims = 0
         self._first_share = 0.0  # of refusals, at that rate
-        self._borne = 0.0  # share of refusals that others cause
-        self._since_s = now_s  # the last change
+        self._tolerated = 0.0  # share of refusals
+        self._trial: Rate | None = None  # while climbing
+        self._more = 0.0  # its share above what is held; 0 for the plain rate next to it
+        self._plain: Rate | None = None  # the last one that was tried
+        self._extra = 0.0  # calls beyond what is held, in this climb
+        self._safe: Rate | None = None  # to go back to, while watched
+        self._gained = 0.0  # the share above it
+        self._changed_s = now_s
+        self._measured_s = now_s  # since when sends are counted
+        self._deaf_until_s = now_s  # calls sent before it suffer from the rate before
         self._slowest_s = 0.0  # verdicts of late: until then, a refusal may still be on its way
-        self._calls = self._since = 0  # verdicts, and their number at the last change
-        self._refusals: deque[int] = deque(maxlen=_CLOSE)  # numbers of calls, since the last trim
-        self._blocked_s = -math.inf  # when nearly everything was refused
+        self._sent = 0
+        self._admitted = 0  # since the change
+        self._pause = _SOON if rate.count < _SMALL else _PAUSE
+        self._rested = 0  # calls admitted since the last climb
+        self._refused = 0  # since the last trim
+        self._since_first = 0  # calls since the first of them
+        self._cost = 1  # refusals since the last climb began
+        self._failures = 0  # climbs in a row that gained nothing
+        self._blocks = 0  # times that nearly everything was refused
+        self._since_block = 0  # calls since the last of them
+        self._last: deque[bool] = deque(maxlen=_CLOSE)
+        self._missed = 0  # calls that the last refusal kept from being sent
+
+    @property
+    def sure(self) -> Rate:
+        """What the server grants, without what is only tried or watched."""
+        return self._safe or self.held
+
+    @property
+    def rate(self) -> Rate:
+        """What is asked of the server now."""
+        return self._trial or self.held
+
+    def sent(self) -> None:
+        self._sent += 1
 
     def answered(
         self, now_s: float, sent_s: float, is_limited: bool, retry_after_s: float = 0.0
@@ -86,53 +113,69 @@ class Hold:
         retry_after_s: how long the server asked for silence. What would have been sent meanwhile
         counts as refused, too.
         """
-        is_deaf = not self._is_rising and sent_s < self._since_s + 2 * self.held.window_s
-        self._cost += is_limited and (self._more > 0 or is_deaf)
+        self._cost += is_limited
         self._slowest_s = max(now_s - sent_s, 0.99 * self._slowest_s)
-        if sent_s < self._since_s:
+        if sent_s < self._changed_s:
             return Word.KEEP
-        self._calls += 1
-        if not is_limited:
-            return self._climb(now_s, sent_s) if self._is_rising else self._keep(now_s)
-        self._refusals.append(self._calls)
         missed = int(min(retry_after_s, self.rate.window_s) * per_second(self.rate))
-        for _ in range(min(missed, _CLOSE)):
-            self._calls += 1
-            self._refusals.append(self._calls)
-        return self._suffer(now_s, is_deaf=is_deaf)
+        self._last.extend([True] * min(missed, _CLOSE))
+        self._since_first += missed
+        self._missed = missed
+        self._last.append(is_limited)
+        self._since_first += 1
+        self._since_block += 1
+        if is_limited:
+            return self._suffer(now_s, sent_s) if self._trial is None else self._fall(now_s)
+        self._admitted += 1
+        self._rested += 1
+        return self._keep(now_s) if self._trial is None else self._climb(now_s, sent_s)
 
     def _keep(self, now_s: float) -> Word:
-        """A call was admitted outside a climb."""
-        calls, lasted_s = self._calls - self._since, now_s - self._slowest_s - self._since_s
-        if self._more:
-            if calls >= _WATCHED_DUE / self._more and lasted_s >= _WATCHED * self.held.window_s:
-                self.held, self._more, self._cost = self.rate, 0.0, 0
-        elif not self.is_proven:
-            self.is_proven = calls >= 20 and lasted_s >= self.held.window_s
-        elif self._calls - self._climbed >= max(_SOON, min(_PAUSE * self._cost, _LONGEST_PAUSE)):
-            self._climbed = self._calls
-            if self._is_wanted(now_s):
-                self._cost //= 2
-                self._extra, self._is_rising = 0.0, True
-                return self._change(now_s, self._step())
-            self._since_s, self._since = now_s, self._calls
+        lasted_s = now_s - self._slowest_s - self._changed_s
+        if not self.is_proven:
+            self.is_proven = self._admitted >= 20 and lasted_s >= self.held.window_s
+            return Word.KEEP
+        if self._safe is not None:
+            watched_s = _WATCHED_WINDOWS * self.held.window_s
+            if self._admitted >= _WATCHED_DUE / self._gained and lasted_s >= watched_s:
+                self._safe = None
+                self._pause, self._failures = _SOON, 0
+        elif self._rested >= self._pause:
+            self._rested = 0
+            if self._was_wanted(now_s):
+                return self._begin(now_s)
         return Word.KEEP
 
-    def _suffer(self, now_s: float, *, is_deaf: bool) -> Word:
-        """A refusal. is_deaf: the rate before may be the reason."""
-        close = sum(number > self._calls - _CLOSE for number in self._refusals)
-        if self._more and (self._is_rising or close > 1 or not is_deaf):
-            return self._fall(now_s)
+    def _begin(self, now_s: float) -> Word:
+        """Begins a climb: with a plain rate where one is near, for limits are plain numbers."""
+        plain = plain_above(self.held)
+        self._extra = 0.0
+        self._cost = 0
+        if plain is None or plain == self._plain:
+            self._more, self._plain = self._step(), None
+            self._trial = scaled(self.held, 1 + self._more)
+        else:
+            self._more = 0.0
+            self._trial = self._plain = plain
+        return self._change(now_s)
+
+    def _suffer(self, now_s: float, sent_s: float) -> Word:
+        """A refusal without a climb."""
+        is_deaf = sent_s < self._deaf_until_s
+        close = sum(self._last)
+        if self._safe is not None and (close > 1 or not is_deaf):
+            self._gain(self._safe, (self._gained - self._step()) / 2)
+            return self._change(now_s)
         if close >= (_LOST if self.is_proven else _LOST_UNPROVEN):
-            # Calls that were few in a window say less.
-            soon_s = max(4 * self.held.window_s, _FORGOTTEN_BLOCK / per_second(self.held))
-            is_again = now_s - self._blocked_s < soon_s
-            if not self.is_proven or (is_again and not is_deaf):
+            if self._since_block > max(_FORGOTTEN_BLOCK, 4 * self.held.count):
+                self._blocks = 0
+            self._blocks += 1
+            if not self.is_proven or self._blocks > (2 if is_deaf else 1):
                 return Word.LOST
             # Others may have used the limit up for a moment; and a fixed window that a climb has
             # filled early admits nothing until it ends.
-            self._blocked_s = now_s
-            self._refusals.clear()
+            self._since_block = self._refused = 0
+            self._last.clear()
             return Word.BLOCKED
         return Word.KEEP if is_deaf else self._trim(now_s, is_first=close == 1)
 
@@ -141,22 +184,24 @@ class Hold:
 
         is_first: no refusal was shortly before this one.
         """
-        while self._calls - self._refusals[0] > _FORGOTTEN:
-            self._refusals.popleft()
-        spanned = self._calls - self._refusals[0]
-        if spanned < (_CLOSE if is_first else 3 * _CLOSE):
+        if self._refused == 0 or self._since_first > _FORGOTTEN:
+            self._trims = 0 if self._since_first > _FORGOTTEN else self._trims
+            self._refused, self._since_first = 1, 0
+            return Word.KEEP
+        self._refused += 1 + self._missed
+        if self._since_first < (_CLOSE if is_first else 3 * _CLOSE):
             return Word.KEEP
         # A window that is one call too small refuses once in all its calls.
-        refused, raw = len(self._refusals) - 1, (len(self._refusals) - 1) / spanned
-        self._refusals.clear()
-        share = refused / max(spanned, self.held.count)
-        if raw <= self._borne:
+        share = (self._refused - 1) / max(self._since_first, self.held.count)
+        self._refused = 0
+        if self._trims == 0:
+            self._full, self._first_share, self._tolerated = self.held, share, 0.0
+        if share <= self._tolerated:
             return Word.KEEP
-        kept = per_second(self.held) / per_second(self._best)
-        if kept >= 1:
-            self._best, self._first_share = self.held, raw
-        elif kept < _LEAST_SHARE and raw > _AS_MANY * self._first_share:
-            self.held, self._borne = self._best, _BORNE * raw
+        self._trims += 1
+        is_far = per_second(self.held) < _LEAST_SHARE * per_second(self._full)
+        if is_far and share > _AS_MANY * self._first_share:
+            self.held, self._tolerated = self._full, 3 * share
             return self._change(now_s)
         share = min(max(share, _LEAST_TRIM), _MOST_TRIM)
         step = self._step()
@@ -167,47 +212,70 @@ class Hold:
 
     def _step(self) -> float:
         """The least change worth trying: a call a window, as a share of the rate."""
-        return 0.05 if self.held.count < 10 else max(1 / self.held.count, 0.001)
+        count = self.held.count if self._safe is None else self._safe.count
+        if count < 10:
+            return 0.05
+        return max(1 / count, 0.001)
 
-    def _is_wanted(self, now_s: float) -> bool:
-        """The caller has used the rate since the last change, so that it would use more, too."""
-        allowed = (now_s - self._slowest_s - self._since_s) * self.rate.count / self.rate.window_s
-        return self._calls - self._since >= 0.8 * allowed - 1
+    def _was_wanted(self, now_s: float) -> bool:
+        """The caller has used the rate since it was asked last, so that it would use more, too."""
+        rate = self.rate
+        allowed = (now_s - self._measured_s) * rate.count / rate.window_s
+        sent, self._sent, self._measured_s = self._sent, 0, now_s
+        return sent >= 0.8 * allowed - 1
 
     def _climb(self, now_s: float, sent_s: float) -> Word:
         """Goes on to the next level where this one has passed."""
         per_s = per_second(self.held)
-        lasted_s = min(sent_s, now_s - self._slowest_s) - self._since_s
-        if lasted_s < max(self.held.window_s, max(_DUE / self._more, _CLOSE) / per_s):
+        more = self._more or _DUE / 100
+        lasted_s = min(sent_s, now_s - self._slowest_s) - self._changed_s
+        if lasted_s < max(self.held.window_s, max(_DUE / more, _CLOSE) / per_s):
             return Word.KEEP
-        if not self._is_wanted(now_s):
-            self._is_rising = False
+        if not self._was_wanted(now_s):
+            self._trial = None
             return self._change(now_s)
-        extra = self._extra + lasted_s * self._more * per_s
         higher = 2 * self._more + self._step()
-        if higher > _HIGHEST:
-            if extra < 1.2 * self._burst:
-                return Word.KEEP
-            # No bucket had saved so much.
-            self._burst, extra, higher = 0, 0.0, self._more
-            self.held, self._cost = self.rate, 0
-        self._extra = extra
-        return self._change(now_s, higher)
-
-    def _fall(self, now_s: float) -> Word:
-        """A level has met a refusal: the one before is watched, if there was one."""
-        self._is_rising = False
-        passed = (self._more - self._step()) / 2
-        if passed > 1e-9:
-            return self._change(now_s, passed)
+        extra = self._extra + lasted_s * self._more * per_s
+        if not self._more:
+            assert self._trial is not None
+            self.held = self._trial
+            self._trial = None
+            self._pause, self._failures = _SOON, 0
+        elif higher <= _HIGHEST:
+            self._extra, self._more = extra, higher
+            self._trial = scaled(self.held, 1 + higher)
+        elif extra >= 1.2 * self._burst:
+            self._burst, self._extra = 0, 0.0
+            self.held = self.rate
+            self._trial = scaled(self.held, 1 + self._more)
+        else:
+            return Word.KEEP
         return self._change(now_s)
 
-    def _change(self, now_s: float, more: float = 0.0) -> Word:
-        """The rate is `more` above what is held from now on."""
-        self._more = more
-        self.rate = scaled(self.held, 1 + more)
-        self._since_s, self._since = now_s, self._calls
-        self._refusals.clear()
+    def _fall(self, now_s: float) -> Word:
+        """One level has met a refusal: the last one is kept for now, if there was one."""
+        passed = (self._more - self._step()) / 2
+        self._trial = None
+        self._gain(self.held, passed)
+        return self._change(now_s)
+
+    def _gain(self, safe: Rate, more: float) -> None:
+        """Keeps the share `more` above what is safe, watched; where that is none, what is safe."""
+        if more > 1e-9:
+            self._safe, self._gained, self.held = safe, more, scaled(safe, 1 + more)
+        else:
+            self._safe, self.held = None, safe
+            self._failures += 1
+            self._pause = min(_PAUSE * max(self._cost, 1) * self._failures, _LONGEST_PAUSE)
+
+    def _change(self, now_s: float) -> Word:
+        """The rate is another one from now on."""
+        if self._trial is None:
+            self._deaf_until_s = now_s + 2 * self.held.window_s
+        self._changed_s = self._measured_s = now_s
+        self._sent = 0
+        self._admitted = 0
+        self._last.clear()
         return Word.CHANGED
 
 
@@ -222,3 +290,15 @@ def scaled(rate: Rate, factor: float) -> Rate:
 def per_second(rate: Rate) -> float:
     """Calls a second, with the least that a network needs between two windows."""
     return rate.count / (rate.window_s + _GUARD_S)
+
+
+def plain_above(rate: Rate) -> Rate | None:
+    """The rate a little above this one that somebody may have written; None where this is one."""
+    if rate.window_s in USUAL_S:
+        return None
+    now_per_s = per_second(rate)
+    for window_s in USUAL_S:
+        plain = Rate(math.floor(now_per_s * (window_s + _GUARD_S) + 1e-9) + 1, window_s)
+        if per_second(plain) <= 1.06 * now_per_s:
+            return plain
+    return None
