@@ -65,7 +65,6 @@ def test_any_body_has_an_estimate(body: Any, url: str, replies: list[tuple[Any, 
         assert cost.output_tokens >= least_output
         assert type(cost.input_tokens) is type(cost.output_tokens) is int
     assert estimator.least(request) >= 1
-    estimator.accuracy()
 
 
 @MANY

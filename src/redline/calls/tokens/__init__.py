@@ -4,8 +4,6 @@ from redline.calls.tokens.asked import keep_facts
 from redline.calls.tokens.body_facts import BodyFacts, Chat, facts_of
 from redline.calls.tokens.estimate import (
     UNFOLLOWED,
-    Accuracy,
-    Comparison,
     Sending,
     TokenEstimator,
 )

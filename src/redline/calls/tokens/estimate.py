@@ -8,7 +8,6 @@ model. What is reserved too much or too little is settled after the call.
 from __future__ import annotations
 
 import math
-from collections import deque
 from typing import Any
 
 import msgspec
@@ -24,8 +23,6 @@ from redline.limits import Cost
 from redline.limits.rule import CERTAIN, Spread
 from redline.waist import Reply, Request
 
-# Enough to be steady, few enough to forget how it began.
-_RECENT = 256
 # How far the first guess, before any reply, was off in the mean: by 8 to 21 % in English, code,
 # JSON, Chinese and Japanese text under the tokenizers cl100k_base, o200k_base and DeepSeek's, by 13
 # to 27 % in German and Russian manual pages.
@@ -59,6 +56,8 @@ _MOST_CHARS = 4096
 # Spaces and marks may come in runs that are one token.
 _LEAST_LETTER, _LEAST_DIGIT, _LEAST_ACCENTED, _LEAST_WIDE = 0.12, 0.25, 0.1, 0.3
 
+# Above any model's context window: a usage beyond it is a false one.
+_MOST_INPUT_TOKENS = 10_000_000
 _FIRST_OUTPUT_TOKENS = 256
 
 _LEAST_VARIANCE = 1e-6
@@ -74,42 +73,6 @@ _SHARE_OF_BOUNDS = 1 / 32
 # Multiples of the golden ratio fall evenly between whole numbers, and those of every n-th call do,
 # too: where rows of two kinds take turns, both teach.
 _GOLDEN = (math.sqrt(5) - 1) / 2
-
-
-class Accuracy(msgspec.Struct, frozen=True):
-    """Errors of estimates relative to what was used, weighted by tokens, over the latest `calls`.
-
-    bias: signed, above 0 where too much was estimated. absolute: 0 or more. 0.08 is 8 %. Both are
-    None before the first reply.
-    """
-
-    calls: int = 0
-    bias: float | None = None
-    absolute: float | None = None
-
-
-class TokenAccuracy(msgspec.Struct, frozen=True):
-    """Of input and output. An output is estimated high on purpose, so its bias is above 0."""
-
-    input: Accuracy
-    output: Accuracy
-
-
-class Comparison:
-    """Estimates beside what was used, of the last 256 calls."""
-
-    def __init__(self) -> None:
-        self._pairs: deque[tuple[int, int]] = deque(maxlen=_RECENT)
-
-    def add(self, estimated: int, used: int) -> None:
-        self._pairs.append((estimated, used))
-
-    def accuracy(self) -> Accuracy:
-        used = sum(pair[1] for pair in self._pairs)
-        if not used:
-            return Accuracy(len(self._pairs))
-        off = [estimated - used for estimated, used in self._pairs]
-        return Accuracy(len(off), sum(off) / used, sum(map(abs, off)) / used)
 
 
 class _Model:
@@ -139,10 +102,10 @@ class _Model:
         found = round(weights.value(asked.amounts(tokenizer))) + asked.ids
         return found if found > 1 else 1
 
-    def learn_input(self, asked: Asked, used: int) -> None:
+    def learn_input(self, asked: Asked, tokenizer: Tokenizer | None, used: int) -> None:
         """The prompt was `used` tokens."""
-        weights = self.by_class if asked.tokenizer is None else self.by_token
-        weights.learn(asked.amounts(asked.tokenizer), used - asked.ids)
+        weights = self.by_class if tokenizer is None else self.by_token
+        weights.learn(asked.amounts(tokenizer), min(used, _MOST_INPUT_TOKENS) - asked.ids)
         self._is_settled = weights.is_settled
         if self._is_settled:
             constant, message, _, *texts = *self.by_class.values, *self.by_token.values[3:]
@@ -223,8 +186,6 @@ class TokenEstimator:
         self._models: dict[str, _Model] = {}
         self._unknown = _Model()
         self._bounds = 0  # calls sent by one
-        self._inputs = Comparison()
-        self._outputs = Comparison()
 
     def estimate(self, request: Request) -> Cost:
         """The tokens a call of `request` will use, input and output each at least 1.
@@ -239,8 +200,7 @@ class TokenEstimator:
             return Cost(1, 1)
         name = asked.name
         model = self._models.get(name) or self._unknown
-        tokenizer = self._tokenizers.find(name, may_block=self._may_block) if name else None
-        input_tokens = model.input_tokens(asked, tokenizer)
+        input_tokens = model.input_tokens(asked, self._tokenizer(name))
         if not asked.has_output:
             return Cost(input_tokens, 0)
         return Cost(input_tokens, *model.output(asked.drafts, asked.most_output))
@@ -314,8 +274,9 @@ class TokenEstimator:
         each: int | None = None
         if reply is not None:
             teaches = model.counts_reply(reply) or sending.teaches
-            if teaches and (input_tokens := _count(reply.input_tokens)):
-                self._learn_input(model, asked, input_tokens)
+            used = reply.input_tokens
+            if teaches and type(used) is int and used > 0:
+                model.learn_input(asked, self._tokenizer(asked.name), used)
             used = reply.output_tokens
             if asked.has_output and type(used) is int and used >= 0:
                 copies, most = asked.drafts, asked.most_output
@@ -323,27 +284,10 @@ class TokenEstimator:
                 bound = MOST_OUTPUT_TOKENS if most is None else most
                 if each > bound:
                     each = bound
-                if teaches:
-                    self._outputs.add(model.output(copies, most)[0], each * copies)
         model.outputs.end(sending.number, each, took_s)
-
-    def accuracy(self) -> TokenAccuracy:
-        """How far recent estimates were off, each as it stood when its reply came.
-
-        Of the replies that the input is learned from: all at first, then one in eight, or in 32
-        while a bound takes the place of estimates.
-        """
-        return TokenAccuracy(self._inputs.accuracy(), self._outputs.accuracy())
 
     def _tokenizer(self, name: str) -> Tokenizer | None:
         return self._tokenizers.find(name, may_block=self._may_block) if name else None
-
-    def _learn_input(self, model: _Model, asked: Asked, used: int) -> None:
-        estimated = model.input_tokens(asked, self._tokenizer(asked.name))
-        # No true usage is further off than this.
-        used = min(used, 100 * estimated + int(_CONSTANT.most))
-        self._inputs.add(estimated, used)
-        model.learn_input(asked, used)
 
     def _model(self, name: str) -> _Model:
         models = self._models
@@ -365,8 +309,3 @@ def _least(prompt: Prompt) -> int:
         + wide * _LEAST_WIDE
     )
     return max(1, prompt.ids + prompt.messages + round(text))
-
-
-def _count(reading: Any) -> int | None:
-    """A number of tokens, None where a server sent something else."""
-    return reading if type(reading) is int and reading >= 0 else None

@@ -24,10 +24,8 @@ _OUTLIER_DEVIATIONS = 3.0
 _BELIEVED_AFTER = 6
 # After a change the first guess counts for less: deviations are so many times the first ones.
 _CHANGED = 3.0
-# Relative deviation of single readings: begins at 10 %, is learned, stays within 1 and 30 %.
-_FIRST_NOISE = 0.1
-_LEAST_NOISE = 0.01
-_MOST_NOISE = 0.3
+# Relative deviation of single readings: learned, within 1 and 30 %.
+_FIRST_NOISE, _LEAST_NOISE, _MOST_NOISE = 0.1, 0.01, 0.3
 _NOISE_RATE = 0.02
 # So many readings make weights as good as they become. Until then each one matters.
 _ENOUGH = 256
@@ -52,26 +50,22 @@ class Weights:
     def __init__(self, priors: Sequence[Prior]) -> None:
         self._priors = priors
         self._values = [prior.first for prior in priors]
-        # Only what has occurred takes part; the usual prompts have half of all classes.
-        self._seen: list[int] = []
-        self._unseen = [1.0] * len(priors)
         self._noise = _FIRST_NOISE**2
         self._streak = 0  # outliers in a row: above 0 too high, below 0 too low
         self._open(1.0)
+
+    def _open(self, factor: float) -> None:
+        """Makes every weight as uncertain as before anything was learned, or `factor` as much."""
+        self._readings = 0
+        size = range(len(self._priors))
+        self._covariance = [[0.0 for _ in size] for _ in size]
+        for index, prior in enumerate(self._priors):
+            self._covariance[index][index] = (prior.deviation * factor) ** 2
 
     @property
     def is_settled(self) -> bool:
         """Enough has been learned since the last change, and the latest reading was no surprise."""
         return self._readings >= _ENOUGH and not self._streak
-
-    def _open(self, factor: float) -> None:
-        """Makes every weight as uncertain as before anything was learned, or `factor` as much."""
-        self._readings = 0
-        self._most_variance = [(prior.deviation * factor) ** 2 for prior in self._priors]
-        self._covariance = [
-            [most if row == column else 0.0 for column in range(len(self._priors))]
-            for row, most in enumerate(self._most_variance)
-        ]
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -86,46 +80,35 @@ class Weights:
     def learn(self, amounts: Sequence[float], value: float) -> None:
         """Corrects the weights by what these amounts came to; any finite `value` is safe."""
         self._readings += 1
-        if sum(map(mul, self._unseen, amounts)):
-            for index, amount in enumerate(amounts):
-                if amount > 0 and self._unseen[index]:
-                    self._seen.append(index)
-                    self._unseen[index] = 0.0
         expected = self.value(amounts)
         scale = max(_SMALLEST_SCALE, expected)
-        units = list(map(scale.__rtruediv__, amounts))
-        error, spread, variance = self._judged((value - expected) / scale, units)
-        for index in self._seen:
-            gain = spread[index] / variance
-            prior, row = self._priors[index], self._covariance[index]
-            self._values[index] = max(0.0, min(prior.most, self._values[index] + gain * error))
-            row[:] = map(sub, row, map(gain.__mul__, spread))
-            drift = (prior.deviation * _DRIFT) ** 2
-            row[index] = min(self._most_variance[index], max(0.0, row[index]) + drift)
-        # What the weights' own uncertainty explains is no noise, and outliers would feed on a noise
-        # that they raise: the limit rises with it.
-        found = min(error * error - (variance - self._noise), 4 * self._noise)
-        noise = self._noise + _NOISE_RATE * (max(0.0, found) - self._noise)
-        self._noise = min(_MOST_NOISE**2, max(_LEAST_NOISE**2, noise))
-
-    def _judged(self, error: float, units: list[float]) -> tuple[float, list[float], float]:
-        """The error that is believed, the weights' covariance with it, and its variance."""
+        units = [amount / scale for amount in amounts]
+        error = (value - expected) / scale
         spread, variance = self._spread(units)
         limit = _OUTLIER_DEVIATIONS * math.sqrt(variance)
         if abs(error) <= limit:
             self._streak = 0
-            return error, spread, variance
-        side = 1 if error > 0 else -1
-        self._streak = self._streak + side if self._streak * side > 0 else side
-        if abs(self._streak) < _BELIEVED_AFTER:
-            return side * limit, spread, variance
-        self._streak = 0
-        self._open(_CHANGED)
-        self._noise = _FIRST_NOISE**2
-        return error, *self._spread(units)
+        else:
+            side = 1 if error > 0 else -1
+            self._streak = self._streak + side if self._streak * side > 0 else side
+            if abs(self._streak) < _BELIEVED_AFTER:
+                error = side * limit
+            else:
+                self._streak = 0
+                self._noise = _FIRST_NOISE**2
+                self._open(_CHANGED)
+                spread, variance = self._spread(units)
+        for index, (prior, row) in enumerate(zip(self._priors, self._covariance, strict=True)):
+            gain = spread[index] / variance
+            self._values[index] = max(0.0, min(prior.most, self._values[index] + gain * error))
+            row[:] = map(sub, row, map(gain.__mul__, spread))
+            drift = (prior.deviation * _DRIFT) ** 2
+            row[index] = min((prior.deviation * _CHANGED) ** 2, max(0.0, row[index]) + drift)
+        # Outliers would feed on a noise that they raise: it rises with what they are taken for.
+        noise = self._noise + _NOISE_RATE * (min(error * error, 4 * self._noise) - self._noise)
+        self._noise = min(_MOST_NOISE**2, max(_LEAST_NOISE**2, noise))
 
     def _spread(self, units: list[float]) -> tuple[list[float], float]:
-        spread = [0.0] * len(units)
-        for index in self._seen:
-            spread[index] = sum(map(mul, self._covariance[index], units))
+        """The weights' covariance with an error at these units, and its variance."""
+        spread = [sum(map(mul, row, units)) for row in self._covariance]
         return spread, max(0.0, sum(map(mul, units, spread))) + self._noise
