@@ -158,6 +158,8 @@ def test_a_client_that_does_not_read_holds_the_endpoint_up_and_loses_nothing(run
             writer.write(chunk(text))
             written += 1
             await writer.drain()
+            # Each chunk comes in a read of its own.
+            await asyncio.sleep(0)
         writer.write(chunk("", "stop") + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
 
     async def main() -> None:
@@ -178,9 +180,11 @@ def test_a_client_that_does_not_read_holds_the_endpoint_up_and_loses_nothing(run
                     await asyncio.sleep(0.3)
                 # What is between them: sockets, and at most some hundred KB in each connection.
                 assert 0 < written < len(texts) * 0.9
-                got = b""
+                got = bytearray()
                 while not got.endswith(b"\r\n0\r\n\r\n"):
-                    got += await reader.read(1 << 20)
+                    more = await reader.read(1 << 20)
+                    assert more, got[-300:]
+                    got += more
                 writer.close()
             await backend.aclose()
         found = [json.loads(line[6:]) for line in got.splitlines() if line.startswith(b"data: {")]
