@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from redline.calls import Outcome, Reply
-from redline.journal import Journal, Output, Result
+from redline.journal import Brief, Journal, Output, Result
 from redline.sources import Row
 
 
@@ -21,7 +21,7 @@ def result(number: int, output: str) -> Result:
 def test_the_new_line_of_a_row_that_was_outdated_in_a_new_output_is_kept(tmp_path: Path) -> None:
     """A batch of an earlier run holds row 2 as it was before; no line is in the output yet."""
     output = Output.at(tmp_path / "out.jsonl")
-    acknowledged: list[Result] = []
+    acknowledged: list[Brief] = []
 
     async def main() -> None:
         output.state_path.mkdir()

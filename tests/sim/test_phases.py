@@ -207,7 +207,7 @@ def test_the_wait_for_the_disk_is_a_phase_and_unknown_rows_wait_as_the_others() 
         ended_s = clock.now_s()
         gatherer.took((begun_s, ended_s, outcome.tried))
         await asyncio.sleep(DELAY_S)
-        gatherer.became_durable(ended_s + DELAY_S, [outcome.tried, ()])
+        gatherer.became_durable(ended_s + DELAY_S, [ended_s, None])
         found = gatherer.window(clock.now_s(), Counters(), Totals())
         assert found.phases.durable_s == pytest.approx(2 * DELAY_S, rel=0.01)
 

@@ -32,7 +32,7 @@ from redline.job.work import (
     Tally,
     Wiring,
 )
-from redline.journal import NotKept, Result
+from redline.journal import Brief, NotKept, Result
 from redline.sources import open_source
 from redline.testing import ScriptedBackend, Send, Step, VirtualClock, virtual_run
 from support.catching import assert_caught
@@ -72,9 +72,9 @@ class Harness:
         )
         self.runner = Runner(job, wiring, clock=clock)
 
-    def _count(self, results: list[Result]) -> None:
-        succeeded = sum(result.outcome.is_success for result in results)
-        self.tally.rows_saved(succeeded, len(results) - succeeded, {})
+    def _count(self, rows: list[Brief]) -> None:
+        succeeded = sum(row.status == "succeeded" for row in rows)
+        self.tally.rows_saved(succeeded, len(rows) - succeeded, {})
 
     async def _keep(self, result: Result) -> None:
         self.results.append(result)

@@ -58,6 +58,7 @@ from redline.job.work import (
     Wiring,
 )
 from redline.journal import (
+    Brief,
     Identifier,
     Journal,
     Manifest,
@@ -65,7 +66,6 @@ from redline.journal import (
     NotKept,
     Output,
     OutputLock,
-    Result,
     check_place,
     flaws_of,
     put_in_order,
@@ -359,7 +359,7 @@ def _runner(
     return Runner(job, wiring)
 
 
-def _results(parts: Parts, acknowledge: Callable[[list[Result]], None]) -> Results:
+def _results(parts: Parts, acknowledge: Callable[[list[Brief]], None]) -> Results:
     """What takes the results of a run without an output."""
     if parts.results is None:
         return NotKept(acknowledge)
@@ -368,17 +368,16 @@ def _results(parts: Parts, acknowledge: Callable[[list[Result]], None]) -> Resul
 
 def _acknowledging(
     tally: Tally, stream: StreamRows | None, gatherer: Gatherer
-) -> Callable[[list[Result]], None]:
-    """What is done with results that are durable."""
+) -> Callable[[list[Brief]], None]:
+    """What is done with rows that are durable."""
 
-    def acknowledge(results: list[Result]) -> None:
+    def acknowledge(rows: list[Brief]) -> None:
         if stream is not None:
-            stream.acknowledge([result.key for result in results])
-        outcomes = list(map(attrgetter("outcome"), results))
-        succeeded = list(map(attrgetter("status"), outcomes)).count("succeeded")
-        tally.rows_saved(succeeded, len(results) - succeeded, flaws_of(outcomes))
-        tally.rows_answered(outcomes)
-        gatherer.became_durable(SYSTEM.now_s(), list(map(attrgetter("tried"), outcomes)))
+            stream.acknowledge([row.key for row in rows])
+        succeeded = list(map(attrgetter("status"), rows)).count("succeeded")
+        tally.rows_saved(succeeded, len(rows) - succeeded, flaws_of(rows))
+        tally.rows_answered(rows)
+        gatherer.became_durable(SYSTEM.now_s(), list(map(attrgetter("complete_s"), rows)))
 
     return acknowledge
 
@@ -386,7 +385,7 @@ def _acknowledging(
 async def _open_output(
     job: Job,
     output: Output,
-    acknowledge: Callable[[list[Result]], None],
+    acknowledge: Callable[[list[Brief]], None],
     stack: AsyncExitStack,
 ) -> Kept:
     """Opens the output's files; the caller holds its lock."""
@@ -592,7 +591,7 @@ def _has_same_input(job: Job, output: Output) -> bool:
 
 
 async def _open_journal(
-    job: Job, output: Output, acknowledge: Callable[[list[Result]], None]
+    job: Job, output: Output, acknowledge: Callable[[list[Brief]], None]
 ) -> tuple[Journal, Manifest]:
     """The output's journal and manifest; opened in a thread, for all of it is read."""
     opening = asyncio.ensure_future(asyncio.to_thread(open_journal, job, output, acknowledge))

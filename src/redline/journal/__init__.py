@@ -13,7 +13,7 @@ from redline.journal.identity import (
     marks_of,
 )
 from redline.journal.journal import Journal, NotKept
-from redline.journal.lines import Result, error_fields, failure_writer, line_writer
+from redline.journal.lines import Brief, Result, error_fields, failure_writer, line_writer
 from redline.journal.lock import OutputLock, is_held
 from redline.journal.manifest import Manifest
 from redline.journal.output import FORMATS, Output, is_state, names_of

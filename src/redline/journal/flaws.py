@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from redline.calls import Outcome
+from redline.journal.lines import Brief
 from redline.journal.sound_lines import opened_lines, read_stretches
 
 # Finish reasons that a user may refuse, in words.
@@ -36,7 +36,7 @@ _WORDS = {
 _TELLING_ANSWERS = 10
 
 _SOUND_REASONS = frozenset({"stop", None})
-_reason_of = attrgetter("reply.finish_reason")
+_reason_of = attrgetter("finish_reason")
 _SOUND = b'"finish_reason":"stop"'
 _FLAWED = re.compile(
     rb'"finish_reason":\s*(?:\[[^\]]*)?"(?:%s)"' % b"|".join(map(str.encode, FAIL_ON))
@@ -67,23 +67,20 @@ class _BatchLine(msgspec.Struct):
 _LINE, _BATCH_LINE = msgspec.json.Decoder(_Line), msgspec.json.Decoder(_BatchLine)
 
 
-def _flaw_of(outcome: Outcome) -> str | None:
+def _flaw_of(row: Brief) -> str | None:
     """The flaw of a success; None if it has none, and for a failure."""
-    reply = outcome.reply
-    if reply is None or reply.finish_reason == "stop" or outcome.status != "succeeded":
-        return None
-    return _first_flaw(reply.finish_reason)
+    return _first_flaw(row.finish_reason) if row.status == "succeeded" else None
 
 
-def flaws_of(outcomes: Sequence[Outcome]) -> Counter[str]:
+def flaws_of(rows: Sequence[Brief]) -> Counter[str]:
     """The flaws of the successes among them."""
     try:
-        if _SOUND_REASONS.issuperset(map(_reason_of, outcomes)):
+        if _SOUND_REASONS.issuperset(map(_reason_of, rows)):
             return Counter()
-    except (AttributeError, TypeError):
-        # One has no reply, or several choices.
+    except TypeError:
+        # One has several choices.
         pass
-    return Counter(filter(None, map(_flaw_of, outcomes)))
+    return Counter(filter(None, map(_flaw_of, rows)))
 
 
 def flaws_in(lines: Sequence[bytes]) -> Counter[str]:

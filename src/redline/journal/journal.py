@@ -33,17 +33,15 @@ from time import monotonic
 
 from msgspec import MsgspecError
 
-from redline.calls import Outcome, Reply
 from redline.errors import JournalError, Rejected
 from redline.journal.flaws import Answers
 from redline.journal.identity import KeySet, is_other
-from redline.journal.lines import Result, failure_writer, line_writer
+from redline.journal.lines import Brief, Result, failure_writer, line_writer
 from redline.journal.output import Output
 from redline.journal.results_file import ResultsFile, ResultsLost
 from redline.journal.rewrite import drop_mended
 from redline.journal.sound_lines import Stretch
 from redline.process import Changes
-from redline.sources import Row
 
 # A group is synced this long after its first row: at most so much is done again after a power
 # loss, and a fast disk does not cost a thread switch and an fsync a row.
@@ -53,9 +51,8 @@ MOST_UNSYNCED_BYTES = 64 * 1024 * 1024
 # Lines that wait for the end of a turn are copied once more, to be written together; the system
 # call that this saves costs as much as copying some 100 KB.
 _LARGE_LINE_BYTES = 64 * 1024
-# A row with more than this is not kept until it is synced; of a smaller one, all that is kept takes
-# about as much.
-KEPT_ROW_BYTES = 4096
+# What is kept of a row until it is synced takes less.
+KEPT_ROW_BYTES = 512
 # A success that has no JSON form, such as one of an object, is a failure.
 _UNWRITABLE = (TypeError, ValueError, ArithmeticError, RecursionError, MsgspecError)
 
@@ -64,7 +61,7 @@ class _Group:
     """Rows that are written together and synced together. begin_bytes: of the files before them."""
 
     def __init__(self, begin_bytes: int) -> None:
-        self.results: list[Result] = []
+        self.rows: list[Brief] = []
         self.begin_bytes = begin_bytes
         self.is_acknowledged = False
 
@@ -77,7 +74,7 @@ class Journal:
     Raises JournalError.
     """
 
-    def __init__(self, output: Output, acknowledge: Callable[[list[Result]], None]) -> None:
+    def __init__(self, output: Output, acknowledge: Callable[[list[Brief]], None]) -> None:
         self.output = output
         # Rows that had succeeded before this run, and those that it has made good.
         self.succeeded = KeySet()
@@ -98,7 +95,7 @@ class Journal:
         self._error: JournalError | None = None
         # Why nothing is acknowledged any more, though lines are still written; and of which rows.
         self._lost: ResultsLost | None = None
-        self._unplaced: list[Result] = []
+        self._unplaced: list[Brief] = []
         self._before_sync: Callable[[], None] | None = None
         self.sync_s = 0.0  # that fsyncs have taken, in their thread
         self._is_flush_due = False  # in this turn of the loop
@@ -144,7 +141,7 @@ class Journal:
         """Too much is not durable yet: no more rows are to be begun. May be asked in any thread."""
         group = self._group
         lines_bytes = self._written_bytes() - group.begin_bytes
-        return lines_bytes + len(group.results) * KEPT_ROW_BYTES >= MOST_UNSYNCED_BYTES
+        return lines_bytes + len(group.rows) * KEPT_ROW_BYTES >= MOST_UNSYNCED_BYTES
 
     def has_succeeded(self, key: int, mark: int = 0) -> bool:
         """The row of this key and content succeeded before this run, or has since it failed."""
@@ -190,13 +187,9 @@ class Journal:
             if not self._is_flush_due:
                 self._is_flush_due = True
                 asyncio.get_running_loop().call_soon(self._flush_turn)
-        reply = outcome.reply
-        # Without a reply there is an error, which may have a long body.
-        if reply is None or len(line) + len(result.row.content) + len(reply.body) > KEPT_ROW_BYTES:
-            result = _named(result)
-            if len(line) >= _LARGE_LINE_BYTES:
-                self.flush()
-        self._group.results.append(result)
+        if len(line) >= _LARGE_LINE_BYTES:
+            self.flush()
+        self._group.rows.append(result.in_brief())
 
     def flush(self) -> None:
         """Writes what was taken. To be called before a request is sent; a failure shows later."""
@@ -220,7 +213,7 @@ class Journal:
 
     async def saved(self) -> None:
         """Returns once all rows that were taken are acknowledged. Raises JournalError."""
-        last = self._group if self._group.results else self._syncing
+        last = self._group if self._group.rows else self._syncing
         if last is not None:
             await self.changes.wait_for(lambda: last.is_acknowledged or self.failure is not None)
         if self.failure is not None:
@@ -286,23 +279,23 @@ class Journal:
     async def _sync_groups(self) -> None:
         while True:
             await self._wake.wait()
-            if not self._is_closing and len(self._group.results) < _GROUP_ROWS:
+            if not self._is_closing and len(self._group.rows) < _GROUP_ROWS:
                 await asyncio.sleep(GROUP_S)
             self._wake.clear()
             self.flush()
             was_behind = self.is_behind
             self._has_woken = False
             group, self._group = self._group, _Group(self._written_bytes())
-            if group.results:
+            if group.rows:
                 self._syncing = group
             if was_behind:
                 self.changes.notify()
             if self._error is not None:
                 return
             try:
-                if group.results:
+                if group.rows:
                     await self._sync_group(group)
-                if self._is_closing and not self._group.results:
+                if self._is_closing and not self._group.rows:
                     loop = asyncio.get_running_loop()
                     await loop.run_in_executor(self._disk, self._check_end)
                     self._acknowledge(self._unplaced)
@@ -321,10 +314,10 @@ class Journal:
         except ResultsLost as lost:
             self._lost = lost
         if self._lost is None:
-            self._acknowledge(group.results)
+            self._acknowledge(group.rows)
             group.is_acknowledged = True
         else:
-            self._unplaced += group.results
+            self._unplaced += group.rows
         self.changes.notify()
 
     def _sync(self) -> None:
@@ -411,29 +404,15 @@ class Journal:
         self._mended += sum(map(self.has_succeeded, found.keys, marks))
 
 
-def _named(result: Result) -> Result:
-    """Which row it is and how it ended, without what was asked and answered."""
-    row, outcome = result.row, result.outcome
-    reply = None if outcome.reply is None else Reply(finish_reason=outcome.reply.finish_reason)
-    # An attempt that failed has an error, which may quote a long answer.
-    tried = () if reply is None else outcome.tried[-1:]
-    return Result(
-        row=Row(row.number, row.line, None, b""),
-        key=result.key,
-        custom_id=result.custom_id,
-        outcome=Outcome(status=outcome.status, reply=reply, attempts=outcome.attempts, tried=tried),
-    )
-
-
 class NotKept:
     """Takes the rows of a run without an output: each is acknowledged at once."""
 
     failure: JournalError | None = None
 
-    def __init__(self, acknowledge: Callable[[list[Result]], None]) -> None:
+    def __init__(self, acknowledge: Callable[[list[Brief]], None]) -> None:
         self.changes = Changes()
         self._acknowledge = acknowledge
 
     def append(self, result: Result) -> None:
         """Acknowledges the row."""
-        self._acknowledge([result])
+        self._acknowledge([result.in_brief()])

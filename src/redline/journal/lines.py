@@ -20,6 +20,7 @@ from redline.errors import CallError, RedlineError
 from redline.journal.output import Output
 from redline.process import printable
 from redline.sources import Row
+from redline.waist import Status
 
 VERSION = 1
 # Fields that a success has only if they say something.
@@ -44,6 +45,37 @@ class Result(msgspec.Struct):
         outcome.custom_id = self.custom_id
         outcome.row = self.row.number
         outcome.input = self.row.data
+
+    def in_brief(self) -> Brief:
+        """Which row it is and how it ended, without what was asked and answered."""
+        outcome = self.outcome
+        reply, tried = outcome.reply, outcome.tried
+        return Brief(
+            self.key,
+            self.custom_id,
+            outcome.status,
+            outcome.is_cached,
+            outcome.endpoint,
+            None if reply is None else reply.finish_reason,
+            tried[-1].complete_s if tried else None,
+        )
+
+
+class Brief(msgspec.Struct, frozen=True, gc=False):
+    """What is kept of a row whose line is taken, until the line is durable.
+
+    key, custom_id: which row it is.
+    finish_reason: see Reply; None without a reply. complete_s: when its last attempt was over, by
+    the monotonic clock; None if no attempt was made.
+    """
+
+    key: int
+    custom_id: str | None
+    status: Status
+    is_cached: bool
+    endpoint: str
+    finish_reason: str | list[str | None] | None
+    complete_s: float | None
 
 
 class _Line(msgspec.Struct):

@@ -31,7 +31,7 @@ from redline.waist import Attempt
 
 _ERROR, _SENT = attrgetter("error"), attrgetter("sent_s")
 _COMPLETE, _FIRST_TOKEN = attrgetter("complete_s"), attrgetter("first_token_s")
-_LAST, _TRIED = itemgetter(-1), itemgetter(2)
+_TRIED = itemgetter(2)
 # From so many calls on they are worked through at the next sample: enough that it costs little for
 # each, and few enough that their attempts, with errors and what these quote, take little room.
 ENOUGH_CALLS = 128
@@ -118,15 +118,15 @@ class Gatherer:
         if len(self._ended) >= ENOUGH_CALLS:
             self._work_through()
 
-    def became_durable(self, now_s: float, tried: Sequence[tuple[Attempt, ...]]) -> None:
-        """The lines of rows are on disk; tried: their attempts, empty for those not known any more.
+    def became_durable(self, now_s: float, complete_s: Sequence[float | None]) -> None:
+        """The lines of rows are on disk; complete_s: when the attempts of each were over.
 
-        Those are taken to have waited as long as the others.
+        None for a row without an attempt, which is taken to have waited as long as the others.
         """
-        known = list(map(_LAST, filter(None, tried)))
+        known = [at_s for at_s in complete_s if at_s is not None]
         if known:
-            waited_s = len(known) * now_s - sum(map(_COMPLETE, known))
-            self._durable_s += waited_s * len(tried) / len(known)
+            waited_s = len(known) * now_s - sum(known)
+            self._durable_s += waited_s * len(complete_s) / len(known)
 
     def note_error(self, what: str) -> None:
         """An attempt has failed."""

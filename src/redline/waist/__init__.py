@@ -3,4 +3,4 @@
 from redline.waist.backend import Backend, Call, Chunk, Member, Request, Sink
 from redline.waist.counters import Attempts, CacheUse
 from redline.waist.load import Backlog, Health, Load
-from redline.waist.outcome import Attempt, Outcome, Reply, failed
+from redline.waist.outcome import Attempt, Outcome, Reply, Status, failed

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from redline.errors import Rejected
-from redline.journal import flaws_of
+from redline.journal import Result, flaws_of
+from redline.sources import Row
 from redline.waist import Outcome, Reply
 
 
@@ -31,4 +32,6 @@ FAILED = Outcome(status="rejected", error=Rejected("no"), reply=Reply(finish_rea
     ],
 )
 def test_flaws_are_counted_of_successes(outcomes: list[Outcome], flaws: dict[str, int]) -> None:
-    assert flaws_of(outcomes) == flaws
+    row = Row(1, 1, {}, b"{}")
+    ended = [Result(row, 1, None, outcome).in_brief() for outcome in outcomes]
+    assert flaws_of(ended) == flaws

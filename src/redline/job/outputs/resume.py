@@ -11,10 +11,10 @@ from pathlib import Path
 from redline.errors import ConfigError, JournalError
 from redline.job.settings import Job, Remembering
 from redline.journal import (
+    Brief,
     Journal,
     Manifest,
     Output,
-    Result,
     has_sound_line,
     keyed_rows,
     mark_of,
@@ -27,7 +27,7 @@ from redline.store import local_path, url_of
 
 
 def open_journal(
-    job: Job, output: Output, acknowledge: Callable[[list[Result]], None]
+    job: Job, output: Output, acknowledge: Callable[[list[Brief]], None]
 ) -> tuple[Journal, Manifest]:
     """The journal of `output`, ready to go on, and its manifest. Blocks while it reads.
 

@@ -8,7 +8,7 @@ from redline.calls import Backend, Call, Load, Outcome, Request, Sink
 from redline.clock import SYSTEM, Clock
 from redline.errors import JournalError
 from redline.job.work.runner import Results
-from redline.journal import Result
+from redline.journal import Brief, Result
 from redline.waist import Attempts
 
 
@@ -77,7 +77,7 @@ class SuppliedBackend:
 class SuppliedResults:
     """A caller's taker of results: each row is acknowledged once it is taken."""
 
-    def __init__(self, results: Results, acknowledge: Callable[[list[Result]], None]) -> None:
+    def __init__(self, results: Results, acknowledge: Callable[[list[Brief]], None]) -> None:
         self.changes = results.changes
         self._results = results
         self._acknowledge = acknowledge
@@ -89,4 +89,4 @@ class SuppliedResults:
     def append(self, result: Result) -> None:
         result.name_outcome()
         self._results.append(result)
-        self._acknowledge([result])
+        self._acknowledge([result.in_brief()])

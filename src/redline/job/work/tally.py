@@ -21,7 +21,8 @@ from redline.events import (
     RetryScheduled,
     RetryStarted,
 )
-from redline.waist import Attempts, CacheUse, Outcome
+from redline.journal import Brief
+from redline.waist import Attempts, CacheUse
 
 # By what rows are counted: quicker than to look which of them count.
 _ANSWER = attrgetter("status", "is_cached", "endpoint")
@@ -239,10 +240,10 @@ class Tally(Attempts):
         if flawed:
             self.flawed.update(flawed)
 
-    def rows_answered(self, outcomes: Iterable[Outcome]) -> None:
+    def rows_answered(self, rows: Iterable[Brief]) -> None:
         """Counts them by endpoint, if there are several."""
         if self._names:
-            self._answered.update(map(_ANSWER, outcomes))
+            self._answered.update(map(_ANSWER, rows))
 
     def begin_batches(self) -> BatchUse:
         """The run goes by batches, which are counted there."""
