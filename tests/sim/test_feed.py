@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -280,3 +281,31 @@ def test_an_input_that_breaks_tells_one_worker_and_ends_for_the_others() -> None
         assert await feed.next() is None
 
     virtual_run(main())
+
+
+def most_waiting(path: Path, at_once: int) -> int:
+    """Workers that have to wait for a row at the same time, of 1,000 that take one at once."""
+
+    async def main() -> int:
+        feed = Feed(open_source(path), lambda keys, undone, marks: undone, None, at_once=at_once)
+        await feed.next()
+        most = 0
+        for _ in range(5):
+            # What is read ahead is there by now.
+            await asyncio.sleep(0.2)
+            taken = [asyncio.ensure_future(feed.next()) for _ in range(1000)]
+            await asyncio.sleep(0)
+            most = max(most, sum(not one.done() for one in taken))
+            await asyncio.gather(*taken)
+        await feed.aclose()
+        return most
+
+    return asyncio.run(main())
+
+
+def test_as_many_rows_of_a_file_are_ready_as_may_be_taken_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    # Longer than what is read at once: at the end of a file, all of it is ready.
+    path.write_text("".join(f'{{"n": {n}, "text": "{"x" * 500}"}}\n' for n in range(20_000)))
+    assert most_waiting(path, 1000) == 0
+    assert most_waiting(path, 10) > 500

@@ -557,6 +557,7 @@ def _rows(
         job.limit,
         identifier=identifier,
         load=load,
+        at_once=given.slots,
         keeps_keys=job.output is not None and job.output.ordered,
     )
     return feed, selection

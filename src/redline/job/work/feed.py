@@ -7,6 +7,7 @@ from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from itertools import repeat
+from operator import attrgetter
 from typing import Protocol
 
 import msgspec
@@ -19,6 +20,10 @@ from redline.sources import AsyncRows, Row, Source
 # A thread reading past rows that are done comes back this often, so that progress is seen.
 _MOST_SKIPPED = 20_000
 _LOW_ROWS = 128
+_MOST_LOW_ROWS = 1024
+# After this much, no further batch is read in one go: one of large rows has more by itself.
+_ENOUGH_BYTES = 768 * 1024
+_content_of = attrgetter("content")
 
 
 class Picked(msgspec.Struct):
@@ -60,9 +65,12 @@ Marks = Mapping[int, int]
 
 
 class _Batch(msgspec.Struct):
-    picked: list[Picked]
-    read: int
-    is_end: bool
+    """Rows that are read in one go. read, size_bytes: with those that are not to be done."""
+
+    picked: list[Picked] = []
+    read: int = 0
+    size_bytes: int = 0
+    is_end: bool = False
 
 
 class Feed:
@@ -70,8 +78,8 @@ class Feed:
 
     wanted: which rows are to be done, by their places; it gets the keys of some rows, the places of
     those that are undone, and by place the marks of these. limit: rows after the first N are not
-    read. identifier: tells rows apart. load: nothing is read while it is full. keeps_keys: `keys`
-    is kept.
+    read. identifier: tells rows apart. load: nothing is read while it is full. at_once: how many
+    rows may be taken at the same time. keeps_keys: `keys` is kept.
     """
 
     def __init__(
@@ -82,6 +90,7 @@ class Feed:
         *,
         identifier: Identifier | MessageKeys | None = None,
         load: Backpressure | None = None,
+        at_once: int = 0,
         keeps_keys: bool = False,
     ) -> None:
         self._source = source
@@ -89,6 +98,8 @@ class Feed:
         self.limit = limit
         self._identifier = identifier or Identifier()
         self._load = load or Backpressure()
+        # With fewer left than this, more are read.
+        self._low_rows = max(_LOW_ROWS, min(at_once, _MOST_LOW_ROWS))
         # Handed out without a look at how many are left; then the rest, while more are read.
         self.ready: deque[Picked] = deque()
         self._rest: list[Picked] = []
@@ -237,8 +248,7 @@ class Feed:
                 self._failure = error
             raise
         if not self._is_closed:
-            # With fewer left than this, more are read.
-            begin = max(0, len(batch.picked) - (0 if batch.is_end else _LOW_ROWS))
+            begin = max(0, len(batch.picked) - (0 if batch.is_end else self._low_rows))
             self.ready.extend(batch.picked[:begin])
             self._rest = batch.picked[begin:]
         self.rows_read += batch.read
@@ -252,18 +262,28 @@ class Feed:
         """The next rows to do, in the source's thread."""
         if self._iterator is None:
             self._iterator = source.batches()
-        batch = _Batch([], 0, False)
+        batch = _Batch()
         while not batch.is_end and batch.read < _MOST_SKIPPED:
-            # Where all bytes are read, going on to the end waits for nothing, and the end is known.
-            if batch.picked and (source.read_fraction() != 1.0 or self._load.is_full):
+            if batch.picked and (self._load.is_full or self._has_enough(batch, source)):
                 break
             self._pick(next(self._iterator, None), batch)
         return batch
 
+    def _has_enough(self, batch: _Batch, source: Source) -> bool:
+        """Rows that are to be done are read, and no more are to be waited for."""
+        share = source.read_fraction()
+        if share == 1.0:
+            # All bytes are read: going on to the end waits for nothing, and the end is known.
+            return False
+        if share is None or not self.rows_read:
+            # The next row may never come; and the first ones are waited for.
+            return True
+        return len(batch.picked) > self._low_rows or batch.size_bytes >= _ENOUGH_BYTES
+
     async def _read_async(self, source: AsyncRows) -> _Batch:
         if self._aiterator is None:
             self._aiterator = source.batches()
-        batch = _Batch([], 0, False)
+        batch = _Batch()
         while not batch.picked and not batch.is_end:
             self._pick(await anext(self._aiterator, None), batch)
         return batch
@@ -281,6 +301,7 @@ class Feed:
         if share:
             self._identifier.foresee(share)
         batch.read += len(rows)
+        batch.size_bytes += sum(map(len, map(_content_of, rows)))
         if self.keys is not None:
             self.keys.extend(keys)
         marks = dict(zip(undone, marks_of(map(rows.__getitem__, undone)), strict=True))
