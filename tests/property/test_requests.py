@@ -37,6 +37,7 @@ PARAMS = st.fixed_dictionaries(
     {},
     optional={
         "temperature": st.floats(),
+        "n": st.integers(0, 5),
         "stream": st.booleans(),
         "messages": TEXTS,
         "response_format": VALUES,
@@ -53,7 +54,9 @@ def sent(row: dict[str, Any], prompting: Prompting) -> tuple[Any, ...] | str:
         body = request.raw if request.raw is not None else msgspec.json.encode(request.body)
     except (Rejected, TypeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
-    return body, request.method, request.url, request.output_path
+    # By these, answers are counted.
+    asked = {name: request.asked.get(name) for name in ("n", "prompt", "input")}
+    return body, repr(asked), request.method, request.url, request.output_path
 
 
 @given(

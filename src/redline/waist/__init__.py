@@ -1,6 +1,6 @@
 """What all backends share: Request, Call, Reply, Outcome, Load, Sink and Backend."""
 
-from redline.waist.backend import Backend, Call, Chunk, Member, Request, Sink
+from redline.waist.backend import COUNTED, Backend, Call, Chunk, Member, Request, Sink
 from redline.waist.counters import Attempts, CacheUse
 from redline.waist.load import Backlog, Health, Load
 from redline.waist.outcome import Attempt, Outcome, Reply, Status, failed

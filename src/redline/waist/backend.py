@@ -25,6 +25,9 @@ class _Counts(TypedDict, total=False):
     input: Any
 
 
+# By these fields of a body its answers are counted.
+COUNTED = frozenset(_Counts.__annotations__)
+
 _COUNTS = msgspec.json.Decoder(_Counts)
 
 
@@ -89,10 +92,10 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
     def asked(self) -> Any:
         """The body, or of JSON at least the fields that say how many answers are wanted."""
         raw, read = self.raw, self.__dict__
-        if raw is None or "body" in read:
-            return self.body
         if "asked" in read:
             return read["asked"]
+        if raw is None or "body" in read:
+            return self.body
         try:
             return _COUNTS.decode(raw)
         except (ValueError, RecursionError):
@@ -112,6 +115,16 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
         """A request with this body, of which its model is known already."""
         request = cls(raw=raw, url=url)
         request.__dict__["model"] = model
+        return request
+
+    def carrying(self, raw: bytes, asked: Mapping[str, Any] | None) -> Request:
+        """The request with this JSON as its body. asked: see there; None if it is to be decoded."""
+        # Half the cost of a new one. Any: a Struct does not declare `__copy__`.
+        alike: Any = self
+        request: Request = alike.__copy__()
+        msgspec.structs.force_setattr(request, "raw", raw)
+        if asked is not None:
+            request.__dict__["asked"] = asked
         return request
 
     def _named(self) -> str | None:

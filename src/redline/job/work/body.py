@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from redline.errors import Rejected
+from redline.waist import COUNTED
 
 _ENCODER = msgspec.json.Encoder()
 # Between strings that `encode_lines` has written, and in none of them: there, quotes are escaped.
@@ -21,6 +22,7 @@ class FixedBody:
 
     make: the body of a row. columns: all that it takes from one. kinds: types of a column's value
     that the body holds as `str` writes them. others: columns that change the rest of the body.
+    asked: its fields by which answers are counted; None if a column is in one of them.
     Raises ValueError if `make` does not give such a body.
     """
 
@@ -36,7 +38,8 @@ class FixedBody:
         mark = os.urandom(16).hex()
         marked = {name: f"{mark}{place:08d}" for place, name in enumerate(names)}
         try:
-            text = _ENCODER.encode(make(marked))
+            body = make(marked)
+            text = _ENCODER.encode(body)
         except (Rejected, TypeError, RecursionError) as error:
             raise ValueError("the body cannot be made of texts alone") from error
         fixed = re.split(rb"%s(\d{8})" % mark.encode(), text)
@@ -48,6 +51,8 @@ class FixedBody:
         # The only column; None if there are several, which is the name of no column.
         self._only: Any = self._columns[0] if len(self._columns) == 1 else None
         self._before, self._after = fixed[0], fixed[-1]
+        asked = {name: body[name] for name in COUNTED.intersection(body)}
+        self.asked = None if mark.encode() in _ENCODER.encode(asked) else asked
         self._kinds = frozenset(kinds)
         self._others = frozenset(others)
         self._other = next(iter(self._others)) if len(self._others) == 1 else None

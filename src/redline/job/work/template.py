@@ -6,7 +6,6 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec.structs import force_setattr
 
 from redline.apis import PLAIN, api_of, chat
 from redline.calls import Request, refuse_partial
@@ -66,8 +65,8 @@ class Renderer:
         if not prompting.constant_prompt:
             self._check_columns()
         self._fixed = self._fixed_body()
-        # What requests of the fixed body have in common. Any: a Struct does not declare `__copy__`.
-        self._alike: Any = Request(
+        # What requests of the fixed body have in common.
+        self._alike = Request(
             method=self._method, url=self._fixed_url, output_path=self._output_path
         )
 
@@ -75,10 +74,7 @@ class Renderer:
         """The request of one row. Raises BadRow, and BadTemplate if a template fails on it."""
         fixed = self._fixed
         if fixed is not None and (raw := fixed.json(row)) is not None:
-            # Half the cost of a new one, which would look for a body beside the JSON.
-            request: Request = self._alike.__copy__()
-            force_setattr(request, "raw", raw)
-            return request
+            return self._alike.carrying(raw, fixed.asked)
         if not self._has_template and _is_batch_row(row):
             request = self._batch_request(row)
         else:
