@@ -322,7 +322,12 @@ class Runner:
     async def _elsewhere(self, picked: Picked, call: Call, backend: Backend) -> Outcome:
         task = asyncio.current_task()
         assert task is not None
-        outcome = await self._outcome(picked, call, task, backend)
+        try:
+            outcome = await self._ask(picked, call, task, backend)
+        except Exception as error:
+            outcome = _unanswered(error, call)
+        if self._is_plain:
+            self._pay(outcome)
         self._tasks.pop(task, None)
         return outcome
 
@@ -385,7 +390,7 @@ class Runner:
             row_s = job.row_deadline_s
             # A copy of a Call costs half of a new one. Any: a Struct does not declare `__copy__`.
             alike: Any = Call(priority=job.priority, tenant=job.tenant, on_wait=self._row_waits)
-            has_permit = self._permit is not None
+            has_permit, is_plain = self._permit is not None, self._is_plain
             due_s = math.inf
             while (picked := ready.popleft() if ready else await self.next_row()) is not None:
                 self.offered += 1
@@ -397,7 +402,12 @@ class Runner:
                 tasks[task] = call
                 if row_s is not None:
                     due_s = call.deadline_s = begun_s + row_s
-                outcome = await self._outcome(picked, call, task, backend)
+                try:
+                    outcome = await self._ask(picked, call, task, backend)
+                except Exception as error:
+                    outcome = _unanswered(error, call)
+                if is_plain and self._bill is not None:
+                    self._pay(outcome)
                 took((begun_s, now_s(), outcome.tried))
                 if self._is_left:
                     # It was left behind, and its journal is closed.
@@ -446,44 +456,39 @@ class Runner:
         is_late = isinstance(error, TimedOut) and error.phase == "row"
         return is_late and self._clock.now_s() < due_s
 
-    async def _outcome(
+    def _ask(
         self, picked: Picked, call: Call, task: asyncio.Task[Any], backend: Backend
+    ) -> Awaitable[Outcome]:
+        """Asks what the row asks: its outcome, once awaited. Raises Rejected if it asks nothing."""
+        found = picked.row
+        row = found.data
+        if row is None or found.problem is not None or picked.is_duplicate:
+            raise _unusable(picked)
+        if self._is_plain:
+            return backend.send(self._renderer.request(row), call)
+        return self._ask_between(row, call, task, backend)
+
+    async def _ask_between(
+        self, row: dict[str, Any], call: Call, task: asyncio.Task[Any], backend: Backend
     ) -> Outcome:
-        """The row's outcome, from the backend or from what is wrong with the row itself."""
-        try:
-            found = picked.row
-            row = found.data
-            if row is None or found.problem is not None or picked.is_duplicate:
-                raise _unusable(picked)
-            if self._is_plain:
-                outcome = await backend.send(self._renderer.request(row), call)
-                if self._bill is not None:
-                    self._pay(outcome)
-                return outcome
-            if self._before is not None:
-                # A copy: what the user's function changes must not change the row that is recorded.
-                row = await self._in_executor(self._before, copy.deepcopy(row), "before")
-                if not isinstance(row, dict):
-                    raise Rejected(f"the `before` function returned {_article(row)}, not a dict")
-            request = self._renderer.request(row) if self._is_http else Request(body=row)
-            task_of_job = self._job.task
-            if task_of_job is None:
-                outcome = await backend.send(request, call)
-                if self._bill is not None:
-                    self._pay(outcome)
-            else:
-                outcome = await task_of_job.do(row, request, Ask(backend, call, self._pay))
-            if self._has_wishes and outcome.is_success and outcome.reply is not None:
-                # It has its outcome: from here on the row is saved, whatever ends the run.
-                self._tasks[task] = None
-                await self._finish(outcome, outcome.reply)
-            return outcome
-        except Rejected as error:
-            return Outcome(status="rejected", error=error, attempts=call.attempts)
-        except Exception as error:
-            # The row boundary: what nobody foresaw in a template or a reply fails its row alone.
-            what = f"the row could not be done: {type(error).__name__}: {error}"
-            return Outcome(status="rejected", error=Rejected(what), attempts=call.attempts)
+        """The outcome of a row with functions of the user's before or after it, or a task's own."""
+        if self._before is not None:
+            # A copy: what the user's function changes must not change the row that is recorded.
+            row = await self._in_executor(self._before, copy.deepcopy(row), "before")
+            if not isinstance(row, dict):
+                raise Rejected(f"the `before` function returned {_article(row)}, not a dict")
+        request = self._renderer.request(row) if self._is_http else Request(body=row)
+        task_of_job = self._job.task
+        if task_of_job is None:
+            outcome = await backend.send(request, call)
+            self._pay(outcome)
+        else:
+            outcome = await task_of_job.do(row, request, Ask(backend, call, self._pay))
+        if self._has_wishes and outcome.is_success and outcome.reply is not None:
+            # It has its outcome: from here on the row is saved, whatever ends the run.
+            self._tasks[task] = None
+            await self._finish(outcome, outcome.reply)
+        return outcome
 
     def _pay(self, outcome: Outcome) -> None:
         """Puts what an answer has cost on the bill, also where its row is asked again."""
@@ -595,6 +600,17 @@ class Runner:
             of = f" of {most}" if outcome.attempts <= most else ""
             parts.append(f"attempt {outcome.attempts}{of}")
         return ", ".join(parts)
+
+
+def _unanswered(error: Exception, call: Call) -> Outcome:
+    """The outcome of a row whose call has raised `error`, which is no backend's to raise."""
+    if isinstance(error, Rejected):
+        # Its frames hold the row, and the worker.
+        rejected = error.with_traceback(None)
+    else:
+        # The row boundary: a defect in a template, or in how a reply is read, fails its row alone.
+        rejected = Rejected(f"the row could not be done: {type(error).__name__}: {error}")
+    return Outcome(status="rejected", error=rejected, attempts=call.attempts)
 
 
 def _unusable(picked: Picked) -> BadRow:
