@@ -122,9 +122,9 @@ def _show_completion(ctx: Context, param: click.Parameter, is_wanted: bool) -> N
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line and exits with its status."""
     hold_standard_streams()
-    _start.collect_rarely()
     # What is imported lives to the end.
     gc.freeze()
+    _start.collect_rarely()
     given = sys.stderr
     if given is not None:
         # Also for warnings and tracebacks, and for the interpreter's own flush as it ends.
