@@ -73,14 +73,14 @@ class _Reply(_Envelope, kw_only=True):
 
 
 # The same fields, as nearly every answer has them: one choice, with text and without an error.
-class _UsualMessage(msgspec.Struct):
+class _UsualMessage(msgspec.Struct, gc=False):
     content: Annotated[str, msgspec.Meta(min_length=1)]
     refusal: Literal[""] | None = None
     tool_calls: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
     function_call: None = None
 
 
-class _UsualChoice(msgspec.Struct):
+class _UsualChoice(msgspec.Struct, gc=False):
     message: _UsualMessage
     text: Any = None
     finish_reason: Literal["stop", "length", "tool_calls", "content_filter"] | None = None
@@ -88,7 +88,7 @@ class _UsualChoice(msgspec.Struct):
     error: None = None
 
 
-class _UsualReply(_Envelope, kw_only=True):
+class _UsualReply(_Envelope, kw_only=True, gc=False):
     choices: tuple[_UsualChoice]
     id: str | None = None
     error: None = None

@@ -18,7 +18,7 @@ import msgspec
 _Tokens = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Counts(msgspec.Struct, frozen=True):
+class Counts(msgspec.Struct, frozen=True, gc=False):
     """The counts in the usage of chat and completions."""
 
     prompt_tokens: _Tokens

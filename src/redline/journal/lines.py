@@ -78,7 +78,7 @@ class Brief(msgspec.Struct, frozen=True, gc=False):
     complete_s: float | None
 
 
-class _Line(msgspec.Struct):
+class _Line(msgspec.Struct, gc=False):
     """A success, field by field; UNSET is not written."""
 
     v: int

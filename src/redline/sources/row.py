@@ -28,7 +28,7 @@ _KINDS = {
 _decode = msgspec.json.Decoder().decode
 
 
-class Row(msgspec.Struct):
+class Row(msgspec.Struct, gc=False):
     """One row of the input, good or bad.
 
     number: from 1, in input order; blank lines are not rows.

@@ -123,7 +123,7 @@ class Gatherer:
 
         None for a row without an attempt, which is taken to have waited as long as the others.
         """
-        known = [at_s for at_s in complete_s if at_s is not None]
+        known = list(filter(None, complete_s))
         if known:
             waited_s = len(known) * now_s - sum(known)
             self._durable_s += waited_s * len(complete_s) / len(known)

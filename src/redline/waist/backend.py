@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypedDict, TypeVar
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from redline.clock import Clock
 from redline.errors import TimedOut
@@ -71,7 +72,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
     def __post_init__(self) -> None:
         # After `msgspec.structs.replace(request, body=...)`, the old bytes must not be sent.
         if self.raw is not None and _body_of(self) is not msgspec.UNSET:
-            msgspec.structs.force_setattr(self, "raw", None)
+            force_setattr(self, "raw", None)
 
     @property  # type: ignore[misc]  # mypy knows no field that is read in another way
     def body(self) -> Any:
@@ -119,10 +120,9 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
 
     def carrying(self, raw: bytes, asked: Mapping[str, Any] | None) -> Request:
         """The request with this JSON as its body. asked: see there; None if it is to be decoded."""
-        # Half the cost of a new one. Any: a Struct does not declare `__copy__`.
-        alike: Any = self
-        request: Request = alike.__copy__()
-        msgspec.structs.force_setattr(request, "raw", raw)
+        # Half the cost of a new one; a Struct does not declare it.
+        request: Request = self.__copy__()  # type: ignore[attr-defined]
+        force_setattr(request, "raw", raw)
         if asked is not None:
             request.__dict__["asked"] = asked
         return request

@@ -47,7 +47,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{name} must be above 0 and at most 86,400 s, not {value:g}")
 
 
-class Answer(msgspec.Struct):
+class Answer(msgspec.Struct, gc=False):
     """An HTTP answer. Headers' names are in lower case; repeated ones are joined by commas."""
 
     status: int

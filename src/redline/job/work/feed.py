@@ -26,7 +26,7 @@ _ENOUGH_BYTES = 768 * 1024
 _content_of = attrgetter("content")
 
 
-class Picked(msgspec.Struct):
+class Picked(msgspec.Struct, gc=False):
     """A row to do. is_duplicate: its custom_id is an earlier row's. key, mark: see `identity`."""
 
     row: Row

@@ -323,7 +323,7 @@ class Runner:
         task = asyncio.current_task()
         assert task is not None
         try:
-            outcome = await self._ask(picked, call, task, backend)
+            outcome = await self._ask(picked, call, backend)
         except Exception as error:
             outcome = _unanswered(error, call)
         if self._is_plain:
@@ -403,7 +403,7 @@ class Runner:
                 if row_s is not None:
                     due_s = call.deadline_s = begun_s + row_s
                 try:
-                    outcome = await self._ask(picked, call, task, backend)
+                    outcome = await self._ask(picked, call, backend)
                 except Exception as error:
                     outcome = _unanswered(error, call)
                 if is_plain and self._bill is not None:
@@ -456,9 +456,7 @@ class Runner:
         is_late = isinstance(error, TimedOut) and error.phase == "row"
         return is_late and self._clock.now_s() < due_s
 
-    def _ask(
-        self, picked: Picked, call: Call, task: asyncio.Task[Any], backend: Backend
-    ) -> Awaitable[Outcome]:
+    def _ask(self, picked: Picked, call: Call, backend: Backend) -> Awaitable[Outcome]:
         """Asks what the row asks: its outcome, once awaited. Raises Rejected if it asks nothing."""
         found = picked.row
         row = found.data
@@ -466,11 +464,9 @@ class Runner:
             raise _unusable(picked)
         if self._is_plain:
             return backend.send(self._renderer.request(row), call)
-        return self._ask_between(row, call, task, backend)
+        return self._ask_between(row, call, backend)
 
-    async def _ask_between(
-        self, row: dict[str, Any], call: Call, task: asyncio.Task[Any], backend: Backend
-    ) -> Outcome:
+    async def _ask_between(self, row: dict[str, Any], call: Call, backend: Backend) -> Outcome:
         """The outcome of a row with functions of the user's before or after it, or a task's own."""
         if self._before is not None:
             # A copy: what the user's function changes must not change the row that is recorded.
@@ -486,6 +482,8 @@ class Runner:
             outcome = await task_of_job.do(row, request, Ask(backend, call, self._pay))
         if self._has_wishes and outcome.is_success and outcome.reply is not None:
             # It has its outcome: from here on the row is saved, whatever ends the run.
+            task = asyncio.current_task()
+            assert task is not None
             self._tasks[task] = None
             await self._finish(outcome, outcome.reply)
         return outcome
