@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from redline.journal import Journal, Output, Result
+from redline.journal import Brief, Journal, Output
 
 
-def hearing(hear: Callable[[list[Result]], None], base: type[Journal] = Journal) -> type[Journal]:
-    """A journal that tells `hear` of the results that it is about to acknowledge."""
+def hearing(hear: Callable[[list[Brief]], None], base: type[Journal] = Journal) -> type[Journal]:
+    """A journal that tells `hear` of the rows that it is about to acknowledge."""
 
     class Hearing(base):  # type: ignore[valid-type, misc]
-        def __init__(self, output: Output, acknowledge: Callable[[list[Result]], None]) -> None:
-            def acknowledged(results: list[Result]) -> None:
-                hear(results)
-                acknowledge(results)
+        def __init__(self, output: Output, acknowledge: Callable[[list[Brief]], None]) -> None:
+            def acknowledged(rows: list[Brief]) -> None:
+                hear(rows)
+                acknowledge(rows)
 
             super().__init__(output, acknowledged)
 

@@ -19,7 +19,7 @@ from crash.killing import redline as command
 from crash.small_disk import fill, mounted
 from redline.errors import JournalError
 from redline.job.outputs import resume
-from redline.journal import Result, journal
+from redline.journal import Brief, journal
 
 pytestmark = pytest.mark.crash
 
@@ -164,8 +164,8 @@ def test_what_was_acknowledged_before_the_disk_filled_is_whole(
     output = tmp_path / "labels.jsonl"
     acknowledged: list[str | None] = []
 
-    def hear(results: list[Result]) -> None:
-        acknowledged.extend(result.custom_id for result in results)
+    def hear(rows: list[Brief]) -> None:
+        acknowledged.extend(row.custom_id for row in rows)
 
     async def call(row: dict[str, Any]) -> str:
         return str(row["text"])

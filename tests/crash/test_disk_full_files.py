@@ -17,7 +17,7 @@ from crash.killing import redline as command
 from crash.small_disk import fill, mounted
 from redline.errors import JournalError, Rejected
 from redline.job.outputs import resume, verify
-from redline.journal import Output, Result, results_file
+from redline.journal import Brief, Output, results_file
 
 pytestmark = pytest.mark.crash
 
@@ -43,8 +43,8 @@ class Bench:
         self.fills_at, self.left_blocks = "", 0
         self.on_call: Callable[[str], None] = str
 
-        def hear(results: list[Result]) -> None:
-            self.acknowledged |= {str(result.custom_id) for result in results}
+        def hear(rows: list[Brief]) -> None:
+            self.acknowledged |= {str(row.custom_id) for row in rows}
 
         monkeypatch.setattr(resume, "Journal", hearing(hear))
 

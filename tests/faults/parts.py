@@ -254,18 +254,22 @@ def _traced_file(base: Any) -> Any:
 def _traced_journal(base: Any) -> Any:
     class TracedJournal(base):  # type: ignore[misc]
         def __init__(self, output: Any, acknowledge: Callable[[list[Any]], None]) -> None:
-            def acknowledged(results: list[Any]) -> None:
+            self._numbers: dict[int, int] = {}
+
+            def acknowledged(rows: list[Any]) -> None:
                 part = _part()
-                for result in results:
+                for row in rows:
+                    number = self._numbers[row.key]
                     if not part.trace.is_closed:
-                        part.trace.facts.acknowledged.append(result.row.number)
-                    part.note(f"row {result.row.number}", 0, "acknowledged")
-                acknowledge(results)
+                        part.trace.facts.acknowledged.append(number)
+                    part.note(f"row {number}", 0, "acknowledged")
+                acknowledge(rows)
 
             super().__init__(output, acknowledged)
 
         def append(self, result: Any) -> None:
             part = _part()
+            self._numbers[result.key] = result.row.number
             super().append(result)
             if not part.trace.is_closed:
                 part.trace.facts.taken.append(result)

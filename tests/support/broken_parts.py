@@ -15,7 +15,7 @@ def acknowledges_early(base: Any) -> Any:
 
         def append(self, result: Any) -> None:
             super().append(result)
-            self._early([result])
+            self._early([result.in_brief()])
 
     return Early
 

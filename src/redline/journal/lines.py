@@ -52,6 +52,7 @@ class Result(msgspec.Struct):
         reply, tried = outcome.reply, outcome.tried
         return Brief(
             self.key,
+            self.custom_id,
             outcome.status,
             outcome.is_cached,
             outcome.endpoint,
@@ -63,11 +64,13 @@ class Result(msgspec.Struct):
 class Brief(msgspec.Struct, frozen=True, gc=False):
     """What is kept of a row whose line is taken, until the line is durable.
 
+    key, custom_id: which row it is.
     finish_reason: see Reply; None without a reply. complete_s: when its last attempt was over, by
     the monotonic clock; None if no attempt was made.
     """
 
     key: int
+    custom_id: str | None
     status: Status
     is_cached: bool
     endpoint: str

@@ -111,6 +111,10 @@ class Disk:
         monkeypatch.setattr(results_file.ResultsFile, "sync", sync)
 
 
+# A line of these rows is hardly shorter.
+LINE_BYTES = 250
+
+
 async def asked_while_it_hangs(disk: Disk, output: Path) -> int:
     """Calls made until the run stands still, at most 2,000."""
     asked = 0
@@ -149,7 +153,7 @@ async def asked_while_it_hangs(disk: Disk, output: Path) -> int:
 def test_a_disk_that_hangs_stops_the_reading_of_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "MOST_UNSYNCED_BYTES", 100 * journal.KEPT_ROW_BYTES)
+    monkeypatch.setattr(journal, "MOST_UNSYNCED_BYTES", 100 * (journal.KEPT_ROW_BYTES + LINE_BYTES))
     asked = asyncio.run(asked_while_it_hangs(Disk(monkeypatch), tmp_path / "out.jsonl"))
     # A group that is being synced, one that is full, and what 20 workers had at hand.
     assert 100 <= asked <= 2 * 100 + 2 * 20
@@ -158,7 +162,7 @@ def test_a_disk_that_hangs_stops_the_reading_of_rows(
 def test_a_journal_that_never_is_behind_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "MOST_UNSYNCED_BYTES", 100 * journal.KEPT_ROW_BYTES)
+    monkeypatch.setattr(journal, "MOST_UNSYNCED_BYTES", 100 * (journal.KEPT_ROW_BYTES + LINE_BYTES))
     monkeypatch.setattr(journal.Journal, "is_behind", False)
     asked = asyncio.run(asked_while_it_hangs(Disk(monkeypatch), tmp_path / "out.jsonl"))
     assert asked > 2 * 100 + 2 * 20
