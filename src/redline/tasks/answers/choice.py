@@ -17,10 +17,10 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from redline.tasks.answers.markers import marks
+from redline.tasks.answers.mark import marks
+from redline.tasks.answers.markup import BOLD, BOX_END, HASHES, TAG_END, plain_text
 from redline.tasks.answers.page import Page, page_of
-from redline.tasks.answers.plain_text import BOLD, BOX_END, HASHES, TAG_END, plain_text
-from redline.tasks.answers.sections import spoken, without_run_on
+from redline.tasks.answers.reasoning import spoken, without_run_on
 
 _ALIKE = str.maketrans("АВСЕабсе", "ABCEabce")  # Cyrillic letters that look like Latin ones
 _ALONE = r"(?![A-Za-z0-9'])"

@@ -12,9 +12,8 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
-from redline.tasks.answers.plain_text import BOLD, BOX, HASHES, THIN
+from redline.tasks.answers.markup import BOLD, BOX, HASHES
 
 _NAMES = "think|thinking|thought|thoughts|reasoning|scratchpad|analysis|reflection|rationale"
 _REASONING = re.compile(
@@ -58,24 +57,6 @@ _RECONSIDERS = re.compile(
     r"\b(?:wait|check|mistake|wrong|sorry|actually|correct(?:ion)?|hmm|re-?\w*calculate|no,)\b",
     re.I,
 )
-
-_BREAK = re.compile(rf"(?P<stop>[.!?…])[\"')\]{BOLD}]*[ {THIN}]+|[。！？]|[ ]*\n\s*")
-# After these a period ends nothing where a number follows, as in `Rs. 500`.
-_BEFORE_NUMBER = re.compile(
-    r"(?:^|[\s(])(?:approx|no|nos|nr|rs|rp|ans|ca|eq|fig|vs|vol|pp?)$", re.I
-)
-_ABBREVIATION = re.compile(
-    r"(?:^|[\s(])(?:mrs?|ms|dr|e\.g|i\.e|st|a\.m|p\.m|z\.B|bzw|p\.ej)$", re.I
-)
-_NEAR = 12
-_LONGEST = 2000
-
-
-class Span(NamedTuple):
-    """A part of a text, from `start` up to `end`."""
-
-    start: int
-    end: int
 
 
 def spoken(answer: str) -> str:
@@ -135,40 +116,3 @@ def _first_hashed(text: str) -> str:
             return text[: last.end()]
         last = found
     return text
-
-
-def sentences(text: str) -> list[Span]:
-    """The sentences of plain text in order, each within one line, none of them blank.
-
-    One of more than 2,000 characters is taken in pieces of that size.
-    """
-    found: list[Span] = []
-    start = 0
-    for cut in _BREAK.finditer(text):
-        if cut["stop"] == "." and _is_inner_stop(text, cut):
-            continue
-        _add(found, text, start, cut.end())
-        start = cut.end()
-    _add(found, text, start, len(text))
-    return found
-
-
-def _is_inner_stop(text: str, cut: re.Match[str]) -> bool:
-    head = text[max(0, cut.start() - _NEAR) : cut.start()]
-    if _ABBREVIATION.search(head):
-        return True
-    is_number_next = cut.end() < len(text) and text[cut.end()].isdigit()
-    return is_number_next and _BEFORE_NUMBER.search(head) is not None
-
-
-def _add(found: list[Span], text: str, start: int, end: int) -> None:
-    while end - start > _LONGEST:
-        space = text.rfind(" ", start + 1, start + _LONGEST)
-        stop = space if space > 0 else start + _LONGEST
-        _add(found, text, start, stop)
-        start = stop
-    part = text[start:end]
-    bare = part.strip()
-    if bare:
-        first = start + len(part) - len(part.lstrip())
-        found.append(Span(first, first + len(bare)))
